@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ class PretendedClock:
     now: float = 0.0
     tick: float = 0.0
     log: list[str] = field(default_factory=list)
+    can_capture: bool = True
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -65,6 +66,17 @@ class PretendedClock:
         assert end.at is not None
         assert self.log[-1] == "wait", "read before the work was waited for"
         return end.at - begin.at
+
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+        """Its replay logs 'graph', and what the calls do."""
+        self.log.append("capture")
+
+        def replay() -> None:
+            self.log.append("graph")
+            for call in calls:
+                call()
+
+        return replay
 
 
 @dataclass

@@ -13,7 +13,7 @@ import shared_kernels
 from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark import bench as plan_module
-from flashsmith.benchmark import implementations
+from flashsmith.benchmark import implementations, timing
 from flashsmith.benchmark.bench import BenchPlan, run_bench, summary
 from flashsmith.benchmark.bench_table import print_rows, shares, sort_rows
 from flashsmith.benchmark.environment import Environment, Telemetry
@@ -458,7 +458,9 @@ CACHE = Problem.parse("b2 s1:130 h4:2 d64 fp16 causal decode page16")
 
 @pytest.fixture
 def caches(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """The emulator runs attention_with_cache(), whose chooser takes DECODE_CFG."""
+    """The emulator runs attention_with_cache(), which takes DECODE_CFG. Graphs are small."""
+    monkeypatch.setattr(timing, "SETS_BYTES", 1)
+    monkeypatch.setattr(timing, "CALLS_IN_GRAPH", 2)
     shared_kernels.load([DECODE_CFG], Semantics("causal"))
     for split in CHOOSERS:
         monkeypatch.setitem(CHOOSERS, split, lambda problem, device, **_: DECODE_CFG)
@@ -473,6 +475,107 @@ def test_over_a_cache_both_splits_and_kernels_take_part(caches: Stage) -> None:
         assert (row.verdict, row.config, row.problem) == ("pass", str(DECODE_CFG), CACHE)
         assert row.family == "mma_sync_decode"
     assert rows[str(DECODE_CFG)].note == "prepared call"
+
+
+def test_a_small_cache_is_timed_in_graphs_and_a_large_one_in_turns(
+    caches: Stage, monkeypatch
+) -> None:
+    """Every set of tensors is drawn once and read by all; a call's time is a share of a graph's."""
+    monkeypatch.setattr(timing, "CALLS_IN_GRAPH", 6)
+    drawn: list[int] = []
+    make = caches.make_workload
+
+    def made(problem: Problem, seed: int) -> Any:
+        drawn.append(seed)
+        return make(problem, seed)
+
+    read: list[int] = []
+
+    def attention(q: Any, k_cache: Any, v_cache: Any, *, split: str, out: Any, **_: Any) -> None:
+        read.append(id(k_cache))
+        caches.clock.work(split, 2.0 if split == "free" else 3.0)
+        out[:] = right
+
+    caches.make_workload = made  # type: ignore[method-assign]
+    bytes_read = CACHE.computed.bytes(CACHE)
+    monkeypatch.setattr(timing, "SETS_BYTES", 3 * bytes_read)
+    right = answer_over_cache(make(CACHE, 0))
+    monkeypatch.setattr(implementations, "attention_with_cache", attention)
+    rows = caches.run(CACHE, ours=True)
+    assert drawn == [0, 1, 2]
+    assert [row.protocol for row in rows.values()] == 2 * ["interleaved, in graphs"]
+    assert rows["ours"].ms == pytest.approx(3.0)
+    assert rows["ours_free"].ms == pytest.approx(2.0)
+    assert "flush" not in caches.clock.log
+    assert len(set(read)) == 3
+    replayed = read[-6:]
+    assert replayed == 2 * replayed[:3]
+
+    caches.written.clear()
+    drawn.clear()
+    monkeypatch.setattr(timing, "LARGEST_IN_GRAPHS", bytes_read - 1)
+    rows = caches.run(CACHE, ours=True)
+    assert drawn == [0]
+    assert {row.protocol for row in rows.values()} == {"interleaved"}
+    assert "flush" in caches.clock.log
+    caches.written.clear()
+    monkeypatch.setattr(timing, "LARGEST_IN_GRAPHS", bytes_read)
+    caches.clock.can_capture = False
+    assert {row.protocol for row in caches.run(CACHE, ours=True).values()} == {"interleaved"}
+
+
+def answer_over_cache(w: Any) -> np.ndarray:
+    caches = [cache[w.pages].reshape(2, -1, 2, 64)[:, :130] for cache in (w.k_cache, w.v_cache)]
+    return compute_references(w.q, *caches, default_scale(64), causal=True).same_precision
+
+
+def test_what_cannot_be_captured_has_no_time(caches: Stage, monkeypatch) -> None:
+    right = answer_over_cache(caches.make_workload(CACHE, 0))
+    calls = []
+
+    def attention(*_: Any, split: str, out: Any, **__: Any) -> None:
+        calls.append(split)
+        if calls.count("free") > 1:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        out[:] = right
+
+    def capture(made: Any) -> Callable[[], None]:
+        for call in made:
+            call()
+        return lambda: caches.clock.work("graph", 4.8)
+
+    monkeypatch.setattr(caches.clock, "capture", capture)
+    monkeypatch.setattr(implementations, "attention_with_cache", attention)
+    rows = caches.run(CACHE, ours=True)
+    assert rows["ours"].ms == pytest.approx(2.4)
+    assert (rows["ours_free"].verdict, rows["ours_free"].ms) == ("error", None)
+    assert rows["ours_free"].note == "in a graph: operation not permitted when stream is capturing"
+
+
+def test_over_a_cache_the_table_has_microseconds_and_terabytes() -> None:
+    problem = Problem.parse("b8 s1:8192 h32:8 d128 bf16 decode")
+    rows = [
+        replace(row, **problem_columns(problem), ms=ms, tflops=tflops, protocol=protocol)
+        for row, ms, tflops, protocol in (
+            (ROWS[2], 0.07, 15.34, "interleaved"),
+            (ROWS[3], 0.14, 7.67, "interleaved, in graphs"),
+            (ROWS[0], None, None, "interleaved"),
+        )
+    ]
+    text = printed(rows)
+    heading = next(line for line in text.splitlines() if "implementation" in line)
+    assert [word for word in ("us", "TB/s", "TFLOP/s") if word in heading] == [
+        "us", "TB/s", "TFLOP/s",
+    ]  # fmt: skip
+    assert " ms " not in heading
+    ours = next(line for line in text.splitlines() if "| ours " in line)
+    assert "70.00" in ours
+    assert "3.84" in ours  # 268.4 MB of cache, and 0.1 of the rest
+    assert "timed interleaved or interleaved, in graphs;" in text
+    assert "240 MB of caches in turn" in text
+    assert summary(problem, rows) == f"  {problem}: ours 3.84 TB/s, cudnn 1.92 TB/s"
+    # Attention's stays as it was.
+    assert "TB/s" not in printed(ROWS)
 
 
 def test_a_wrong_answer_over_a_cache_is_not_timed(caches: Stage, monkeypatch) -> None:

@@ -126,6 +126,62 @@ def test_pytorchs_current_stream_is_followed(gpu: PretendedDriver, monkeypatch) 
     assert gpu.recorded[-1][1] is None
 
 
+class PretendedGraphs:
+    """PyTorch's streams and graphs: ``log`` says what is enqueued where."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log, self.current = log, "main"
+        owner = self
+
+        class Stream:
+            def __init__(self, ordinal: int) -> None:
+                self.name = "side"
+
+            def wait_stream(self, other: Any) -> None:
+                log.append("side waits")
+
+            def synchronize(self) -> None:
+                log.append("side is done")
+
+        class CUDAGraph:
+            def replay(self) -> None:
+                log.append("replay")
+
+        @contextmanager
+        def stream(which: Any):
+            owner.current = which.name
+            yield
+            owner.current = "main"
+
+        @contextmanager
+        def graph(captured: Any, stream: Any):
+            owner.current = "graph"
+            yield
+            owner.current = "main"
+
+        self.cuda = SimpleNamespace(
+            is_initialized=lambda: True,
+            current_stream=lambda ordinal: SimpleNamespace(cuda_stream=0),
+            Stream=Stream, CUDAGraph=CUDAGraph, stream=stream, graph=graph,
+        )  # fmt: skip
+
+
+def test_calls_are_captured_by_pytorch_after_one_of_each(gpu: PretendedDriver, monkeypatch) -> None:
+    log: list[str] = []
+    graphs = PretendedGraphs(log)
+    monkeypatch.setitem(__import__("sys").modules, "torch", SimpleNamespace(cuda=graphs.cuda))
+    clock = CudaEvents()
+    assert clock.can_capture
+    calls = [lambda name=name: log.append(f"{name} on {graphs.current}") for name in "ab"]
+    replay = clock.capture(calls)
+    warm = ["side waits", "a on side", "b on side", "side is done"]
+    assert log == [*warm, "a on graph", "b on graph"]
+    replay()
+    assert log[-1] == "replay"
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    assert not clock.can_capture
+
+
 def test_a_broken_gpu_is_reported_by_what_broke_it(gpu: PretendedDriver) -> None:
     clock = CudaEvents(stream=0)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,15 @@ from hypothesis import strategies as st
 from stand_ins import PretendedClock, PretendedImplementation
 
 from flashsmith.benchmark.environment import Telemetry
-from flashsmith.benchmark.timing import INTERLEAVED, ONE_BY_ONE, Protocol, Samples, measure
+from flashsmith.benchmark.timing import (
+    INTERLEAVED,
+    ONE_BY_ONE,
+    Protocol,
+    Replay,
+    Samples,
+    measure,
+    num_sets,
+)
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.runtime import driver
 
@@ -233,3 +243,42 @@ def test_timing_without_a_gpu_says_what_there_is_instead(monkeypatch) -> None:
     monkeypatch.setattr(driver, "gpu_count", lambda: 0)
     with pytest.raises(LaunchError, match=r"timing needs an NVIDIA GPU.*flashsmith run"):
         measure([])
+
+
+# --- in graphs -----------------------------------------------------------------------------------
+
+
+def test_a_small_cache_is_measured_in_graphs_and_a_large_one_is_not() -> None:
+    for protocol in (INTERLEAVED, ONE_BY_ONE):
+        small = protocol.over_cache(40_000_000)
+        assert (small.in_graphs, small.flush_l2) == (True, False)
+        assert str(small) == f"{protocol.order}, in graphs"
+        assert protocol.over_cache(40_000_001) is protocol
+    assert str(INTERLEAVED) == "interleaved"
+
+
+@given(st.integers(1, 40_000_000))
+def test_sets_of_tensors_are_more_than_an_l2_holds(nbytes: int) -> None:
+    assert (num_sets(nbytes) - 1) * nbytes < 240_000_000 <= num_sets(nbytes) * nbytes
+
+
+def test_a_graph_calls_on_all_sets_in_turn_and_its_time_is_a_calls() -> None:
+    clock = PretendedClock()
+
+    def call(name: str, ms: float) -> Callable[[], None]:
+        return lambda: clock.work(name, ms)
+
+    slow = Replay.of("slow", [call(f"slow {n}", 0.5) for n in range(20)], clock)
+    fast = Replay.of("fast", [call(f"fast {n}", 0.25) for n in range(50)], clock)
+    assert (slow.calls, fast.calls) == (60, 50)
+    protocol = replace(EXACT, flush_l2=False, in_graphs=True)
+    samples = measure([slow, fast], protocol, clock=clock, telemetry=SILENT)
+    assert samples["slow"].times_ms == pytest.approx([0.5] * 3)
+    assert samples["fast"].times_ms == pytest.approx([0.25] * 3)
+    assert "flush" not in clock.log
+    # Marks are around whole graphs, and every set is read before any again.
+    first = timed_part(clock)
+    of_slow = first[first.index("slow 0") - 2 :]
+    assert of_slow[:2] == ["|", "graph"]
+    assert of_slow[2:63] == [*(f"slow {n}" for n in range(20)), *of_slow[22:62], "|"]
+    assert of_slow[22:62] == 2 * of_slow[2:22]

@@ -255,6 +255,8 @@ def test_the_verdicts_cells() -> None:
     assert sizes["verdict"] == 136
     assert sizes["public"] == 28
     assert sizes["backward"] == 24
+    assert (sizes["decode"], sizes["decode_wide"]) == (22, 10)
+    assert {p.page for p in named_problems("decode")} == {0, 16}
     assert set(named_problems("public")) < set(named_problems("verdict"))
     assert named_problems("main,main") == named_problems("main")
     with pytest.raises(ArgumentError, match=r"cells='nonsense': nonsense: allowed are main, heads"):

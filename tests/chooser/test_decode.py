@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import shared_kernels
 import flashsmith
 from flashsmith import parse_kernel_name_into_config
 from flashsmith.chooser.any_batch import of_any_batch
+from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem, Semantics, device_spec
@@ -252,6 +254,42 @@ def test_a_choice_depends_on_neither_batch_nor_page_nor_capacity() -> None:
         assert choice.config == CHOOSERS["invariant"](problems[0], device)
         assert str(choice.problem) == str(Problem.parse(text))
     assert CHOOSERS["free"](problems[2], device).FAMILY == CFG.FAMILY
+
+
+def test_kernels_for_chunks_of_prompts_join_where_a_call_may_have_some() -> None:
+    """What serves all other sequences stays: they have the same bits with and without."""
+    for arch, d, tile in ((90, 128, 128), (89, 128, 128), (89, 256, 64)):
+        device = device_spec(arch)
+        chosen = {
+            rows: CHOOSERS["invariant"](
+                Problem.parse(f"b3 s{rows}:4096 h8:8 d{d} bf16 decode causal packed page16"), device
+            )
+            for rows in (1, tile // 2, tile // 2 + 1, 512)
+        }
+        assert [cfg.chunk_rows for cfg in chosen.values()] == [0, 0, tile, tile]
+        assert {replace(cfg, chunk_rows=0) for cfg in chosen.values()} == {chosen[1]}
+    text = "b1 s512:8192 h32:8 d128 bf16 decode causal"
+    choice = flashsmith.choose(text, 90)
+    assert choice.config == CHOOSERS["invariant"](Problem.parse(text), device_spec(90))
+    plain = replace(choice.config, chunk_rows=0)
+    assert choice.ms < 0.5 * estimate(plain, choice.problem, device_spec(90)).ms
+
+
+@pytest.mark.full
+def test_a_chunk_has_the_bits_of_a_dense_call_of_its_own() -> None:
+    """Packed beside a token and another chunk, or alone, which are other kernels' semantics."""
+    cfg = replace(CFG, chunk_rows=64)
+    batch = Batch((200, 1100, 700, 30), (1, 33, 17, 9))
+    how = {"config": cfg, "emulate": True, "return_lse": True}
+    o, lse = flashsmith.attention_with_cache(**batch.dense(), **how)
+    batch.check(o, lse)
+    begin = np.cumsum((0, *batch.queries))
+    for i in range(len(batch.lens)):
+        for call in (batch.dense(which=[i]), batch.dense(which=[i, i])):
+            one, its_lse = flashsmith.attention_with_cache(**call, **how)
+            rows = slice(begin[i], begin[i + 1])
+            np.testing.assert_array_equal(one[-1].view(np.uint16), o[rows].view(np.uint16))
+            np.testing.assert_array_equal(its_lse[-1], lse[:, rows])
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -24,3 +24,23 @@ def test_a_kernel_that_spills() -> None:
         "memory and loaded from it"
     ]
     assert not any("spills" in note for note in caveats(SPILLING, NOT_BUILT, device))
+
+
+def over_cache(text: str) -> list[str]:
+    cfg = parse_kernel_name_into_config("(BF16, 128, 16, 64, 4): decode+stages_3+least_128+parts_2")
+    return list(caveats(cfg, Problem.parse(f"{text} d128 bf16 decode"), device_spec("H200")))
+
+
+def test_over_a_cache_the_heads_of_a_group_fill_tiles_together() -> None:
+    (four,) = over_cache("b8 s1:8192 h32:8")
+    assert four.startswith("seq_q = 1 of 4 heads fills 25% of its tiles of 16 rows")
+    (alone,) = over_cache("b8 s1:8192 h8")
+    assert alone.startswith("seq_q = 1 fills 6% of its tiles of 16 rows")
+    assert over_cache("b8 s1:8192 h128:8") == []
+    assert over_cache("b8 s4:8192 h32:8") == []
+
+
+def test_over_a_cache_keys_are_split() -> None:
+    few = over_cache("b1 s1:2048 h16:1")
+    assert [note for note in few if "of them idle" in note]
+    assert not any("do not split" in note for note in few)

@@ -41,11 +41,14 @@ def config(text: str) -> FlashDecodeKernelConfig:
 SMALL = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2")
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
+# Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
+CHUNKS = replace(SMALL, chunk_rows=64)
 PLAIN, CAUSAL = Semantics(), Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
     shared_kernels.want([SMALL], semantics)
 shared_kernels.want([WIDE], CAUSAL)
+shared_kernels.want([CHUNKS], WINDOW)
 
 # Two K/V heads split a long sequence into eight parts at most.
 EIGHT_SMS = replace(device_spec("A100"), sm_count=8)
@@ -182,6 +185,65 @@ def test_pages_leave_every_bit(page: int, packed: bool) -> None:
     sequences = draw(LENGTHS, queries)
     expected = attend(sequences, dense(sequences, 700), packed=packed)
     assert_same(attend(sequences, paged(sequences, page, more=2), packed=packed), expected)
+
+
+# --- many rows -----------------------------------------------------------------------------------
+
+# Of a group of 3 ten queries are no chunk, 11 are, and 23 are two tiles; 700 keys are two parts.
+RAGGED = {"lengths": (700, 0, 65, 130, 700), "queries": (11, 12, 10, 23, 1)}
+
+
+def ragged() -> list[Cached]:
+    return draw(RAGGED["lengths"], RAGGED["queries"])
+
+
+@pytest.fixture(scope="module")
+def mixed() -> tuple[np.ndarray, np.ndarray]:
+    """o and LSE of a call with chunks of prompts beside tokens."""
+    sequences = ragged()
+    return attend(sequences, dense(sequences, 701), packed=True, cfg=CHUNKS)
+
+
+def rows_of(mixed: tuple[np.ndarray, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
+    first = sum(RAGGED["queries"][:i])
+    rows = slice(first, first + RAGGED["queries"][i])
+    return mixed[0][rows], mixed[1][:, rows]
+
+
+def test_chunks_and_tokens_have_the_same_bits_in_any_batch(
+    mixed: tuple[np.ndarray, np.ndarray],
+) -> None:
+    sequences = ragged()
+    for i, one in enumerate(sequences):
+        alone = attend(
+            [one], dense([one], max(1, len(one.k)) + 500 * (i % 2)), packed=True, cfg=CHUNKS
+        )
+        assert_same(alone, rows_of(mixed, i))
+    chosen = (3, 2, 0, 3)
+    again = [sequences[i] for i in chosen]
+    o, lse = attend(again, dense(again, 700), packed=True, cfg=CHUNKS)
+    first = 0
+    for i in chosen:
+        rows = slice(first, first + len(sequences[i].q))
+        assert_same((o[rows], lse[:, rows]), rows_of(mixed, i))
+        first = rows.stop
+    empty_o, empty_lse = rows_of(mixed, 1)
+    assert not empty_o.any()
+    assert np.isneginf(empty_lse).all()
+
+
+def test_tokens_beside_chunks_have_the_bits_of_kernels_without_chunks(
+    mixed: tuple[np.ndarray, np.ndarray],
+) -> None:
+    for i in (2, 4):
+        one = ragged()[i]
+        assert_same(attend([one], dense([one], 700), packed=True), rows_of(mixed, i))
+
+
+@pytest.mark.parametrize("page", [1, 24])
+def test_pages_leave_every_bit_of_chunks(page: int, mixed: tuple[np.ndarray, np.ndarray]) -> None:
+    sequences = ragged()
+    assert_same(attend(sequences, paged(sequences, page, 2), packed=True, cfg=CHUNKS), mixed)
 
 
 def test_strides_leave_every_bit() -> None:
@@ -349,6 +411,12 @@ PROOFS = [
         {"append": True, "rotary": "halves", "window": (70, 0), "sinks": True},
     ),
     (WIDE, "b1 s20:200 h2:1 d96 causal", {"append": True, "rotary": "interleaved"}),
+    # Of 64 rows each, one and two tiles; the first is split, and so is a token beside them.
+    (
+        CHUNKS,
+        "b3 s40:1100 h4:2 d40 window softcap packed page24",
+        {"window": (900, 3), "sinks": True, "lens_q": (30, 1, 40), "lens_k": (1100, 260, 70)},
+    ),
 ]
 
 

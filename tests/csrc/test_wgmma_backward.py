@@ -66,16 +66,31 @@ UNDER_DK = config(
     "+scores_ahead+lagged_dq+pingpong+sums_under_dk+wide_stores"
 )
 WIDE_UNDER_DK = replace(WIDE, dq_sums=DqSums.SUMS_UNDER_DK, wide_stores=True)
+# Rows' statistics before the products: half of lse, all of it, and D too.
+EARLY_ROWS = config(
+    "(BF16, 64, 128, 128, 2): tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_24_240"
+    "+scores_together+lagged_dq+pingpong+sums_under_dk+early_rows"
+)
+ALL_EARLY = [
+    replace(WIDE_UNDER_DK, early_rows=True),
+    replace(
+        WIDE_UNDER_DK,
+        persistent=False,
+        producer_registers=24,
+        consumer_registers=240,
+        early_rows=True,
+    ),
+]
 BULK = [replace(cfg, bulk_sums=True) for cfg in (WIDE_UNDER_DK, TURNS, HALVES)]
 SPLIT = config(
     "(BF16, 256, 64, 64, 2): "
     "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+split_roles"
 )
-SPLIT_HALVES = replace(SPLIT, dtype=DType.FP16, d_head=192)
+SPLIT_HALVES = replace(SPLIT, dtype=DType.FP16, d_head=192, early_rows=True)
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
-WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE, UNLAGGED, UNDER_DK]
+WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE, UNLAGGED, UNDER_DK, EARLY_ROWS]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (CAUSAL, WINDOW):
@@ -100,7 +115,7 @@ def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:
     return pytest.param(cfg, *rest, marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("cfg", [*WHOLE, *map(full, [AT_ONCE, *BULK, SPLIT])], ids=str)
+@pytest.mark.parametrize("cfg", [*WHOLE, *map(full, [AT_ONCE, *BULK, *ALL_EARLY, SPLIT])], ids=str)
 @pytest.mark.parametrize("schedule_seed", [None, 3])
 def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"
@@ -139,7 +154,7 @@ UNEVEN = {
         (UNDER_DK, "longer keys"),
         *(
             full(cfg, case)
-            for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *SPLITS)
+            for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *ALL_EARLY, *SPLITS)
             for case in UNEVEN
         ),
     ],

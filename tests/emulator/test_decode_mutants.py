@@ -99,6 +99,39 @@ VICTIMS = {
         ),
         sm_count=5,
     ),
+    "chunks": OperationVictim(
+        config("(BF16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+chunks_64"),
+        Semantics("window", softcap=True, packed=True, uneven=True),
+        (
+            # Two tiles of rows, one of them with two parts, beside tokens that are split too.
+            AskedDecode(
+                "b4 s40:1100 h8:4 d40 window softcap packed page24",
+                options={
+                    "window": (900, 0),
+                    "sinks": True,
+                    "lens_q": (40, 1, 30, 21),
+                    "lens_k": (1100, 400, 700, 900),
+                },
+                seed=3,
+            ),
+            # A window that begins at a stage's edge within a warp's rows.
+            AskedDecode(
+                "b2 s100:700 h2:2 d64 window softcap packed page7",
+                options={"window": (500, 9), "lens_q": (40, 100), "lens_k": (650, 700)},
+                seed=6,
+            ),
+            # States by sequence, not by query.
+            AskedDecode(
+                "b3 s300:600 h4:2 d64 window softcap packed page7",
+                options={"append": True, "window": (580, 9), "lens_q": (20, 300, 20)},
+                seed=6,
+            ),
+            AskedDecode(
+                "b35 s9:70 h16:2 d40 window softcap packed page7", options={"window": (55, 0)}
+            ),
+        ),
+        sm_count=9,
+    ),
     "append": OperationVictim(
         config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),
@@ -120,6 +153,7 @@ PARTS = {
     "dense": {"main": 4},
     "parts": {"merge": 2},
     "paged": {"paged": 4},
+    "chunks": {"paged_chunk": 4, "merge": 1},
     "append": {"append": 2},
 }
 #: Plans that change nothing, and why.
@@ -139,17 +173,16 @@ EQUIVALENT = (
             ("drop wait", "weaken wait"),
             (name,),
             role,
-            "cp_async_wait<0>();\n__syncwarp();",
+            "cp_async_wait<0>();\nsync_stages();",
             _NOTHING_IS_LEFT,
         )
-        for name, role in (("dense", "main"), ("paged", "paged"))
+        for name, role in (("dense", "main"), ("paged", "paged"), ("chunks", "paged_chunk"))
     ),
     Equivalent(
         ("shuffle nothing",),
         ("dense",),
         "main",
-        "DecodeSequence& s = item.sequence;\n"
-        "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
+        "batch = first + i;\ns.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
         "It is 0 of every sequence whose queries are not packed.",
     ),
     Equivalent(

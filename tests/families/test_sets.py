@@ -141,7 +141,7 @@ def test_the_wgmma_space_is_legal_small_and_holds_the_shipped_set() -> None:
 @pytest.mark.parametrize("cfg", HOPPER[::13], ids=str)
 def test_wgmma_neighbours_are_one_move_away(cfg: HopperForwardKernelConfig) -> None:
     found = cfg.family.neighbours(cfg)
-    assert 5 < len(set(found)) == len(found) < 25
+    assert 5 < len(set(found)) == len(found) <= 25
     for other in found:
         assert other != cfg
         assert is_legal(other, device_spec("H200"))

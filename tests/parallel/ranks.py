@@ -23,7 +23,7 @@ from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.parallel import schedules
-from flashsmith.parallel.group import Group
+from flashsmith.parallel.group import Group, Message
 
 # What other tests have, too.
 CFG = FlashForwardKernelConfig(
@@ -265,7 +265,7 @@ def without_a_host_backend(rank: int) -> Any:
     Group._backend = lambda self, kind: None if kind == "cpu" else carried(self, kind)
     try:
         group = dist.new_group(timeout=datetime.timedelta(seconds=33))
-        said = [Group(group).agree({"rank": rank}) for _ in range(2)]
+        said = [Group(group).agree(Message({"rank": rank})).said() for _ in range(2)]
         made = Group(group)._of_host()
         assert made is not group
         timeout = str(made._get_backend(torch.device("cpu")).options._timeout)
@@ -273,6 +273,32 @@ def without_a_host_backend(rank: int) -> Any:
         return said, dist.get_backend(made), timeout, wrong
     finally:
         Group._backend = carried
+
+
+def agreed_before(rank: int) -> dict[str, Any]:
+    """Calls like one before, between calls in which another rank says something else."""
+    shards = [torch.randn_like(it) for it in tensors(16)]
+    exchanges, exchange = [], Group.exchange
+
+    def counted(self: Group, mine: bytes) -> Callable[[], bytes]:
+        exchanges.append(len(mine))
+        return exchange(self, mine)
+
+    def call(**keywords: Any) -> Any:
+        return parallel.attention(*shards, **{"causal": True, "config": CFG, **keywords})
+
+    Group.exchange = counted
+    try:
+        found: dict[str, Any] = {"outputs": [call(), call()]}
+        found["other"] = text_of(lambda: call(schedule="ulysses") if rank == 1 else call())
+        found["outputs"].append(call())
+        found["refused"] = text_of(lambda: call(softcap=-1.0) if rank == 1 else call())
+        found["outputs"].append(call())
+        exchanges.clear()
+        found["outputs"].append(call())
+        return {**found, "exchanges": exchanges}
+    finally:
+        Group.exchange = exchange
 
 
 IDLE = Case("zigzag", (24, 0, 52), window=(0, 0), softcap=5.0)

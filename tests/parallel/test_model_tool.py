@@ -62,3 +62,14 @@ def test_it_prints_a_table(
     printed = capsys.readouterr().out
     assert "transfers take 0.50 of a GPU while they last" in printed
     assert "| 8192 | forward | 2 | 1.050 | 1.050 |" in printed
+
+
+def test_rows_that_are_missing_are_named(load_tool: Load) -> None:
+    tool = load_tool("gpu/parallel_model.py")
+    with pytest.raises(SystemExit, match="missing: link, alone, compute; measure them"):
+        tool.Model([])
+    one, *_ = some = rows(8192, "forward", 1.0, 1 << 20)
+    with pytest.raises(SystemExit, match="missing: compute of 8192 on 2"):
+        tool.Model([*LINK, *some[:2], {**some[-1], "ranks": 4}])
+    with pytest.raises(SystemExit, match=r"missing: alone of \[8192, 'forward'\]"):
+        tool.Model([*LINK, *some[1:], {**one, "seq": 7}])

@@ -41,6 +41,7 @@ SCRIPTS = (
     "without_gradients",
     "empty_shards",
     "nothing_to_compute",
+    "agreed_before",
     "without_a_host_backend",
     "refused",
     "late",
@@ -248,6 +249,16 @@ def test_what_one_rank_refuses(pair: list[dict[str, Any]], name: str) -> None:
 def test_other_calls_than_the_others(pair: list[dict[str, Any]]) -> None:
     for rank in found_by(pair, "refused"):
         assert "rank 1 of the group gave" in rank["other functions"]
+
+
+def test_a_call_like_one_before_is_agreed_on_in_a_word(pair: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(found_by(pair, "agreed_before")):
+        assert found["other"].startswith("ArgumentError: schedule: rank 1 of the group gave")
+        whose = "" if rank == 1 else "rank 1 of the group refused its call: "
+        assert found["refused"].startswith(f"ArgumentError: {whose}softcap=-1.0")
+        first, *others = found["outputs"]
+        assert all(torch.equal(first, other) for other in others)
+        assert found["exchanges"] == [16]
 
 
 @pytest.mark.parametrize(("script", "seconds"), [("late", 10), ("death", 20)])

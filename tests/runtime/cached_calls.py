@@ -61,7 +61,10 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "heads outside": lambda: dense(q=half(2, 4, 64, 64).transpose(1, 2)),
     "broadcast keys": lambda: dense(k=half(2, 64, 1, 64).expand(-1, -1, 4, -1)),
     "a config": lambda: dense(config=CFG),
+    "a part": lambda: dense(partial=True, causal=True),
+    "a part in an output of one's own": lambda: dense(partial=True, out=torch.zeros(2, 64, 4, 64)),
     "packed": packed,
+    "packed, a part": lambda: packed(partial=True),
     "packed, everything": lambda: packed(
         causal=True,
         return_lse=True,

@@ -60,7 +60,8 @@ def places(arguments: dict[str, Any], outputs: Any) -> tuple[int, ...]:
     """The addresses that a launch must be given."""
     o, *statistics = outputs if isinstance(outputs, tuple) else (outputs,)
     values = iter(statistics)
-    lse = next(values) if arguments.get("return_lse") else None
+    has_lse = arguments.get("return_lse") or arguments.get("partial")
+    lse = next(values) if has_lse else None
     row_max = next(values) if arguments.get("return_row_max") else None
     vectors = [arguments.get(name) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k")]
     # The last two are of parts of the keys, whose calls are not repeated so.

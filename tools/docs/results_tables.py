@@ -19,7 +19,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -38,10 +38,13 @@ Points = dict[tuple[str, ...], dict[str, Row]]
 
 
 def read(name: str) -> list[Row]:
-    """The rows of a CSV file of ROWS, compressed or not."""
+    """The rows of a CSV or JSON Lines file of ROWS, compressed or not."""
     data = (ROWS / name).read_bytes()
-    text = gzip.decompress(data) if name.endswith(".gz") else data
-    return list(csv.DictReader(io.StringIO(text.decode())))
+    text = (gzip.decompress(data) if name.endswith(".gz") else data).decode()
+    if ".jsonl" not in name:
+        return list(csv.DictReader(io.StringIO(text)))
+    rows = map(json.loads, text.splitlines())
+    return [{key: "" if it is None else str(it) for key, it in row.items()} for row in rows]
 
 
 @cache
@@ -426,7 +429,7 @@ def backward_profile() -> str:
     """The profiler's figures of single launches of the main kernels."""
     lines = [
         [
-            f"`{plain_config(row['config'])}`",
+            f"`{plain_config(row['config'])}`" + ", causal" * row["problem"].endswith("causal"),
             *(f"{float(row[unit]):.0f}%" for unit in ("tensor_pct", "issue_pct", "shared_pct")),
             f"{float(row['l2_pct']):.0f}%",
             f"{float(row['l2_hit_pct']):.0f}%",
@@ -468,6 +471,143 @@ def training() -> str:
         lines.append([said, *times, f"{apart:.1e}" if name != "cudnn" else "-"])
     head = ["attention", "ms", "cuDNN's time over it", "largest difference of the losses"]
     return table(head, lines)
+
+
+# --- over a KV cache ------------------------------------------------------------------------------
+
+DECODE, DECODE_WIDE = "decode.jsonl.gz", "decode-wide.jsonl.gz"
+# `flashsmith roofline --json`, of the same GPU right before.
+DECODE_ROOF = "decode-roofline.json"
+NOT_MEASURED = "There are no rows of it yet."
+CACHE_PEERS = ("cudnn", "fa2", "mem_efficient", "flash_attn_2", "flash_attn_3", "flashinfer")
+
+
+@dataclass(frozen=True, order=True)
+class Cache:
+    """A KV cache that is read by ``queries`` tokens of each sequence; page 0: it is dense."""
+
+    batch: int
+    keys: int
+    queries: int
+    heads_q: int
+    heads_k: int
+    d: int
+    page: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of its 16-bit keys and values."""
+        return 2 * 2 * self.batch * self.keys * self.heads_k * self.d
+
+
+def over_caches(name: str) -> dict[Cache, dict[str, float]]:
+    """Microseconds by cache and implementation, the median of all rounds, in the file's order.
+
+    Raises SystemExit where one of ours is wrong: then there is nothing to show.
+    """
+    rounds: dict[Cache, dict[str, list[float]]] = {}
+    for row in read(name):
+        sizes = ("batch", "seq_k", "seq_q", "heads_q", "heads_k", "d")
+        page = re.search(r"page(\d+)", row["semantics"])
+        of = Cache(*(int(row[size]) for size in sizes), int(page[1]) if page else 0)
+        if row["kind"] == "ours" and row["verdict"] != "pass":
+            raise SystemExit(f"{name}: {row['contender']} on {of}: {row['verdict']}")
+        times = rounds.setdefault(of, {})
+        if row["verdict"] == "pass" and row["ms"]:
+            times.setdefault(row["contender"], []).append(1e3 * float(row["ms"]))
+    return {
+        of: {who: statistics.median(us) for who, us in times.items()}
+        for of, times in rounds.items()
+    }
+
+
+def dram_read() -> float | None:
+    """TB/s that the roofline's kernel reads; None where it was not measured."""
+    path = ROWS / DECODE_ROOF
+    if not path.exists():
+        return None
+    ceilings = json.loads(path.read_text(encoding="utf-8"))["ceilings"]
+    found = [float(one["rate"]) for one in ceilings if one["key"] == "dram_read"]
+    return found[0] if found else None
+
+
+def best_peer(us: dict[str, float]) -> tuple[str, float] | None:
+    """The fastest of the others, and its microseconds."""
+    timed = [(us[name], name) for name in CACHE_PEERS if name in us]
+    return (min(timed)[1], min(timed)[0]) if timed else None
+
+
+def over(us: float | None, other: float | None) -> float | None:
+    """How many times as fast the first is."""
+    return other / us if us and other else None
+
+
+def mean_of(ratios: Iterable[float | None]) -> str:
+    """The geometric mean of those that there are."""
+    found = [ratio for ratio in ratios if ratio]
+    return shown(statistics.geometric_mean(found) if found else None, ".3f")
+
+
+def cache_cells(of: Cache, us: dict[str, float], roof: float | None) -> list[str]:
+    """A cache's size, microseconds of ours, cuDNN and the best peer, and the share of the roof."""
+    ours, best = us.get("ours"), best_peer(us)
+    rate = of.bytes / ours / 1e6 if ours else None
+    return [
+        f"{of.bytes / 1e6:.0f}",
+        *(shown(us.get(name), ".1f") for name in ("ours", "cudnn")),
+        f"{best[0]} {best[1]:.1f}" if best else "-",
+        *(shown(over(ours, other)) for other in (us.get("cudnn"), best[1] if best else None)),
+        shown(rate),
+        shown(rate / roof if rate and roof else None, ".0%"),
+    ]
+
+
+CACHE_HEAD = ("MB", "ours", "cuDNN", "best peer", "over cuDNN", "over the best", "TB/s", "of DRAM")
+
+
+def decode() -> str:
+    """One token over a KV cache, heads 32:8, d 128, bf16: microseconds, dense and in pages."""
+    if not (ROWS / DECODE).exists():
+        return NOT_MEASURED
+    found, roof = over_caches(DECODE), dram_read()
+    lines, paged_over_dense, invariant_over_free = [], [], []
+    for one, us in found.items():
+        if one.page:
+            continue
+        paged = found.get(replace(one, page=16), {}).get("ours")
+        paged_over_dense.append(over(paged, us.get("ours")))
+        invariant_over_free.append(over(us.get("ours"), us.get("ours_free")))
+        lines.append(
+            [
+                f"{one.batch} x {one.keys}",
+                *cache_cells(one, us, roof),
+                shown(paged, ".1f"),
+                shown(paged_over_dense[-1], ".3f"),
+                shown(us.get("ours_free"), ".1f"),
+                shown(invariant_over_free[-1], ".3f"),
+            ]
+        )
+    means = mean_of(paged_over_dense), mean_of(invariant_over_free)
+    lines.append(["geometric mean", *[""] * (len(CACHE_HEAD) + 1), means[0], "", means[1]])
+    further = ["page 16", "its speed over dense", "free", "invariant over free"]
+    return table(["batch x keys", *CACHE_HEAD, *further], lines)
+
+
+def decode_wide() -> str:
+    """Other heads and head dimensions, and several tokens."""
+    if not (ROWS / DECODE_WIDE).exists():
+        return NOT_MEASURED
+    roof = dram_read()
+    lines = [
+        [
+            f"heads {one.heads_q}:{one.heads_k}, d {one.d}"
+            + f", {one.queries} tokens" * (one.queries > 1),
+            f"{one.batch} x {one.keys}",
+            *cache_cells(one, us, roof),
+        ]
+        for one, us in over_caches(DECODE_WIDE).items()
+    ]
+    return table(["", "batch x keys", *CACHE_HEAD], lines)
 
 
 # --- what limits the kernels, the host, the progression ------------------------------------------
@@ -632,6 +772,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "backward-profile": backward_profile,
     "backward-host": backward_host,
     "training": training,
+    "decode": decode,
+    "decode-wide": decode_wide,
     "hand-written": hand_written,
     "profile": profile,
     "profiled": profiled,

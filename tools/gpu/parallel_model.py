@@ -60,6 +60,14 @@ class Model:
                 self._kernels[key] = max(row["ms"], self._kernels.get(key, 0.0))
                 self._bytes[at[0], row["ranks"]] = row["bytes"]
         self._link.sort()
+        have = {"link": len(self._link) > 1, "alone": self._alone, "compute": self._kernels}
+        missing = [name for name, rows in have.items() if not rows]
+        missing += [
+            f"compute of {seq} on 2" for seq, _ in self._measured if (seq, 2) not in self._bytes
+        ]
+        missing += [f"alone of {at}" for *at, _ in self._kernels if tuple(at) not in self._alone]
+        if missing:
+            raise SystemExit(f"rows are missing: {', '.join(dict.fromkeys(missing))}; measure them")
 
     def message(self, size: int) -> float:
         """Milliseconds of a message over the link; between measured sizes on a straight line."""

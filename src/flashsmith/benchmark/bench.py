@@ -27,7 +27,16 @@ from flashsmith.benchmark.kernel_facts import BuiltKernels, Use
 from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Times, now
 from flashsmith.benchmark.peers import Peer, peers_of
 from flashsmith.benchmark.progress import ProgressReporter
-from flashsmith.benchmark.timing import INTERLEAVED, Clock, Protocol, measure, require_usable_gpu
+from flashsmith.benchmark.timing import (
+    INTERLEAVED,
+    Clock,
+    Implementation,
+    Protocol,
+    Replay,
+    measure,
+    num_sets,
+    require_usable_gpu,
+)
 from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, workload_of
 from flashsmith.chooser import choose_config
 from flashsmith.chooser.decode import CHOOSERS
@@ -152,6 +161,7 @@ def serves(cfg: KernelConfig, problem: Problem) -> bool:
 
 
 MakeWorkload = Callable[[Problem, int], AnyWorkload]
+_Makers = dict[str, Callable[[Any], Implementation]]
 
 
 @dataclass
@@ -212,7 +222,12 @@ def run_bench(
 def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
     """A problem in one line, the fastest first."""
     timed = sorted((row for row in rows if row.tflops), key=lambda row: -(row.tflops or 0))
-    said = [f"{row.implementation} {row.tflops:.0f}" for row in timed]
+    said = [
+        f"{row.implementation} {row.tb_per_s:.2f} TB/s"
+        if row.is_memory_bound
+        else f"{row.implementation} {row.tflops:.0f}"
+        for row in timed
+    ]
     wrong = [
         f"{row.implementation}: {row.verdict}" for row in rows if row.verdict in ("fail", "error")
     ]
@@ -226,6 +241,14 @@ class _Point:
     bench: Bench
     problem: Problem
     rows: list[Measurement] = field(default_factory=list)
+
+    @property
+    def protocol(self) -> Protocol:
+        """The plan's, of a small cache in graphs."""
+        protocol = self.bench.plan.protocol
+        if self.problem.operation != DECODE.name or not self.bench.clock.can_capture:
+            return protocol
+        return protocol.over_cache(self.problem.computed.bytes(self.problem))
 
     def run(self) -> list[Measurement]:
         bench = self.bench
@@ -246,13 +269,16 @@ class _Point:
         right = [found for entry in entries if (found := self._prove_ours(entry, workload))]
         right += [found for peer in peers if (found := self._prove_peer(peer, workload))]
         first = bench.plan.rotation % max(1, len(right))
-        right = [*right[first:], *right[:first]]
+        timed: list[Implementation] = [*right[first:], *right[:first]]
         try:
-            samples = measure(
-                right, bench.plan.protocol, clock=bench.clock, telemetry=bench.telemetry
-            )
+            if self.protocol.in_graphs:
+                makers: _Makers = {entry.name: entry.implementation for entry in entries}
+                makers |= {peer.name: peer.prepare for peer in peers}
+                timed = self._replays(timed, makers, workload)
+            samples = measure(timed, self.protocol, clock=bench.clock, telemetry=bench.telemetry)
         except Exception as error:  # PyTorch's own errors too
-            return self._untimed([found.name for found in right], _first_line(error))
+            names = [found.name for found in timed]
+            return self._untimed(names, f"timed together: {_first_line(error)}")
         self.rows = [
             replace(row, **asdict(Times.of(samples[row.implementation], self.problem)))
             if row.implementation in samples
@@ -261,15 +287,32 @@ class _Point:
         ]
         return self.rows
 
+    def _replays(
+        self, right: Sequence[Implementation], makers: _Makers, workload: AnyWorkload
+    ) -> list[Implementation]:
+        """Graphs of the implementations' calls on sets of tensors, ``workload`` and others that are
+        drawn once for all; whose calls cannot be captured gets no time."""
+        bench, sets = self.bench, [workload]
+        for number in range(1, num_sets(self.problem.computed.bytes(self.problem))):
+            sets.append(bench.make_workload(self.problem, bench.plan.seed + number))
+        found: list[Implementation] = []
+        for name in [implementation.name for implementation in right]:
+            try:
+                calls = [makers[name](each).launch for each in sets]
+                found.append(Replay.of(name, calls, bench.clock))
+            except Exception as error:  # PyTorch's own errors too
+                self._untimed([name], f"in a graph: {_first_line(error)}")
+        return found
+
     def _untimed(self, names: list[str], why: str) -> list[Measurement]:
-        """The rows of implementations with correct output whose joint timing failed: which of them
-        failed is unknown."""
+        """The rows of implementations with correct output whose timing failed, of several which of
+        them is unknown."""
         self._check_gpu(f"one of {', '.join(names)}")
         self.rows = [
             replace(
                 row,
                 verdict="error" if row.kind == "ours" else "absent",
-                note=f"timed together: {why}",
+                note=why,
             )
             if row.implementation in names
             else row
@@ -326,7 +369,7 @@ class _Point:
             proof,
             *parts,
             self.bench.environment,
-            protocol=str(self.bench.plan.protocol),
+            protocol=str(self.protocol),
             time=now(),
         )
         self.rows.append(made)

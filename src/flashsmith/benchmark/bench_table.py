@@ -13,6 +13,7 @@ from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.peers import BASELINE
 from flashsmith.benchmark.table import Cell, Column, print_table, print_text
+from flashsmith.benchmark.timing import CALLS_IN_GRAPH, IN_GRAPHS, SETS_BYTES
 from flashsmith.operations import BACKWARD, DEFAULT
 
 _COLUMNS = (
@@ -20,7 +21,9 @@ _COLUMNS = (
     Column("implementation"),
     Column("verdict"),
     Column("ms", True),
+    Column("us", True),
     Column("spread", True),
+    Column("TB/s", True),
     Column("TFLOP/s", True),
     Column("% of\nFA2", True),
     Column("% of\nbest peer", True),
@@ -60,11 +63,23 @@ def header(rows: Sequence[Measurement]) -> list[str]:
     parts = [f"{row.gpu} (sm_{row.arch})", f"driver {row.driver}", f"CUDA {row.cuda}"]
     parts += [f"torch {row.torch}"] if row.torch else []
     parts += [f"flashsmith {row.flashsmith} ({row.revision})"]
+    protocols = " or ".join(dict.fromkeys(row.protocol for row in rows))
     return [
         ", ".join(parts),
         *_typical_options(rows),
-        f"timed {row.protocol}; median, and interquartile range over it; TFLOP/s of "
+        f"timed {protocols}; median, and interquartile range over it; TFLOP/s of "
         f"{flop_formula(rows)}, halved if causal, of what a window shows; errors against float64",
+        *_caches(rows),
+    ]
+
+
+def _caches(rows: Sequence[Measurement]) -> list[str]:
+    """What is counted where memory is the limit, and how small caches are kept out of the L2."""
+    if not any(row.is_memory_bound for row in rows):
+        return []
+    return [
+        f"TB/s of what must be read and written; '{IN_GRAPHS}': a call's share of a CUDA graph of "
+        f"at least {CALLS_IN_GRAPH} calls, which read {SETS_BYTES // 10**6} MB of caches in turn"
     ]
 
 
@@ -112,8 +127,10 @@ def _cells(rows: Sequence[Measurement]) -> list[tuple[Cell, ...]]:
             str(row.problem),
             Text(row.implementation, "bold" if row.implementation == OURS else ""),
             Text(row.verdict, _STYLES[row.verdict]),
-            _number(row.ms, ".4g"),
+            _number(None if row.is_memory_bound else row.ms, ".4g"),
+            _number(row.ms * 1e3 if row.ms and row.is_memory_bound else None, ".2f"),
             _number(row.spread, ".1%"),
+            _number(row.tb_per_s if row.ms and row.is_memory_bound else None, ".2f"),
             _number(row.tflops, ".1f"),
             _number(of_fa2, ".1%"),
             _number(of_best, ".1%"),

@@ -21,6 +21,8 @@ from flashsmith.benchmark.timing import Samples
 from flashsmith.families import Problem
 from flashsmith.verify import Comparison
 
+# Tensor cores of every GPU so far compute more FLOP while its memory reads a byte.
+FLOP_PER_BYTE = 100
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
 
@@ -152,6 +154,20 @@ class Measurement:
     def environment(self) -> Environment:
         """Its environment."""
         return Environment(**{part.name: getattr(self, part.name) for part in fields(Environment)})
+
+    @property
+    def is_memory_bound(self) -> bool:
+        """Whether memory limits the problem on any GPU, by an operation's own count of bytes."""
+        problem = self.problem
+        if problem.computed.traffic is None:
+            return False
+        return problem.attn_flop() < FLOP_PER_BYTE * problem.computed.bytes(problem)
+
+    @property
+    def tb_per_s(self) -> float:
+        """TB/s of the bytes that a kernel must read and write; 0 where nothing was timed."""
+        problem = self.problem
+        return problem.computed.bytes(problem) / self.ms / 1e9 if self.ms else 0.0
 
     @property
     def problem(self) -> Problem:

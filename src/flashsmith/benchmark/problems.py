@@ -179,6 +179,20 @@ _UNSEEN = (
 )
 
 
+# Batch and keys, of 4 MB to 17 GB of cache with 32 heads of q and 8 of k.
+_CACHES = (
+    *((1, 1024), (1, 4096), (1, 8192), (8, 1024)),
+    *((1, 65536), (8, 8192), (64, 1024)),
+    *((8, 65536), (64, 8192), (128, 8192), (64, 65536)),
+)
+_OTHER_CACHES = {
+    "h16 d128": ((1, 8192), (16, 4096)),
+    "h32:1 d128": ((1, 8192), (64, 4096)),
+    "h32:8 d64": ((1, 8192), (64, 8192)),
+    "h16:8 d256": ((1, 8192), (16, 8192)),
+}
+
+
 def _main() -> Iterator[Problem]:
     for dtype, causal, seq in product(DType, _MASKS, SEQ_LENS):
         yield default_problem(128, seq, dtype, causal=causal)
@@ -215,6 +229,23 @@ def _backward() -> Iterator[Problem]:
         yield default_problem(d, seq, dtype, causal=causal, heads=(16, 16), operation=BACKWARD.name)
 
 
+def _decode() -> Iterator[Problem]:
+    for page, (batch, keys) in product((0, 16), _CACHES):
+        yield Problem.parse(_cache(batch, keys, "h32:8 d128", page))
+
+
+def _decode_wide() -> Iterator[Problem]:
+    for heads, batches in _OTHER_CACHES.items():
+        for batch, keys in batches:
+            yield Problem.parse(_cache(batch, keys, heads))
+    for batch in (1, 16):
+        yield Problem.parse(f"b{batch} s8:8192 h32:8 d128 bf16 causal decode")
+
+
+def _cache(batch: int, keys: int, heads: str, page: int = 0) -> str:
+    return f"b{batch} s1:{keys} {heads} bf16 decode" + f" page{page}" * (page > 0)
+
+
 def _verdict() -> Iterator[Problem]:
     return chain(_main(), _heads(), _grouped(), _packed(), _unseen())
 
@@ -222,7 +253,8 @@ def _verdict() -> Iterator[Problem]:
 # main: d 128; heads: d 64, 96 and 256; grouped: four heads of q to one of k; packed; unseen:
 # batches and lengths that no default sweep tunes on; verdict: all of these; public: those for
 # which the best public kernel's figures are known (benchmarks/h200/best-public.csv); backward: the
-# gradients' of which they are (best-public-backward.csv).
+# gradients' of which they are (best-public-backward.csv); decode: one token over a cache, dense and
+# in pages of 16 keys; decode_wide: other heads and head dimensions, and eight tokens.
 PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "main": _main,
     "heads": _heads,
@@ -232,6 +264,8 @@ PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "verdict": _verdict,
     "public": _public,
     "backward": _backward,
+    "decode": _decode,
+    "decode_wide": _decode_wide,
 }
 
 

@@ -1,7 +1,8 @@
 """The timing protocol: the order of launches, the events around them, and the clock.
 
-CUDA events on the stream that the kernels run on; warm-up; the L2 overwritten between repeats;
-implementations in turn, or one after the other. All timing in flashsmith is done here.
+CUDA events on the stream that the kernels run on; warm-up; the L2 overwritten between repeats, or
+graphs of calls on sets of tensors that the L2 does not hold; implementations in turn, or one after
+the other. All timing in flashsmith is done here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,9 +34,11 @@ __all__ = [
     "Environment",
     "Implementation",
     "Protocol",
+    "Replay",
     "Samples",
     "Telemetry",
     "measure",
+    "num_sets",
     "require_usable_gpu",
 ]
 
@@ -50,6 +53,8 @@ class Protocol:
     so that a drifting clock affects all equally and none always follows the same one; 'one_by_one'
     finishes an implementation before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
+    in_graphs: whether a launch is a Replay of a graph, whose calls read one set of tensors after
+    another, none of them again before SETS_BYTES of others.
     num_warmups, runs: how many launches an implementation gets untimed and timed, at least.
     warmup_ms, measure_ms: how long, at least, those take together; short kernels are launched more
     often. 0 leaves the count as it is. Interleaved, they hold for the implementations' mean.
@@ -65,6 +70,7 @@ class Protocol:
     warmup_ms: float = 25.0
     measure_ms: float = 100.0
     num_estimates: int = 5
+    in_graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.order not in get_args(Order):
@@ -89,6 +95,13 @@ class Protocol:
             protocol = replace(protocol, runs=runs, measure_ms=0.0)
         return protocol
 
+    def over_cache(self, nbytes: int) -> Protocol:
+        """The protocol for calls that read a cache of so many bytes: one by one where it is large,
+        in graphs where a call takes about as long as a launch."""
+        if nbytes > LARGEST_IN_GRAPHS:
+            return self
+        return replace(self, flush_l2=False, in_graphs=True)
+
     def launches(self, estimate_ms: float) -> tuple[int, int]:
         """The numbers of untimed and timed launches for implementations with these launch times."""
         return (
@@ -97,6 +110,8 @@ class Protocol:
         )
 
     def __str__(self) -> str:
+        if self.in_graphs:
+            return f"{self.order}, {IN_GRAPHS}"
         return self.order if self.flush_l2 else f"{self.order}, warm L2"
 
 
@@ -108,6 +123,14 @@ def _enough(least: int, milliseconds: float, each: float) -> int:
 def _listed() -> str:
     return ", ".join(get_args(Order))
 
+
+# A cache up to this size is measured in graphs, over sets of tensors of together at least so many
+# bytes (an L2 has some 50 MB), with at least so many calls in a graph: the gap between two launches
+# and the resolution of an event are then below a tenth of a microsecond a call.
+LARGEST_IN_GRAPHS = 40_000_000
+SETS_BYTES = 240_000_000
+CALLS_IN_GRAPH = 48
+IN_GRAPHS = "in graphs"
 
 INTERLEAVED = Protocol()
 # As Triton's do_bench does it, so that figures compare with those taken by it.
@@ -169,6 +192,14 @@ class Clock(Interface):
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:
         """Milliseconds between two marks that the work has passed."""
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether calls can be captured in a graph."""
+
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+        """What enqueues all of the calls at once, captured after each was made once. Raises what
+        they and capturing raise."""
 
 
 # What Triton's do_bench overwrites; on a GPU whose L2 comes near to it, twice the L2.
@@ -236,6 +267,30 @@ class CudaEvents:
         driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), begin, end)
         return milliseconds.value
 
+    @property
+    def can_capture(self) -> bool:
+        """Whether PyTorch uses the GPU: its memory is what a graph's calls allocate."""
+        return _torch_on_gpu() is not None
+
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+        """The replay of a CUDA graph of the calls, by PyTorch."""
+        torch = _torch_on_gpu()
+        assert torch is not None
+        # Not the default stream, which cannot be captured. What a first call there allocates, loads
+        # or chooses is no part of the graph.
+        stream = torch.cuda.Stream(self.ordinal)
+        stream.wait_stream(torch.cuda.current_stream(self.ordinal))
+        with torch.cuda.stream(stream):
+            for call in calls:
+                call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        replay: Callable[[], Any] = graph.replay
+        return replay
+
     @cached_property
     def _buffer(self) -> DeviceArray:
         size = max(FLUSHED_BYTES, 2 * driver.query_gpu(self.ordinal).l2_bytes)
@@ -252,10 +307,16 @@ class CudaEvents:
                 return
 
 
+def _torch_on_gpu() -> Any:
+    """PyTorch, if it uses the GPU."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
 def _current_stream(ordinal: int) -> int:
     """PyTorch's current stream, if it uses the GPU; the default stream otherwise."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    torch = _torch_on_gpu()
+    if torch is None:
         return 0
     return int(torch.cuda.current_stream(ordinal).cuda_stream)
 
@@ -287,6 +348,35 @@ class Implementation(Interface):
         """Enqueues exactly one call on the current stream; does not wait."""
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Calls of one implementation captured in a graph: a launch is all of them, its time that of
+    one call."""
+
+    name: str
+    replay: Callable[[], Any]
+    calls: int
+
+    @classmethod
+    def of(cls, name: str, calls: Sequence[Callable[[], Any]], clock: Clock) -> Replay:
+        """The graph of calls, each on tensors of its own: of all in turn, until they are enough.
+
+        Raises what the calls and capturing raise.
+        """
+        every = [*calls] * -(-CALLS_IN_GRAPH // len(calls))
+        with clock.running():
+            return cls(name, clock.capture(every), len(every))
+
+    def launch(self) -> Any:
+        """Enqueues the graph."""
+        return self.replay()
+
+
+def num_sets(nbytes: int) -> int:
+    """How many sets of tensors, so large each, a graph's calls read in turn."""
+    return max(2, -(-SETS_BYTES // max(1, nbytes)))
+
+
 def measure(
     implementations: Sequence[Implementation],
     protocol: Protocol = INTERLEAVED,
@@ -294,7 +384,8 @@ def measure(
     clock: Clock | None = None,
     telemetry: Telemetry | None = None,
 ) -> dict[str, Samples]:
-    """The samples of every implementation, by name, in the order given.
+    """The samples of every implementation, by name, in the order given; of a Replay those of one
+    of its calls.
 
     Launches follow each other without waiting in between: a GPU that idled between repeats would
     run at a clock that it does not keep under load. ``clock`` None is the current stream of GPU 0,
@@ -340,9 +431,10 @@ class _Bench:
                 self._launch(implementation, begin, end)
                 marks[implementation.name].append((begin, end))
             self.clock.synchronize()
+        calls = {c.name: c.calls if isinstance(c, Replay) else 1 for c in group}
         return {
             name: Samples(
-                tuple(self.clock.elapsed_ms(*pair) for pair in pairs),
+                tuple(self.clock.elapsed_ms(*pair) / calls[name] for pair in pairs),
                 reading.sm_clock_mhz,
                 reading.power_w,
             )

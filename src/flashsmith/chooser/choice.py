@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from flashsmith.builder import KernelLibrary, Progress, library_for
-from flashsmith.chooser.any_batch import of_any_batch
+from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.evidence import Evidence, EvidenceKind, Expected, gather
 from flashsmith.chooser.reasons import caveats, passed_over
@@ -126,15 +126,16 @@ class Choice:
 
 
 def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[Expected]:
-    """The configs with their expected times for the problem itself, where another stood for it."""
-    if of_any_batch(problem) == problem:
-        return list(evidence.expected)
-    return [
-        replace(one, ms=estimate(one.config, problem, device).ms)
-        if one.config.family.has_cost_model
-        else one
-        for one in evidence.expected
-    ]
+    """The configs that serve the problem itself, with their expected times, where another stood for
+    it."""
+    found = []
+    for one in evidence.expected:
+        config = for_its_queries(one.config, problem, device)
+        is_another = of_any_batch(problem) != problem or config != one.config
+        if is_another and config.family.has_cost_model:
+            one = Expected(config, estimate(config, problem, device).ms)
+        found.append(replace(one, config=config))
+    return found
 
 
 def _milliseconds(ms: float) -> str:
@@ -262,7 +263,8 @@ def build_for(
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
     device = device or device_spec(arch)
-    config = choose_config(of_any_batch(problem), device, deterministic=deterministic)
+    chosen = choose_config(of_any_batch(problem), device, deterministic=deterministic)
+    config = for_its_queries(chosen, problem, device)
     semantics = problem.required_semantics(config)
     return [library_for([config], arch=device.arch, semantics=semantics, progress=progress)]
 

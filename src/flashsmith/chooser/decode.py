@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flashsmith.chooser.any_batch import of_any_batch
+from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
@@ -100,11 +100,12 @@ def attention_with_cache(
 
 
 def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    return choose_config(of_any_batch(problem), device, **how)
+    return for_its_queries(choose_config(of_any_batch(problem), device, **how), problem, device)
 
 
 def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    return choose_config(replace(problem, page=0), device, **how)
+    chosen = choose_config(replace(problem, page=0), device, **how)
+    return for_its_queries(chosen, problem, device)
 
 
 # By the split.

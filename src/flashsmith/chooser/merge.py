@@ -12,8 +12,16 @@ from flashsmith.families import DType, KernelConfig, Problem, Semantics, d_head_
 from flashsmith.families.legality import D_STEP
 from flashsmith.operations.merge import MERGE, MOST_PARTS, part_names
 from flashsmith.printable import quoted
-from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.operation_run import run_operation
+from flashsmith.runtime import cached_launches
+from flashsmith.runtime.cached_launches import (
+    UNALIGNED,
+    UNALIGNED_VECTOR,
+    Options,
+    Signature,
+)
+from flashsmith.runtime.forward_options import ForwardOptions
+from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView
+from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
 from flashsmith.runtime.tensors import DTYPES, Array, view_tensor
 
 _FP32 = "float32"
@@ -56,6 +64,15 @@ def merge_attention(
     """
     check_config_for(MERGE.name, "config", config)
     outs, lses = _listed("outs", outs), _listed("lses", lses)
+    calls, parts = cached_launches.cached, (*outs, *lses)
+    signature: Signature | None = None
+    if len(outs) == len(lses) and 0 < len(outs) <= MOST_PARTS:
+        chosen, options = ("merge", config), (len(outs), sinks, dtype)
+        signature, call = cached_launches.find(
+            merge_signature, calls, chosen, parts, options, emulate
+        )
+        if call is not None and (found := call.run(parts, sinks)) is not None:
+            return found
     if len(outs) != len(lses) or not outs:
         raise ArgumentError(
             f"lses: {len(lses)} for {len(outs)} outs; give at least one part, and an LSE for each"
@@ -70,12 +87,80 @@ def merge_attention(
     # More than a launch takes: the first ones become one, which is then the first.
     while len(outs) > MOST_PARTS:
         named["dtype"] = _FP32
-        o, lse = _merged(
-            config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate
-        )
+        few = _prepared(config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate)
+        o, lse = _run(few)
         outs, lses = [o, *outs[MOST_PARTS:]], [lse, *lses[MOST_PARTS:]]
         named |= {"first_dtype": _FP32, "dtype": wanted}
-    return _merged(config, problem, outs, lses, sinks, named, emulate)
+    prepared = _prepared(config, problem, outs, lses, sinks, named, emulate)
+    merged = _run(prepared)
+    if signature is not None and prepared.launch is not None:
+        cached_launches.remember(calls, signature, _CachedMerge(prepared, wanted), ForwardOptions())
+    return merged
+
+
+class _CachedMerge:
+    """Everything about a call but the addresses of its tensors, as CachedLaunch."""
+
+    def __init__(self, prepared: PreparedOperation, dtype: str) -> None:
+        """``prepared`` is the call on tensors of a RepeatableFramework, its launch among it."""
+        views, launch = prepared.views, prepared.launch
+        first = views["outs[0]"]
+        framework = first.framework
+        assert isinstance(framework, RepeatableFramework)
+        assert launch is not None
+        self._launch = launch
+        self._stream_of, self._ordinal = framework.stream_of, first.device.ordinal
+        self._new_o = framework.allocator(first.source, views["o"].shape, dtype)
+        self._new_lse = framework.allocator(first.source, views["lse"].shape, _FP32)
+
+    def run(self, parts: tuple[Any, ...], sinks: Any) -> tuple[Any, Any] | None:
+        """Launches on these parts, the outputs and then the LSEs; None, without launching, when
+        the addresses need the full checks.
+
+        Raises LaunchError when the launch is refused.
+        """
+        at = [tensor.data_ptr() for tensor in parts]
+        count = len(at) // 2
+        outs, lses = at[:count], at[count:]
+        sinks_at = 0 if sinks is None else sinks.data_ptr()
+        unaligned = sinks_at & UNALIGNED_VECTOR
+        for out_at, lse_at in zip(outs, lses, strict=True):
+            if not (out_at and lse_at):
+                return None
+            unaligned |= out_at & UNALIGNED | lse_at & UNALIGNED_VECTOR
+        if unaligned or (sinks is not None and not sinks_at):
+            return None
+        o, lse = self._new_o(), self._new_lse()
+        # In the operation's order: outputs after the first part, sinks behind the last one's place.
+        places = [outs[0], lses[0], o.data_ptr(), lse.data_ptr()]
+        for pair in zip(outs[1:], lses[1:], strict=True):
+            places += pair
+        if sinks_at:
+            places += [0] * (2 * (MOST_PARTS - count)) + [sinks_at]
+        self._launch(self._stream_of(self._ordinal), *places)
+        return o, lse
+
+
+def merge_signature(
+    kind: Any,
+    grad_enabled: bool,
+    chosen: Any,
+    parts: tuple[Any, ...],
+    options: Options,
+    emulate: Any,
+) -> Signature | None:
+    """Everything but addresses that checks and the kernel depend on, as
+    cached_launches.call_signature."""
+    count, sinks, dtype = options
+    found = [chosen, emulate, type(emulate), count, dtype]
+    for tensor in (*parts, sinks):
+        if tensor is None:
+            found.append(None)
+            continue
+        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad):
+            return None
+        found += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+    return tuple(found)
 
 
 def _listed(name: str, parts: Sequence[Array]) -> list[Array]:
@@ -113,7 +198,7 @@ def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
     return Problem(batch[0] if batch else 1, rows, 1, heads, heads, d, found, semantics, MERGE.name)
 
 
-def _merged(
+def _prepared(
     config: KernelConfig,
     problem: Problem,
     outs: Sequence[Array],
@@ -121,13 +206,17 @@ def _merged(
     sinks: Array | None,
     dtypes: Mapping[str, str],
     emulate: bool,
-) -> tuple[Any, Any]:
+) -> PreparedOperation:
     """One launch for at most MOST_PARTS parts, the names of whose dtypes are given."""
     tensors = {} if sinks is None else {"sinks": sinks}
     for part, pair in enumerate(zip(outs, lses, strict=True)):
         tensors.update(zip(part_names(part), pair, strict=True))
     options = {name: _FP32 if it == _FP32 else None for name, it in dtypes.items()}
-    found = run_operation(
+    return prepare_operation(
         config, replace(problem, seq_k=len(outs)), tensors, options=options, emulate=emulate
     )
-    return found.outputs["o"], found.outputs["lse"]
+
+
+def _run(prepared: PreparedOperation) -> tuple[Any, Any]:
+    outputs = prepared.run().outputs
+    return outputs["o"], outputs["lse"]

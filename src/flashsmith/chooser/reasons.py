@@ -65,10 +65,12 @@ def _about_spills(config: Any, problem: Problem, device: DeviceSpec) -> Iterator
 
 
 def _about_rows(guess: Estimate, problem: Problem) -> Iterator[str]:
-    rows = -(-problem.seq_q // guess.rows) * guess.rows
-    if problem.seq_q < _FILLED * rows:
+    used = problem.seq_q * guess.heads
+    rows = -(-used // guess.rows) * guess.rows
+    if used < _FILLED * rows:
+        many = f" of {guess.heads} heads" if guess.heads > 1 else ""
         yield (
-            f"seq_q = {problem.seq_q} fills {problem.seq_q / rows:.0%} of its tiles of "
+            f"seq_q = {problem.seq_q}{many} fills {used / rows:.0%} of its tiles of "
             f"{guess.rows} rows; the rest is computed and thrown away"
         )
 
@@ -77,7 +79,7 @@ def _about_waves(guess: Estimate, problem: Problem, device: DeviceSpec) -> Itera
     if guess.ctas < device.sm_count:
         idle = device.sm_count - guess.ctas
         text = f"{guess.ctas} CTAs for {device.sm_count} SMs: {idle} of them idle"
-        if problem.seq_k >= _LONG_K:
+        if problem.seq_k >= _LONG_K and problem.operation == DEFAULT:
             text += (
                 f", and each CTA walks all of its {problem.seq_k} keys, because these kernels do "
                 "not split K: they serve this problem badly"

@@ -60,7 +60,8 @@ def bench(
         typer.Option(
             metavar="SETS",
             help="A named set in place of all of these: main, heads, grouped, packed, unseen, "
-            "verdict (all of these), public, backward; or several, separated by commas.",
+            "verdict (all of these), public, backward, decode, decode_wide; or several, separated "
+            "by commas.",
         ),
     ] = None,
     peers: Annotated[

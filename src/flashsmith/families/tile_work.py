@@ -82,10 +82,12 @@ class TileWork(NamedTuple):
 class CallWork(NamedTuple):
     """All launches of a call on one GPU, of kernels whose CTAs are no tiles of queries.
 
-    ms: what they take; ctas: of the main launch; resident: of its CTAs on an SM; rows: of a CTA.
+    ms: what they take; ctas: of the main launch; resident: of its CTAs on an SM; rows: of a CTA;
+    heads: of q, whose queries share these rows.
     """
 
     ms: float
     ctas: int
     resident: int
     rows: int
+    heads: int = 1

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -17,7 +18,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.integrations import traceable
 from flashsmith.integrations.pytorch_state import under_autocast
 from flashsmith.operations.forward import UNLIMITED
-from flashsmith.parallel.group import Group
+from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits
 from flashsmith.parallel.schedules import SCHEDULES, Call, Schedule, in_order, padded
 from flashsmith.printable import quoted
@@ -56,6 +57,69 @@ class Asked(NamedTuple):
 def attend(given: Any, q: Any, k: Any, v: Any, asked: Asked) -> Any:
     """What parallel.attention() returns."""
     group = Group(given)
+    signature = _signature(q, k, v, asked)
+    before = None if signature is None else _before.get(group.handle, {}).get(signature)
+    said = None
+    if before is not None and not (q.data_ptr() % 16 or _is_capturing(q)):
+        # This rank says what it said before, and computes already what it needs nobody for.
+        try:
+            return _attend(group, q, k, v, asked, before, group.agree(before.message))
+        except _SaidOtherwise as others:
+            said = others.said
+    q, k, v, agreed = _agree(group, q, k, v, asked, said)
+    if signature is not None:
+        _remember(group, signature, agreed)
+    return _attend(group, q, k, v, asked, agreed, None)
+
+
+class _SaidOtherwise(Exception):
+    """Another rank has not repeated the call before: all is to be compared anew."""
+
+    def __init__(self, said: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.said = said
+
+
+def _attend(
+    group: Group, q: Any, k: Any, v: Any, asked: Asked, agreed: _Agreed, agreement: Any
+) -> Any:
+    """The outputs of a call that is agreed on, or is if an ``agreement`` says so: before anything
+    is sent."""
+
+    def confirm() -> None:
+        if agreement is not None and (said := agreement.said()) is not agreed.said:
+            raise _SaidOtherwise(said)
+
+    call = agreed.call._replace(group=group, confirm=confirm)
+    if group.size == 1:
+        confirm()
+        return _alone(q, k, v, call, asked)
+    o, lse, row_max = _Parallel.apply(q, k, v, asked.sinks, agreed.schedule, call)
+    if asked.out is not None:
+        with torch.no_grad():
+            o = asked.out.copy_(o)
+    statistics = [
+        it for it, wish in ((lse, asked.return_lse), (row_max, call.return_row_max)) if wish
+    ]
+    return (o, *statistics) if statistics else o
+
+
+class _Agreed(NamedTuple):
+    """What the ranks have agreed on, and by which words."""
+
+    message: Message
+    said: list[dict[str, Any]]
+    call: Call
+    schedule: Schedule
+
+
+def _agree(
+    group: Group, q: Any, k: Any, v: Any, asked: Asked, said: list[dict[str, Any]] | None
+) -> tuple[Any, Any, Any, _Agreed]:
+    """q, k, v, cast where autocast says so, and the call, checked here and with the others.
+
+    said: what they have said about this call already, if this rank has told them of it.
+    """
     facts: dict[str, Any] = {"function": "attention"}
     refused: Exception | None = None
     lengths: tuple[Any, Any] = (None, None)
@@ -65,7 +129,9 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: Asked) -> Any:
     except Exception as error:
         # The others wait for this rank to say something: it says so, then raises.
         refused = error
-    said = group.agree(facts, refused)
+    message = Message(facts, refused)
+    if said is None:
+        said = group.agree(message).said()
     _check_same(said, apart=("q_rows", "k_rows"))
     layouts = []
     for name, known in zip("qk", lengths, strict=True):
@@ -74,18 +140,50 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: Asked) -> Any:
         _check_rows(name, layout, rows)
         layouts.append(layout)
     call = _call(group, layouts[0], layouts[1], q, asked)
-    schedule = _schedule(asked.schedule, call, k.shape[-2])
-    if group.size == 1:
-        return _alone(q, k, v, call, asked)
-    tensors = q, k, v, asked.sinks
-    o, lse, row_max = _Parallel.apply(*tensors, schedule, call)
-    if asked.out is not None:
-        with torch.no_grad():
-            o = asked.out.copy_(o)
-    statistics = [
-        it for it, wish in ((lse, asked.return_lse), (row_max, call.return_row_max)) if wish
-    ]
-    return (o, *statistics) if statistics else o
+    return q, k, v, _Agreed(message, said, call, _schedule(asked.schedule, call, k.shape[-2]))
+
+
+# Of a group's calls, the last ones by signature: what is like one before is not checked again.
+_before: WeakKeyDictionary[Any, dict[Any, _Agreed]] = WeakKeyDictionary()
+_MOST_BEFORE = 256
+
+
+def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
+    calls = _before.setdefault(group.handle, {})
+    if len(calls) >= _MOST_BEFORE:
+        calls.clear()
+    # Without the group, which would keep itself alive.
+    without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
+    calls[signature] = agreed._replace(call=Call(**without))
+
+
+def _signature(q: Any, k: Any, v: Any, asked: Asked) -> Any:
+    """All that the checks of a call depend on but addresses; None for a rarer kind of call."""
+    if asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None or asked.out is not None:
+        return None
+    found: list[Any] = [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()]
+    for tensor in (q, k, v, asked.sinks):
+        if tensor is None:
+            found.append(None)
+        elif type(tensor) not in _KINDS or (tensor is q and q.dtype is torch.float32):
+            return None
+        else:
+            found += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+            found.append(tensor.requires_grad)
+    options = tuple(asked._replace(sinks=None))
+    try:
+        hash(options)
+        window = asked.window if isinstance(asked.window, tuple) else ()
+        return (*found, *options, *map(type, options), *map(type, window))
+    except TypeError:  # the checks raise the error
+        return None
+
+
+_KINDS = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_capturing(q: Any) -> bool:
+    return bool(q.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class _Parallel(torch.autograd.Function):
@@ -147,7 +245,7 @@ def _check(
     Returns the lengths of packed sequences of q and of k, or None for either.
     """
     group.check_device("q", q)
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+    if _is_capturing(q):
         raise ArgumentError(
             "q: a CUDA graph is being captured, in which ranks cannot agree on a call; leave "
             "parallel.attention() out of the graph"
@@ -393,6 +491,7 @@ def _call(group: Group, q_layout: Layout, k_layout: Layout, q: Any, asked: Asked
         bool(asked.return_lse),
         bool(asked.return_row_max),
         tuple(q.shape),
+        lambda: None,
     )
 
 
@@ -454,7 +553,7 @@ def unsharded(given: Any, tensor: Any, dim: Any, cu_seqlens: Any) -> Any:
         )
     except Exception as error:
         refused = error
-    said = group.agree(facts, refused)
+    said = group.agree(Message(facts, refused)).said()
     _check_same(said, apart=("rows",))
     counts = [facts["rows"] for facts in said]
     layout = Layout((sum(counts),) if lengths is None else lengths, group.size)

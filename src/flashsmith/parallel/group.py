@@ -6,6 +6,7 @@ Every function here is called by all ranks of the group, in the same order.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,9 +23,24 @@ from flashsmith.printable import quoted
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 # Of a rank's message to the others about its call, in bytes; texts are cut to fit.
 _MESSAGE = 4096
+_DIGEST = 16
+# Of a group, what its ranks have agreed on before. All of them forget at the same call.
+_MOST_AGREEMENTS = 512
 _MOST_TEXT = 512
 # The backends that carry tensors of a kind of device.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
+
+
+class Message:
+    """What a rank tells the others about its call, or why it has refused that."""
+
+    def __init__(self, facts: dict[str, Any], error: Exception | None = None) -> None:
+        self.facts, self.error = facts, error
+        said = None if error is None else str(error)[:_MOST_TEXT]
+        self.text = json.dumps({"facts": facts, "error": said}).encode()
+        if len(self.text) > _MESSAGE:
+            raise AssertionError(f"a message of {len(self.text)} bytes")
+        self.digest = hashlib.sha256(self.text).digest()[:_DIGEST]
 
 
 class Group:
@@ -32,9 +48,11 @@ class Group:
 
     def __init__(self, given: Any) -> None:
         self.handle = _process_group(given)
-        self.rank = dist.get_rank(self.handle)
-        self.size = dist.get_world_size(self.handle)
-        self.members = [dist.get_global_rank(self.handle, rank) for rank in range(self.size)]
+        if self.handle not in _members:
+            size = dist.get_world_size(self.handle)
+            _members[self.handle] = [dist.get_global_rank(self.handle, it) for it in range(size)]
+        self.members = _members[self.handle]
+        self.rank, self.size = dist.get_rank(self.handle), len(self.members)
 
     def check_device(self, name: str, tensor: Any) -> None:
         """Raises ArgumentError unless the group carries tensors of this one's device."""
@@ -74,31 +92,26 @@ class Group:
             )
         return _host_groups[self.handle]
 
-    def agree(self, facts: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
-        """What every rank says about its call, by rank; raises the same error on each if one has
-        refused its arguments, its own on that one.
+    def agree(self, message: Message) -> Agreement:
+        """Begins to tell the others of a call, and to hear what they say."""
+        return Agreement(self, message)
 
-        Messages go over the host, so that no GPU is waited for.
-        """
-        if self.size == 1:
-            if error is not None:
-                raise error
-            return [facts]
-        text = None if error is None else str(error)[:_MOST_TEXT]
-        message = json.dumps({"facts": facts, "error": text}).encode()
-        if len(message) > _MESSAGE:
-            raise AssertionError(f"a message of {len(message)} bytes")
-        mine = torch.frombuffer(bytearray(message.ljust(_MESSAGE)), dtype=torch.uint8)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
+    def exchange(self, mine: bytes) -> Callable[[], bytes]:
+        """Begins to send bytes to every rank, as many of each, over the host, so that no GPU is
+        waited for; the result waits for all of them, by rank."""
+        found = torch.empty((self.size, len(mine)), dtype=torch.uint8)
+        given = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         with self.waiting_for_others():
-            dist.all_gather(found, mine, group=self._of_host())
-        said = [json.loads(bytes(it.numpy())) for it in found]
-        if error is not None:
-            raise error
-        for rank, it in enumerate(said):
-            if it["error"] is not None:
-                raise ArgumentError(f"rank {rank} of the group refused its call: {it['error']}")
-        return [it["facts"] for it in said]
+            work = dist.all_gather(
+                list(found.unbind()), given, group=self._of_host(), async_op=True
+            )
+
+        def wait() -> bytes:
+            with self.waiting_for_others():
+                work.wait()
+            return found.numpy().tobytes()
+
+        return wait
 
     @contextlib.contextmanager
     def waiting_for_others(self) -> Iterator[None]:
@@ -151,6 +164,40 @@ class Group:
             return dist.batch_isend_irecv(both)
 
         return Transfer(self, start, [mine], into, free)
+
+
+class Agreement:
+    """What the ranks of a group say to each other about a call: first a digest of each message, and
+    the messages themselves where the ranks have not said just that before."""
+
+    def __init__(self, group: Group, message: Message) -> None:
+        self._group, self._message = group, message
+        self._digests = group.exchange(message.digest) if group.size > 1 else None
+
+    def said(self) -> list[dict[str, Any]]:
+        """What every rank says, by rank; raises the same error on each if one has refused its
+        arguments, its own on that one. The same list for the same messages. To be called once."""
+        group, message = self._group, self._message
+        if self._digests is None:
+            if message.error is not None:
+                raise message.error
+            return [message.facts]
+        agreements = _agreements.setdefault(group.handle, {})
+        digests = self._digests()
+        if digests in agreements:
+            return agreements[digests]
+        found = group.exchange(message.text.ljust(_MESSAGE))()
+        parts = [found[at : at + _MESSAGE] for at in range(0, len(found), _MESSAGE)]
+        said = [json.loads(part) for part in parts]
+        if message.error is not None:
+            raise message.error
+        for rank, it in enumerate(said):
+            if it["error"] is not None:
+                raise ArgumentError(f"rank {rank} of the group refused its call: {it['error']}")
+        if len(agreements) >= _MOST_AGREEMENTS:
+            agreements.clear()
+        agreements[digests] = [it["facts"] for it in said]
+        return agreements[digests]
 
 
 class Transfer:
@@ -258,6 +305,9 @@ def _process_group(given: Any) -> Any:
 
 # Groups of the host for groups that carry no tensors of it.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# By group: its ranks' numbers in the world, and what they have said to each other, by digests.
+_members: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+_agreements: WeakKeyDictionary[Any, dict[bytes, list[dict[str, Any]]]] = WeakKeyDictionary()
 
 
 def _timeout(backend: Any) -> Any:

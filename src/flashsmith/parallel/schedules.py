@@ -40,6 +40,8 @@ class Call(NamedTuple):
     return_lse: bool
     return_row_max: bool
     shape: tuple[int, ...]  # this rank's of q
+    # Returns when the ranks have agreed on the call; a forward pass sends nothing before.
+    confirm: Callable[[], None]
 
     @property
     def dim(self) -> int:
@@ -341,6 +343,7 @@ def _calls(call: Call, device: Any, owner: int | None = None) -> tuple[KernelCal
 
 
 def _allgather_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+    call.confirm()
     o, lse = torch.zeros_like(q), _empty_statistics(call, q)
     if sinks is not None:
         lse = torch.maximum(lse, sinks[:, None])  # of rows that see no key
@@ -448,6 +451,7 @@ def _own_heads(call: Call, sinks: Any) -> Any:
 
 
 def _ulysses_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+    call.confirm()
     if call.q_layout == call.k_layout:
         q, k, v = _to_heads(call, call.q_layout, q, k, v)
     else:
@@ -507,10 +511,13 @@ def _ulysses_backward(
 
 
 class _Ring:
-    """K and V of one rank after another, this one's first; the next are on their way meanwhile."""
+    """K and V of one rank after another, this one's first; the next are on their way meanwhile.
 
-    def __init__(self, call: Call, kv: Any) -> None:
-        self._group = call.group
+    ``confirm`` is called when there is work for the GPU on this rank's own.
+    """
+
+    def __init__(self, call: Call, kv: Any, confirm: Callable[[], None] | None = None) -> None:
+        self._group, self._confirm = call.group, confirm
         self._blocks = [kv]
         # Blocks arrive in these by turns: the one that is computed with, and the next.
         self._spare = [torch.empty_like(kv) for _ in range(min(2, call.group.size - 1))]
@@ -521,11 +528,14 @@ class _Ring:
         size, rank = self._group.size, self._group.rank
         block = self._blocks[0]
         for step in range(size):
-            coming = None
+            coming, place = None, step % 2
+            if step == 0 and self._confirm is not None:
+                yield rank, block
+                self._confirm()
             if step < size - 1:
-                place = step % 2
                 coming = self._group.pass_on(block, self._spare[place], self._free[place])
-            yield (rank - step) % size, block
+            if step or self._confirm is None:
+                yield (rank - step) % size, block
             if step:
                 self._free[(step - 1) % 2] = used_until_now(block)
             if coming is not None:
@@ -638,7 +648,7 @@ def _partial(call: Call, part: KernelCall, q: Any, k: Any, v: Any) -> _Part:
 
 def _zigzag_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
     merged = _Merged(call, q)
-    for owner, kv in _Ring(call, torch.stack([k, v])):
+    for owner, kv in _Ring(call, torch.stack([k, v]), call.confirm):
         for part in _calls(call, q.device, owner):
             merged.add(_partial(call, part, q, *kv))
     o, lse = merged.results(sinks)

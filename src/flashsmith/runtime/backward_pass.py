@@ -12,6 +12,7 @@ from flashsmith.operations.backward import BACKWARD, check_grad_dtype
 from flashsmith.printable import quoted
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.cached_launches import (
+    BLOCK_ELEMENT,
     UNALIGNED,
     UNALIGNED_VECTOR,
     CachedCalls,
@@ -39,8 +40,6 @@ from flashsmith.runtime.operation_run import (
     wrong_strides,
 )
 from flashsmith.runtime.tensors import view_tensor
-
-_BLOCK_ELEMENT = 4  # bytes
 
 NAMES = ("dq", "dk", "dv", "dsinks")
 _SPECS = {tensor.name: tensor for tensor in BACKWARD.tensors}
@@ -125,7 +124,7 @@ class CachedBackward:
         self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
         self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
         # On the current stream, which is the launch's.
-        block = (-(-launch.block_bytes // _BLOCK_ELEMENT),)
+        block = (-(-launch.block_bytes // BLOCK_ELEMENT),)
         self._new_block = framework.allocator(q.source, block, "int32") if block[0] else None
         self._copies_do, self._copies_dlse = copies_do, copies_dlse
         self._has_vectors = any(name in views for name in ("dlse", "sinks", "cu_seqlens_q"))

@@ -31,11 +31,13 @@ Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 Options = tuple[Any, ...]  # in the order of ForwardOptions, or of BackwardOptions
 Signature = tuple[Any, ...]
 
-# Options of a call that is not of parts of the keys.
+# Options of a call whose output is not a part; else partial, seqused_k and k_begin follow.
 _OPTIONS = 11
 
 # The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
 UNALIGNED, UNALIGNED_VECTOR = 15, 3
+# Blocks of workspaces are allocated in elements of so many bytes, int32.
+BLOCK_ELEMENT = 4
 # Options of types from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
 
@@ -54,6 +56,9 @@ class CachedLaunch:
         self._n_kernels = launch.n_kernels
         self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
         self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
+        if request.ranges is not None:  # a part, fp32
+            allocate = framework.allocator(q.source, q.shape, "float32")
+            self._new_o = lambda _: allocate()
         self._has_keys = 0 not in request.k.shape  # empty tensors have no memory
         self._lse, self._row_max = request.lse, request.row_max
         if self._lse or self._row_max:
@@ -243,8 +248,12 @@ def call_signature(
     None for calls that may need gradients, or a length that must be read from the device. Equal
     signatures have equal outcomes: since 1 equals True, types are part of them.
     """
+    part: Signature = ()
     if len(options) > _OPTIONS:
-        return None  # of parts of the keys
+        partial, used, begin = options[_OPTIONS:]
+        if partial is not True or used is not None or begin is not None:
+            return None  # of keys that vectors name
+        options, part = options[:_OPTIONS], ("part",)
     q, k, v, o = tensors
     causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options
     if type(k) is not kind or type(v) is not kind:
@@ -265,8 +274,8 @@ def call_signature(
         if max_q is None or max_k is None:
             return None
     elif o is None and sinks is None and max_q is None and max_k is None:
-        return signature
-    signature += (max_q, max_k, type(max_q), type(max_k))
+        return signature + part
+    signature += (max_q, max_k, type(max_q), type(max_k), *part)
     others = _of_others(kind, grad_enabled, o, sinks, cu_q, cu_k)
     return None if others is None else signature + others
 

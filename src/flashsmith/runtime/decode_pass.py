@@ -16,6 +16,7 @@ from flashsmith.operations.decode import DECODE, check_given, check_split
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks
 from flashsmith.runtime.cached_launches import (
+    BLOCK_ELEMENT,
     CachedCalls,
     Options,
     Signature,
@@ -38,6 +39,7 @@ from flashsmith.runtime.forward_pass import (
     limits_of,
 )
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
 from flashsmith.runtime.sequences import check_packing
 from flashsmith.runtime.tensors import (
@@ -111,8 +113,11 @@ class CachedDecode:
         framework = q.framework
         assert isinstance(framework, RepeatableFramework)
         assert launch is not None
-        self._launch = launch
+        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
         self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
+        # On the current stream, which is the launch's.
+        block = (-(-launch.block_bytes // BLOCK_ELEMENT),)
+        self._new_block = framework.allocator(q.source, block, "int32") if block[0] else None
         self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
         self._new_lse = None
         if "lse" in views:
@@ -154,13 +159,19 @@ class CachedDecode:
         if o is None:
             o = self._new_o(tensors[0])
             at[_OUT] = o.data_ptr()
-        stream = self._stream_of(self._ordinal)
-        if self._new_lse is None:
-            self._launch(stream, *at[: _OUT + 1], 0, *at[_OUT + 1 :])
-            return o
-        lse = self._new_lse()
-        self._launch(stream, *at[: _OUT + 1], lse.data_ptr(), *at[_OUT + 1 :])
-        return o, lse
+        lse = None
+        if self._new_lse is not None:
+            lse = self._new_lse()
+        at.insert(_OUT + 1, 0 if lse is None else lse.data_ptr())
+        if self._new_block is not None:
+            block = self._new_block()  # alive until the launch
+            at.append(block.data_ptr())
+        try:
+            self._function(self._stream_of(self._ordinal), *at)
+        except RuntimeError as error:
+            raise self._launch.refused(error) from None
+        note_launch("gpu", self._n_kernels)
+        return o if lse is None else (o, lse)
 
 
 def run_decode(

@@ -93,6 +93,7 @@ ASSUMPTIONS = {
     "early_exp": {"early_exp": True},
     "stale_max": {"stale_max": True, "rescale_threshold": 0},
     "direct_O": {"direct_O": True, "separate_O": True, "B_c": 32},
+    "short_block": {"short_block": 64, "B_c": 64},
 }
 
 

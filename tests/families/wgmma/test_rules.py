@@ -77,6 +77,8 @@ BROKEN = [
         {"stale_max_needs_no_cluster"},
     ),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+separate_O+direct_O", {"direct_O_is_not_separate"}),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+short_24", {"short_block_supported"}),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+short_64", {"short_block_within_block"}),
 ]
 
 

@@ -11,13 +11,15 @@ from flashsmith.families.tile_work import TileWork
 
 class Estimate(NamedTuple):
     """ms: the expected time of all launches; of the main one, ctas: of the problem; resident: CTAs
-    that an SM holds; waves: ctas over what all SMs hold at a time; rows: of one CTA's tile."""
+    that an SM holds; waves: ctas over what all SMs hold at a time; rows: of one CTA's tile; heads:
+    of q, whose queries share them."""
 
     ms: float
     ctas: int
     resident: int
     waves: float
     rows: int
+    heads: int = 1
 
 
 def estimate(
@@ -40,7 +42,7 @@ def estimate(
     call = cfg.family.call_work(cfg, problem, device)
     if call is not None:
         waves = call.ctas / (call.resident * device.sm_count) if call.resident else float("inf")
-        return Estimate(call.ms, call.ctas, call.resident, waves, call.rows)
+        return Estimate(call.ms, call.ctas, call.resident, waves, call.rows, call.heads)
     work: TileWork = cfg.family.tile_work(cfg, device, registers, spill_bytes)
     further = cfg.family.further_work(cfg, device)
     if not all(one.resident for one in (work, *further)):

@@ -175,6 +175,7 @@ struct Wgmma;
         }                                                                                     \
     };
 
+FS_WGMMA_SHAPE(1, 16, 8, 9, 10, 11, 12, 13, 14)
 FS_WGMMA_SHAPE(2, 32, 16, 17, 18, 19, 20, 21, 22)
 FS_WGMMA_SHAPE(3, 48, 24, 25, 26, 27, 28, 29, 30)
 FS_WGMMA_SHAPE(4, 64, 32, 33, 34, 35, 36, 37, 38)

@@ -21,6 +21,7 @@ struct FlashDecodeKernelConfig {
     int stages;
     int min_keys;
     int parts_per_sm;
+    int chunk_rows;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -35,6 +36,15 @@ struct FlashDecodeKernelConfig {
         const int streamed = 2 * stages * B_c * d_head * element_bytes();
         return queries + streamed + n_warps * B_r * 2 * 4;
     }
+
+    // Of the kernel for sequences with many rows, whose warps have 16 rows each.
+    constexpr int chunk_threads() const { return 32 * (chunk_rows / 16); }
+    constexpr int chunk_smem_bytes() const {
+        return (chunk_rows + 2 * stages * B_c) * d_head * element_bytes();
+    }
+    // Sequences with more rows of a K/V head than this are that kernel's, others the other's: half
+    // a tile. A sequence's own queries say it.
+    constexpr int most_rows_without_chunks() const { return chunk_rows / 2; }
 };
 
 // Division by a number known on the host, of dividends below 2^31: a multiplication and a shift.
@@ -110,10 +120,18 @@ struct DecodeKernelArgs {
                        // softcap * log2(e)
     int32_t heads_per_group;     // query heads of a K/V head
     float softcap_scale_2log2e;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
+
+    // Of sequences with many rows: parts at most, blocks of B_c keys that a part has at least, and
+    // where their states are: rows from the first state to theirs, and from one K/V head, batch or
+    // query of the packed tensor to the next.
+    int32_t most_chunk_parts, min_chunk_units;
+    int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
 };
 
 // Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.
 constexpr int kMergeThreads = 128, kAppendThreads = 128;
+// Of a chunk's part, in parts of other sequences: each writes the sums of many rows.
+constexpr int kChunkMinKeysFactor = 8;
 
 using decode_kernel_fn = void (*)(const DecodeKernelArgs);
 

@@ -21,12 +21,10 @@ struct RowMerge {
 
     FS_DEVICE void run() const {
         const int warp = thread_index() / kWarpSize, lane = lane_index();
-        const int tile = row / Kernel::B_r, tile_row = row % Kernel::B_r;
-        const int64_t first =
-            first_state(args, batch, head_k) + int64_t{tile} * s.parts * args.slot_rows;
-        const float* const statistics = args.part_statistics + 2 * (first + tile_row * s.parts);
-        const float* const sums = args.part_o + (first + tile_row) * Kernel::d_head;
-        const int64_t part_stride = int64_t{args.slot_rows} * Kernel::d_head;
+        const DecodeStates places(args, s, batch, head_k);
+        const float* const statistics = args.part_statistics + 2 * places.statistics(row);
+        const float* const sums = args.part_o + places.sums(0, row) * Kernel::d_head;
+        const int64_t part_stride = int64_t{places.rows} * Kernel::d_head;
 
         uint4 ahead[kAhead][kColumnSteps];
         load(ahead, sums, part_stride, warp, lane);
@@ -78,8 +76,8 @@ struct RowMerge {
 #pragma unroll
             for (int e = 0; e < 4; ++e) all.o[e] = in_pairs(e);
             all.sum = in_pairs(4);
-            store_row<typename Kernel::value_t>(args, all, batch, s.first_query, query, head,
-                                                column);
+            store_row<typename Kernel::value_t>(args, all, row_end(args, all, head), batch,
+                                                s.first_query, query, head, column);
         }
     }
 
@@ -97,10 +95,31 @@ struct RowMerge {
     }
 };
 
+// All rows of the sequences that have several parts.
+template <class Kernel>
+struct MergedRows {
+    FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
+        return s.parts > 1 ? s.queries * args.heads_per_group * args.heads_k : 0;
+    }
+};
+
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const DecodeKernelArgs args) {
     using Merge = RowMerge<Kernel>;
     __shared__ float shared[Merge::kWarps][Merge::kColumnSteps][kWarpSize][5];
+    // Where a sequence may have many rows, a CTA for each of every sequence would be far too many.
+    if constexpr (Kernel::chunk_rows > 0) {
+        SequenceItems<Kernel, MergedRows<Kernel>> items(args);
+        DecodeSequence s;
+        int batch, rest;
+        for (uint32_t index = block_index(); items.find(index, batch, s, rest);
+             index += gridDim.x) {
+            const int row = args.by_heads_k.divide(rest);
+            Merge{args, batch, rest - row * args.heads_k, row, s, shared}.run();
+            __syncthreads();  // the next row's warps write where this one's are read
+        }
+        return;
+    }
     const int sequence_head = args.by_merged_rows.divide(block_index());
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);

@@ -4,6 +4,9 @@
 // Rows of a tile are the query heads of one K/V head, and then its next query: each key is read
 // once for all of them. Each warp has keys of its own, every n_warps-th warp_keys of the part, and
 // copies them into stages of its own: no warp waits for another before the part is done.
+//
+// For sequences with many rows there is the same with larger tiles (chunk_kernel.cuh), whose warps
+// have rows of their own and share the stages.
 #pragma once
 
 #include "common/softmax.cuh"
@@ -32,6 +35,7 @@ struct DecodePart {
     const int first_row, rows;    // of the tile, in the K/V head's rows
     int part_begin;               // first key of the part
     int begin, end;               // keys that some row of the tile sees, of the part
+    int seen_begin, seen_end;     // keys that some row of the warp sees, of the part
     int full_begin, full_end;     // keys that every row of it sees
     const char *k_head, *v_head;  // the head's rows of block 0, dense: of the sequence's block
 
@@ -49,8 +53,11 @@ struct DecodePart {
         const KeyRange top = keys_of_row(0), bottom = keys_of_row(rows - 1);
         begin = max(part_begin, top.first);
         end = min(part_begin + s.chunk, bottom.last + 1);
+        seen_begin = begin;
+        seen_end = end;
         full_begin = bottom.first;
         full_end = top.last + 1;
+        if constexpr (Kernel::takes_chunks) own_rows_only();
         const int64_t block = kPaged ? 0 : item.batch;
         k_head = static_cast<const char*>(args.k_cache) +
                  (block * args.k_cache_strides.batch + item.head_k * args.k_cache_strides.head) *
@@ -96,14 +103,14 @@ struct DecodePart {
 
         cp_async_wait<kStages - 1>();
         __syncthreads();  // the queries are here
-        Queries queries(smem, lane);
+        Queries queries(smem, lane, warp_row());
         Softmax softmax(args.scale_log2);
         Sums o;
         zero(o);
         int stage = 0;
         for (int step = first_step; step < steps; ++step) {
             cp_async_wait<kStages - 2>();
-            __syncwarp();  // this stage is here, and the last one is read
+            sync_stages();  // this stage is here, and the last one is read
             const int last = stage == 0 ? kStages - 1 : stage - 1;
             if (step + kStages - 1 < steps) {
                 start_step(step + kStages - 1, last, next_entry);
@@ -114,9 +121,28 @@ struct DecodePart {
             stage = stage == kStages - 1 ? 0 : stage + 1;
         }
         cp_async_wait<0>();
-        __syncwarp();
-        exchange(softmax, o);
+        sync_stages();
+        if constexpr (Kernel::takes_chunks)
+            store_own_rows(softmax, o);
+        else
+            exchange(softmax, o);
     }
+
+    // ---- warps with rows of their own ----
+
+    // The first of the warp's rows in the tile, and of the keys that it copies in a stage.
+    FS_DEVICE int warp_row() const { return Kernel::takes_chunks ? 16 * warp : 0; }
+    FS_DEVICE int warp_slot() const { return Kernel::takes_chunks ? warp * kWarpKeys : 0; }
+
+    FS_DEVICE static void sync_stages() {
+        if constexpr (Kernel::takes_chunks)
+            __syncthreads();
+        else
+            __syncwarp();
+    }
+
+    FS_DEVICE void own_rows_only();
+    FS_DEVICE void store_own_rows(const Softmax& softmax, const Sums& o) const;
 
     // ---- copies ----
 
@@ -199,7 +225,7 @@ struct DecodePart {
             const int first = (kFirstChunk + chunk) * kChunkElements;
             const char* const k_row = k_head + (k_offset + first) * kElementBytes;
             const char* const v_row = v_head + (v_offset + first) * kElementBytes;
-            const uint32_t offset = Panel::offset(row, chunk);
+            const uint32_t offset = Panel::offset(warp_slot() + row, chunk);
 #pragma unroll
             for (int p = 0; p < kPanels; ++p) {
                 const bool copied = present && (!SEMANTICS.uneven || first + 64 * p < args.d);
@@ -214,28 +240,29 @@ struct DecodePart {
 
     // A operand of the scores: in registers, or read again in each step where there is no room.
     struct KeptQueries : InRegisters<Kernel::row_tiles, Kernel::d_steps> {
-        FS_DEVICE KeptQueries(uint32_t tile, int lane) {
-            const RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> rows(tile, lane, 0);
+        FS_DEVICE KeptQueries(uint32_t tile, int lane, int row) {
+            const RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> rows(tile, lane, row);
 #pragma unroll
             for (int step = 0; step < Kernel::d_steps; ++step)
                 rows.load(this->fragments[step], step);
         }
     };
     struct ReadQueries : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> {
-        FS_DEVICE ReadQueries(uint32_t tile, int lane)
-            : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles>(tile, lane, 0) {}
+        FS_DEVICE ReadQueries(uint32_t tile, int lane, int row)
+            : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles>(tile, lane, row) {}
     };
     using Queries = std::conditional_t<Kernel::keeps_queries, KeptQueries, ReadQueries>;
 
     FS_DEVICE void multiply_step(int step, int stage, const Queries& queries, Softmax& softmax,
                                  Sums& o) const {
-        const int key = first_key(step);
-        if (key >= end || key + kWarpKeys <= begin) return;
+        constexpr int kKeys = 8 * Kernel::key_tiles;
+        const int key = Kernel::takes_chunks ? part_begin + step * Kernel::B_c : first_key(step);
+        if (key >= seen_end || key + kKeys <= seen_begin) return;
         Scores scores;
         zero(scores);
         multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
         if constexpr (SEMANTICS.softcap) tanh_scaled(scores, args.softcap_scale_2log2e);
-        if (key < full_begin || key + kWarpKeys > full_end) mask(scores, key);
+        if (key < full_begin || key + kKeys > full_end) mask(scores, key);
         softmax.template update<false>(scores, o);
         InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;
         round_to<value_t>(probabilities, scores);
@@ -249,7 +276,7 @@ struct DecodePart {
         for (int m = 0; m < Kernel::row_tiles; ++m)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const KeyRange keys = keys_of_row(16 * m + 8 * r + lane / 4);
+                const KeyRange keys = keys_of_row(warp_row() + 16 * m + 8 * r + lane / 4);
 #pragma unroll
                 for (int n = 0; n < Kernel::key_tiles; ++n)
 #pragma unroll
@@ -309,7 +336,8 @@ struct DecodePart {
             if (s.parts == 1) {
                 const int head = item.head_k * args.heads_per_group + first_row + row -
                                  query * args.heads_per_group;
-                store_row<value_t>(args, state, item.batch, s.first_query, query, head, column);
+                store_row<value_t>(args, state, row_end(args, state, head), item.batch,
+                                   s.first_query, query, head, column);
             } else {
                 store_state(state, row, column);
             }
@@ -317,18 +345,16 @@ struct DecodePart {
         __syncthreads();  // the next item's copies take the place of these states
     }
 
-    // For the merge: of a tile, sums part by part, and a row's statistics side by side.
+    // For the merge.
     FS_DEVICE void store_state(const RowState& state, int row, int column) const {
-        const DecodeSequence& s = item.sequence;
-        const int64_t first = first_state(args, item.batch, item.head_k) +
-                              int64_t{item.tile} * s.parts * args.slot_rows;
-        const int64_t place = first + int64_t{item.part} * args.slot_rows + row;
+        const DecodeStates places(args, item.sequence, item.batch, item.head_k);
         store_global_16B(
-            args.part_o + place * Kernel::d_head + column,
+            args.part_o + places.sums(item.part, first_row + row) * Kernel::d_head + column,
             {as_uint(state.o[0]), as_uint(state.o[1]), as_uint(state.o[2]), as_uint(state.o[3])});
         if (column == 0)
-            store_global_8B(args.part_statistics + 2 * (first + row * s.parts + item.part),
-                            {as_uint(state.maximum), as_uint(state.sum)});
+            store_global_8B(
+                args.part_statistics + 2 * (places.statistics(first_row + row) + item.part),
+                {as_uint(state.maximum), as_uint(state.sum)});
     }
 };
 

@@ -12,7 +12,7 @@ namespace flashsmith {
 namespace {
 
 // The kernels of a config, in the order of the family's templates.
-enum Kernel : size_t { dense, paged, merge, append };
+enum Kernel : size_t { dense, paged, merge, append, chunk, paged_chunk };
 
 // The operation's tensors, in its order.
 enum DecodeTensor : size_t {
@@ -30,6 +30,8 @@ enum DecodeTensor : size_t {
     sinks,
     cu_seqlens_q,
 };
+// CTAs that merge rows one after another.
+constexpr int kMergesPerSm = 8;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
 
 int64_t blocks_of(int64_t rows, int64_t tile) {
@@ -105,6 +107,31 @@ int64_t most_parts(const FlashDecodeKernelConfig& config, const DecodeProblem& p
     return std::clamp<int64_t>(fills ? once : blocks_of(kRounds * at_once, heads), 1, invariant);
 }
 
+// How far the states of chunks lie apart, and how many there are.
+struct ChunkStates {
+    int64_t head_rows = 0, batch_rows = 0, query_rows = 0;
+};
+
+// Memory for the parts of sequences with many rows. `most_parts` is of one tile: more tiles have
+// fewer, so that parts times rows stay within most_parts tiles. Of packed sequences the host knows
+// the sum of the rows alone, each of which has `parts_of_capacity` parts at most.
+ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t most_parts,
+                         int64_t parts_of_capacity) {
+    const int64_t group = p.heads_q / p.heads_k, rows = p.seq_q * group;
+    if (!p.packed) {
+        const int64_t of_tile = std::max<int64_t>(1, most_parts / blocks_of(rows, chunk_rows));
+        const int64_t parts = std::min(of_tile, parts_of_capacity);
+        if (parts == 1) return {};
+        return {p.batch * parts * rows, parts * rows, 0};
+    }
+    const int64_t parts = std::min(most_parts, parts_of_capacity);
+    if (parts == 1) return {};
+    const int64_t of_batches = p.batch * most_parts * chunk_rows;
+    const int64_t of_queries = p.total_q * group * parts;
+    if (of_batches < of_queries) return {of_batches, most_parts * chunk_rows, 0};
+    return {of_queries, 0, group * parts};
+}
+
 std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
     using Args = DecodeKernelArgs;
     const bool turns = tensors[cos_table] != 0;
@@ -143,7 +170,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const DecodeProblem problem = read_problem(numbers, tensors, args);
     const ForwardProblem& p = problem.forward;
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
-    check_smem(config.smem_bytes(), device);
+    check_smem(std::max(config.smem_bytes(), config.chunk_smem_bytes()), device);
     check_problem(p, semantics, config.d_head, config.B_r);
     require(semantics.uneven || p.d == config.d_head,
             "uneven: this library's kernels want d = d_head");
@@ -166,18 +193,37 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t parts = most_parts(config, problem, device);
     const int64_t rows = p.seq_q * args.heads_per_group;
     require(rows <= INT_MAX, "seq_q x heads of a group must stay within 2^31 - 1");
-    const int64_t tiles = blocks_of(rows, config.B_r);
+    // Sequences with many rows have a kernel of their own, and where none is packed all have as
+    // many.
+    const int64_t most_rows = config.most_rows_without_chunks();
+    const bool has_chunks = config.chunk_rows > 0 && rows > most_rows;
+    const bool has_others = p.packed || !has_chunks;
+    const int64_t other_rows = has_chunks ? std::min(rows, most_rows) : rows;
+    const int64_t tiles = blocks_of(other_rows, config.B_r);
     const int64_t min_units = config.min_keys / config.B_c;
-    const int64_t parts_of_capacity =
-        std::max<int64_t>(1, blocks_of(blocks_of(p.seq_k, config.B_c), min_units));
-    const bool has_states = std::min(parts, parts_of_capacity) > 1;
+    const int64_t units = blocks_of(p.seq_k, config.B_c);
+    const int64_t parts_of_capacity = std::max<int64_t>(1, blocks_of(units, min_units));
+    const bool others_are_split = has_others && std::min(parts, parts_of_capacity) > 1;
     args.most_parts = static_cast<int32_t>(parts);
     args.min_units = static_cast<int32_t>(min_units);
     args.most_slots = static_cast<int32_t>(
-        has_states ? std::min(parts, std::max<int64_t>(tiles, 1) * parts_of_capacity) : 0);
-    args.slot_rows = static_cast<int32_t>(std::min<int64_t>(config.B_r, rows));
+        others_are_split ? std::min(parts, std::max<int64_t>(tiles, 1) * parts_of_capacity) : 0);
+    args.slot_rows = static_cast<int32_t>(std::min<int64_t>(config.B_r, other_rows));
     // More tiles than half of the parts leave each tile one part.
-    args.merged_rows = static_cast<int32_t>(std::min(rows, parts / 2 * config.B_r));
+    args.merged_rows = static_cast<int32_t>(std::min(other_rows, parts / 2 * config.B_r));
+    // A CTA for each SM: one of its size is about what an SM holds.
+    const int64_t chunk_parts = std::max<int64_t>(1, device.sm_count / p.heads_k);
+    const int64_t chunk_units = min_units * kChunkMinKeysFactor;
+    const int64_t chunk_parts_of_capacity = std::max<int64_t>(1, blocks_of(units, chunk_units));
+    const ChunkStates chunks =
+        has_chunks ? chunk_states(p, config.chunk_rows, chunk_parts, chunk_parts_of_capacity)
+                   : ChunkStates{};
+    args.most_chunk_parts = static_cast<int32_t>(chunk_parts);
+    args.min_chunk_units = static_cast<int32_t>(chunk_units);
+    args.chunk_head_rows = chunks.head_rows;
+    args.chunk_batch_rows = chunks.batch_rows;
+    args.chunk_query_rows = chunks.query_rows;
+    const bool has_states = others_are_split || chunks.head_rows > 0;
     args.by_parts = divisor_of(parts);
     args.by_group = divisor_of(args.heads_per_group);
     args.by_page = divisor_of(std::max<int64_t>(1, problem.slots));
@@ -186,7 +232,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     Plan plan;
     const int64_t heads = p.batch * p.heads_k;
-    const int64_t states = heads * args.most_slots * args.slot_rows;
+    args.chunk_states = heads * args.most_slots * args.slot_rows;
+    const int64_t states = args.chunk_states + p.heads_k * chunks.head_rows;
     const auto workspace = [&](const char* name, int64_t bytes) {
         plan.workspaces.push_back({name, static_cast<size_t>(bytes), Contents::undefined});
     };
@@ -218,14 +265,36 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             kAppendThreads, 0);
     }
     // CTAs that the device holds at once, each of which takes part after part.
-    const int64_t items = heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity));
-    require(items <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
-    const int64_t resident =
-        ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0) *
-        int64_t{device.sm_count};
-    add(tensors[page_table] != 0 ? paged : dense, std::min(items, resident), config.n_threads(),
-        config.smem_bytes());
-    if (has_states && args.merged_rows > 0) add(merge, heads * args.merged_rows, kMergeThreads, 0);
+    const auto add_parts = [&](Kernel kernel, int64_t items, int threads, int smem_bytes) {
+        require(items <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
+        const int64_t resident = ctas_that_fit(smem_bytes, threads, device.max_smem_per_sm, 0) *
+                                 int64_t{device.sm_count};
+        add(kernel, std::min(items, resident), threads, smem_bytes);
+    };
+    const bool is_paged = tensors[page_table] != 0;
+    // The longest first: CTAs of the next launch begin where this one's are done.
+    if (has_chunks) {
+        const int64_t all_rows = p.packed ? p.total_q * args.heads_per_group : p.batch * rows;
+        const int64_t chunk_tiles = std::min(p.batch * blocks_of(rows, config.chunk_rows),
+                                             all_rows / config.chunk_rows + p.batch);
+        add_parts(
+            is_paged ? paged_chunk : chunk,
+            p.heads_k * std::max(chunk_tiles, std::min(chunk_parts * p.batch,
+                                                       chunk_tiles * chunk_parts_of_capacity)),
+            config.chunk_threads(), config.chunk_smem_bytes());
+    }
+    if (has_others)
+        add_parts(is_paged ? paged : dense,
+                  heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity)),
+                  config.n_threads(), config.smem_bytes());
+    if (config.chunk_rows > 0 && has_states) {
+        const int64_t all_rows = p.packed ? p.total_q : p.batch * p.seq_q;
+        require(all_rows * p.heads_q <= INT_MAX, "rows x heads must stay within 2^31 - 1");
+        add(merge, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
+            kMergeThreads, 0);
+    } else if (has_states && args.merged_rows > 0) {
+        add(merge, heads * args.merged_rows, kMergeThreads, 0);
+    }
 
     for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})
         plan.presence.push_back({tensor, tensors[tensor] != 0,

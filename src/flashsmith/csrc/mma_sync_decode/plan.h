@@ -6,8 +6,8 @@
 
 namespace flashsmith {
 
-// Up to three launches: to append, to compute states of parts, to merge them. Throws
-// std::invalid_argument.
+// Up to four launches: to append, to compute states of parts, of sequences with many rows and of
+// others, and to merge them. Throws std::invalid_argument.
 Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics);
 

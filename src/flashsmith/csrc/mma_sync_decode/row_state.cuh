@@ -59,11 +59,14 @@ struct RowEnd {
     }
 };
 
+FS_DEVICE RowEnd row_end(const DecodeKernelArgs& args, const RowState& row, int head) {
+    return RowEnd(row, args.sinks == nullptr ? nullptr : args.sinks + head);
+}
+
 // Four neighbouring elements of a row of o, and by the row's first thread its log-sum-exp.
 template <typename value_t>
-FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, int batch,
-                         int first_query, int query, int head, int column) {
-    const RowEnd end(row, args.sinks == nullptr ? nullptr : args.sinks + head);
+FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, const RowEnd& end,
+                         int batch, int first_query, int query, int head, int column) {
     if (column < args.d) {
         char* const target =
             static_cast<char*>(args.o) +

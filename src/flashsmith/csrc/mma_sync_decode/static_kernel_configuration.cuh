@@ -38,13 +38,18 @@ struct StaticDecodeKernelConfig {
     // Fragments of the queries beside the sums: 255 registers have room for no more.
     static constexpr bool keeps_queries = B_r * d_head <= 16 * 128;
 
+    // Sequences with more rows are those of the kernel with tiles of chunk_rows rows.
+    static constexpr int chunk_rows = CFG.chunk_rows;
+    static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
+    static constexpr bool takes_chunks = false;
+
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<warp_keys, d_head, true>;
 
     // Shared memory, bytes from its start. Each warp has stages of its own, in each K and then V.
     static constexpr int ring_offset = QueriesLayout::kBytes;
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
-    static constexpr int ring_bytes = stages * stage_bytes;
+    static constexpr int ring_bytes = stages * stage_bytes;  // from a warp's to the next one's
     static constexpr int statistics_offset = ring_offset + n_warps * ring_bytes;
     static_assert(statistics_offset + n_warps * B_r * 8 == CFG.smem_bytes());
 
@@ -66,8 +71,43 @@ struct StaticDecodeKernelConfig {
         static_assert(CFG.min_keys % B_c == 0, "min_keys: whole stages");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
+        if constexpr (chunk_rows > 0) {
+            constexpr int copied = B_c / (chunk_rows / 16);
+            static_assert(chunk_rows == 64 || chunk_rows == 128, "chunk_rows: 64 or 128");
+            static_assert(copied <= 32 && copied >= (d_head % 64 == 0 ? 4 : 8),
+                          "chunk_rows: an instruction copies 4 rows of 64 columns, 8 of 32");
+            static_assert(d_head + B_c <= (B_c == 32 ? 288 : 224),
+                          "a thread has too many sums and scores of chunks");
+            static_assert(CFG.chunk_smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
+                          "the tiles of chunks need more shared memory than a CTA may have");
+        }
         return true;
     }
+};
+
+// The same for the kernel of sequences with many rows, such as chunks of a prompt. A tile has many
+// rows, and its warps have other rows, not other keys: each key is copied once for all of them.
+template <class Kernel>
+struct ChunkKernelConfig : Kernel {
+    static constexpr bool takes_chunks = true;
+
+    static constexpr int B_r = Kernel::chunk_rows;
+    static constexpr int n_warps = B_r / 16;
+    static constexpr int n_threads = 32 * n_warps;
+    static constexpr int warp_keys = Kernel::B_c / n_warps;  // which a warp copies for all
+
+    static constexpr int row_tiles = 1;
+    static constexpr int key_steps = Kernel::B_c / 16;
+    static constexpr int key_tiles = Kernel::B_c / 8;
+    static constexpr bool keeps_queries = Kernel::d_head <= 128;
+
+    using QueriesLayout = SmemLayout<B_r, Kernel::d_head, true>;
+    using KeysLayout = SmemLayout<Kernel::B_c, Kernel::d_head, true>;
+
+    static constexpr int ring_offset = QueriesLayout::kBytes;
+    static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
+    static constexpr int ring_bytes = 0;
+    static_assert(ring_offset + Kernel::stages * stage_bytes == Kernel::CFG.chunk_smem_bytes());
 };
 
 }  // namespace flashsmith

@@ -45,6 +45,7 @@ struct HopperForwardKernelConfig {
     bool early_exp;      // overlap: no exponential is put off until the GEMM beside it is done
     bool stale_max;      // later blocks compute no maximum: sums show when it is out of date
     bool direct_O;       // O leaves from registers, so that Q's slot is free before O is done
+    int short_block;     // a warpgroup's last block may end after so many keys; 0: it may not
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 

@@ -78,12 +78,16 @@ struct Consumer {
         int block = blocks.end - 1;
         O_is_begun = false;
         K.consumer_wait();
-        start_QK_gemm();
+        const int steps = steps_of_last_block(block);
+        run_QK_gemm_of(steps);
         finish_QK_gemm<0, true>();
         output.drain();
         compute_probabilities<true>(block, blocks);
         pack_P();
         if (order_is_pending) order.wait_and_arrive();
+        if constexpr (Kernel::has_short_blocks)
+            if (is_short(steps) && block > blocks.begin)
+                continue_after_short_block(--block, blocks, steps);
 
 #pragma unroll 1
         while (--block >= blocks.begin) {
@@ -115,17 +119,78 @@ struct Consumer {
         finish_PV_gemm();
     }
 
+    // A round of the main loop whose PV GEMM has few steps: nothing needs to run beside it.
+    FS_DEVICE void continue_after_short_block(int block, const BlockRange& blocks, int steps) {
+        K.consumer_wait();
+        V.consumer_wait();
+        order.template wait<PingPong::gemm>();
+        run_PV_gemm_of(steps);
+        finish_PV_gemm();
+        start_QK_gemm();
+        order.template arrive<PingPong::gemm>();
+        finish_QK_gemm<0, false>();
+        compute_probabilities<false>(block, blocks);
+        max_policy.finish_P(*this);
+        if (rescales_O) softmax.rescale(O, O_factors);
+    }
+
+    // ---- short blocks ----
+
+    // Steps of 16 keys of the warpgroup's last block that hold a key which some row sees.
+    FS_DEVICE int steps_of_last_block(int block) const {
+        if constexpr (!Kernel::has_short_blocks) return Kernel::PV_steps;
+        const int last_row = min(tile.first_row + kWarpgroupRows, tile.q_count) - 1;
+        const VisibleKeys<SEMANTICS> visible(problem, tile.q_count, tile.k_count);
+        return (visible.keys(last_row).last - block * Kernel::B_c) / 16 + 1;
+    }
+    // Whether fewer than all steps serve.
+    FS_DEVICE static bool is_short(int steps) {
+        constexpr int kMostSteps = (Kernel::PV_steps - 1) / Kernel::short_steps;
+        return steps <= kMostSteps * Kernel::short_steps;
+    }
+    // With the fewest steps that there is code for. Each branch waits for its own GEMM: where one
+    // is under way across their end, ptxas serializes all of the kernel's (C7515).
+    template <int kSteps = Kernel::short_steps>
+    FS_DEVICE void run_QK_gemm_of(int steps) {
+        if constexpr (!Kernel::has_short_blocks || kSteps >= Kernel::PV_steps) {
+            start_QK_gemm();
+            if constexpr (Kernel::has_short_blocks) wgmma_wait<0>(S);
+        } else if (steps <= kSteps) {
+            start_QK_gemm<kSteps>();
+            wgmma_wait<0>(S);
+#pragma unroll
+            for (int n = 2 * kSteps; n < Kernel::B_c / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) S[0][n][e] = -INFINITY;
+        } else {
+            run_QK_gemm_of<kSteps + Kernel::short_steps>(steps);
+        }
+    }
+    template <int kSteps = Kernel::short_steps>
+    FS_DEVICE void run_PV_gemm_of(int steps) {
+        constexpr bool kIsLongest = kSteps + Kernel::short_steps >= Kernel::PV_steps;
+        if (kIsLongest || steps <= kSteps) {
+            start_PV_gemm<kSteps>();
+            wgmma_wait<0>(O);
+        } else if constexpr (!kIsLongest) {
+            run_PV_gemm_of<kSteps + Kernel::short_steps>(steps);
+        }
+    }
+
     // ---- GEMMs ----
 
-    // S = Q K^T.
+    // S = Q K^T, of the first kKeySteps times 16 keys.
+    template <int kKeySteps = Kernel::PV_steps>
     FS_DEVICE void start_QK_gemm() {
         using Panel = typename Kernel::Panel;
+        using GEMM = Wgmma<typename Kernel::value_t, 16 * kKeySteps, false>;
+        auto& scores = reinterpret_cast<typename GEMM::D&>(S);
         const uint64_t q = Panel::descriptor(Q_tile()), k = Panel::descriptor(K.tile());
         wgmma_fence(S);
 #pragma unroll
         for (int step = 0; step < Kernel::QK_steps; ++step)
-            Kernel::GEMM_QK::run(S, q + Panel::template column_step<kWarpgroupRows>(step),
-                                 k + Panel::template column_step<Kernel::B_c>(step), step > 0);
+            GEMM::run(scores, q + Panel::template column_step<kWarpgroupRows>(step),
+                      k + Panel::template column_step<Kernel::B_c>(step), step > 0);
         wgmma_commit();
     }
     template <int kPending, bool kFirst>
@@ -134,13 +199,14 @@ struct Consumer {
         if constexpr (kFirst || !MaxPolicy::kMayRecompute) K.consumer_release(warp, lane);
     }
 
-    // O += P V.
+    // O += P V, of the first kSteps times 16 keys.
+    template <int kSteps = Kernel::PV_steps>
     FS_DEVICE void start_PV_gemm() {
         using Panel = typename Kernel::Panel;
         const uint64_t v = Panel::descriptor(V.tile(), Kernel::KV_panel_bytes);
         wgmma_fence(O, P);
 #pragma unroll
-        for (int step = 0; step < Kernel::PV_steps; ++step)
+        for (int step = 0; step < kSteps; ++step)
             Kernel::GEMM_PV::run(O, P[step], v + Panel::row_step(step), step > 0 || O_is_begun);
         wgmma_commit();
         O_is_begun = true;

@@ -46,6 +46,10 @@ struct StaticHopperKernelConfig {
     using GEMM_PV = Wgmma<value_t, d_head, true>;
     static constexpr int QK_steps = d_head / 16;
     static constexpr int PV_steps = B_c / 16;
+    // Whether a warpgroup's last block is computed as far only as its rows see it, in units of so
+    // many steps of 16 keys. In whole blocks that no mask cuts every key is seen.
+    static constexpr bool has_short_blocks = CFG.short_block > 0 && masked;
+    static constexpr int short_steps = CFG.short_block / 16;
     using S_t = float[1][B_c / 8][4];
     using P_t = uint32_t[PV_steps][4];
     using O_t = float[1][d_head / 8][4];
@@ -102,6 +106,9 @@ struct StaticHopperKernelConfig {
                 (CFG.rescale_threshold > 0 && CFG.exp2_fma_share == 0 && CFG.cluster_size == 1),
             "stale_max: it rescales late, scores above the maximum must come out infinite, "
             "and a warp may read K by itself");
+        static_assert(
+            CFG.short_block % 16 == 0 && CFG.short_block < B_c,
+            "short_block: a step of P V takes 16 keys, and a short block has fewer steps");
         static_assert(!(CFG.direct_O && CFG.separate_O),
                       "direct_O: O that leaves from registers needs no memory");
         return true;

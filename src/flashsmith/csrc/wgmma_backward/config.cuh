@@ -49,6 +49,7 @@ struct HopperBackwardKernelConfig {
     bool ordered_dq;   // blocks of keys add to dq in one order: the same bits in every run
     bool wide_stores;  // dk and dv are stored 16 bytes a lane
     bool bulk_sums;    // dq goes through shared memory, and TMA adds it to its sums
+    bool early_rows;   // a step's lse and D are read before its products are issued
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 

@@ -122,6 +122,8 @@ struct BackwardConsumer {
     using value_t = typename Kernel::value_t;
     using Panel = typename Kernel::Panel;
     using Keys = KeyBlock<Kernel>;
+    // The statistics of the two queries that a lane has in each tile of scores.
+    using RowPairs = float2[Kernel::B_r / 8];
 
     // Whether sums of dq are under way between products of the scores; whether dq's product comes
     // before dk's.
@@ -345,20 +347,27 @@ struct BackwardConsumer {
         constexpr bool kBeside = kWithdQ && !Kernel::takes_turns;
         await_queries();
         d_o.consumer_wait();
+        RowPairs lse, D;
+        if constexpr (CFG.early_rows)
+            load_rows<0, kTilesFirst>(lse, Kernel::lse_offset, Q.state.stage());
+        if constexpr (kLoadsDFirst) load_rows(D, Kernel::D_offset, d_o.state.stage());
         order.wait();
         begin_S();
         if constexpr (kSumsBesideScores && !Kernel::takes_turns) add_dq();
         begin_dP();
         order.arrive();
-        RowPairs lse, D;
-        if constexpr (kLoadsRowsEarly) load_rows(lse, Kernel::lse_offset, Q.state.stage());
+        if constexpr (kLoadsRowsEarly)
+            load_rows<kTilesFirst>(lse, Kernel::lse_offset, Q.state.stage());
         wgmma_wait<1>(S);
-        if constexpr (!kLoadsRowsEarly) load_rows(lse, Kernel::lse_offset, Q.state.stage());
+        if constexpr (!kLoadsRowsEarly)
+            load_rows<kTilesFirst>(lse, Kernel::lse_offset, Q.state.stage());
         exponentiate(lse);
         if constexpr (CFG.early_exp) end_basic_block();
-        if constexpr (kLoadsRowsEarly) load_rows(D, Kernel::D_offset, d_o.state.stage());
+        if constexpr (kLoadsRowsEarly && !kLoadsDFirst)
+            load_rows(D, Kernel::D_offset, d_o.state.stage());
         wgmma_wait<0>(dP);
-        if constexpr (!kLoadsRowsEarly) load_rows(D, Kernel::D_offset, d_o.state.stage());
+        if constexpr (!kLoadsRowsEarly && !kLoadsDFirst)
+            load_rows(D, Kernel::D_offset, d_o.state.stage());
         differentiate(D);
         store_dS();
         order.wait();
@@ -412,6 +421,9 @@ struct BackwardConsumer {
     FS_DEVICE void compute_dS() {
         RowPairs D;
         load_rows(D, Kernel::D_offset, d_o.state.stage());
+        compute_dS(D);
+    }
+    FS_DEVICE void compute_dS(const RowPairs& D) {
         differentiate(D);
         __syncwarp();  // all lanes have read their rows' statistics
         d_o.consumer_release(warp, lane);
@@ -561,14 +573,19 @@ struct BackwardConsumer {
 
     // ---- between the products ----
 
-    // The statistics of the two queries that a lane has in each tile of scores. Where registers
-    // are left, they are loaded under the product that is waited for.
-    using RowPairs = float2[Kernel::B_r / 8];
+    // Where registers are left, the statistics are loaded under the product that is waited for. Its
+    // instructions are in the queue before theirs, though: with early_rows those of so many tiles
+    // of S come first, and with still more registers D's too.
     static constexpr bool kLoadsRowsEarly =
         Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
+    static constexpr int kTilesFirst = CFG.early_rows ? 8 : 0;
+    static constexpr bool kLoadsDFirst =
+        CFG.early_rows &&
+        Kernel::d_head + Kernel::B_r + Kernel::B_r / 2 + 16 <= CFG.consumer_registers;
+    template <int kBegin = 0, int kEnd = Kernel::B_r / 8>
     FS_DEVICE void load_rows(RowPairs& pairs, int offset, int stage) const {
 #pragma unroll
-        for (int n = 0; n < Kernel::B_r / 8; ++n)
+        for (int n = kBegin; n < kEnd; ++n)
             pairs[n] = load_shared_float2(smem + offset + stage * Kernel::statistics_bytes +
                                           (8 * n + lane % 4 * 2) * 4);
     }

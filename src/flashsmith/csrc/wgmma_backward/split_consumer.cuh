@@ -77,16 +77,19 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
     FS_DEVICE void step() {
         if constexpr (kWithdQ) start_dq<0>();
         this->await_queries();
+        if constexpr (!kOfV) d_o.consumer_wait();
+        typename Base::RowPairs rows;
+        if constexpr (Base::CFG.early_rows) load_rows<kOfV>(rows);
         if constexpr (kOfV) {
             this->begin_S();
         } else {
-            d_o.consumer_wait();
             this->begin_dP();
         }
         if constexpr (kWithdQ) finish_dq<0, 1>();
         if constexpr (kOfV) {
             wgmma_wait<0>(S);
-            this->exponentiate();
+            if constexpr (!Base::CFG.early_rows) load_rows<kOfV>(rows);
+            this->exponentiate(rows);
             __syncwarp();  // all lanes have read their rows' statistics
             Q.consumer_release(warp, lane);
             pass_P();
@@ -95,9 +98,19 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
         } else {
             wgmma_wait<0>(dP);
             take_P();
-            this->compute_dS();
+            if constexpr (!Base::CFG.early_rows) load_rows<kOfV>(rows);
+            this->compute_dS(rows);
             add_product<kOfV, kWithdQ>(dS, Q);
         }
+    }
+
+    // lse or D, of a step's rows.
+    template <bool kOfV>
+    FS_DEVICE void load_rows(typename Base::RowPairs& rows) const {
+        if constexpr (kOfV)
+            Base::load_rows(rows, Kernel::lse_offset, Q.state.stage());
+        else
+            Base::load_rows(rows, Kernel::D_offset, d_o.state.stage());
     }
 
     // dv += P^T do, or dk += dS^T q.

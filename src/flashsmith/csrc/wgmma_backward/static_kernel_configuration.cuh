@@ -149,6 +149,9 @@ struct StaticHopperBackwardKernelConfig {
                       "bulk_sums: not of split roles, and in no order");
         static_assert(CFG.dq_sums == DqSums::beside_scores || !(CFG.split_roles || takes_turns),
                       "dq_sums: split roles and turns have a place of their own for them");
+        static_assert(
+            !CFG.early_rows || CFG.split_roles || CFG.order == StepOrder::scores_together,
+            "early_rows: with other orders S is begun in another step than its rows are read");
         static_assert(CFG.dq_sums != DqSums::sums_under_dk ||
                           (CFG.lagged_dq && (CFG.order == StepOrder::scores_together ||
                                              CFG.order == StepOrder::scores_ahead)),

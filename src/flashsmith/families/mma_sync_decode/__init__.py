@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.tile_work import CallWork
@@ -42,11 +44,13 @@ class MmaSyncDecodeFamily(Family):
     }
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
+        chunks = {"chunk": "decode_chunk_kernel", "paged_chunk": "decode_paged_chunk_kernel"}
         return {
             "main": self.cpp.kernel,
             "paged": "decode_paged_kernel",
             "merge": "decode_merge_kernel",
             "append": "decode_append_kernel",
+            **(chunks if cfg.chunk_rows else {}),
         }
 
     def candidates(
@@ -64,7 +68,15 @@ class MmaSyncDecodeFamily(Family):
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
-        return sets.candidates(dtype, min(d_heads), device_spec(self.oldest_arch))
+        device = device_spec(self.oldest_arch)
+        first, *others, last = sets.candidates(dtype, min(d_heads), device)
+        chunks = (replace(first, chunk_rows=128), *others, replace(last, chunk_rows=64))
+        return [first, *(cfg for cfg in chunks if is_legal(cfg, device))]
+
+    def for_queries(
+        self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> FlashDecodeKernelConfig:
+        return sets.for_queries(cfg, problem, device)
 
     has_cost_model = True
 

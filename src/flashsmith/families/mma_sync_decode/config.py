@@ -96,6 +96,21 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="most_parts",
     )
+    chunk_rows: int = knob(
+        "rows of a CTA's tile in the kernel for sequences with more than half as many rows, such "
+        "as chunks of a prompt; 0: there is none",
+        values=(0, 64, 128),
+        word="chunks",
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"sequences with more than {cfg.most_rows_without_chunks} rows of a K/V head have a "
+            f"kernel of their own, of {cfg.chunk_warps} warps with {MMA_ROWS} rows each"
+            if cfg.chunk_rows
+            else "all sequences have the same kernel, whose tiles each read all keys"
+        ),
+        where="ChunkKernelConfig",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -130,6 +145,16 @@ class FlashDecodeKernelConfig(KernelConfig):
         return (self.stages - 1) * self.stage_bytes
 
     @property
+    def chunk_warps(self) -> int:
+        """Warps of a CTA of the kernel for sequences with many rows."""
+        return self.chunk_rows // MMA_ROWS
+
+    @property
+    def most_rows_without_chunks(self) -> int:
+        """Rows of a K/V head above which a sequence has the kernel for many."""
+        return self.chunk_rows // 2
+
+    @property
     def keeps_queries(self) -> bool:
         """Whether a warp keeps its queries' fragments in registers."""
         return self.B_r * self.d_head <= MMA_ROWS * 128
@@ -140,3 +165,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         queries = self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
         return queries + streamed + self.n_warps * self.B_r * _STATISTICS_BYTES
+
+    def chunk_smem_bytes(self) -> int:
+        """The same of the kernel for sequences with many rows: the queries and the stages."""
+        return (self.chunk_rows + 2 * self.stages * self.B_c) * self.d_head * 2

@@ -5,6 +5,8 @@ The constants without a data sheet behind them are assumptions, not fits: nothin
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashsmith.families.config import RESERVED_SMEM_PER_CTA, THREADS_PER_WARP
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
@@ -47,8 +49,24 @@ def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec)
     return max(1, -(-keys // chunk)), min(chunk, max(keys, 1))
 
 
+# Of a chunk's part, in parts of other sequences, as the kernels have it.
+_CHUNK_MIN_KEYS_FACTOR = 8
+
+
+def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKernelConfig:
+    """The config whose main kernel has the work of the one that serves the problem's sequences: of
+    those with many rows one with the tiles of chunks."""
+    rows = problem.seq_q * problem.heads_q // problem.heads_k
+    if not cfg.chunk_rows or rows <= cfg.most_rows_without_chunks:
+        return cfg
+    least = cfg.min_keys * _CHUNK_MIN_KEYS_FACTOR
+    tile = replace(cfg, B_r=cfg.chunk_rows, n_warps=cfg.chunk_warps)
+    return replace(tile, min_keys=least, parts_per_sm=1)
+
+
 def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
     """The work of a call's launches; infinitely long where no CTA fits."""
+    cfg = _serving(cfg, problem)
     ctas = resident(cfg, device)
     if not ctas:
         return CallWork(float("inf"), 0, 0, cfg.B_r)
@@ -78,7 +96,8 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
         merged = problem.batch * problem.heads_q * problem.seq_q * parts
         states = 2 * merged * (cfg.d_head + 2) * _FLOAT_BYTES / (rates.l2 * device.sm_count)
         states += _LAUNCH + 2 * _LATENCY
-    return CallWork((cycles + states + _LAUNCH) / rates.clock / 1e6, items, ctas, cfg.B_r)
+    ms = (cycles + states + _LAUNCH) / rates.clock / 1e6
+    return CallWork(ms, items, ctas, cfg.B_r, heads=problem.heads_q // problem.heads_k)
 
 
 # --- compilation ---------------------------------------------------------------------------------
@@ -89,5 +108,6 @@ _FIXED_COST = 700.0
 
 def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
     """Relative compile time of one config (no unit): the m16n8k16 products of one step of a warp,
-    whose bodies are unrolled, in the dense and in the paged kernel."""
-    return _FIXED_COST + 2 * 2 * cfg.B_r * cfg.keys_per_warp * cfg.d_head / (MMA_ROWS * 8 * 16)
+    whose bodies are unrolled, in the dense and in the paged kernels."""
+    rows_by_keys = cfg.B_r * cfg.keys_per_warp + (MMA_ROWS * cfg.B_c if cfg.chunk_rows else 0)
+    return _FIXED_COST + 2 * 2 * rows_by_keys * cfg.d_head / (MMA_ROWS * 8 * 16)

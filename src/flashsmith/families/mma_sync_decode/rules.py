@@ -14,6 +14,18 @@ MAX_ELEMENTS = {16: 144, 32: 128}
 # Floats between rows of a warp's sums in shared memory, beyond those of a row.
 _PADDING = 8
 _FLOAT_BYTES = 4
+# The same of chunks, whose warps have 16 rows and all keys of a stage: with 64 keys, d_head 192, a
+# window, a softcap and pages spill.
+_MAX_CHUNK_ELEMENTS = {32: 144}
+_MAX_OTHER_CHUNK_ELEMENTS = 112
+
+
+def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
+    """Whether an instruction of a warp, which copies 4 rows of a panel of 64 columns or 8 of one of
+    32, copies no more than the warp's keys of a stage, and its lanes have a key each at most."""
+    least = 4 if cfg.d_head % 64 == 0 else 8
+    return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
+
 
 _supported = partial(
     supported,
@@ -24,7 +36,10 @@ _supported = partial(
 RULES: tuple[Rule, ...] = (
     *map(
         _supported,
-        ("d_head", "B_r", "B_c", "n_warps", "stages", "min_keys", "parts_per_sm"),
+        (
+            *("d_head", "B_r", "B_c", "n_warps", "stages", "min_keys", "parts_per_sm"),
+            "chunk_rows",
+        ),
     ),
     Rule(
         "warp_keys_in_mma_steps",
@@ -57,12 +72,33 @@ RULES: tuple[Rule, ...] = (
         ("min_keys", "B_c"),
     ),
     Rule(
+        "chunk_keys_in_copies",
+        "16 B_c / chunk_rows, the keys that a warp copies for all, must be 4 to 32, and 8 at least "
+        "where d_head is no multiple of 64: an instruction copies so many rows",
+        lambda cfg, device: _copies_whole_rows(cfg),
+        ("d_head", "B_c", "chunk_rows"),
+    ),
+    Rule(
+        "chunk_rows_fit_registers",
+        "(d_head + B_c) / 2, a thread's sums and scores of chunks, must be at most 112, with B_c "
+        "32 144: it has 255 registers",
+        lambda cfg, device: (
+            not cfg.chunk_rows
+            or cfg.d_head + cfg.B_c
+            <= 2 * _MAX_CHUNK_ELEMENTS.get(cfg.B_c, _MAX_OTHER_CHUNK_ELEMENTS)
+        ),
+        ("d_head", "B_c", "chunk_rows"),
+    ),
+    Rule(
         "smem_within_limit",
         "the queries and the stages must fit in the shared memory that the device gives one CTA",
-        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("d_head", "B_r", "B_c", "n_warps", "stages"),
         lambda cfg, device: (
-            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
+            max(cfg.smem_bytes(), cfg.chunk_smem_bytes()) <= device.max_smem_per_block
+        ),
+        ("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows"),
+        lambda cfg, device: (
+            f"{max(cfg.smem_bytes(), cfg.chunk_smem_bytes())} of {device.max_smem_per_block} bytes "
+            f"on {device.name}"
         ),
     ),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
 
 # (B_r, B_c, n_warps, stages) by d_head, in order of preference; the last of each fits 101,376 bytes
 # of shared memory. None was measured: the first of each leaves room for two CTAs on an SM with
@@ -20,6 +22,8 @@ _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
 MIN_KEYS, PARTS_PER_SM = 128, 2
+# Rows of a tile of chunks, in order of preference; none was measured.
+_CHUNK_ROWS = (128, 64)
 
 
 def get_decode_configs(
@@ -36,3 +40,16 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecod
         for B_r, B_c, warps, stages in _TILES.get(d_head, ())
     )
     return [cfg for cfg in made if is_legal(cfg, device)]
+
+
+def for_queries(
+    cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
+) -> FlashDecodeKernelConfig:
+    """`cfg`, or where sequences of a problem may have many rows, with the kernel for these: on a
+    device always of the same tiles."""
+    if cfg.chunk_rows:
+        return cfg
+    made = (replace(cfg, chunk_rows=rows) for rows in _CHUNK_ROWS)
+    best = next((other for other in made if is_legal(other, device)), cfg)
+    rows = problem.seq_q * problem.heads_q // problem.heads_k
+    return best if rows > best.most_rows_without_chunks else cfg

@@ -247,6 +247,15 @@ class HopperForwardKernelConfig(ForwardConfig):
         effect=describe.direct,
         where="OutputStore::store_directly",
     )
+    short_block: int = knob(
+        "a warpgroup's last block ends after a multiple of so many keys, where no row sees more",
+        values=(0, 16, 32, 48, 64),
+        word="short",
+        default=0,
+        lowest=0,
+        effect=describe.short,
+        where="Consumer::run_QK_gemm_of",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 

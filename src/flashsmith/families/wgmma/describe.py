@@ -139,3 +139,12 @@ def direct(cfg: Any) -> str:
     if cfg.direct_O:
         return "O goes from registers to global memory; Q's buffer is free after the last QK GEMM"
     return "O goes to global memory by TMA, through shared memory"
+
+
+def short(cfg: Any) -> str:
+    if cfg.short_block == 0:
+        return "a warpgroup computes its last block of keys as a whole"
+    return (
+        f"a warpgroup computes of its last block the first multiple of {cfg.short_block} keys that "
+        "has all that its rows see"
+    )

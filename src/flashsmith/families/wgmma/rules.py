@@ -191,6 +191,16 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.cluster_size == 1 or not cfg.stale_max,
         ("stale_max", "cluster_size"),
     ),
+    _supported(
+        "short_block",
+        "a multiple of 16 up to 64, which a step of a PV GEMM takes, or 0",
+    ),
+    Rule(
+        "short_block_within_block",
+        "short_block must be less than B_c: a short block has fewer keys than others",
+        lambda cfg, device: cfg.short_block < cfg.B_c,
+        ("short_block", "B_c"),
+    ),
     Rule(
         "direct_O_is_not_separate",
         "direct_O and separate_O exclude each other: O leaves from registers or through shared "

@@ -125,6 +125,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("early_exp",): ((False,), (True,)),
     ("stale_max",): ((False,), (True,)),
     ("direct_O",): ((False,), (True,)),
+    ("short_block",): ((0,), (16,), (64,)),
 }
 # Key tiles longer and shorter by these.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)

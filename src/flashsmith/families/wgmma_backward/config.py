@@ -241,6 +241,17 @@ class HopperBackwardKernelConfig(KernelConfig):
         ),
         where="BackwardConsumer::add_dq_by_tma",
     )
+    early_rows: bool = knob(
+        "a step's lse and D are read before its products are issued",
+        word="early_rows",
+        default=False,
+        effect=lambda cfg: (
+            "a step's lse, and D where registers are left, are read before its products are issued"
+            if cfg.early_rows
+            else "a step's lse and D are read behind its products, and wait for their instructions"
+        ),
+        where="BackwardConsumer::load_rows",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 

@@ -124,6 +124,15 @@ RULES: tuple[Rule, ...] = (
         ("bulk_sums", "split_roles", "ordered_dq"),
     ),
     Rule(
+        "early_rows_before_scores",
+        "early_rows needs scores_together or split_roles: with another order S is begun in another "
+        "step than its rows are read",
+        lambda cfg, device: (
+            not cfg.early_rows or cfg.split_roles or cfg.order == StepOrder.SCORES_TOGETHER
+        ),
+        ("early_rows", "split_roles", "order"),
+    ),
+    Rule(
         "dq_before_dk_is_lagged",
         "sums_under_dk needs lagged_dq, since a step's own dq waits for all warpgroups' dS, and "
         "scores_together or scores_ahead",
