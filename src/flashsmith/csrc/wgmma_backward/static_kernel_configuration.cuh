@@ -142,8 +142,6 @@ struct StaticHopperBackwardKernelConfig {
                       "lagged_dq: dS is stored before the last step's is read");
         static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
                       "split_roles: its warpgroups have a step of their own");
-        static_assert(!CFG.ordered_dq || d_head <= 192,
-                      "ordered_dq: d 256 has no registers for it");
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
         static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),
                       "bulk_sums: not of split roles, and in no order");

@@ -45,8 +45,6 @@ ORDER_BYTES = 64
 D_HEADS = (64, 96, 128, 192, 256)
 # The widest head of which a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
-# The widest head for which registers are left for the order of dq's sums.
-WIDEST_ORDERED = 192
 # dQ is shared by multiples of so many columns.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4

@@ -16,7 +16,6 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma_backward.config import (
     BARRIER_PAGE,
     ORDER_BYTES,
-    WIDEST_ORDERED,
     WIDEST_WHOLE,
     DqSums,
     HopperBackwardKernelConfig,
@@ -141,13 +140,6 @@ RULES: tuple[Rule, ...] = (
             or (cfg.lagged_dq and cfg.order in (StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD))
         ),
         ("dq_sums", "lagged_dq", "order"),
-    ),
-    Rule(
-        "order_needs_registers",
-        "ordered_dq is for d_head up to 192: of 256 no register is left for the order, and ptxas "
-        "serialises the products",
-        lambda cfg, device: not cfg.ordered_dq or cfg.d_head <= WIDEST_ORDERED,
-        ("d_head", "ordered_dq"),
     ),
     *register_rules(),
     Rule(

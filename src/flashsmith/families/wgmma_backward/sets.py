@@ -48,14 +48,15 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
 }
 
 # Which of them.
-_ORDERED = {64: 1, 96: 1, 128: 0, 192: 0}
+_ORDERED = {64: 0, 96: 0, 128: 2, 192: 0, 256: 0}
 
 
 def _registers(tile: _Tile) -> tuple[int, int]:
-    """Of a producer and a consumer thread: a persistent CTA's producer takes more."""
+    """Of a producer and a consumer thread: a persistent CTA's producer takes more, and so do those
+    who keep the order of dq."""
     if tile.n_warpgroups == 3:
         return 32, 160
-    return (40, 232) if tile.persistent else (24, 240)
+    return (40, 232) if tile.persistent or tile.ordered_dq else (24, 240)
 
 
 def get_hopper_backward_configs(
