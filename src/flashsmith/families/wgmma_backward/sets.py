@@ -48,7 +48,7 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
 }
 
 # Which of them.
-_ORDERED = {64: 0, 96: 0, 128: 2, 192: 0, 256: 0}
+_ORDERED = {64: 2, 96: 0, 128: 2, 192: 0, 256: 0}
 
 
 def _registers(tile: _Tile) -> tuple[int, int]:
