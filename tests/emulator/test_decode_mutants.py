@@ -252,6 +252,11 @@ def test_exceptions_name_mutants() -> None:
     assert SUITE.void_exceptions() == []
 
 
+def test_mistakes_are_in_the_sources() -> None:
+    """A change of the kernels' source has not made them void."""
+    assert SUITE.void_mistakes() == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
 def test_mistakes_are_caught(name: str, chosen: slice) -> None:

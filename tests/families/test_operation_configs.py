@@ -264,7 +264,7 @@ def test_under_a_mask_other_kernels_are_preferred() -> None:
     for d in (64, 128):
         plain, masked = (HOPPER.candidates(DType.FP16, d, H200, m) for m in (False, True))
         assert plain[0] != masked[0]
-        assert set(plain) == set(masked)
+        assert set(plain[:-1]) == set(masked[:-1])
 
 
 def test_a_candidate_for_every_head_repeats_its_bits() -> None:
