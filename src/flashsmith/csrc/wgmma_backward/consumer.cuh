@@ -544,8 +544,7 @@ struct BackwardConsumer {
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
         const int part = this->part();
         const int64_t step = CFG.ordered_dq ? args.statistics_head_stride : Kernel::B_r;
-        return args.dq_sums +
-               Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - step) +
+        return args.dq_sums + Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - step) +
                part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     }
     FS_DEVICE void advance_dq_sums() {

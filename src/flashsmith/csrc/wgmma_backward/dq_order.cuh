@@ -28,7 +28,9 @@ FS_DEVICE uint32_t load_relaxed(const uint32_t* gmem) {
 FS_DEVICE void store_relaxed(uint32_t* gmem, uint32_t x) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(gmem), "r"(x) : "memory");
 }
-FS_DEVICE void fence_acq_rel() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+FS_DEVICE void fence_acq_rel() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
 
 // What a warp that keeps turns and the warpgroups that add say to each other: a barrier of each
 // warpgroup for its turns, since one that waits for every third turn must not see the others', and
