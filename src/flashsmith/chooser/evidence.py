@@ -149,19 +149,26 @@ def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
 ) -> Evidence:
     """The same with another choice where this one's kernel is known to spill, and the other to be
-    as fast. What was measured for the problem's own class stands: there it did not spill."""
+    as fast, or where its family has another for want of registers. What was measured for the
+    problem's own class stands: there it did not spill."""
     chosen, *others = evidence.expected
+    if evidence.kind in ("table", "nearest"):
+        return evidence
     known = known_spill(chosen.config, problem, device)
-    if evidence.kind in ("table", "nearest") or known is None or known.instead is None:
+    if known is not None:
+        instead, ratio = known.instead, known.ratio
+        why = f"spills {known.size} bytes here, and took {ratio:.3f} times as long in turns"
+    else:
+        semantics = problem.required_semantics(chosen.config)
+        instead, ratio = chosen.config.family.with_registers(chosen.config, semantics), 1.0
+        why = "has too few registers for these semantics; the other was not timed"
+    if instead is None or instead == chosen.config:
         return evidence
-    if not asked.includes(known.instead) or not is_legal(known.instead, device):
+    if not asked.includes(instead) or not is_legal(instead, device):
         return evidence
-    first = Expected(known.instead, chosen.ms / known.ratio)
-    rest = [chosen, *(one for one in others if one.config != known.instead)]
-    why = (
-        f"{evidence.why}; {chosen.config} spills {known.size} bytes here, and took "
-        f"{known.ratio:.3f} times as long in turns"
-    )
+    first = Expected(instead, chosen.ms / ratio)
+    rest = [chosen, *(one for one in others if one.config != instead)]
+    why = f"{evidence.why}; {chosen.config} {why}"
     return replace(evidence, expected=(first, *sorted(rest, key=lambda one: one.ms)), why=why)
 
 

@@ -172,6 +172,11 @@ class Family:
         queries: one that gives sequences of few queries the same bits."""
         return cfg
 
+    def with_registers(self, cfg: Any, semantics: Semantics) -> Any:
+        """The config that takes the place of one whose kernel has too few registers for these
+        semantics, where nothing was measured for them; mostly `cfg` itself."""
+        return cfg
+
     # --- which configs ---------------------------------------------------------------------------
 
     def kernels_to_build(self) -> Sequence[Any]:
