@@ -122,6 +122,17 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="share_of_cta",
     )
+    early: bool = knob(
+        "whether a call's first launch may begin before the launch before it is over (from sm_90)",
+        word="early",
+        default=False,
+        effect=lambda cfg: (
+            "the first launch overlaps the end of whatever the stream runs before"
+            if cfg.early
+            else "the first launch waits until the stream has come to it"
+        ),
+        where="wait_for_launch_before",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
