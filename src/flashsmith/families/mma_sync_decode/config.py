@@ -15,7 +15,7 @@ from flashsmith.operations.dtype import DType
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 _STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
-_TARGET_BYTES = 64  # where the states of a CTA's run belong, and its next runs
+_TARGET_BYTES = 80  # where the states of a CTA's run belong, and its next searches
 
 
 @dataclass(frozen=True, order=True)

@@ -39,12 +39,6 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "early_needs_sm_90",
-        "early needs sm_90 or later: GPUs before have no launches that begin early",
-        lambda cfg, device: not cfg.early or device.arch >= 90,
-        ("early",),
-    ),
-    Rule(
         "warp_keys_in_mma_steps",
         "B_c / n_warps, the keys of one warp, must be 16 or 32: an mma works on 16, and each lane "
         "reads one number of the page table",
