@@ -16,9 +16,10 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class DurationsLog:
-    """A line for each test that has ended: what is written survives a run that is cut off."""
+    """A line for each test that has ended, with its seconds, and those of the processor: what is
+    written survives a run that is cut off."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("a")
@@ -119,8 +121,31 @@ class DurationsLog:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
         if report.when == "teardown":
-            line = json.dumps([report.nodeid, round(self.seconds.pop(report.nodeid), 3)])
+            seconds = self.seconds.pop(report.nodeid), getattr(report, "cpu_seconds", 0.0)
+            line = json.dumps([report.nodeid, *(round(each, 3) for each in seconds)])
             print(line, file=self.file, flush=True)
+
+
+_CPU_BEFORE = pytest.StashKey[float]()
+
+
+def _cpu_seconds() -> float:
+    """Of this process, and of children that have ended: compilers."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    item.stash[_CPU_BEFORE] = _cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    if report.when == "teardown":
+        # Workers send what reports hold.
+        report.cpu_seconds = _cpu_seconds() - item.stash[_CPU_BEFORE]
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

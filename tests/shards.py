@@ -1,13 +1,14 @@
 """The shards of what a plain run leaves out: how many there are, and which tests each has.
 
-    python tests/shards.py                          # how many
-    python tests/shards.py --record durations...    # records how long tests took
+    python tests/shards.py                                # how many
+    python tests/shards.py --record durations... [--cpu]  # records how long tests took
 
 ``pytest --shard K/N`` runs one of N shards, K from 0. Neighbours in the order of collection stay
 together, since tests of one file share builds. Shards last equally long by the durations that are
-recorded; of tests that have none, by a default. What is recorded are runs of all shards: JUnit
-files, or the lines that ``--log-durations=FILE`` writes (in one word: pytest's workers take a file
-that stands by itself for a place to look for tests).
+recorded; of tests that have none, by a default. What is recorded are runs of shards, or of some
+tests: JUnit files, or the lines that ``--log-durations=FILE`` writes (in one word: pytest's workers
+take a file that stands by itself for a place to look for tests). Functions that did not run keep
+what they had, unless they are gone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-DURATIONS = Path(__file__).parent / "durations.json"
+TREE = Path(__file__).parents[1]
+DURATIONS = TREE / "tests" / "durations.json"
 # Of work in one shard. Two workers on two cores need two thirds of it, and compile besides.
 SHARD_SECONDS = 900.0
 # Of a test whose function has no duration.
@@ -74,25 +76,29 @@ def shards_of(
     return found
 
 
-def durations_in(path: Path) -> Iterator[tuple[str, float]]:
-    """Functions and seconds of tests, of a JUnit file or of the lines of ``--log-durations``."""
+def durations_in(path: Path, cpu: bool = False) -> Iterator[tuple[str, float]]:
+    """Functions and seconds of tests, of a JUnit file or of the lines of ``--log-durations``;
+    ``cpu``: the processor's, which only lines have."""
     if path.suffix == ".xml":
         for case in ElementTree.parse(path).getroot().iter("testcase"):
             name = case.get("name", "").split("[")[0]
             yield f"{case.get('classname')}.{name}", float(case.get("time", 0))
         return
     for line in path.read_text().splitlines():
-        node_id, seconds = json.loads(line)
-        yield function_of(node_id), seconds
+        node_id, seconds, *cpu_seconds = json.loads(line)
+        yield function_of(node_id), cpu_seconds[0] if cpu else seconds
 
 
-def record(paths: Iterable[Path]) -> None:
-    """Rewrites the durations. Parts of a test, such as its setup, are one test together."""
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+def record(paths: Iterable[Path], cpu: bool = False) -> None:
+    """Rewrites the durations of functions that ran. Parts of a test, such as its setup, are one
+    test together. ``cpu``: on a machine that did other work too, where tests that wait for nothing
+    take longer than the processor does."""
+    ran: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for path in paths:
-        for name, seconds in durations_in(path):
-            found[name][0] += seconds
-            found[name][1] += 1
+        for name, seconds in durations_in(path, cpu):
+            ran[name][0] += seconds
+            ran[name][1] += 1
+    found = {name: known for name, known in recorded().items() if exists(name)} | ran
     lines = [
         f"{json.dumps(name)}: [{round(seconds, 1)}, {tests}]"
         for name, (seconds, tests) in sorted(found.items())
@@ -100,12 +106,23 @@ def record(paths: Iterable[Path]) -> None:
     DURATIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
+def exists(name: str) -> bool:
+    """Whether a module of tests still has the function of this name."""
+    *parts, function = name.split(".")
+    for end in range(len(parts), 0, -1):  # behind the module's name a class's may stand
+        file = TREE.joinpath(*parts[:end]).with_suffix(".py")
+        if file.is_file():
+            return re.search(rf"^ *def {function}\(", file.read_text(), re.MULTILINE) is not None
+    return False
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--record", type=Path, nargs="+", help="JUnit files, or lines")
+    parser.add_argument("--cpu", action="store_true", help="record the processor's seconds")
     options = parser.parse_args()
     if options.record:
-        record(options.record)
+        record(options.record, options.cpu)
     print(count())
     return 0
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import shards
 
-TREE = Path(__file__).parents[1]
 KNOWN = {"tests.a.test_slow": (100.0, 10), "tests.a.test_quick": (1.0, 10)}
 TESTS = [f"tests/a.py::test_{kind}[{n}]" for kind in ("slow", "quick", "new") for n in range(10)]
 
@@ -33,7 +32,10 @@ def collected(*options: str) -> list[str]:
     """Of one file's tests those that would run."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, *options, "tests/test_same_ptx.py"], cwd=TREE, capture_output=True, text=True
+        [*command, *options, "tests/test_same_ptx.py"],
+        cwd=shards.TREE,
+        capture_output=True,
+        text=True,
     )
     return [line for line in done.stdout.splitlines() if "::" in line]
 
@@ -58,7 +60,7 @@ def test_durations_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shards, "DURATIONS", tmp_path / "durations.json")
     log, junit = tmp_path / "log.jsonl", tmp_path / "junit.xml"
     node_id = "tests/a/test_b.py::TestC::test_d[x::y.py-1]"
-    log.write_text(json.dumps([node_id, 1.25]) + "\n")
+    log.write_text(json.dumps([node_id, 1.25, 0.5]) + "\n")
     case = '<testcase classname="tests.a.test_b.TestC" name="test_d[2]" time="2000"/>'
     junit.write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
     assert shards.count() == 1
@@ -68,10 +70,29 @@ def test_durations_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert shards.count() == 3
 
 
+def test_functions_that_did_not_run_keep_their_durations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless they are gone; and those of a loaded machine can be the processor's."""
+    monkeypatch.setattr(shards, "DURATIONS", tmp_path / "durations.json")
+    here, other = ("tests.test_shards.test_shards_are_fair_and_in_order", "tests.a.test_b.test_c")
+    shards.DURATIONS.write_text(
+        json.dumps({here: (3.0, 1), other: (4.0, 2), f"{here}_now": (5, 1)})
+    )
+    log = tmp_path / "log.jsonl"
+    log.write_text('["tests/a/test_d.py::test_e", 9.0, 2.5]\n')
+    shards.record([log], cpu=True)
+    assert shards.recorded() == {here: (3.0, 1), "tests.a.test_d.test_e": (2.5, 1)}
+
+
+def test_recorded_functions_exist() -> None:
+    assert [name for name in shards.recorded() if not shards.exists(name)] == []
+
+
 def test_durations_are_logged_as_tests_end(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     test = "tests/test_shards.py::test_a_shard_that_is_none_is_named"
     command = [sys.executable, "-m", "pytest", "-q", f"--log-durations={log}", test]
-    subprocess.run(command, cwd=TREE, capture_output=True, check=True)
-    names = [name for name, _ in shards.durations_in(log)]
+    subprocess.run(command, cwd=shards.TREE, capture_output=True, check=True)
+    names = [name for name, _ in shards.durations_in(log, cpu=True)]
     assert names == ["tests.test_shards.test_a_shard_that_is_none_is_named"] * 7

@@ -125,6 +125,11 @@ class MutantSuite:
             if not victim.run(patched_modules(victim, mistake)).caught
         }
 
+    def void_mistakes(self) -> list[str]:
+        """Those that are none of today's sources."""
+        every = [mistake for group in self.mistakes.values() for mistake in group]
+        return [str(mistake) for mistake in every if mistake.times() != 1]
+
     def plans(self, name: str) -> dict[str, ChangedPlan]:
         """Wrong ones, by what is wrong."""
         victim = self.victims[name]

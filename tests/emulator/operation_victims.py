@@ -164,6 +164,10 @@ class SourcePatch:
     def __str__(self) -> str:
         return self.name
 
+    def times(self) -> int:
+        """How often ``old`` stands in its file: no mistake of today's sources unless once."""
+        return (package_sources() / self.file).read_text().count(self.old)
+
 
 def patched_modules(victim: OperationVictim, mistake: SourcePatch) -> dict[str, str]:
     """The PTX of the victim's kernels, by entry, out of sources with a mistake."""
@@ -171,12 +175,8 @@ def patched_modules(victim: OperationVictim, mistake: SourcePatch) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         csrc = Path(shutil.copytree(package_sources(), Path(folder) / "csrc"))
         file = csrc / mistake.file
-        text = file.read_text()
-        if text.count(mistake.old) != 1:
-            raise AssertionError(
-                f"{mistake}: {mistake.file} has {text.count(mistake.old)} times {mistake.old!r}"
-            )
-        file.write_text(text.replace(mistake.old, mistake.new))
+        assert mistake.times() == 1, f"{mistake}: {mistake.file} has {mistake.old!r} not once"
+        file.write_text(file.read_text().replace(mistake.old, mistake.new))
         ptx = Path(folder) / "kernels.ptx"
         generated = generate_kernel_instantiations(
             [victim.config], Path(folder) / "sources", semantics=victim.semantics

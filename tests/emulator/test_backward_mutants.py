@@ -302,6 +302,11 @@ def test_exceptions_name_mutants() -> None:
     assert set(HARMLESS) <= {str(mistake) for group in MISTAKES.values() for mistake in group}
 
 
+def test_mistakes_are_in_the_sources() -> None:
+    """A change of the kernels' source has not made them void."""
+    assert SUITE.void_mistakes() == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
 def test_mistakes_are_caught(name: str, chosen: slice) -> None:

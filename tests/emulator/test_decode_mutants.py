@@ -123,7 +123,12 @@ VICTIMS = {
             # States by sequence, not by query.
             AskedDecode(
                 "b3 s300:600 h4:2 d64 window softcap packed page7",
-                options={"append": True, "window": (580, 9), "lens_q": (20, 300, 20)},
+                options={
+                    "append": True,
+                    "window": (580, 9),
+                    "lens_q": (20, 300, 20),
+                    "lens_k": (600, 350, 590),
+                },
                 seed=6,
             ),
             AskedDecode(
@@ -245,6 +250,11 @@ def test_there_are_enough() -> None:
 def test_exceptions_name_mutants() -> None:
     """A change of the kernels' source has not made them void."""
     assert SUITE.void_exceptions() == []
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    """A change of the kernels' source has not made them void."""
+    assert SUITE.void_mistakes() == []
 
 
 @pytest.mark.full

@@ -88,3 +88,32 @@ def attention(
         o = one_sequence(q[at_q], k[at_k], v[at_k], seen, softcap, scale, sinks)
         output[at_q] = o.to(q.dtype)
     return output
+
+
+def paged_attention(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    lens: Any,
+    *,
+    page_table: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: Any = None,
+    **keywords: Any,
+) -> Any:
+    """attention_with_cache() with pages, which appends to them."""
+    rows, page = q.reshape(-1, *q.shape[-2:]), k_cache.shape[1]
+    begins = range(rows.shape[0] + 1) if cu_seqlens_q is None else cu_seqlens_q.tolist()
+    o = torch.empty_like(rows)
+    for i, (begin, end) in enumerate(pairwise(begins)):
+        keys = torch.arange(int(lens[i]) + end - begin)
+        places = page_table[i].long()[keys // page], keys % page
+        read = []
+        for cache, new in ((k_cache, k), (v_cache, v)):
+            new_places = tuple(place[int(lens[i]) :] for place in places)
+            cache[new_places] = new.reshape(-1, *new.shape[-2:])[begin:end]
+            read.append(cache[places][None])
+        o[begin:end] = attention(rows[None, begin:end], *read, **keywords)[0]
+    return o.view(q.shape)

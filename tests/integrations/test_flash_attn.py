@@ -76,7 +76,6 @@ def test_probabilities_are_the_lse_and_nothing(asked: dict[str, Any]) -> None:
     [
         ({"dropout_p": 0.1}, r"dropout_p=0\.1: must be 0"),
         ({"alibi_slopes": STARTS}, "alibi_slopes: not supported; must be None"),
-        ({"block_table": STARTS}, "block_table: not supported; must be None"),
         ({"window_size": (-2, 0)}, r"window_size=\(-2, 0\): give \(left, right\)"),
         ({"window_size": (1.5, 0)}, r"window_size=\(1\.5, 0\)"),
         ({"window_size": (True, 0)}, r"window_size=\(True, 0\)"),
@@ -90,7 +89,6 @@ def test_what_is_not_supported_is_named(
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
         flash_attn_varlen_func("q", "k", "v", STARTS, STARTS, 5, 9, **arguments)
-    if "block_table" not in arguments:
-        with pytest.raises(ArgumentError, match=message):
-            flash_attn_func("q", "k", "v", **arguments)
+    with pytest.raises(ArgumentError, match=message):
+        flash_attn_func("q", "k", "v", **arguments)
     assert not asked

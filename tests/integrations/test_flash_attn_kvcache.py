@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import shared_kernels
 
-from flashsmith import attention_with_cache, flash_attn_with_kvcache
+from flashsmith import attention_with_cache, flash_attn_varlen_func, flash_attn_with_kvcache
 from flashsmith.chooser import decode
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Semantics, parse_kernel_name_into_config
@@ -17,12 +17,15 @@ from flashsmith.integrations.page_tables import from_flashinfer
 
 CFG = parse_kernel_name_into_config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
 shared_kernels.want([CFG], Semantics("causal"))
+PACKED = Semantics("causal", packed=True, uneven=True)
+shared_kernels.want([CFG], PACKED)
 
 
 @pytest.fixture(autouse=True)
 def splits_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notes the splits that are asked for."""
     shared_kernels.load([CFG], Semantics("causal"))
+    shared_kernels.load([CFG], PACKED)
     asked: list[str] = []
 
     def chooser(split: str) -> Any:
@@ -47,6 +50,30 @@ def tensors() -> dict[str, Any]:
 
 
 LENS = np.array([5, 68], np.int32)
+
+
+def test_packed_queries_read_a_cache_through_a_block_table() -> None:
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((4, 2, 64), np.float32).astype(np.float16)
+    pages = [rng.standard_normal((5, 16, 1, 64), np.float32).astype(np.float16) for _ in "kv"]
+    starts_q, starts_k = np.array([0, 1, 4], np.int32), np.array([0, 20, 24], np.int32)
+    table = np.array([[3, 1], [4, -1]], np.int32)
+    how = {"softmax_scale": 0.1, "causal": True, "window_size": (-1, -1), "block_table": table}
+    o, lse, none = flash_attn_varlen_func(
+        q, *pages, starts_q, starts_k, 3, 20, return_attn_probs=True, **how
+    )
+    expected = attention_with_cache(
+        *(q, *pages), cache_lens=np.array([20, 4], np.int32), page_table=table,
+        cu_seqlens_q=starts_q, max_seqlen_q=3, scale=0.1, return_lse=True,
+    )  # fmt: skip
+    np.testing.assert_array_equal(o, expected[0])
+    np.testing.assert_array_equal(lse, expected[1])
+    assert none is None
+    alone = flash_attn_varlen_func(q, *pages, starts_q, starts_k, 3, 20, **how)
+    np.testing.assert_array_equal(alone, o)
+    for wrong in (None, np.zeros((2, 2), np.int32)):
+        with pytest.raises(ArgumentError, match="cu_seqlens_k: give the"):
+            flash_attn_varlen_func(q, *pages, starts_q, wrong, 3, 20, **how)
 
 
 def test_lengths_are_a_tensor_or_a_number_or_the_whole_cache() -> None:

@@ -39,8 +39,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         seen.append({"q": q, "k": k, **keywords})
         return padded_attention.attention(q, k, v, **keywords)
 
-    def attention_with_cache(q: Any, k: Any, v: Any, *, cache_lens: Any, **keywords: Any) -> Any:
+    def attention_with_cache(q: Any, k: Any, v: Any, /, *, cache_lens: Any, **keywords: Any) -> Any:
         seen.append({"q": q, "k": k, "cache_lens": cache_lens, **keywords})
+        if "page_table" in keywords:
+            # transformers writes the next step's over them.
+            if "cu_seqlens_q" in keywords:
+                seen[-1]["cu_seqlens_q"] = keywords["cu_seqlens_q"].clone()
+            return padded_attention.paged_attention(q, k, v, cache_lens, **keywords)
         lines = [
             padded_attention.attention(q[i, None], k[i, None, :n], v[i, None, :n], **keywords)
             for i, n in enumerate(cache_lens.tolist())
@@ -470,6 +475,7 @@ class Sinking(torch.nn.Module):
     """A layer with sinks, as gpt-oss has them."""
 
     is_causal = True
+    layer_idx = 0
 
 
 def test_sinks_are_passed_on(calls: Calls) -> None:
@@ -587,6 +593,81 @@ def test_continuous_batching_generates_the_tokens_of_pytorchs_attention(
     assert any(call["cu_seqlens_q"].diff().tolist() == [1, 1, 1] for call in calls)
 
 
+def generated_tokens(model: Any, prompts: list[list[int]], **options: Any) -> dict[Any, list[int]]:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    outputs = model.generate_batch(
+        inputs=prompts,
+        generation_config=GenerationConfig(
+            max_new_tokens=5, do_sample=False, eos_token_id=-1, pad_token_id=0
+        ),
+        continuous_batching_config=ContinuousBatchingConfig(
+            **{"num_blocks": 64, "max_batch_tokens": 32, "auto_switch_to_flash": False, **options}
+        ),
+        progress_bar=False,
+    )
+    return {tuple(it.prompt_ids): it.generated_tokens for it in outputs.values()}
+
+
+# The last is longer than what a step takes, and has several pages.
+PROMPTS = [[3, 5, 7, 9, 11], [4, 6], list(range(8, 58))]
+PAGED = {"page_size": 16, "max_batch_tokens": 24}
+
+
+@pytest.mark.parametrize("blocks", [0, 8])
+def test_pages_of_continuous_batching_are_read_in_place(blocks: int, calls: Calls) -> None:
+    """Tokens beside chunks of a prompt, and, where transformers gives tables of pages, steps of one
+    token for each sequence."""
+    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
+    generated = {}
+    for implementation in ("sdpa", "flashsmith"):
+        model = tiny("llama", dtype=torch.float16).half()
+        model.set_attn_implementation(implementation)
+        generated[implementation] = generated_tokens(
+            model, PROMPTS, max_blocks_per_request=blocks, **PAGED
+        )
+    assert generated["flashsmith"] == generated["sdpa"]
+    assert len(generated["sdpa"]) == 3
+    # Only what has no keys in the cache yet is computed without it.
+    paged = [call for call in calls if "page_table" in call]
+    assert len(paged) > len(calls) // 2
+    assert all(call["cache_lens"].min() >= 0 for call in paged)
+    ragged = [call["cu_seqlens_q"].diff() for call in paged if "cu_seqlens_q" in call]
+    assert [2, 2, 5] in [counts.tolist() for counts in ragged]  # the prompt's last two tokens
+    steps = [call for call in paged if "cu_seqlens_q" not in call]
+    assert bool(steps) == bool(blocks)
+    for call in steps:
+        assert call["q"].shape[:2] == (call["page_table"].shape[0], 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("blocks", [0, 8])
+def test_the_kernels_read_the_pages_of_continuous_batching(blocks: int) -> None:
+    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
+    from flashsmith.integrations import transformers as ours
+    from flashsmith.runtime import count_launches
+
+    ours.register(strict=True, emulate=True)
+    model = tiny("llama", dtype=torch.float16).half()
+    expected = generated_tokens(model, PROMPTS, **PAGED)
+    model.set_attn_implementation("flashsmith")
+    with count_launches() as launches:
+        found = generated_tokens(model, PROMPTS, max_blocks_per_request=blocks, **PAGED)
+    ours.register()
+    assert launches.emulator > 10
+    assert found == expected
+
+
+def test_rings_of_windows_and_wide_caches_are_gathered(calls: Calls) -> None:
+    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
+    for name, dtype in (("mistral", torch.float16), ("llama", torch.float32)):
+        model = tiny(name, dtype=dtype).to(dtype)
+        model.set_attn_implementation("flashsmith")
+        generated_tokens(model, PROMPTS[:2], max_blocks_per_request=8, **PAGED)
+    assert calls
+    assert not any("page_table" in call for call in calls)
+
+
 def test_continuous_batching_that_cannot_be_served_is_an_error() -> None:
     from flashsmith.errors import ArgumentError
     from flashsmith.integrations.transformers import flashsmith_attention_forward
@@ -595,9 +676,28 @@ def test_continuous_batching_that_cannot_be_served_is_an_error() -> None:
         def update(self, key_states: Any, value_states: Any, layer_idx: int) -> None: ...
 
     q = torch.zeros(1, 1, 4, 32)
+
+    class WideCache:
+        supports_block_table, block_physical_stride = True, 4
+
+        @property
+        def layer_to_allocator(self) -> Any:
+            return {0: self}
+
+        def get_cache_for_block_table(self, layer_idx: int) -> Any:
+            return q, q
+
+        def update(self, kwargs: dict[str, Any], **_: Any) -> Any:
+            return q, q
+
     for cache, more, message in (
         (OlderCache(), {}, r"cache: .*continuous batching of transformers 5\.23"),
-        (OlderCache(), {"block_table": q}, r"block_table: .*max_blocks_per_request=0"),
+        (OlderCache(), {"block_table": q}, r"cache: .*continuous batching of transformers 5\.23"),
+        (
+            WideCache(),
+            {"block_table": q},
+            r"cache: dtype torch.float32; .*max_blocks_per_request=0",
+        ),
     ):
         with pytest.raises(ArgumentError, match=message):
             flashsmith_attention_forward(Sinking(), q, q, q, None, cache=cache, **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.operations.operation import Call
+from flashsmith.verify import decode_reference
 from flashsmith.verify.decode_reference import DecodeReference, laid_out
 from flashsmith.verify.operation_reference import Case
 
@@ -247,3 +249,45 @@ def test_a_measurement_has_all_keys_and_is_judged_by_its_own_expectation(words: 
     assert REFERENCE.compare(problem.dtype, case, outputs).ok
     outputs["o"].flat[7] = np.nan
     assert not REFERENCE.compare(problem.dtype, case, outputs).ok
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_heads_may_be_computed_one_after_another(name: str, monkeypatch) -> None:
+    """As for a long sequence; and the caches of the inputs stay as they were."""
+    case = CASES[name]
+    before = {name: array.copy() for name, array in case.inputs.items()}
+    found = []
+    for most in (1 << 24, 1):
+        monkeypatch.setattr(decode_reference, "MOST_EXPANDED", most)
+        found.append(decode_reference.expected_of(case.problem, case.inputs, case.options))
+    whole, by_head = (one.references for one in found)
+    assert np.allclose(whole.o, by_head.o, rtol=1e-12, atol=1e-12)
+    assert np.allclose(whole.lse, by_head.lse, rtol=1e-12)
+    assert np.allclose(whole.row_max, by_head.row_max, rtol=1e-12)
+    same = (x.same_precision.astype(np.float32) for x in (whole, by_head))
+    assert np.allclose(*same, rtol=1e-2, atol=1e-3)
+    for name, array in case.inputs.items():
+        assert array.tobytes() == before[name].tobytes()
+
+
+def peak_of(batch: int) -> int:
+    """Bytes that the references of so many sequences take at the most."""
+    problem = Problem.parse(f"b{batch} s1:512 h4:2 d64 fp16 decode page16")
+    options = REFERENCE.options(problem, lens_k=(512,) * batch)
+    inputs = decode_reference.draw_decode_inputs(problem, "random", 0, options)
+    tracemalloc.start()
+    try:
+        decode_reference.expected_of(problem, inputs, options)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_references_of_many_sequences_take_the_memory_of_one() -> None:
+    assert peak_of(64) < 1.25 * peak_of(2)
+
+
+def test_the_references_of_many_heads_take_the_memory_of_some(monkeypatch) -> None:
+    whole = peak_of(1)
+    monkeypatch.setattr(decode_reference, "MOST_EXPANDED", 512 * 64)
+    assert peak_of(1) < 0.75 * whole

@@ -81,12 +81,31 @@ def flash_attn_varlen_func(
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
         cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where each sequence begins.
         max_seqlen_q, max_seqlen_k: the longest sequence.
-        block_table: must be None; the rest as for flash_attn_func.
+        block_table: (sequences, most pages) int32: k and v are pages (pages, page, heads_k, d) of
+            any size, and cu_seqlens_k says the lengths; attention_with_cache() computes it, without
+            gradients.
+        The rest as for flash_attn_func.
 
     Raises:
         ArgumentError: an argument is unusable or not supported; names it.
     """
-    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes)
+    if block_table is not None:
+        paged = attention_with_cache(
+            q,
+            k,
+            v,
+            cache_lens=_lengths_between("cu_seqlens_k", cu_seqlens_k),
+            page_table=block_table,
+            causal=causal,
+            window=_window(window_size),
+            softcap=softcap,
+            scale=softmax_scale,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            return_lse=return_attn_probs,
+        )
+        return (*paged, None) if return_attn_probs else paged
     results = attention(
         q,
         k,
@@ -202,6 +221,13 @@ def flash_attn_with_kvcache(
         split="invariant" if num_splits <= 1 else "free",
         return_lse=return_softmax_lse,
     )
+
+
+def _lengths_between(name: str, offsets: Any) -> Any:
+    """The lengths between offsets. Raises ArgumentError unless they have one dimension."""
+    if len(getattr(offsets, "shape", ())) != 1:
+        raise ArgumentError(f"{name}: give the (sequences + 1,) int32 offsets of the sequences")
+    return offsets[1:] - offsets[:-1]
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:

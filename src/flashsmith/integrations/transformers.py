@@ -29,8 +29,15 @@ from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.integrations.transformers_masks import filled_keys, flashsmith_mask
 
+try:
+    from transformers.generation.continuous_batching import initialization
+except ImportError:  # before transformers 5.23
+    initialization = None
+
 NAME = "flashsmith"
 _CALLER = 'attn_implementation="flashsmith"'
+# Of caches whose pages the kernels read in place.
+_PAGE_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -66,6 +73,7 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
     AttentionInterface.register(NAME, flashsmith_attention_forward)
     AttentionMaskInterface.register(NAME, flashsmith_mask)
     _keep_from_the_hub()
+    _offer_block_tables()
 
 
 def _keep_from_the_hub() -> None:
@@ -96,6 +104,39 @@ def _keep_from_the_hub() -> None:
     generation_utils.is_flash_attention_requested = asks_for_another
 
 
+def _offer_block_tables() -> None:
+    """transformers' continuous batching gives tables of pages, for steps of one token a sequence,
+    to FlashAttention alone."""
+    if initialization is None:
+        return
+    ensure = initialization.ensure_decode_fast_path_is_available
+    if getattr(ensure, "offered_to", None) == NAME:
+        return
+
+    def ensure_for_others(config: Any, cb_config: Any, *args: Any, **keywords: Any) -> None:
+        ours = getattr(config, "_attn_implementation", None) == NAME
+        by_type = initialization.ATTN_TYPE_TO_ALLOCATOR
+        types = initialization.group_layers_by_attn_type(config) if ours else ()
+        readable = getattr(config, "dtype", None) in _PAGE_DTYPES
+        if not ours or not readable or not all(by_type[it].supports_block_table for it in types):
+            ensure(config, cb_config, *args, **keywords)
+
+    ensure_for_others.offered_to = NAME  # type: ignore[attr-defined]
+    initialization.ensure_decode_fast_path_is_available = ensure_for_others
+
+
+class _Pages(NamedTuple):
+    """A paged cache that the call's keys and values are appended to: (pages, page, heads_k, d), the
+    table (batch, most pages) int32, the lengths (batch,) int32 before, and where the queries of
+    each sequence begin, None where each has one."""
+
+    k_cache: Any
+    v_cache: Any
+    table: Any
+    lens: Any
+    starts_q: Any
+
+
 class _Call(NamedTuple):
     """One layer's attention. Tensors are (batch, heads, length, d), as transformers has them."""
 
@@ -110,6 +151,7 @@ class _Call(NamedTuple):
     sinks: Any
     cu_seqlens: tuple[Any, Any, Any, Any]  # q, k, longest q, longest k
     filled: Any = None  # (batch,) int32: how many keys of a cache of fixed size there are
+    pages: _Pages | None = None
 
     def keywords(self) -> dict[str, Any]:
         """The call's masks and scores for attention(), and where it runs."""
@@ -150,10 +192,13 @@ def flashsmith_attention_forward(
     Raises:
         ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
     """
+    pages = None
     if cache is not None:
-        key, value, cu_seq_lens_k, max_length_k = _batched_continuously(
-            module, key, value, cache, cu_seq_lens_k, max_length_k, keywords
-        )
+        lengths = {**keywords, "cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k}
+        pages = _pages_of(module, query, key, cache, cu_seq_lens_q, lengths)
+        if pages is None:
+            key, value = _update(module, key, value, cache, lengths)
+            cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
         attention_mask = None  # of the new tokens alone; the offsets say it all
     count, filled = filled_keys(attention_mask)
     if filled is not None and _needs_gradients(query, key, value, s_aux):
@@ -178,6 +223,7 @@ def flashsmith_attention_forward(
         sinks=s_aux,
         cu_seqlens=(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k),
         filled=filled,
+        pages=pages,
     )
     reason = _why_not(call, dropout, position_bias)
     if reason is None:
@@ -198,27 +244,61 @@ def flashsmith_attention_forward(
     )
 
 
-def _batched_continuously(
-    module: Any, key: Any, value: Any, cache: Any, offsets: Any, longest: Any, keywords: Any
-) -> tuple[Any, Any, Any, Any]:
-    """Keys and values of all sequences, the new ones stored in transformers' paged cache, and their
-    offsets and longest length in this layer."""
-    lengths = {**keywords, "cu_seq_lens_k": offsets, "max_length_k": longest}
-    if lengths.get("block_table") is not None:
-        raise ArgumentError(
-            f"block_table: {_CALLER} reads transformers' cache by its indices; set "
-            "max_blocks_per_request=0 in the ContinuousBatchingConfig"
-        )
+def _update(
+    module: Any, key: Any, value: Any, cache: Any, lengths: dict[str, Any]
+) -> tuple[Any, Any]:
+    """What transformers' paged cache makes of a layer's new keys and values: it stores them, and
+    returns those of all sequences; or, with tables of pages, leaves both to the attention. Sets
+    this layer's offsets, longest length, table and pages in ``lengths``."""
     if "kwargs" not in inspect.signature(cache.update).parameters:
         raise ArgumentError(
             f"cache: {_CALLER} serves continuous batching of transformers 5.23 and later, whose "
             "cache passes on lengths by layer; update transformers, or use "
             'attn_implementation="sdpa"'
         )
-    key, value = cache.update(
+    found: tuple[Any, Any] = cache.update(
         key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=lengths
     )
-    return key, value, lengths["cu_seq_lens_k"], lengths["max_length_k"]
+    return found
+
+
+def _pages_of(
+    module: Any, query: Any, key: Any, cache: Any, starts_q: Any, lengths: dict[str, Any]
+) -> _Pages | None:
+    """The pages of transformers' cache where the kernels can read them in place; None where its
+    keys have to be gathered: those of windows, which it keeps in a ring, of other dtypes than the
+    kernels', and where there are new keys only."""
+    by_table = lengths.get("block_table") is not None
+    if by_table:
+        _update(module, key, key, cache, lengths)
+    allocator = getattr(cache, "layer_to_allocator", {}).get(module.layer_idx)
+    if allocator is None or not allocator.supports_block_table:
+        return None
+    k_cache, v_cache = allocator.get_cache_for_block_table(module.layer_idx)
+    # Of every block's pages the layer has one. transformers' views begin with it, and have all.
+    page, stride = k_cache.shape[1], allocator.block_physical_stride
+    k_cache, v_cache = (pages[:: stride // page] for pages in (k_cache, v_cache))
+    if by_table:
+        if k_cache.dtype not in _PAGE_DTYPES:
+            raise ArgumentError(
+                f"cache: dtype {k_cache.dtype}; {_CALLER} reads pages of float16 and bfloat16: "
+                "load the model in one of them, or set max_blocks_per_request=0 in the "
+                "ContinuousBatchingConfig"
+            )
+        # Of sequences that only fill up the batch it is -1: nothing is appended.
+        lens = lengths["cu_seq_lens_k"].diff().to(torch.int32) - 1
+        table = lengths["block_table"].div(stride // page, rounding_mode="floor")
+        return _Pages(k_cache, v_cache, table, lens, None)
+    rows = lengths["read_index"][allocator.index]
+    if k_cache.dtype not in _PAGE_DTYPES or k_cache.dtype != query.dtype or not rows.numel():
+        return None
+    # transformers says where each key is; the first of each page says where the page is.
+    starts = lengths["cu_seq_lens_k"][allocator.layer_type]
+    longest = int(lengths["max_length_k"][allocator.layer_type])
+    firsts = starts[:-1, None] + torch.arange(0, longest, page, device=rows.device)
+    table = rows[firsts.clamp(max=rows.shape[0] - 1)].div(stride, rounding_mode="floor")
+    lens = starts.diff() - starts_q.diff()
+    return _Pages(k_cache, v_cache, table.to(torch.int32), lens.to(torch.int32), starts_q)
 
 
 def _needs_gradients(*tensors: Any) -> bool:
@@ -287,6 +367,8 @@ def _refuse_or_note(call: _Call, reason: Reason) -> None:
 def _by_kernel(call: _Call) -> Any:
     """(batch, length, heads, d)."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
+    if call.pages is not None:
+        return _on_pages(call, call.pages, q, k, v)
     if all(value is not None for value in call.cu_seqlens):
         return _packed_by_the_model(call, q, k, v)
     if call.filled is not None:
@@ -332,6 +414,27 @@ def _packed_by_the_model(call: _Call, q: Any, k: Any, v: Any) -> Any:
         **call.keywords(),
     )
     return output.view(q.shape)
+
+
+def _on_pages(call: _Call, pages: _Pages, q: Any, k: Any, v: Any) -> Any:
+    q, k, v = (tensor.reshape(-1, *tensor.shape[2:]) for tensor in (q, k, v))
+    how = call.keywords()
+    if pages.starts_q is None:
+        q, k, v = q[:, None], k[:, None], v[:, None]
+    else:
+        longest = int(call.cu_seqlens[2])
+        how |= {"cu_seqlens_q": pages.starts_q.to(torch.int32), "max_seqlen_q": longest}
+    output = attention_with_cache(
+        q,
+        pages.k_cache,
+        pages.v_cache,
+        cache_lens=pages.lens,
+        page_table=pages.table,
+        k=k,
+        v=v,
+        **how,
+    )
+    return output.view(call.query.transpose(1, 2).shape)
 
 
 def _as_pytorch_takes_it(call: _Call) -> Any:

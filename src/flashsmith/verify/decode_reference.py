@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -36,6 +36,8 @@ ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
 # Kernels split keys at multiples of a power of two.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
+# Elements of K that stand in float64 at once, of one head at least: 128 MiB.
+MOST_EXPANDED = 1 << 24
 # Pages that no sequence has, and what stands in entries that no sequence uses.
 _SPARE_PAGES = 3
 _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
@@ -471,49 +473,80 @@ def expected_of(
     options: Mapping[str, Any],
     on_gpu: bool = False,
 ) -> _Expected:
-    """What is right for inputs whose lengths and page tables are right."""
+    """What is right for inputs whose lengths and page tables are right; caches that nothing is
+    appended to are the inputs' own. Keys of one sequence, and of few heads of a long one, are read
+    and expanded at once."""
     lens_q, table = queries_of(problem, options), inputs.get("page_table")
-    caches = {name: inputs[name].copy() for name in ("k_cache", "v_cache")}
-    q = inputs["q"].reshape(-1, problem.heads_q, problem.d).copy()
+    caches = {name: inputs[f"{name}_cache"] for name in "kv"}
     new = {
         name: inputs[name].reshape(-1, problem.heads_k, problem.d)
         for name in "kv"
         if name in inputs
     }
+    if new:
+        caches = {name: cache.copy() for name, cache in caches.items()}
+    q = inputs["q"].reshape(-1, problem.heads_q, problem.d)
+    found = _Found(q, problem.heads_q)
     masked = problem.semantics.mask != "none"
-    keys: dict[str, list[np.ndarray]] = {"k": [], "v": []}
+    attention, sinks = attention_of(problem, options), inputs.get("sinks")
     for i, its in enumerate(row_slices(lens_q)):
         length = int(inputs["cache_lens"][i])
-        steps = np.arange(lens_q[i])
+        steps, queries = np.arange(lens_q[i]), q[its]
         if "cos" in inputs:
             turn = inputs["cos"], inputs["sin"]
             interleaved = options["rotary"] == "interleaved"
-            q[its] = rotated(q[its], *turn, length + steps * masked, interleaved)
-        for name, found in keys.items():
-            cache, after = caches[f"{name}_cache"], length
-            if name in new:
-                appended = new[name][its]
-                if name == "k" and "cos" in inputs:
-                    appended = rotated(appended, *turn, length + steps, interleaved)
-                write_keys(cache, table, i, length, appended)
-                after += lens_q[i]
-            found.append(read_keys(cache, table, i, after))
-    k, v = (
-        np.concatenate(found) if found else np.zeros((0, problem.heads_k, problem.d), q.dtype)
-        for found in keys.values()
-    )
-    attention = attention_of(problem, options)
-    references = compute_references(
-        *(q, k, v, attention.scale),
-        causal=attention.causal,
-        window=attention.window,
-        softcap=attention.softcap,
-        sinks=inputs.get("sinks"),
-        lens_q=tuple(lens_q),
-        lens_k=tuple(map(len, keys["k"])),
-        on_gpu=on_gpu,
-    )
-    return _Expected(references, tuple(lens_q), caches["k_cache"], caches["v_cache"])
+            queries = rotated(queries, *turn, length + steps * masked, interleaved)
+        for name, rows in new.items():
+            appended = rows[its]
+            if name == "k" and "cos" in inputs:
+                appended = rotated(appended, *turn, length + steps, interleaved)
+            write_keys(caches[name], table, i, length, appended)
+        keys = length + lens_q[i] * bool(new)
+        for heads_k, heads_q in _head_blocks(problem, keys):
+            k, v = (read_keys(caches[name][:, :, heads_k], table, i, keys) for name in "kv")
+            part = compute_references(
+                *(queries[:, heads_q], k, v, attention.scale),
+                causal=attention.causal,
+                window=attention.window,
+                softcap=attention.softcap,
+                sinks=None if sinks is None else sinks[heads_q],
+                lens_q=(lens_q[i],),
+                lens_k=(keys,),
+                on_gpu=on_gpu,
+            )
+            found.put(part, its, heads_q)
+    return _Expected(found.references(), tuple(lens_q), caches["k"], caches["v"])
+
+
+def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
+    """Heads of the cache, with those of q that share them, whose keys are expanded at once."""
+    group = problem.heads_q // problem.heads_k
+    step = max(1, MOST_EXPANDED // max(1, keys * problem.d))
+    for first in range(0, problem.heads_k, step):
+        end = min(problem.heads_k, first + step)
+        yield slice(first, end), slice(first * group, end * group)
+
+
+class _Found:
+    """References put together from those of sequences and heads, packed."""
+
+    def __init__(self, q: np.ndarray, heads_q: int) -> None:
+        self.o, self.same = np.empty(q.shape), np.empty_like(q)
+        self.lse, self.row_max = (np.empty((heads_q, len(q))) for _ in range(2))
+        self.tainted: np.ndarray | None = None
+
+    def put(self, part: References, rows: slice, heads: slice) -> None:
+        """Notes those of some rows and heads."""
+        self.o[rows, heads], self.same[rows, heads] = part.o, part.same_precision
+        self.lse[heads, rows], self.row_max[heads, rows] = part.lse, part.row_max
+        if part.tainted is not None:
+            if self.tainted is None:
+                self.tainted = np.zeros(self.o.shape, bool)
+            self.tainted[rows, heads] = part.tainted
+
+    def references(self) -> References:
+        """The whole."""
+        return References(self.o, self.lse, self.same, self.row_max, self.tainted)
 
 
 def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:

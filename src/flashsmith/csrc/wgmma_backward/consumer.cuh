@@ -343,7 +343,7 @@ struct BackwardConsumer {
         await_queries();
         d_o.consumer_wait();
         RowPairs lse, D;
-        if constexpr (CFG.early_rows)
+        if constexpr (kTilesFirst > 0)
             load_rows<0, kTilesFirst>(lse, Kernel::lse_offset, Q.state.stage());
         if constexpr (kLoadsDFirst) load_rows(D, Kernel::D_offset, d_o.state.stage());
         order.wait();
@@ -564,11 +564,14 @@ struct BackwardConsumer {
     // Where registers are left, the statistics are loaded under the product that is waited for. Its
     // instructions are in the queue before theirs, though: with early_rows those of so many tiles
     // of S come first, and with still more registers D's too.
+    // A softcap leaves none: P lives beside S, and tanh takes some.
+    static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.softcap;
     static constexpr bool kLoadsRowsEarly =
+        kRowsMayWait &&
         Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
-    static constexpr int kTilesFirst = CFG.early_rows ? 8 : 0;
+    static constexpr int kTilesFirst = CFG.early_rows && kRowsMayWait ? 8 : 0;
     static constexpr bool kLoadsDFirst =
-        CFG.early_rows &&
+        CFG.early_rows && kRowsMayWait &&
         Kernel::d_head + Kernel::B_r + Kernel::B_r / 2 + 16 <= CFG.consumer_registers;
     template <int kBegin = 0, int kEnd = Kernel::B_r / 8>
     FS_DEVICE void load_rows(RowPairs& pairs, int offset, int stage) const {

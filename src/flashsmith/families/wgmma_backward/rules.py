@@ -22,6 +22,14 @@ from flashsmith.families.wgmma_backward.config import (
     StepOrder,
 )
 
+
+def holds_softcap(cfg: HopperBackwardKernelConfig) -> bool:
+    """Whether a consumer has registers for P, which lives beside S with a softcap, with
+    scores_together too."""
+    beside = cfg.B_r // 4 if cfg.order == StepOrder.SCORES_TOGETHER else 0
+    return cfg.accumulators + beside + REGISTERS_BESIDE_TILES <= cfg.consumer_registers
+
+
 _supported = partial(
     supported,
     HopperBackwardKernelConfig,

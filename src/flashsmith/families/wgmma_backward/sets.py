@@ -51,11 +51,11 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
 _ORDERED = {64: 1, 96: 1, 128: 0, 192: 0}
 
 
-def _registers(tile: _Tile) -> tuple[int, int]:
+def registers(n_warpgroups: int, persistent: bool) -> tuple[int, int]:
     """Of a producer and a consumer thread: a persistent CTA's producer takes more."""
-    if tile.n_warpgroups == 3:
+    if n_warpgroups == 3:
         return 32, 160
-    return (40, 232) if tile.persistent else (24, 240)
+    return (40, 232) if persistent else (24, 240)
 
 
 def get_hopper_backward_configs(
@@ -81,8 +81,8 @@ def candidates(
             WARPGROUP_ROWS * (tile.n_warpgroups if is_whole else 1),
             tile.n_warpgroups,
             ds_stages=tile.ds_stages,
-            producer_registers=_registers(tile)[0],
-            consumer_registers=_registers(tile)[1],
+            producer_registers=registers(tile.n_warpgroups, tile.persistent)[0],
+            consumer_registers=registers(tile.n_warpgroups, tile.persistent)[1],
             order=tile.order,
             split_roles=not is_whole,
             lagged_dq=is_whole,
