@@ -93,7 +93,7 @@ class WgmmaBackwardFamily(WarpgroupFamily):
         # Kernels of 128 queries a step spill 900 to 1,300 bytes a thread with a softcap.
         if not semantics.softcap or rules.holds_softcap(cfg):
             return cfg
-        producer, consumer = sets.registers(2, cfg.persistent)
+        producer, consumer = sets.registers(2, cfg.persistent, cfg.ordered_dq)
         return replace(
             cfg,
             B_r=WARPGROUP_ROWS,
