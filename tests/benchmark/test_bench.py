@@ -19,16 +19,17 @@ from flashsmith.benchmark.bench_table import print_rows, shares, sort_rows
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.measurement import Measurement, problem_columns
-from flashsmith.benchmark.peers import PeerImplementation
+from flashsmith.benchmark.peers import PeerImplementation, get_peers
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.timing import Protocol
+from flashsmith.benchmark.timing import CudaEvents, Protocol
 from flashsmith.benchmark.workload import Workload, workload_of
 from flashsmith.chooser import choose_config
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import Problem, Semantics, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.runtime import query_gpu
 from flashsmith.verify import compute_references
 from flashsmith.verify.proof_inputs import default_scale
 
@@ -576,6 +577,27 @@ def test_over_a_cache_the_table_has_microseconds_and_terabytes() -> None:
     assert summary(problem, rows) == f"  {problem}: ours 3.84 TB/s, cudnn 1.92 TB/s"
     # Attention's stays as it was.
     assert "TB/s" not in printed(ROWS)
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+def test_on_a_gpu_caches_are_timed_in_graphs_and_in_turns() -> None:
+    """4 MB of cache, dense and in pages, and 42 MB."""
+    texts = (
+        "b1 s1:1024 h32:8 d128 bf16 decode",
+        "b1 s1:1024 h32:8 d128 bf16 decode page16",
+        "b1 s1:10240 h32:8 d128 bf16 decode",
+    )
+    rows = run_bench(
+        BenchPlan(tuple(map(Problem.parse, texts)), ours=True, peers=get_peers("fa2,cudnn")),
+        query_gpu(0),
+        clock=CudaEvents(),
+        reporter=ProgressReporter(quiet=True),
+    )
+    assert {row.verdict for row in rows if row.kind == "ours"} == {"pass"}, rows
+    for row in rows:
+        assert row.ms or row.verdict == "absent", row.note
+        assert row.protocol.endswith("in graphs") == (row.seq_k == 1024)
 
 
 def test_a_wrong_answer_over_a_cache_is_not_timed(caches: Stage, monkeypatch) -> None:

@@ -31,7 +31,7 @@ from flashsmith.benchmark.workload import (
     workload_of,
 )
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem, parse_kernel_name_into_config
+from flashsmith.families import Problem, device_spec, parse_kernel_name_into_config
 from flashsmith.verify import compute_references
 from flashsmith.verify.attention_semantics import NO_WINDOW
 from flashsmith.verify.proof_inputs import default_scale
@@ -516,6 +516,32 @@ def test_flashinfer_says_what_it_lacks(monkeypatch) -> None:
     window = Problem.parse("b2 s1:70 h2 d64 fp16 window decode")
     with pytest.raises(ArgumentError, match="plan has no window_left"):
         peer.prepare(over_cache(window, TorchOnTheHost()))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "words",
+    ["s1:70", "s1:70 page16", "s3:70 causal page24", "s3:70 causal packed softcap",
+     "s3:3000 window"],
+)  # fmt: skip
+def test_ours_over_a_cache_takes_what_a_workload_holds(words: str, load_tool) -> None:
+    """Up to the launch of the kernel that was built for it, on a GPU that is not there."""
+    pretended_gpu = load_tool("gpu/pretended_gpu.py").pretended_gpu
+    problem = Problem.parse(f"b2 h8:2 d64 fp16 decode {words}")
+    w = over_cache(problem, TorchOnTheHost())
+    (first, second) = BenchPlan((problem,), ours=True).entries(problem, device_spec("H200"))
+    assert (first.name, second.name) == ("ours", "ours_free")
+    for entry in (first, second):
+        with pretended_gpu() as gpu:
+            entry.implementation(w).launch()
+            (launch,) = gpu.launches
+        assert entry.config is not None
+        assert launch.config == entry.config
+        assert launch.semantics == problem.required_semantics(entry.config)
+        named = Entry(str(entry.config), entry.config)
+        with pretended_gpu() as gpu:
+            named.implementation(w).launch()
+            assert len(gpu.launches) == 1
 
 
 @pytest.mark.gpu

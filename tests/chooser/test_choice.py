@@ -128,7 +128,7 @@ def test_a_device_with_less_shared_memory_gets_smaller_tiles(
 
 def test_large_tiles_only_where_there_are_enough_of_them() -> None:
     assert choose_config(problem(4096, 4096), A100).B_r == 128
-    assert choose_config(problem(128, 4096, heads=2), A100).B_r == 64
+    assert choose_config(problem(128, 256, heads=2), A100).B_r == 64
 
 
 def test_few_keys_take_a_short_tile() -> None:
@@ -327,13 +327,32 @@ def test_the_table_says_which_family() -> None:
     assert ask(TUNED, table).family == "mma_sync"
 
 
+# --- few tiles -----------------------------------------------------------------------------------
+
+
+def test_few_tiles_of_many_keys_are_computed_in_parts_by_shapes_alone() -> None:
+    few = ask("b1 s128:8192 h32:8 d128 fp16", tuned_table())
+    assert few.config.split_keys > 0
+    assert "whole tiles would leave SMs idle" in few.why
+    whole = replace(few.config, split_keys=0)
+    assert whole in [one.config for one in few.runners_up]
+    # A second launch is worth nothing to some microseconds of work, nor where tiles are many.
+    for text in ("b1 s128:256 h32:8 d128 fp16", "b8 s512:8192 h32:8 d128 fp16", TUNED):
+        assert ask(text, tuned_table()).config.split_keys == 0
+
+
+def test_what_was_measured_for_the_very_sizes_stands() -> None:
+    text, table = "b1 s128:8192 h32:8 d128 fp16", tuned_table()
+    table.add(Problem.parse(text), H200, [ranked(WGMMA, 0.05, family="wgmma")])
+    assert str(ask(text, table).config) == WGMMA
+
+
 # --- what is said --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("b1 s1:65536 h32:8 d128 bf16", "do not split K: they serve this problem badly"),
         ("b1 s1:65536 h32:8 d128 bf16", "seq_q = 1 fills"),
         ("b1 s128 h2 d64 fp16", "of them idle"),
         ("b8 s4096 h16 d72 fp16", "d = 72 runs on d_head 96: 25% of both products"),

@@ -124,6 +124,8 @@ def test_paged_equals_dense_bitwise_whatever_the_page_and_the_order() -> None:
 
 
 def test_a_sequence_has_the_same_bits_alone_in_any_batch_and_at_any_capacity() -> None:
+    # What vllm#27433, sglang#10278, pytorch#176905, FA#1897 and FI#2424 ask for, or pay for with
+    # one part a sequence.
     batch = Batch((300, 0, 129, 64))
     together = run(**batch.dense(capacity=320))
     for i in (0, 2, 3):
@@ -178,8 +180,8 @@ def test_keys_are_appended_at_the_lengths_and_nothing_else_changes(page: int) ->
 
 
 def test_surplus_ctas_of_a_large_capacity_touch_nothing() -> None:
-    # A batch padded with empty sequences, in a cache far larger than it needs (FI#4002): their
-    # rows are written with 0, and nobody else's.
+    # A batch padded with empty sequences, in a cache far larger than it needs (FI#4002,
+    # sglang#31387): their rows are written with 0, and nobody else's.
     batch = Batch((70, *[0] * 5))
     call = batch.dense(capacity=2048)
     whole = np.full((8, 1, HEADS, D), NAN)
@@ -226,6 +228,150 @@ def test_a_call_without_queries_returns_nothing_and_appends_nothing() -> None:
     call["q"] = call["q"][:, :0]
     o, lse = run(**call, return_lse=True)
     assert (o.shape, lse.shape) == ((2, 0, HEADS, D), (2, HEADS, 0))
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    return array.view(np.uint16)
+
+
+def test_nothing_and_nobody_gives_nothing() -> None:
+    """Caches without room, tables without columns, and no sequence at all."""
+    call = Batch((0, 0)).dense(capacity=1)
+    empty = {name: call[name][:, :0] for name in ("k_cache", "v_cache")}
+    paged = {name: np.zeros((3, 16, HEADS_K, D), np.float16) for name in empty}
+    no_columns = {**paged, "page_table": np.zeros((2, 0), np.int32)}
+    for caches in (empty, no_columns):
+        o, lse = run(**{**call, **caches}, return_lse=True)
+        assert not o.any()
+        assert (lse == -np.inf).all()
+    nobody = {"q": call["q"][:0], "cache_lens": call["cache_lens"][:0]}
+    for caches in (
+        {name: cache[:0] for name, cache in empty.items()},
+        {**paged, "page_table": no_columns["page_table"][:0]},
+    ):
+        assert run(**nobody, **caches).shape == (0, 1, HEADS, D)
+    offsets = np.zeros(3, np.int32)
+    o, lse = run(**{**call, "q": call["q"][0, :0]}, cu_seqlens_q=offsets, return_lse=True)
+    assert (o.shape, lse.shape) == ((0, HEADS, D), (HEADS, 0))
+
+
+def test_nan_and_infinities_of_a_query_are_its_own_rows_alone() -> None:
+    batch = Batch((70, 5))
+    call = batch.dense()
+    expected = run(**call)
+    for value in (np.nan, np.inf):
+        call["q"] = batch.q[0][None].repeat(2, 0)
+        call["q"][1] = batch.q[1]
+        call["q"][0, 0, 1] = value
+        o = run(**call)
+        assert np.isnan(o[0, 0, 1]).all()
+        o[0, 0, 1] = expected[0, 0, 1]
+        np.testing.assert_array_equal(bits(o), bits(expected))
+
+
+def test_caches_of_odd_strides_are_read_as_they_are() -> None:
+    """One line for all sequences, and keys that run backwards."""
+    batch = Batch((20, 20))
+    call = batch.dense()
+    call["k_cache"][1] = call["k_cache"][0]
+    expected = run(**call)
+    one = np.broadcast_to(call["k_cache"][:1], call["k_cache"].shape)
+    backwards = np.ascontiguousarray(call["v_cache"][:, ::-1])[:, ::-1]
+    o = run(**{**call, "k_cache": one, "v_cache": backwards})
+    np.testing.assert_array_equal(bits(o), bits(expected))
+
+
+def test_what_is_written_shares_no_memory_with_what_is_read() -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    call = Batch((19, 5)).dense(capacity=20)
+    both = np.concatenate([call["k_cache"], call["v_cache"]], 2)
+    halves = {"k_cache": both[:, :, :HEADS_K], "v_cache": both[:, :, HEADS_K:]}
+    new = {"k": NEW, "v": NEW}
+    for changes, message in (
+        ({"out": call["q"]}, "out: shares memory with q"),
+        ({**halves, "out": both[:, :1]}, "out: shares memory with k_cache"),
+        ({"k": call["k_cache"][:, :1], "v": NEW}, "k_cache: shares memory with k"),
+        ({"q": both[:, :1], **halves, **new}, "k_cache: shares memory with q"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            run(**{**call, **changes})
+    lent = {name: torch.from_numpy(array) for name, array in {**call, **new}.items()}
+    for cache in (
+        lent["k_cache"][:1].expand(2, -1, -1, -1),
+        lent["k_cache"][:, :, :1].expand(-1, -1, HEADS_K, -1),
+        torch.zeros(9999).half().as_strided((2, 20, HEADS_K, D), (D, 2 * D, D, 1)),
+    ):
+        with pytest.raises(ArgumentError, match=r"k_cache: strides .* several elements"):
+            run(**{**lent, "k_cache": cache})
+
+
+def test_strides_beyond_32_bits_lead_to_their_own_sequence() -> None:
+    # FA#772: with rows of the batch 2^30 elements apart the wrong one was written.
+    batch = Batch((40, 30, 20, 10))
+    call = batch.dense(capacity=64)
+    new = {name: np.stack([it[:1] for it in getattr(batch, many)])
+           for name, many in (("k", "keys"), ("v", "values"))}  # fmt: skip
+    # Memory that nobody touches is none.
+    far = np.empty(3 * 2**30 + 64 * HEADS_K * D, np.float16)
+    strides = (2**31, *call["k_cache"].strides[1:])
+    caches = np.lib.stride_tricks.as_strided(far, call["k_cache"].shape, strides)
+    caches[:] = call["k_cache"]
+    expected = run(**call, **new)
+    o = run(**{**call, "k_cache": caches}, **new)
+    np.testing.assert_array_equal(bits(o), bits(expected))
+    np.testing.assert_array_equal(bits(caches.copy()), bits(call["k_cache"]))
+
+
+def test_a_merge_writes_rows_wherever_the_output_has_them() -> None:
+    # FlagGems#5235: rows of a contiguous output were written as if heads came first.
+    batch = Batch((700, 130))
+    call = batch.dense()
+    expected = run(**call)
+    heads_first = np.full((2, HEADS, 1, D), NAN).transpose(0, 2, 1, 3)
+    amid = np.full((2, 3, HEADS + 2, D + 8), NAN)
+    for out in (heads_first, amid[:, 1:2, 1:-1, :D]):
+        o = run(**call, out=out)
+        np.testing.assert_array_equal(bits(o.copy()), bits(expected))
+    amid[:, 1:2, 1:-1, :D] = 0
+    assert np.isnan(amid).sum() == amid.size - expected.size
+
+
+def test_packed_queries_over_pages_and_split_keys_write_every_row() -> None:
+    # All three together: rows after the first sequence stayed unwritten (pytorch#194167); others
+    # refuse the split (FA#1217, FA PR#2550), or read the keys once per query (vllm-FA#193).
+    batch = Batch((700, 300, 0, 129), (1, 8, 2, 1))
+    call = batch.paged(16)
+    o, lse = run(**call, out=np.full_like(call["q"], NAN), return_lse=True)
+    batch.check(o, lse)
+
+
+def test_a_split_gives_what_one_part_gives() -> None:
+    # FI#4749: short queries on long keys were wrong where keys were split.
+    lens = (63, 64, 65, 127, 128, 129, 191, 192, 193, 511, 513)
+    batch = Batch(lens)
+    o, lse = run(**batch.dense(), return_lse=True)
+    whole = parse_kernel_name_into_config(str(CFG).replace("least_64", "least_1024"))
+    shared_kernels.load([whole], Semantics("causal"))
+    once = flashsmith.attention_with_cache(
+        **batch.dense(), config=whole, emulate=True, return_lse=True
+    )
+    batch.check(*once)
+    batch.check(o, lse)
+    np.testing.assert_allclose(lse, once[1], rtol=1e-5)
+    assert (o != once[0]).any()
+
+
+def test_a_row_without_keys_weighs_nothing_in_a_merge() -> None:
+    # FlashAttention-3 gives such rows a log-sum-exp of +inf, FlashInfer all of them in base 2.
+    batch = Batch((0, 40))
+    o, lse = run(**batch.dense(), return_lse=True)
+    outs = np.stack([o, np.ones_like(o)]).astype(np.float32)
+    merged, merged_lse = flashsmith.merge_attention(
+        [outs[1], outs[0]], [np.zeros_like(lse), lse], emulate=True
+    )
+    np.testing.assert_allclose(merged[0], 1)
+    assert (merged_lse[0] == 0).all()
+    np.testing.assert_allclose(merged_lse[1], np.logaddexp(0, lse[1]), rtol=1e-5, atol=1e-6)
 
 
 def test_jax_arrays_are_read_and_not_appended_to() -> None:
@@ -304,6 +450,7 @@ def table(*rows: list[int]) -> Callable[[], dict[str, Any]]:
 
 
 NEW = np.zeros((2, 1, HEADS_K, D), np.float16)
+NO_PAGES = np.zeros((0, 16, HEADS_K, D), np.float16)
 ANGLES = np.zeros((5, 8), np.float16)
 LENS = np.array([20, 5], np.int32)
 
@@ -323,6 +470,28 @@ LENS = np.array([20, 5], np.int32)
         (lambda: {**table([0, 1], [1, 1])(), "k": NEW, "v": NEW,
                   "cache_lens": np.array([20, 4], np.int32)},
          "page_table: two sequences append to slot 4 of page 1; give each a page of its own"),
+        (lambda: {**table([0, 1], [1, 1])(), "k_cache": NO_PAGES, "v_cache": NO_PAGES},
+         r"page_table\[0, 0\]=0: .* need 2 pages, and there is none; give some"),
+        (table([0], [1]), r"cache_lens\[0\]=20: .* can hold, 16; give a larger cache or more"),
+        (lambda: {**table([0, 1], [1, 1])(), "page_table": np.zeros((2, 4), np.int32)[:, ::2]},
+         "page_table: stride of the last dimension is 2"),
+        (lambda: {**table([0, 1], [1, 1])(), "page_table": np.zeros((2, 2), np.int64)},
+         "page_table: dtype int64; must be int32"),
+        (lambda: {**table([0], [1])(), "k_cache": NO_PAGES[:, :0], "v_cache": NO_PAGES[:, :0]},
+         "k_cache: shape .* a page must have at least one key"),
+        (changed(cache_lens=np.repeat(LENS, 2)[::2]), "cache_lens: stride 2; must be 1"),
+        (changed(q=np.zeros((2, 1, HEADS, D), np.float32)), "q: dtype float32; allowed are"),
+        (changed(k_cache=np.zeros((2, 20, HEADS_K, D), np.float32)), "k_cache: dtype float32"),
+        (changed(k_cache=np.zeros((2, 20, HEADS_K, 2 * D), np.float16)[..., ::2]),
+         "k_cache: stride of the last dimension is 2"),
+        (changed(k_cache=np.zeros((2, 20, HEADS_K, 67), np.float16)[..., :D]),
+         "k_cache: stride 134 of dimension 1 is not a multiple of 8"),
+        (changed(v=NEW), "k: missing, and v is given; both are appended"),
+        (changed(k=NEW, v=NEW, cache_lens=LENS - 5, sin=ANGLES), "cos: missing, and sin is given"),
+        (changed(k=NEW, v=NEW, cache_lens=LENS - 5, cos=ANGLES[None], sin=ANGLES[None]),
+         "cos: rank 3 .* must be 2"),
+        (changed(k=NEW, v=NEW, cache_lens=LENS - 5, cos=np.zeros((64, 8)), sin=np.zeros((64, 8))),
+         "cos: dtype float64; allowed are float16 and float32"),
         (changed(k=NEW), "v: missing, and k is given; both are appended"),
         (changed(k=NEW[:1], v=NEW[:1]), "k: shape .* a key and a value for every query"),
         (changed(cos=ANGLES), "sin: missing, and cos is given"),

@@ -106,6 +106,25 @@ def test_what_was_measured_for_the_class_itself_stands() -> None:
     assert str(choose(problem, H200, table=table).config) == shipped
 
 
+def test_a_softcap_takes_backward_kernels_that_have_the_registers() -> None:
+    """Of 128 queries a step they spill 1,000 bytes a thread and more, unless measured as best."""
+    text = "(BF16, 64, 128, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+    large = f"{text}+scores_together+lagged_dq+persistent"
+    problem = Problem.parse("b4 s4096 h16 d64 bf16 backward causal")
+    capped = Problem.parse("b4 s4096 h16 d64 bf16 backward causal softcap")
+    table = WinnersTable()
+    table.add(problem, H200, [Ranked("wgmma_backward", large, 1.0, 1.0)])
+    assert str(choose(problem, H200, table=table).config) == large
+    answer = choose(capped, H200, table=table)
+    config = answer.config
+    assert (config.B_r, config.B_c, config.persistent) == (64, 128, True)
+    assert config.family.with_registers(config, capped.semantics) == config
+    assert f"{large} has too few registers" in answer.why
+    check_legal(config, H200)
+    table.add(capped, H200, [Ranked("wgmma_backward", large, 1.0, 1.0)])
+    assert str(choose(capped, H200, table=table).config) == large
+
+
 def test_of_a_family_that_is_asked_for_only() -> None:
     problem = Problem.parse(next(iter(REPLACED))[0])
     evidence = gather(problem, H200, SHIPPED, "mma_sync")

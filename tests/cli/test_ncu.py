@@ -70,10 +70,41 @@ def test_the_table_says_what_limits_a_kernel(fake) -> None:
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert cells == [
         *(BEST, "b16 s4096 h16 d128 fp16", "812.3", "2707", "1695", "61.2", "33.5", "40.0"),
-        *("25 of 25", "168", "1.25x", "", "2.15", "0.13"),
+        *("25 of 25", "168", "1.25x", "", "2.15", "0.13", "0.16"),
         *("math_pipe_throttle 3.75, barrier 2.61, wait 2.44", ""),
     ]
     assert "caches cold" in out
+
+
+DECODE = "(BF16, 128, 16, 64, 4): decode+stages_3+least_128+parts_2"
+
+
+def decode_kernel(name: str) -> str:
+    return (
+        f"_ZN10flashsmith{len(name)}{name}INS_24StaticDecodeKernelConfigIXtlNS_"
+        "23FlashDecodeKernelConfigELNS_5DTypeE15ELi128ELi16ELi64ELi4ELi3ELi128ELi2EEEXtlNS_"
+        "9SemanticsEEEEEEEvNS_16DecodeKernelArgsE"
+    )
+
+
+@pytest.mark.parametrize("page", ["", " page16"])
+def test_a_call_over_a_cache_is_a_row(fake, page: str) -> None:
+    """Of all its launches."""
+    problem = f"b8 s1:65536 h32:8 d128 bf16 decode{page}"
+    main = "decode_paged_kernel" if page else "decode_kernel"
+    fake.plan(renamed={DECODE: [decode_kernel(main), decode_kernel("decode_merge_kernel")]})
+    out = run("--kernels", DECODE, "--problems", f"{problem};b1 s1:8192 h32:8 d128 bf16 decode")
+    shorter, longer = (line for line in out.stdout.splitlines() if DECODE in line)
+    assert f"| {problem} " in longer
+    assert "| b1 s1:8192 h32:8 d128 bf16 decode " in shorter
+    role = "paged" if page else "main"
+    assert f"{role} 812 us, merge 820 us" in shorter
+
+
+def test_over_a_cache_a_length_is_of_its_keys(fake) -> None:
+    fake.plan(renamed={DECODE: [decode_kernel("decode_kernel")]})
+    (row,) = json.loads(run("--kernels", DECODE, "--seq_lens", "4096", "--json").stdout)
+    assert (row["seq_q"], row["seq_k"], row["semantics"]) == (1, 4096, "decode")
 
 
 def test_the_environments_kernels_are_honoured(fake, monkeypatch) -> None:

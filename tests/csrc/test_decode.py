@@ -5,6 +5,7 @@ sequence in any batch and in any pages, and an append that writes nothing else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,7 @@ def config(text: str) -> FlashDecodeKernelConfig:
 
 
 SMALL = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2")
+SEVERAL_RUNS = replace(SMALL, rounds=4)
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
 # Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
@@ -46,8 +48,9 @@ CHUNKS = replace(SMALL, chunk_rows=64)
 PLAIN, CAUSAL = Semantics(), Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
-    shared_kernels.want([SMALL], semantics)
+    shared_kernels.want([SMALL, SEVERAL_RUNS], semantics)
 shared_kernels.want([WIDE], CAUSAL)
+shared_kernels.want([SEVERAL_RUNS], arch=90)
 shared_kernels.want([CHUNKS], WINDOW)
 
 # Two K/V heads split a long sequence into eight parts at most.
@@ -111,9 +114,11 @@ def attend(
     *,
     packed: bool = False,
     cfg: FlashDecodeKernelConfig = SMALL,
+    counts: Counter[str] | None = None,
     **how: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """o and LSE of every query, rows of sequences one after another."""
+    """o and LSE of every query, rows of sequences one after another; the instructions of all
+    launches are added to ``counts``."""
     slots = caches["k_cache"].shape[1]
     queries = [len(one.q) for one in sequences]
     text = f"b{len(sequences)} s{max(queries)}:{max(1, max(len(one.k) for one in sequences))}"
@@ -137,6 +142,9 @@ def attend(
         wanted=["lse"],
         **how,
     )
+    if counts is not None:
+        assert found.emulation is not None
+        counts.update(found.emulation.instructions)
     o, lse = found.outputs["o"], found.outputs["lse"]
     if not packed:
         lse = np.moveaxis(lse, 1, 0)
@@ -185,6 +193,28 @@ def test_pages_leave_every_bit(page: int, packed: bool) -> None:
     sequences = draw(LENGTHS, queries)
     expected = attend(sequences, dense(sequences, 700), packed=packed)
     assert_same(attend(sequences, paged(sequences, page, more=2), packed=packed), expected)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_runs_of_any_length_leave_every_bit(packed: bool) -> None:
+    """A CTA merges runs of one, two and all parts of a sequence, as its share of a batch is; with
+    many rows some states in between are in global memory."""
+    lengths = (700, 0, 65, 330)
+    queries = (2, 1, 4, 5) if packed else (1,) * len(lengths)
+    sequences = draw(lengths, queries)
+    expected = [attend([one], dense([one], max(1, len(one.k))), packed=packed) for one in sequences]
+    stored = []
+    for times, cfg in ((4, SEVERAL_RUNS), (4, SMALL), (12, SMALL)):
+        many, counts = sequences * times, Counter[str]()
+        o, lse = attend(many, dense(many, 700), packed=packed, cfg=cfg, counts=counts)
+        stored.append(counts["st.global.v4.u32"] / times)
+        first = 0
+        for i in range(len(many)):
+            one_o, one_lse = expected[i % len(sequences)]
+            rows = slice(first, first + len(one_o))
+            first = rows.stop
+            assert_same((o[rows], lse[:, rows]), (one_o, one_lse))
+    assert stored[0] > stored[1] > stored[2]
 
 
 # --- many rows -----------------------------------------------------------------------------------
@@ -426,6 +456,20 @@ def test_rows_are_right(cfg: FlashDecodeKernelConfig, text: str, options: dict[s
     shared_kernels.load([cfg], problem.required_semantics(cfg))
     asked = DecodeReference().options(problem, **options)
     verdict = prove(cfg, problem, options=asked, checks=True, sm_count=3)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("schedule", [None, 1])
+def test_launches_that_begin_early_wait(schedule: int | None) -> None:
+    """From sm_90 on the kernels of a call are programmatic launches; and CTAs that take their runs
+    from a counter leave it zero."""
+    shared_kernels.load([SEVERAL_RUNS], arch=90)
+    problem = Problem.parse("b5 s1:330 h7:1 d64 fp16 decode")
+    asked = DecodeReference().options(problem, append=True, lens_k=(330, 1, 65, 200, 330))
+    verdict = prove(
+        *(SEVERAL_RUNS, problem),
+        **{"options": asked, "checks": True, "sm_count": 2, "arch": 90, "schedule_seed": schedule},
+    )
     assert verdict.ok, str(verdict)
 
 

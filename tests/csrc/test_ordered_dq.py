@@ -124,9 +124,9 @@ def changed(cfg: HopperBackwardKernelConfig, change: Callable[[str], str]) -> di
 MISTAKES: dict[str, tuple[str, str]] = {
     "no acquire": (r"ld\.acquire\.gpu\.global", "ld.relaxed.gpu.global"),
     "acquire in the CTA": (r"ld\.acquire\.gpu\.global", "ld.acquire.cta.global"),
-    "no release": (r"st\.release\.gpu\.global", "st.relaxed.gpu.global"),
+    "no fence": (r"fence\.acq_rel\.gpu;", ""),
     "no wait": (r"(ld\.acquire\.gpu\.global\.u32 (%r\d+), .*)", r"\1\n mov.b32 \2, TURN;"),
-    "turn not passed on": (r"st\.release\.gpu\.global\.u32 .*;", ""),
+    "turn not passed on": (r"st\.relaxed\.gpu\.global\.u32 .*;", ""),
 }
 
 

@@ -7,7 +7,7 @@ namespace {
 using flashsmith::DType;
 using flashsmith::FlashForwardKernelConfig;
 
-constexpr int kFields = 19;
+constexpr int kFields = 20;
 
 FlashForwardKernelConfig config_from(const int* v) {
     return {.dtype = static_cast<DType>(v[0]),
@@ -28,7 +28,8 @@ FlashForwardKernelConfig config_from(const int* v) {
             .ping_pong = v[15] != 0,
             .min_ctas_per_sm = v[16],
             .trim_masks = v[17] != 0,
-            .l2_group_mib = v[18]};
+            .l2_group_mib = v[18],
+            .split_keys = v[19]};
 }
 
 }  // namespace

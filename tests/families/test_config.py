@@ -59,6 +59,7 @@ def test_the_thirteen_first_fields_are_frozen_and_later_ones_follow() -> None:
         "min_ctas_per_sm",
         "trim_masks",
         "l2_group_mib",
+        "split_keys",
     ]
     later = fields(FlashForwardKernelConfig)[13:]
     assert all(knob.default == 0 for knob in later)
@@ -131,8 +132,9 @@ def test_the_later_knobs_in_the_short_form() -> None:
         min_ctas_per_sm=2,
         trim_masks=True,
         l2_group_mib=16,
+        split_keys=4,
     )
-    assert str(cfg) == f"{LADDER_TOP}+stages_3+lazy_rescale+ping_pong+ctas_2+trim+l2_16"
+    assert str(cfg) == f"{LADDER_TOP}+stages_3+lazy_rescale+ping_pong+ctas_2+trim+l2_16+split_4"
 
 
 def test_kernel_name_is_a_c_identifier_and_unique() -> None:
@@ -155,7 +157,7 @@ def test_cpp_struct_has_a_designated_initialiser_per_field() -> None:
         ".Q_mma_load_K_tiles = 0, .K_mma_load_K_tiles = 2, .V_mma_load_K_tiles = 2, "
         ".mma_double_buffer_loads = false, .optimized_softmax = true, "
         ".kv_stages = 0, .lazy_rescale = false, .ping_pong = false, .min_ctas_per_sm = 0, "
-        ".trim_masks = false, .l2_group_mib = 0}"
+        ".trim_masks = false, .l2_group_mib = 0, .split_keys = 0}"
     )
 
 

@@ -119,7 +119,6 @@ SAMPLES = {
             "bulk_sums_are_whole": {**SPLIT, "bulk_sums": True},
             "early_rows_before_scores": {"early_rows": True},
             "dq_before_dk_is_lagged": {"dq_sums": DqSums.SUMS_UNDER_DK},
-            "order_needs_registers": {**SPLIT, "ordered_dq": True},
             "producer_registers_supported": {"producer_registers": 20},
             "consumer_registers_supported": {"consumer_registers": 236},
             "registers_within_file": {"producer_registers": 40},
@@ -140,7 +139,6 @@ SAMPLES = {
             "early_exp": {"early_exp": True},
             "lagged_dq": {"lagged_dq": True, "ds_stages": 1},
             "split_roles: its": {**SPLIT, "lagged_dq": True},
-            "ordered_dq": {**SPLIT, "ordered_dq": True},
             "pingpong": {"pingpong": True, "n_warpgroups": 1, "B_c": 64},
             "bulk_sums": {**SPLIT, "bulk_sums": True},
             "early_rows": {"early_rows": True},
@@ -266,12 +264,12 @@ def test_under_a_mask_other_kernels_are_preferred() -> None:
     for d in (64, 128):
         plain, masked = (HOPPER.candidates(DType.FP16, d, H200, m) for m in (False, True))
         assert plain[0] != masked[0]
-        assert set(plain) == set(masked)
+        assert set(plain[:-1]) == set(masked[:-1])
 
 
-def test_a_candidate_for_every_head_up_to_192_repeats_its_bits() -> None:
+def test_a_candidate_for_every_head_repeats_its_bits() -> None:
     for d in (64, 96, 128, 192, 256):
         for masked in (False, True):
             *free, last = HOPPER.candidates(DType.BF16, d, H200, masked)
             assert not any(HOPPER.is_deterministic(cfg) for cfg in free)
-            assert HOPPER.is_deterministic(last) == (d <= 192)
+            assert HOPPER.is_deterministic(last)

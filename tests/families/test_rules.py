@@ -78,6 +78,7 @@ BROKEN = [
     ("(FP16, 128, 128, 32, 4): load_2_2_2_tiles+ctas_3", {"min_ctas_fit_registers"}),
     ("(FP16, 128, 128, 128, 8): load_2_2_2_tiles+ctas_2", {"min_ctas_fit_smem"}),
     ("(FP16, 64, 64, 64, 4): load_2_2_2_tiles+l2_24", {"l2_group_supported"}),
+    ("(FP16, 64, 64, 64, 4): load_2_2_2_tiles+split_3", {"split_keys_supported"}),
 ]
 
 

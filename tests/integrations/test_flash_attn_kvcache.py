@@ -72,7 +72,7 @@ def test_packed_queries_read_a_cache_through_a_block_table() -> None:
     alone = flash_attn_varlen_func(q, *pages, starts_q, starts_k, 3, 20, **how)
     np.testing.assert_array_equal(alone, o)
     for wrong in (None, np.zeros((2, 2), np.int32)):
-        with pytest.raises(ArgumentError, match="cu_seqlens_k: give the"):
+        with pytest.raises(ArgumentError, match=r"cu_seqlens_k: got .*; give a tensor of 1"):
             flash_attn_varlen_func(q, *pages, starts_q, wrong, 3, 20, **how)
 
 
@@ -132,13 +132,26 @@ def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[st
         ({"cache_seqlens": None, "k": LENS}, "cache_seqlens: missing; k is appended there"),
         ({"window_size": 3}, "window_size=3: give"),
         ({"cache_seqlens": 71}, r"cache_lens\[0\]=71: must be from 0"),
+        ({"cache_seqlens": -1}, r"cache_lens\[0\]=-1: must be from 0"),
+        ({"cache_seqlens": True}, "cache_seqlens=True: give a number of keys, or a tensor"),
+        ({"cache_seqlens": 2**31}, "cache_seqlens=2147483648: give a number of keys"),
+        ({"cache_seqlens": 2.0}, r"cache_lens: got builtins\.float; give"),
+        ({"cache_seqlens": [5, 68]}, r"cache_lens: got builtins\.list; give"),
+        ({"cache_seqlens": 3, "q": None}, "q: got NoneType; give a tensor of 4 dimensions"),
+        ({"cache_seqlens": 3, "q": [1]}, "q: got list; give a tensor"),
+        ({"cache_seqlens": 3, "q": np.float16(1)}, r"q: got float16 of shape \(\); give a tensor"),
+        ({"cache_seqlens": 3, "cu_seqlens_q": 4}, "cu_seqlens_q: got int; give a tensor of 1"),
+        ({"cache_seqlens": None, "k_cache": None}, "k_cache: got NoneType; give a tensor of 4"),
+        ({"cache_seqlens": None, "page_table": LENS},
+         r"page_table: got ndarray of shape \(2,\); give a tensor of 2 dimensions"),
+        ({"sm_margin": LENS}, r"sm_margin=.*: not supported; must be 0"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_an_error_that_names_it(
     keywords: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
-        flash_attn_with_kvcache(**tensors(), **{"cache_seqlens": LENS, "causal": True, **keywords})
+        flash_attn_with_kvcache(**{**tensors(), "cache_seqlens": LENS, "causal": True, **keywords})
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])

@@ -56,7 +56,9 @@ def appending(q: Any, k_cache: Any, v_cache: Any, cache_lens: Any, k: Any, v: An
     return o * 2, lse + 1, cache_lens + 1
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", "eager", pytest.param("inductor", marks=pytest.mark.full)]
+)
 def test_a_compiled_step_appends_and_returns_what_an_eager_one_does(backend: str) -> None:
     eager, compiled = tensors(), tensors()
     expected = appending(**eager)

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.timing import Samples
+from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import Comparison
 
@@ -157,8 +158,12 @@ class Measurement:
 
     @property
     def is_memory_bound(self) -> bool:
-        """Whether memory limits the problem on any GPU, by an operation's own count of bytes."""
-        problem = self.problem
+        """Whether memory limits the problem on any GPU, by an operation's own count of bytes; False
+        where the row names no problem that is known here."""
+        try:
+            problem = self.problem
+        except ArgumentError:
+            return False
         if problem.computed.traffic is None:
             return False
         return problem.attn_flop() < FLOP_PER_BYTE * problem.computed.bytes(problem)

@@ -10,7 +10,7 @@ from itertools import chain, product
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics
-from flashsmith.operations import BACKWARD, DEFAULT
+from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 
@@ -33,14 +33,16 @@ def default_problem(
     operation: str = DEFAULT,
 ) -> Problem:
     """The default problem for a head size and a length: batch 16 up to 4096, 8 up to 8192, 4 up to
-    16384; heads 16, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k).
+    16384; heads 16, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k). Over a
+    cache of that length a sequence has one query.
 
     Raises ArgumentError when the sizes make no problem.
     """
     heads_q, heads_k = heads or (default_heads(d),) * 2
     batch = next((batch for longest, batch in _BATCHES if seq <= longest), 1)
     semantics = Semantics("causal" if causal else "none", packed=packed, uneven=packed)
-    return Problem(batch, seq, seq, heads_q, heads_k, d, dtype, semantics, operation)
+    queries = 1 if operation == DECODE.name else seq
+    return Problem(batch, queries, seq, heads_q, heads_k, d, dtype, semantics, operation)
 
 
 def default_heads(d: int) -> int:

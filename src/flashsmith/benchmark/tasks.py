@@ -9,7 +9,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
-from flashsmith.operations import DEFAULT
+from flashsmith.operations import DECODE, DEFAULT
 from flashsmith.runtime.target import Target
 from flashsmith.verify.proof_grid import PACKED_SEQUENCES
 
@@ -28,7 +28,7 @@ def whole_tiles(seq: int, cfg: KernelConfig) -> int:
 
 @dataclass(frozen=True)
 class TimedSize:
-    """The problem that is timed."""
+    """The problem that is timed; over a cache a sequence has one query."""
 
     batch: int = 16
     seq: int = 4096
@@ -40,8 +40,9 @@ class TimedSize:
 
     def problem(self, cfg: KernelConfig, semantics: Semantics = _PLAIN) -> Problem:
         """It, for a config's dtype and head dimension."""
-        b, s, h = self.batch, self.length(semantics), self.heads
-        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, semantics, cfg.family.operation)
+        b, s, h, operation = self.batch, self.length(semantics), self.heads, cfg.family.operation
+        queries = 1 if operation == DECODE.name else s
+        return Problem(b, queries, s, h, h, cfg.d_head, cfg.dtype, semantics, operation)
 
 
 TIMED = TimedSize()

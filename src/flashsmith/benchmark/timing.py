@@ -96,8 +96,8 @@ class Protocol:
         return protocol
 
     def over_cache(self, nbytes: int) -> Protocol:
-        """The protocol for calls that read a cache of so many bytes: one by one where it is large,
-        in graphs where a call takes about as long as a launch."""
+        """The protocol for calls that read a cache of so many bytes: this one where it is large, in
+        graphs where a call takes about as long as a launch."""
         if nbytes > LARGEST_IN_GRAPHS:
             return self
         return replace(self, flush_l2=False, in_graphs=True)

@@ -45,6 +45,9 @@ EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 # fastest, or of one that is preferred. Less is within its error, and a new kernel must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
+# For one that splits keys where none was measured on the very problem; and in milliseconds, since a
+# second launch takes the host's time too.
+GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
 # And for one that was not among the fastest where they were measured.
 GAIN_UNMEASURED = 0.10
 # How much longer a deterministic config may take to be chosen before one that is not.
@@ -115,26 +118,57 @@ def gather(
             break
     else:
         evidence = _estimated(problem, device, table, notes, asked)
-    return _repeatable_first(_without_spills(evidence, problem, device, asked))
+    evidence = _without_spills(evidence, problem, device, asked)
+    return _repeatable_first(_in_parts(evidence, problem, device))
+
+
+def _in_parts(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
+    """The same with a config as the choice that splits keys, where few tiles leave so many SMs idle
+    that it promises enough. What was measured for these sizes stands."""
+    entry, chosen = evidence.entry, evidence.expected[0]
+    if evidence.kind == "offered" or (
+        entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
+    ):
+        return evidence
+    found = []
+    for one in evidence.expected:
+        whole = estimate(one.config, problem, device).ms
+        for config in one.config.family.split_variants(one.config, problem, device):
+            share = estimate(config, problem, device).ms / whole
+            found.append(Expected(config, one.ms * share))
+    best = min(found, key=lambda one: one.ms, default=chosen)
+    if chosen.ms <= max(best.ms * (1 + GAIN_OF_PARTS), best.ms + LEAST_GAIN_OF_PARTS):
+        return evidence
+    rest = sorted(evidence.expected, key=lambda one: one.ms)
+    why = f"{evidence.why}; whole tiles would leave SMs idle, and {chosen.config} take "
+    why += f"{chosen.ms / best.ms - 1:.0%} longer on paper"
+    return replace(evidence, expected=(best, *rest), why=why)
 
 
 def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
 ) -> Evidence:
     """The same with another choice where this one's kernel is known to spill, and the other to be
-    as fast. What was measured for the problem's own class stands: there it did not spill."""
+    as fast, or where its family has another for want of registers. What was measured for the
+    problem's own class stands: there it did not spill."""
     chosen, *others = evidence.expected
+    if evidence.kind in ("table", "nearest"):
+        return evidence
     known = known_spill(chosen.config, problem, device)
-    if evidence.kind in ("table", "nearest") or known is None or known.instead is None:
+    if known is not None:
+        instead, ratio = known.instead, known.ratio
+        why = f"spills {known.size} bytes here, and took {ratio:.3f} times as long in turns"
+    else:
+        semantics = problem.required_semantics(chosen.config)
+        instead, ratio = chosen.config.family.with_registers(chosen.config, semantics), 1.0
+        why = "has too few registers for these semantics; the other was not timed"
+    if instead is None or instead == chosen.config:
         return evidence
-    if not asked.includes(known.instead) or not is_legal(known.instead, device):
+    if not asked.includes(instead) or not is_legal(instead, device):
         return evidence
-    first = Expected(known.instead, chosen.ms / known.ratio)
-    rest = [chosen, *(one for one in others if one.config != known.instead)]
-    why = (
-        f"{evidence.why}; {chosen.config} spills {known.size} bytes here, and took "
-        f"{known.ratio:.3f} times as long in turns"
-    )
+    first = Expected(instead, chosen.ms / ratio)
+    rest = [chosen, *(one for one in others if one.config != instead)]
+    why = f"{evidence.why}; {chosen.config} {why}"
     return replace(evidence, expected=(first, *sorted(rest, key=lambda one: one.ms)), why=why)
 
 

@@ -38,7 +38,7 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
     if config.family.has_cost_model:
         guess = estimate(config, problem, device)
         yield from _about_rows(guess, problem)
-        yield from _about_waves(guess, problem, device)
+        yield from _about_waves(config, guess, problem, device)
 
 
 def _about_d(config: Any, problem: Problem) -> Iterator[str]:
@@ -75,14 +75,16 @@ def _about_rows(guess: Estimate, problem: Problem) -> Iterator[str]:
         )
 
 
-def _about_waves(guess: Estimate, problem: Problem, device: DeviceSpec) -> Iterator[str]:
+def _about_waves(
+    config: Any, guess: Estimate, problem: Problem, device: DeviceSpec
+) -> Iterator[str]:
     if guess.ctas < device.sm_count:
         idle = device.sm_count - guess.ctas
         text = f"{guess.ctas} CTAs for {device.sm_count} SMs: {idle} of them idle"
-        if problem.seq_k >= _LONG_K and problem.operation == DEFAULT:
+        in_parts = config.family.split_variants(config, problem, device)
+        if problem.seq_k >= _LONG_K and in_parts:
             text += (
-                f", and each CTA walks all of its {problem.seq_k} keys, because these kernels do "
-                "not split K: they serve this problem badly"
+                f", and each CTA walks all of its {problem.seq_k} keys; {in_parts[-1]} splits them"
             )
         yield text
         return

@@ -82,6 +82,14 @@ def ncu(
     ] = None,
     dtypes: Annotated[str | None, typer.Option(help="Default: those of the kernels.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Causal in place of full.")] = False,
+    problems: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROBLEM",
+            help="In place of all of these, as 'b8 s1:65536 h32:8 d128 bf16 decode'; give it again "
+            "for another, or separate them by ';'.",
+        ),
+    ] = None,
     runs: Annotated[
         int, typer.Option(help="Launches of each kernel; the one with the median time counts.")
     ] = 1,
@@ -114,7 +122,7 @@ def ncu(
     )
     from flashsmith.benchmark.ncu.profile_table import print_profile
     from flashsmith.benchmark.ncu.profiler import Profiler, find_ncu
-    from flashsmith.benchmark.problems import make_shapes
+    from flashsmith.benchmark.problems import make_shapes, parse_problems
     from flashsmith.runtime import gpu_count, query_gpu
 
     if jsonl is not None and (csv is not None or Path(jsonl).suffix != ".jsonl"):
@@ -122,7 +130,7 @@ def ncu(
     grows = jsonl or (csv if csv != "-" else None)
     configs = tuple(dict.fromkeys(get_kernel_configs(kernels)))
     shapes = make_shapes(configs, d_heads=d_heads, seq_lens=seq_lens, dtypes=dtypes, causal=causal)
-    plan = ProfilePlan(configs, shapes.problems(), runs)
+    plan = ProfilePlan(configs, parse_problems(problems or ()) or shapes.problems(), runs)
     plan.uses()
     executable = find_ncu()
     if gpu_count() == 0:

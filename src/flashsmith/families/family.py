@@ -172,6 +172,11 @@ class Family:
         queries: one that gives sequences of few queries the same bits."""
         return cfg
 
+    def with_registers(self, cfg: Any, semantics: Semantics) -> Any:
+        """The config that takes the place of one whose kernel has too few registers for these
+        semantics, where nothing was measured for them; mostly `cfg` itself."""
+        return cfg
+
     # --- which configs ---------------------------------------------------------------------------
 
     def kernels_to_build(self) -> Sequence[Any]:
@@ -217,6 +222,11 @@ class Family:
             for other in found
             if other != cfg and all(rule.predicate(other, device) for rule in rules)
         ]
+
+    def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
+        """Legal configs that compute the problem as `cfg` does, but in parts of its keys; none
+        where its tiles fill the device."""
+        return ()
 
     @cached_property
     def roomiest_device(self) -> DeviceSpec:

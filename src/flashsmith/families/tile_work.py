@@ -66,6 +66,8 @@ class TileWork(NamedTuple):
     ``masked_rows``: a mask skips a CTA's work in blocks of this many rows; 0: of all its rows.
     ``longest_first``: the longest tiles of many heads begin first, so that the short ones fill up
     the end.
+    ``parts``: tiles that would leave SMs idle are computed in so many parts of their keys; each
+    takes ``part_cycles`` more than its steps and a CTA's own.
     """
 
     rows: int
@@ -77,6 +79,8 @@ class TileWork(NamedTuple):
     masked_rows: int = 0
     longest_first: bool = False
     of_keys: bool = False
+    parts: int = 0
+    part_cycles: float = 0.0
 
 
 class CallWork(NamedTuple):

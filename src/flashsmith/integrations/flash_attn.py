@@ -193,7 +193,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new=None if cu_seqlens_k_new is cu_seqlens_q else cu_seqlens_k_new,
     )
     for name, number in (("attention_chunk", attention_chunk), ("sm_margin", sm_margin)):
-        if number:
+        if not isinstance(number, int | None) or number:
             raise ArgumentError(f"{name}={quoted(number)}: not supported; must be 0")
     if isinstance(num_splits, bool) or not isinstance(num_splits, int) or num_splits < 0:
         raise ArgumentError(f"num_splits={quoted(num_splits)}: give a whole number from 0")
@@ -225,17 +225,38 @@ def flash_attn_with_kvcache(
 
 def _lengths_between(name: str, offsets: Any) -> Any:
     """The lengths between offsets. Raises ArgumentError unless they have one dimension."""
-    if len(getattr(offsets, "shape", ())) != 1:
-        raise ArgumentError(f"{name}: give the (sequences + 1,) int32 offsets of the sequences")
+    _shape(name, offsets, 1)
     return offsets[1:] - offsets[:-1]
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """One length for all sequences, None being the whole cache, as a tensor of q's framework."""
+    """One length for all sequences, None being the whole cache, as a tensor of q's framework.
+
+    Raises ArgumentError for a length that int32 cannot hold, and where the tensors do not say how
+    long the cache is, or how many sequences there are.
+    """
+    if isinstance(length, bool) or (length is not None and not -(2**31) <= length < 2**31):
+        raise ArgumentError(f"cache_seqlens={quoted(length)}: give a number of keys, or a tensor")
     if length is None:
-        length = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    return full_int32((batch,), length, q)
+        length = _shape("k_cache", k_cache, 4)[1]
+        length *= 1 if page_table is None else _shape("page_table", page_table, 2)[1]
+    if cu_seqlens_q is None:
+        batch = _shape("q", q, 4)[0]
+    else:
+        batch = _shape("cu_seqlens_q", cu_seqlens_q, 1)[0] - 1
+    return full_int32((max(batch, 0),), length, q)
+
+
+def _shape(name: str, tensor: Any, rank: int) -> tuple[int, ...]:
+    shape = getattr(tensor, "shape", None)
+    if shape is None or len(shape) != rank:
+        raise ArgumentError(f"{name}: got {_in_words(tensor)}; give a tensor of {rank} dimensions")
+    return tuple(shape)
+
+
+def _in_words(tensor: Any) -> str:
+    shape = getattr(tensor, "shape", None)
+    return type(tensor).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
 def _check_unsupported(dropout_p: float, **tensors: Any) -> None:

@@ -539,7 +539,8 @@ def _check_pages(
     for row, column in np.argwhere(used & ((table < 0) | (table >= pages)))[:1]:
         raise ArgumentError(
             f"page_table[{row}, {column}]={table[row, column]}: the sequence's {after[row]} keys "
-            f"need {-(-after[row] // page)} pages, and there are 0 to {pages - 1}; give one of them"
+            f"need {-(-after[row] // page)} pages, and there "
+            + (f"are 0 to {pages - 1}; give one of them" if pages else "is none; give some")
         )
     places = [
         table[row, key // page] * page + key % page

@@ -102,6 +102,7 @@ def run_in_emulator(
             observers=observers,
             seed=schedule_seed,
             sm_count=sm_count,
+            programmatic=launch.programmatic,
         )
         total.add(result)
     total.findings = [finding for observer in observers for finding in observer.findings]

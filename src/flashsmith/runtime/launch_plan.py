@@ -63,6 +63,7 @@ class Launch:
 
     ``argument_bytes`` hold the addresses of tensors; those of workspaces are written at the launch.
     ``is_main`` marks the config's main kernel. A launch with an empty grid is skipped.
+    ``programmatic``: it may begin before the launch before it is over.
     """
 
     kernel: str
@@ -74,6 +75,7 @@ class Launch:
     argument_bytes: bytes
     workspace_addresses: tuple[WorkspaceAddress, ...] = ()
     tensor_maps: tuple[TensorMapSpec, ...] = ()
+    programmatic: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def _launch(
     arguments: Any,
     addresses: Any,
     tensor_maps: Any,
+    programmatic: Any,
 ) -> Launch:
     return Launch(
         kernel=kernels[int(kernel)],
@@ -184,6 +187,7 @@ def _launch(
         argument_bytes=bytes(arguments),
         workspace_addresses=tuple(WorkspaceAddress(*map(int, one)) for one in addresses),
         tensor_maps=tuple(_tensor_map(*spec) for spec in tensor_maps),
+        programmatic=bool(programmatic),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.ncu import ProfileRow
 from flashsmith.benchmark.roofline import Ceiling, Roofline
+from flashsmith.families import Problem
 
 CONFIG = "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles"
 HOSTILE = '<img src="http://example.org/x.png" onerror="alert(1)"> & more'
@@ -128,3 +129,30 @@ def search_rows() -> list[Measurement]:
 def elsewhere(rows: list[Measurement]) -> list[Measurement]:
     """The same rows from another GPU."""
     return [replace(one, gpu="NVIDIA H100", driver="570.1") for one in rows]
+
+
+CACHE_CONFIG = "(BF16, 128, 16, 64, 4): decode+stages_3+least_128+parts_2"
+
+
+def cache_rows() -> list[Measurement]:
+    """Over dense caches and pages, ours with either split and cuDNN: 3 TB/s of ours at most."""
+    rows = []
+    for batch, keys, us in ((1, 1024, 8.0), (8, 1024, 14.0), (8, 8192, 90.0)):
+        for page in ("", "+page16"):
+            for name, longer in (("ours", 1.0), ("ours_free", 0.9), ("cudnn", 1.25)):
+                own = name != "cudnn"
+                absent = bool(page) and not own
+                ms = None if absent else us * longer / 1e3
+                problem = Problem.parse(
+                    f"b{batch} s1:{keys} h32:8 d128 bf16 decode{page.replace('+', ' ')}"
+                )
+                made = row(
+                    name, keys, problem.attn_flop() / ms / 1e9 if ms else None, batch=batch,
+                    seq_q=1, heads_q=32, heads_k=8, dtype="bf16", semantics=f"decode{page}", ms=ms,
+                    verdict="absent" if absent else "pass", note="no pages" if absent else "",
+                    protocol="interleaved" + ", in graphs" * (keys == 1024),
+                    config=CACHE_CONFIG if own else "",
+                    family="mma_sync_decode" if own else "", kind="ours" if own else "peer",
+                )  # fmt: skip
+                rows.append(made)
+    return rows

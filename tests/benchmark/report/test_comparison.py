@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sample_rows import CONFIG, bench_rows, elsewhere, row, search_rows
+from sample_rows import CONFIG, bench_rows, cache_rows, elsewhere, row, search_rows
 
 from flashsmith.benchmark.report.comparison import (
     by_kind,
@@ -17,7 +17,7 @@ from flashsmith.benchmark.report.comparison import (
     ratios,
     titles,
 )
-from flashsmith.benchmark.report.results import Results
+from flashsmith.benchmark.report.results import Results, rate_of, unit_of
 
 OTHER = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles"
 
@@ -118,7 +118,7 @@ def test_queries_apart_from_the_keys_are_not_mixed_with_square_problems() -> Non
     square, short = make_groups(make_points(rows))
     assert [point.row.seq_k for point in square.points] == [1024]
     assert [point.row.seq_k for point in short.points] == [2048, 4096]
-    assert describe(short.first) == "d 128, fp16, full, 16 heads, 1 queries"
+    assert describe(short.first) == "d 128, fp16, full, 16 heads, 1 query"
 
 
 def test_plain_problems_at_128_come_first() -> None:
@@ -217,3 +217,24 @@ def test_points_name_their_failures() -> None:
     assert point.failure("fa2") == bad
     assert point.failure("cudnn") is None
     assert point.failure().verdict == "fail"
+
+
+def test_caches_of_any_size_are_one_chart_from_small_to_large() -> None:
+    """However they were measured; pages are another chart."""
+    groups = make_groups(make_points(cache_rows()))
+    assert [group.first.semantics for group in groups] == ["decode", "decode+page16"]
+    for group in groups:
+        sizes = [(point.row.batch, point.row.seq_k) for point in group.points]
+        assert sizes == [(1, 1024), (8, 1024), (8, 8192)]
+
+
+def test_a_free_split_is_no_kernel_by_name() -> None:
+    point = make_points(cache_rows()[:3])[0]
+    assert point.flashsmith is point.chosen
+    assert point.kernels == {}
+    assert (point.free and point.free.implementation) == "ours_free"
+    assert [unit_of(one) for one in (point.row, row())] == ["TB/s", "TFLOP/s"]
+    assert rate_of(point.chosen) == pytest.approx(4.21 / 8, rel=1e-3)
+    assert rate_of(None) is None
+    # An operation that is not known here has no bytes.
+    assert unit_of(row(semantics="of_another_package")) == "TFLOP/s"

@@ -18,6 +18,7 @@ from sample_rows import (
     PROFILED,
     ROOFLINE,
     bench_rows,
+    cache_rows,
     elsewhere,
     row,
     search_rows,
@@ -178,6 +179,36 @@ def test_a_wrong_output_stands_in_place_of_a_rate() -> None:
     assert re.search(r'<td class="n bad" title="&lt;img [^"]*">FAIL</td>', page)
     page = page_of(Results(rows=(replace(row(), verdict="error"), row("cudnn"))))
     assert '<td class="n bad" title="">ERROR</td>' in page
+
+
+def test_over_caches_rates_are_terabytes_below_what_the_dram_gives() -> None:
+    page = read(Results(rows=(*cache_rows(), *bench_rows()), rooflines=(ROOFLINE,)))
+    cells = page.cells["problems"]
+    heading = cells.index("of DRAM")
+    assert cells[heading - 3 : heading + 4] == [
+        "problem", "flashsmith", "us", "of DRAM", "free split", "fa2", "cudnn",
+    ]  # fmt: skip
+    largest = cells.index("d 128, bf16, decode, 32:8 heads, 1 query, 8 x 8192")
+    # 268.6 MB in 90 us, of 4 TB/s.
+    assert cells[largest + 1 : largest + 5] == ["2.98", "90.0", "74.6%", "3.32"]
+    assert cells[largest + 5 : largest + 9] == ["–", "2.39", "–", "1.25"]
+    chart = next(one for one in page.charts if "TB/s" in str(one["aria-label"]))
+    label = str(chart["aria-label"])
+    assert label.startswith("TB/s by length, d 128, bf16, decode, 32:8 heads, 1 query: ")
+    assert "2.98 flashsmith, 3.32 free split, 2.39 cudnn, 4.00 DRAM read" in label
+    # Of attention nothing changes.
+    plain = read(Results(rows=tuple(bench_rows()))).cells["problems"]
+    first = plain.index("d 128, fp16, full, 16 heads, 16 x 1024")
+    assert plain[first : first + 3] == cells[(at := cells.index(plain[first])) : at + 3]
+    overview = page.cells["overview"]
+    kind = overview.index("d 128, decode (TB/s)")
+    assert overview[kind + 1 : kind + 4] == ["3", "0.53", "2.98"]
+
+
+def test_of_a_page_of_caches_alone_the_fastest_has_terabytes() -> None:
+    html = page_of(Results(rows=tuple(cache_rows())))
+    assert "2.98 TB/s<small>d 128, bf16, decode" in html
+    assert "of DRAM" in html
 
 
 def test_rows_and_charts_say_what_filters_choose_by(full: Results) -> None:

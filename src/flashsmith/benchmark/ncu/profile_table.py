@@ -24,6 +24,7 @@ _COLUMNS = (
     Column("emulated", right=True),
     Column("L2\nGB", right=True),
     Column("DRAM\nGB", right=True),
+    Column("DRAM\nTB/s", right=True),
     Column("waits, cycles per issue", prose=True),
     Column("note", prose=True),
 )
@@ -60,6 +61,7 @@ def _cells(row: ProfileRow) -> tuple[str, ...]:
         _ratio(row.emulated_wavefronts, row.emulated_wavefronts_ideal),
         _number(row.l2_bytes, 2, 1e-9),
         _number(dram, 2, 1e-9),
+        _number(dram / row.duration_us if dram and row.duration_us else None, 2, 1e-6),
         row.stalls,
         row.note if row.verdict == "pass" else f"{row.verdict.upper()}: {row.note}",
     )

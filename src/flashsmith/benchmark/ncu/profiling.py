@@ -43,7 +43,7 @@ class ProfilePlan:
         """
         if self.runs < 1:
             raise ArgumentError(f"runs={self.runs}: give at least 1")
-        problems = sorted(self.problems, key=lambda problem: problem.seq_q)
+        problems = sorted(self.problems, key=lambda problem: problem.seq_k)
         pairs = [(p, cfg) for p in problems for cfg in self.configs if serves(cfg, p)]
         if not pairs:
             raise ArgumentError(
@@ -82,9 +82,9 @@ def run_profile(
         if illegality := built.illegality(cfg):
             write(rows.row(problem, cfg, "error", note=illegality))
     legal = [(problem, cfg) for problem, cfg in uses if not built.illegality(cfg)]
-    lengths = sorted({problem.seq_q for problem, _ in legal})
+    lengths = sorted({problem.seq_k for problem, _ in legal})
     for number, seq in enumerate(lengths):
-        own = [(problem, cfg) for problem, cfg in legal if problem.seq_q == seq]
+        own = [(problem, cfg) for problem, cfg in legal if problem.seq_k == seq]
         reporter.step(
             f"profiling {counted(len(own), 'kernel')} at length {seq}", number, len(lengths)
         )

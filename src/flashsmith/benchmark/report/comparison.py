@@ -12,20 +12,24 @@ from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.results import (
     BASELINES,
     FLASHSMITH,
+    FREE_SPLIT,
     Setting,
     is_flashsmith,
     name_of,
     setting_facts,
     setting_of,
 )
+from flashsmith.benchmark.timing import IN_GRAPHS
+from flashsmith.counted import counted
 
 
 @dataclass(frozen=True)
 class Point:
     """One problem, measured under one protocol in one environment.
 
-    `chosen` is attention() with no config; `kernels` are flashsmith's by config, `peers` by name;
-    all of them passed their check and have a time. `wrong` are the rows that did not.
+    `chosen` is attention() with no config, `free` the same with a free split; `kernels` are
+    flashsmith's by config, `peers` by name; all of them passed their check and have a time. `wrong`
+    are the rows that did not.
     """
 
     row: Measurement
@@ -33,6 +37,7 @@ class Point:
     kernels: dict[str, Measurement]
     peers: dict[str, Measurement]
     wrong: tuple[Measurement, ...]
+    free: Measurement | None = None
 
     @property
     def shown(self) -> bool:
@@ -102,11 +107,13 @@ def make_points(rows: Iterable[Measurement]) -> list[Point]:
 def _point(rows: Sequence[Measurement]) -> Point:
     timed = [row for row in rows if row.verdict == "pass" and row.ms]
     own = [row for row in timed if is_flashsmith(row)]
+    public = _medians(own, name_of)
     return Point(
         row=rows[0],
-        chosen=_medians(own, name_of).get(FLASHSMITH),
+        chosen=public.get(FLASHSMITH),
+        free=public.get(FREE_SPLIT),
         kernels=_medians(
-            [row for row in own if name_of(row) != FLASHSMITH],
+            [row for row in own if name_of(row) not in (FLASHSMITH, FREE_SPLIT)],
             lambda row: row.config or row.implementation,
         ),
         peers=_medians([row for row in timed if not is_flashsmith(row)], name_of),
@@ -128,26 +135,45 @@ def _medians(
 
 
 def make_groups(points: Iterable[Point]) -> list[Group]:
-    """Points by what they share; lengths of one batch, or of one that shrinks as lengths grow.
+    """Points by what they share; lengths of one batch, or of one that shrinks as lengths grow. Over
+    caches, where memory is the limit, all sizes make one chart.
 
     A batch that is halved where lengths pass a limit leaves more than half of the tokens.
     """
     chains: dict[Any, list[list[Point]]] = {}
     for point in sorted(points, key=lambda point: (point.row.seq_k, -point.row.batch)):
-        found = chains.setdefault(_group_key(point.row), [])
+        found = chains.setdefault(_chart_key(point.row), [])
         open_ones = [chain for chain in found if _continues(chain[-1].row, point.row)]
         if open_ones:
             min(open_ones, key=lambda chain: chain[-1].row.batch).append(point)
         else:
             found.append([point])
-    made = [Group(tuple(chain)) for found in chains.values() for chain in found]
+    made = [Group(tuple(_by_bytes(chain))) for found in chains.values() for chain in found]
     return sorted(made, key=lambda group: (order(group.first), -group.first.batch))
 
 
 def _continues(last: Measurement, row: Measurement) -> bool:
     """Whether a row goes on where a chain of growing lengths ends: about as many tokens or more."""
+    if row.is_memory_bound:
+        return sizes(last) != sizes(row)
     tokens, before = row.batch * row.seq_k, last.batch * last.seq_k
     return row.seq_k > last.seq_k and row.batch <= last.batch and 2 * tokens > before
+
+
+def _by_bytes(chain: Sequence[Point]) -> Sequence[Point]:
+    """Caches from small to large; other points as they are."""
+    if not chain[0].row.is_memory_bound:
+        return chain
+    return sorted(chain, key=lambda point: (point.row.batch * point.row.seq_k, point.row.batch))
+
+
+def _chart_key(row: Measurement) -> tuple[Any, ...]:
+    """What the problems of a chart share: of one protocol small and large caches are measured by
+    different means."""
+    setting, *others = _group_key(row)
+    if row.is_memory_bound:
+        setting = setting._replace(protocol=setting.protocol.removesuffix(f", {IN_GRAPHS}"))
+    return (setting, *others)
 
 
 def _group_key(row: Measurement) -> tuple[Any, ...]:
@@ -188,7 +214,9 @@ def describe(row: Measurement) -> str:
     """What a group is about: 'd 128, fp16, causal, 32:8 heads'."""
     heads = f"{row.heads_q}" + (f":{row.heads_k}" if row.heads_k != row.heads_q else "")
     parts = [f"d {row.d}", row.dtype, mask_of(row), f"{heads} heads"]
-    return ", ".join(parts + ([f"{row.seq_q} queries"] if row.seq_q != row.seq_k else []))
+    return ", ".join(
+        parts + ([counted(row.seq_q, "query", "queries")] if row.seq_q != row.seq_k else [])
+    )
 
 
 def problem_words(row: Measurement) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.comparison import (
     Group,
     Point,
@@ -13,7 +12,13 @@ from flashsmith.benchmark.report.comparison import (
     problem_words,
     titles,
 )
-from flashsmith.benchmark.report.results import FLASHSMITH
+from flashsmith.benchmark.report.results import (
+    FLASHSMITH,
+    FREE_SPLIT,
+    digits_of,
+    rate_of,
+    unit_of,
+)
 from flashsmith.benchmark.report.svg_charts import (
     Chart,
     Series,
@@ -21,43 +26,57 @@ from flashsmith.benchmark.report.svg_charts import (
     lines_by_length,
     ratio_strips,
 )
+from flashsmith.benchmark.roofline import Roofline
 
 # Of a chart, and of the table of problems.
 MOST_PEERS = 12
 _MOST_STRIPS = 30
 
 
-def throughput_charts(groups: Sequence[Group]) -> Iterator[Chart]:
-    """TFLOP/s by length, for each group in which anything has a rate."""
+def throughput_charts(groups: Sequence[Group], rooflines: Sequence[Roofline]) -> Iterator[Chart]:
+    """TFLOP/s by length, for each group in which anything has a rate; over caches TB/s, below what
+    the GPU's memory gives."""
+    dram = {one.gpu: one.rate("dram_read") for one in rooflines}
     for group, title in zip(groups, titles([group.first for group in groups]), strict=True):
         series = _series(group.points)
         # One point alone says no more than the table.
         if not series or len(series) == len(group.points) == 1:
             continue
         lengths = [(point.row.seq_k, point.row.batch) for point in group.points]
-        caption = "TFLOP/s by length and batch (b)."
+        unit = unit_of(group.first)
+        caption = f"{unit} by length and batch (b)."
+        if group.first.is_memory_bound and (roof := dram.get(group.first.gpu)):
+            series.append(Series("DRAM read", [roof] * len(lengths), dashed=True))
+            caption += " What lies above 'DRAM read' came from the L2."
         more = len({name for point in group.points for name in point.peers}) - MOST_PEERS
         if more > 0:
             caption += f" {more} more peers are left out."
-        yield lines_by_length(title, lengths, series, caption, facets(group.first))
+        yield lines_by_length(
+            title,
+            lengths,
+            series,
+            caption,
+            facets(group.first),
+            unit=unit,
+            digits=digits_of(group.first),
+        )
 
 
 def _series(points: Sequence[Point]) -> list[Series]:
     series = []
     if any(point.chosen for point in points):
-        series.append(Series(FLASHSMITH, [_rate(point.chosen) for point in points], strong=True))
+        series.append(Series(FLASHSMITH, [rate_of(point.chosen) for point in points], strong=True))
     kernels = max(len(point.kernels) for point in points)
     if kernels:
         name = FLASHSMITH if kernels == 1 and not series else f"best of {kernels}"
-        rates = [_rate(point.best_kernel) for point in points]
+        rates = [rate_of(point.best_kernel) for point in points]
         series.append(Series(name, rates, strong=True, dashed=bool(series)))
+    if any(point.free for point in points):
+        rates = [rate_of(point.free) for point in points]
+        series.append(Series(FREE_SPLIT, rates, strong=True, dashed=True))
     for peer in peer_order(name for point in points for name in point.peers)[:MOST_PEERS]:
-        series.append(Series(peer, [_rate(point.peers.get(peer)) for point in points]))
+        series.append(Series(peer, [rate_of(point.peers.get(peer)) for point in points]))
     return [one for one in series if any(one.rates)]
-
-
-def _rate(row: Measurement | None) -> float | None:
-    return row.tflops if row else None
 
 
 def ratio_chart(
@@ -82,5 +101,9 @@ def _ratios(point: Point, peers: Sequence[str]) -> Iterator[tuple[float, str, st
     for peer in peers:
         ratio, row = point.ratio(peer), point.flashsmith
         if ratio and row:
-            rates = f"{row.tflops or 0:,.0f} over {point.peers[peer].tflops or 0:,.0f} TFLOP/s"
+            shown = f",.{digits_of(row)}f"
+            rates = " over ".join(
+                format(rate_of(one) or 0.0, shown) for one in (row, point.peers[peer])
+            )
+            rates += f" {unit_of(row)}"
             yield ratio, peer, f"{ratio:.3f} / {peer}\n{problem_words(row)}\n{rates}"

@@ -68,7 +68,13 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
     last = comparison.last_measured(points)
     kinds = comparison.by_kind(last)
     ratio = ratio_chart(kinds, compared)
-    throughput = list(throughput_charts(groups))
+    throughput = list(throughput_charts(groups, found.rooflines))
+    over_caches = [point for point in points if point.row.is_memory_bound]
+    others = [point for point in points if not point.row.is_memory_bound]
+    problem_tables = {
+        "TFLOP/s of every problem": others,
+        "TB/s of every problem over a KV cache": over_caches,
+    }
     rooflines, placed = roofline_points(comparison.make_groups(last), found.rooflines)
     searched = config_space.make_searched(found.rows)
     context = {
@@ -76,6 +82,8 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
         "results": found,
         "newest": newest,
         "points": points,
+        "problem_tables": {title: found for title, found in problem_tables.items() if found},
+        "dram": {one.gpu: one.rate("dram_read") for one in found.rooflines},
         "latest": latest,
         "kinds": kinds,
         "peers": peers,
@@ -161,7 +169,7 @@ def page_templates() -> Environment:
 _FUNCTIONS: dict[Any, tuple[str, ...]] = {
     comparison: ("describe", "facets", "mask_of", "problem_words", "ratios"),
     config_space: ("distribution", "listed_configs", "make_heat_map", "widest"),
-    results: ("name_of", "setting_of"),
+    results: ("digits_of", "name_of", "rate_of", "setting_of", "unit_of"),
     progression: ("change_between", "change_words", "conflict_words", "step_names"),
 }
 

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.implementations import OURS, OURS_FREE
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.ncu import ProfileRow
 from flashsmith.benchmark.progression import Ablation
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.printable import quoted
 
-# The name of attention() on the page; in files its rows are of 'ours'.
+# The names of attention() on the page, and of attention_with_cache() with a free split; in files
+# their rows are of 'ours' and 'ours_free'.
 FLASHSMITH = "flashsmith"
+FREE_SPLIT = "free split"
+_NAMES = {OURS: FLASHSMITH, OURS_FREE: FREE_SPLIT}
 BASELINES = ("fa2", "cudnn")
 # What a search measures in its rounds: figures for the config space, not for comparisons.
 _SEARCH_PROTOCOLS = ("rung", "final")
@@ -87,7 +91,25 @@ def is_flashsmith(row: Measurement) -> bool:
 
 def name_of(row: Measurement) -> str:
     """The name of a row's implementation on the page: attention() is 'flashsmith'."""
-    return FLASHSMITH if is_flashsmith(row) and row.implementation == "ours" else row.implementation
+    name = row.implementation
+    return _NAMES.get(name, name) if is_flashsmith(row) else name
+
+
+def rate_of(row: Measurement | None) -> float | None:
+    """A row's throughput in ``unit_of`` it; None where it has none."""
+    if row is None or not row.is_memory_bound:
+        return row.tflops if row else None
+    return row.tb_per_s or None
+
+
+def unit_of(row: Measurement) -> str:
+    """TB/s where memory limits the problem, else TFLOP/s."""
+    return "TB/s" if row.is_memory_bound else "TFLOP/s"
+
+
+def digits_of(row: Measurement) -> int:
+    """How many digits behind the point a rate is shown with."""
+    return 2 if row.is_memory_bound else 0
 
 
 def of_search(row: Measurement) -> bool:

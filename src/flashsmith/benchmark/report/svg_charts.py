@@ -189,12 +189,14 @@ def lines_by_length(
     series: Sequence[Series],
     caption: str,
     facets: Mapping[str, str],
+    unit: str = "TFLOP/s",
+    digits: int = 0,
 ) -> Chart:
-    """TFLOP/s by (length, batch), evenly spaced."""
+    """Rates in ``unit``, shown with so many ``digits``, by (length, batch), evenly spaced."""
     shown = [one for one in series if any(one.rates)]
-    alt = ", ".join(f"{_last(one)[1]:.0f} {one.name}" for one in shown)
-    alt = f"TFLOP/s by length, {title}: {alt}"
-    labels = [_label(one, lengths) for one in shown]
+    alt = ", ".join(f"{_last(one)[1]:.{digits}f} {one.name}" for one in shown)
+    alt = f"{unit} by length, {title}: {alt}"
+    labels = [_label(one, lengths, digits) for one in shown]
     drawing = _Drawing(_right_of_axes(labels))
     top = 1.06 * max(rate for one in shown for rate in one.rates if rate)
     y_of = drawing.rates_axis(top)
@@ -220,7 +222,10 @@ def lines_by_length(
     for number, (x, (length, batch)) in enumerate(zip(xs, lengths, strict=True)):
         rates = [(one.name, one.rates[number]) for one in shown]
         known = sorted(((rate, name) for name, rate in rates if rate), reverse=True)
-        tip = [f"length {length}, batch {batch}", *(f"{rate:,.0f}  {name}" for rate, name in known)]
+        tip = [
+            f"length {length}, batch {batch}",
+            *(f"{rate:,.{digits}f}  {name}" for rate, name in known),
+        ]
         begin, end = max(0.0, x - half), min(x + half, WIDTH)
         drawing.add("rect", "hit", tip="\n".join(tip), x=begin, y=_TOP, width=end - begin,
                     height=_BOTTOM - _TOP + 24)  # fmt: skip
@@ -232,12 +237,12 @@ def _right_of_axes(labels: Sequence[str]) -> float:
     return WIDTH - 14 - 6.4 * max(map(len, labels))
 
 
-def _label(series: Series, lengths: Sequence[tuple[int, int]]) -> str:
+def _label(series: Series, lengths: Sequence[tuple[int, int]], digits: int) -> str:
     """A line's last rate and its name; with the length where it ends before the others."""
     at, rate = _last(series)
     if at < len(lengths) - 1:
-        return f"{rate:.0f} {cut(series.name, 8)} at {lengths[at][0]}"
-    return f"{rate:.0f} {cut(series.name, 13)}"
+        return f"{rate:.{digits}f} {cut(series.name, 8)} at {lengths[at][0]}"
+    return f"{rate:.{digits}f} {cut(series.name, 13)}"
 
 
 def _last(series: Series) -> tuple[int, float]:

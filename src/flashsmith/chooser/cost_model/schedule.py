@@ -13,6 +13,7 @@ from math import gcd
 from typing import NamedTuple
 
 from flashsmith.families import Problem
+from flashsmith.families.split_keys import tiles_to_split
 from flashsmith.families.tile_work import TileWork
 
 # What is left over at the end where the longest tiles went first, in shortest ones.
@@ -36,16 +37,28 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
     if ctas == 0:
         return Schedule(0, 0.0, 0.0)
     longest = -(-problem.seq_k // work.keys)
+    at_once = sm_count * work.resident
+    split = tiles_to_split(problem, work.parts, work.rows, work.keys, ctas, at_once)
+    part = work._replace(cta_cycles=work.cta_cycles + work.part_cycles)
     if problem.semantics.mask == "causal":
         rows = work.masked_rows or work.rows
-        parts = -(-problem.seq_q // rows)
-        mean = _causal_steps(rows, work.keys, problem, parts) / parts
-        cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
+        pieces = -(-problem.seq_q // rows)
+        mean = _causal_steps(rows, work.keys, problem, pieces) / pieces
+        if split == ctas:
+            shares = mean / work.parts, -(-longest // work.parts)
+            cycles = _uneven_cycles(part, *shares, ctas * work.parts, blocks * work.parts, sm_count)
+        else:
+            # The last tiles are the shortest: what their parts save is within the model's error.
+            cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
         if problem.window is not None:
             longest = min(longest, _steps_of_window(work, problem.window[0]))
-        cycles = _even_cycles(work, longest, ctas, sm_count)
-    return Schedule(ctas, ctas / (sm_count * work.resident), cycles)
+        cycles = _even_cycles(work, longest, ctas - split, sm_count)
+        if split:
+            steps = -(-longest // work.parts)
+            cycles += _even_cycles(part, steps, split * work.parts, sm_count)
+    ctas += split * max(0, work.parts - 1)
+    return Schedule(ctas, ctas / at_once, cycles)
 
 
 def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> Schedule:

@@ -6,6 +6,9 @@
 
 namespace flashsmith {
 
+// Of a CTA that merges the parts of split keys.
+constexpr int kPartMergeThreads = 256;
+
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kLog2E = 1.44269504088896341f;
 

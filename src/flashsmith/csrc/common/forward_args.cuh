@@ -32,7 +32,16 @@ struct ForwardKernelArgs {
     int64_t k_batch_stride, k_seq_stride, k_head_stride;
     int64_t v_batch_stride, v_seq_stride, v_head_stride;
     int64_t o_batch_stride, o_seq_stride, o_head_stride;
-    int64_t lse_batch_stride, lse_head_stride;  // of lse and row_max; rows are neighbours
+    // Of lse and row_max, whose rows are neighbours. Kernels that split keys know them from the
+    // lengths, and have their parts here: see common/split_keys.cuh.
+    union {
+        int64_t lse_batch_stride;
+        float* parts;
+    };
+    union {
+        int64_t lse_head_stride;
+        int64_t part_rows;  // of all parts
+    };
 
     int32_t batch;
     int32_t seq_q, seq_k;      // packed: the longest, and no sequence counts beyond it
@@ -46,6 +55,8 @@ struct ForwardKernelArgs {
     float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
                        // softcap * log2(e)
     float softcap_scale_2log2e;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
+
+    int32_t n_whole_tiles;  // split_keys: tiles from here on are computed in parts
 };
 
 }  // namespace flashsmith

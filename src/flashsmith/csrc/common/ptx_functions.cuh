@@ -183,6 +183,22 @@ FS_DEVICE void named_barrier_arrive() {
     asm volatile("bar.arrive %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
+// ---- launches -----------------------------------------------------------------------------------
+
+// Until the launch before this programmatic one is over, and what it has written is here; otherwise
+// it is over already.
+FS_DEVICE void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next launch, if it is programmatic, may begin once all CTAs have come here.
+FS_DEVICE void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- votes --------------------------------------------------------------------------------------
 
 // Whether the predicate is true in any lane of the warp.

@@ -134,7 +134,8 @@ ffi::Array<ffi::Any> describe(const Launch& launch, size_t n_workspaces, Tensors
             launch.smem_bytes,
             ffi::Bytes(bytes, arguments.size()),
             patches,
-            tensor_maps};
+            tensor_maps,
+            launch.programmatic};
 }
 
 // To Python a bad argument is a ValueError, a failed launch a RuntimeError.

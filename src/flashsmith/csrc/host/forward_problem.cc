@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "common/constants.cuh"
 
@@ -120,6 +121,48 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
     const int64_t sequences = p.batch * p.heads_q;
     require(sequences <= INT_MAX && sequences * blocks_of(p.seq_q, B_r) <= INT_MAX,
             "batch x heads x Q blocks must stay within 2^31 - 1");
+}
+
+int64_t tiles_to_split(const ForwardProblem& p, const Semantics& semantics, int parts, int B_r,
+                       int B_c, int64_t tiles, int64_t at_once) {
+    if (parts == 0 || p.seq_k <= B_c || tiles == 0) return 0;
+    if (semantics.mask == MaskKind::causal) {
+        // Twice the keys that a tile sees on average, against the longest's.
+        const int64_t seen = p.seq_q <= p.seq_k ? std::min(2 * p.seq_k - p.seq_q + B_r, 2 * p.seq_k)
+                                                : (p.seq_k + B_r) * p.seq_k / p.seq_q;
+        if (tiles * seen < at_once * 2 * p.seq_k) return tiles;
+    }
+    const int64_t rest = tiles % at_once;
+    const bool is_shorter = (rest * parts + at_once - 1) / at_once < parts;
+    return is_shorter ? rest : 0;
+}
+
+void set_parts(ForwardKernelArgs& args, int64_t split, int parts, int B_r) {
+    args.parts = nullptr;  // the workspace's address comes with the call
+    args.part_rows = split * parts * B_r;
+}
+
+void add_merge(Plan& plan, size_t problem_offset, int64_t split, int parts, int B_r, int d_head) {
+    if (split == 0) return;
+    const int64_t rows = split * parts * B_r;
+    require(rows <= INT_MAX, "split_keys: rows of all parts must stay within 2^31 - 1");
+    constexpr int64_t kStatistics = 2;
+    Launch& main = plan.launches.front();
+    main.addresses.push_back({problem_offset + offsetof(ForwardKernelArgs, parts),
+                              in_workspace(plan.workspaces.size())});
+    plan.workspaces.push_back({"parts",
+                               static_cast<size_t>(rows * (d_head + kStatistics)) * sizeof(float),
+                               Contents::undefined});
+    const int64_t threads = split * B_r * (d_head / 4);
+    Launch merge = main;
+    merge.kernel = 1;
+    merge.grid = {static_cast<uint32_t>((threads + kPartMergeThreads - 1) / kPartMergeThreads), 1,
+                  1};
+    merge.cluster = {1, 1, 1};
+    merge.block = {kPartMergeThreads, 1, 1};
+    merge.smem_bytes = 0;
+    merge.tensor_maps = {};
+    plan.launches.push_back(std::move(merge));
 }
 
 std::vector<AddressPatch> forward_addresses(const Semantics& semantics, size_t problem_offset) {

@@ -43,6 +43,18 @@ ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors);
 void check_problem(const ForwardProblem& problem, const Semantics& semantics, int d_head, int B_r);
 ForwardKernelArgs forward_arguments(const ForwardProblem& problem, int B_r, int B_c);
 
+// How many of a call's tiles are computed in `parts` parts of their keys, where `at_once` are
+// computed at the same time: those of a last round that leaves SMs idle, or, causal, all of them
+// where the longest tile takes longer than an SM's share of the work. It follows from the lengths
+// of the call, packed from the longest sequence's: never from those of single sequences.
+int64_t tiles_to_split(const ForwardProblem& problem, const Semantics& semantics, int parts,
+                       int B_r, int B_c, int64_t tiles, int64_t at_once);
+
+// The arguments and the plan of a kernel that computes `split` of its tiles in parts, by their
+// size: where it has such tiles, a workspace and a second launch, of the kernel that merges them.
+void set_parts(ForwardKernelArgs& args, int64_t split, int parts, int B_r);
+void add_merge(Plan& plan, size_t problem_offset, int64_t split, int parts, int B_r, int d_head);
+
 // Where addresses belong in arguments that have the ForwardKernelArgs at `problem_offset`.
 std::vector<AddressPatch> forward_addresses(const Semantics& semantics, size_t problem_offset = 0);
 

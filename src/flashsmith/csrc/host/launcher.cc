@@ -96,22 +96,30 @@ void PreparedPlan::launch_step(const Step& step, const Buffers& buffers, void* s
     step.maps.write(buffers, arguments);
     void* parameters[] = {arguments};
     const auto dim = [](const std::array<uint32_t, 3>& x) { return dim3(x[0], x[1], x[2]); };
-    if (launch.cluster == std::array<uint32_t, 3>{1, 1, 1}) {
+    const bool has_clusters = launch.cluster != std::array<uint32_t, 3>{1, 1, 1};
+    if (!has_clusters && !launch.programmatic) {
         check(cudaLaunchKernel(step.kernel, dim(launch.grid), dim(launch.block), parameters,
                                launch.smem_bytes, static_cast<cudaStream_t>(stream)),
               "cudaLaunchKernel");
         return;
     }
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {launch.cluster[0], launch.cluster[1], launch.cluster[2]};
+    cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};
+    if (has_clusters) {
+        cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim = {launch.cluster[0], launch.cluster[1], launch.cluster[2]};
+    }
+    if (launch.programmatic) {
+        cudaLaunchAttribute& programmatic = attributes[config.numAttrs++];
+        programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        programmatic.val.programmaticStreamSerializationAllowed = 1;
+    }
     config.gridDim = dim(launch.grid);
     config.blockDim = dim(launch.block);
     config.dynamicSmemBytes = launch.smem_bytes;
     config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
     check(cudaLaunchKernelExC(&config, step.kernel, parameters), "cudaLaunchKernelExC");
 }
 

@@ -110,6 +110,9 @@ struct Launch {
     std::vector<uint8_t> argument_bytes;  // addresses and tensor maps yet to be written
     std::vector<AddressPatch> addresses;
     std::vector<TensorMapSpec> tensor_maps;  // empty for kernels without TMA
+    // Whether it may begin before the launch before it is over (programmatic dependent launch, from
+    // compute capability 9.0 on): its kernel waits by griddepcontrol.wait.
+    bool programmatic = false;
 
     bool is_empty() const { return grid[0] == 0; }
     // The buffers' addresses into a copy of the arguments.

@@ -31,6 +31,7 @@ struct FlashForwardKernelConfig {
     int min_ctas_per_sm;
     bool trim_masks;
     int l2_group_mib;
+    int split_keys;
 
     constexpr auto operator<=>(const FlashForwardKernelConfig&) const = default;
 

@@ -1,7 +1,7 @@
 // The FlashAttention-2 forward pass on mma.sync: one CTA computes one Q block of one head.
 #pragma once
 
-#include "common/visible_keys.cuh"
+#include "common/split_keys.cuh"
 #include "mma_sync/static_kernel_configuration.cuh"
 
 namespace flashsmith {
@@ -19,7 +19,14 @@ struct Coordinates {
 
     FS_DEVICE explicit Coordinates(const ForwardKernelArgs& args)
         : warp(thread_index() / kWarpSize), lane(thread_index() % kWarpSize) {
-        uint32_t block = block_index(), first = 0, heads = 1;
+        find(args, tile_of_block(args));
+    }
+    FS_DEVICE Coordinates(const ForwardKernelArgs& args, uint32_t tile) : warp(0), lane(0) {
+        find(args, tile);
+    }
+
+    FS_DEVICE void find(const ForwardKernelArgs& args, uint32_t block) {
+        uint32_t first = 0, heads = 1;
         if constexpr (Kernel::groups_heads) {
             // Groups of heads, in each all heads' first blocks before any head's second.
             const uint32_t group_blocks = args.heads_per_group * args.n_Q_blocks;
@@ -37,6 +44,14 @@ struct Coordinates {
         q = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q,
                                                     args.total_q);
         k = key_rows<Kernel::SEMANTICS>(args, batch);
+    }
+    // Parts of the tiles that are split come after the others.
+    FS_DEVICE static uint32_t tile_of_block(const ForwardKernelArgs& args) {
+        const uint32_t block = block_index();
+        if constexpr (Kernel::splits_keys)
+            if (block >= args.n_whole_tiles)
+                return args.n_whole_tiles + (block - args.n_whole_tiles) / Kernel::CFG.split_keys;
+        return block;
     }
     FS_DEVICE int first_row() const { return Q_block * Kernel::B_r; }           // of the Q block
     FS_DEVICE int warp_row() const { return warp * Kernel::N::rows_per_warp; }  // in the Q block
@@ -120,16 +135,26 @@ struct ForwardBlock {
     // ---- the algorithm ----
 
     FS_DEVICE void run() {
-        const BlockRange blocks = visible.blocks(first_row(), Kernel::B_r, Kernel::B_c);
-        if (!Kernel::masked || blocks.begin < blocks.end) Kernel::MainLoop::run(*this, blocks);
+        BlockRange blocks = visible.blocks(first_row(), Kernel::B_r, Kernel::B_c);
+        if constexpr (Kernel::splits_keys)
+            if (is_part()) blocks = part_of<Kernel::CFG.split_keys>(blocks, part());
+        if ((!Kernel::masked && !Kernel::splits_keys) || blocks.begin < blocks.end)
+            Kernel::MainLoop::run(*this, blocks);
         const Coordinates<Kernel> at(args);
         float weights[N::m_tiles][2];
-        const bool no_sinks = SEMANTICS.partial || args.sinks == nullptr;
+        const bool no_sinks = SEMANTICS.partial || is_part() || args.sinks == nullptr;
         softmax.finalize(weights, no_sinks ? nullptr : args.sinks + at.head);
         softmax.normalize(O, weights);
+        if (is_part()) {
+            store_part(at);
+            return;
+        }
         const auto row = [&](int m, int r) { return at.lane_row(m, r); };
         softmax.template store_statistics<SEMANTICS.uneven, !SEMANTICS.partial>(
             args, at.lane, row, Q_rows, [&] {
+                if constexpr (Kernel::splits_keys)
+                    return first_statistic<SEMANTICS>(args, at.batch, at.head) + at.q.first +
+                           at.first_row();
                 return at.batch * args.lse_batch_stride + at.head * args.lse_head_stride +
                        at.q.first + at.first_row();
             });
@@ -203,11 +228,44 @@ struct ForwardBlock {
             .shared_to_global(o, tile, row_bytes(1, args.o_seq_stride), extent(Q_rows));
     }
 
-    // Not rounded, straight from registers: four lanes write 32 bytes of a row, a whole sector.
+    // Not rounded, straight from registers.
     FS_DEVICE void store_O_fp32(const Coordinates<Kernel>& at) const {
         auto* o = static_cast<float*>(args.o) + at.batch * args.o_batch_stride +
                   at.head * args.o_head_stride + (at.q.first + at.first_row()) * args.o_seq_stride +
                   at.lane % 4 * 2;
+        store_rows(at, o, args.o_seq_stride);
+    }
+
+    // The same to the rows of a part, and their statistics.
+    FS_DEVICE void store_part(const Coordinates<Kernel>& at) const {
+        const int64_t first = int64_t{block_index() - args.n_whole_tiles} * Kernel::B_r;
+        store_rows(at, args.parts + first * Kernel::d_head + at.lane % 4 * 2, Kernel::d_head);
+        if (at.lane % 4 != 0) return;
+        float2* statistics = part_statistics<Kernel::d_head>(args) + first;
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = at.lane_row(m, r);
+                if (row < Q_rows) statistics[row] = {softmax.row_sum[m][r], softmax.row_max[m][r]};
+            }
+    }
+
+  private:
+    // Whether the CTA has a part of its tile's keys, and which. Read again for each, as
+    // Coordinates.
+    FS_DEVICE bool is_part() const {
+        return Kernel::splits_keys && block_index() >= args.n_whole_tiles;
+    }
+    FS_DEVICE int part() const
+        requires(Kernel::splits_keys)
+    {
+        return (block_index() - args.n_whole_tiles) % Kernel::CFG.split_keys;
+    }
+
+    // Four lanes write 32 bytes of a row, a whole sector. `o` is where this lane's columns of the Q
+    // block's first row begin.
+    FS_DEVICE void store_rows(const Coordinates<Kernel>& at, float* o, int64_t stride) const {
 #pragma unroll
         for (int m = 0; m < N::m_tiles; ++m)
 #pragma unroll
@@ -217,12 +275,11 @@ struct ForwardBlock {
 #pragma unroll
                 for (int n = 0; n < N::PV_n_tiles; ++n)
                     if (8 * n < args.d)
-                        store_global_8B(o + row * args.o_seq_stride + 8 * n,
+                        store_global_8B(o + row * stride + 8 * n,
                                         float2{O[m][n][2 * r], O[m][n][2 * r + 1]});
             }
     }
 
-  private:
     FS_DEVICE int first_row() const { return Coordinates<Kernel>(args).first_row(); }
     FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
 
@@ -251,6 +308,25 @@ __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
     // A packed batch has as many Q blocks per sequence as its longest one needs.
     if (Kernel::SEMANTICS.packed && at.first_row() >= at.q.count) return;
     ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
+}
+
+// The second launch of kernels that split keys: merges the parts of the tiles that were split.
+template <class Kernel>
+__global__ void __launch_bounds__(kPartMergeThreads)
+    flash_merge_kernel(const ForwardKernelArgs args) {
+    const MergeThread<Kernel> thread;
+    if (thread.tile * Kernel::CFG.split_keys * Kernel::B_r >= args.part_rows) return;
+    const Coordinates<Kernel> at(args, args.n_whole_tiles + thread.tile);
+    const int row = at.first_row() + thread.tile_row;
+    if (row >= at.q.count || thread.column >= args.d) return;
+    merge_parts<Kernel>(
+        args,
+        {.part_row = thread.tile * Kernel::CFG.split_keys * Kernel::B_r + thread.tile_row,
+         .batch = at.batch,
+         .head = at.head,
+         .row = row,
+         .q_first = int(at.q.first)},
+        thread.column);
 }
 
 }  // namespace flashsmith

@@ -19,6 +19,13 @@ int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardPro
     return static_cast<int32_t>(std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q));
 }
 
+// CTAs on an SM, by what is known of their registers: up to 255 a thread, of which an SM has as
+// many as eight warps need.
+int64_t ctas_per_sm(const FlashForwardKernelConfig& config, const DeviceSpec& device) {
+    const int by_registers = std::max({1, 8 / config.n_warps, config.min_ctas_per_sm});
+    return std::clamp(config.num_ctas_per_sm(device.max_smem_per_sm), 1, by_registers);
+}
+
 }  // namespace
 
 Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
@@ -33,7 +40,15 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     ForwardKernelArgs args = forward_arguments(p, config.B_r, config.B_c);
     args.heads_per_group = heads_per_group(config, p);
-    const int64_t blocks = p.batch * p.heads_q * args.n_Q_blocks;
+    int64_t blocks = p.batch * p.heads_q * args.n_Q_blocks, split = 0;
+    if (config.split_keys > 0) {
+        const int64_t at_once = int64_t{device.sm_count} * ctas_per_sm(config, device);
+        split = tiles_to_split(p, semantics, config.split_keys, config.B_r, config.B_c, blocks,
+                               at_once);
+        set_parts(args, split, config.split_keys, config.B_r);
+        args.n_whole_tiles = static_cast<int32_t>(blocks - split);
+        blocks += split * (config.split_keys - 1);
+    }
     const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
     Launch launch{
         .kernel = 0,
@@ -45,7 +60,9 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
         .addresses = forward_addresses(semantics),
         .tensor_maps = {},
     };
-    return {{std::move(launch)}, {}, forward_presence(semantics)};
+    Plan plan{{std::move(launch)}, {}, forward_presence(semantics)};
+    add_merge(plan, 0, split, config.split_keys, config.B_r, config.d_head);
+    return plan;
 }
 
 }  // namespace flashsmith

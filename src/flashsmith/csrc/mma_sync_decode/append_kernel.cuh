@@ -97,6 +97,7 @@ struct Append {
 template <class Kernel>
 __global__ void __launch_bounds__(kAppendThreads)
     decode_append_kernel(const DecodeKernelArgs args) {
+    allow_next_launch();
     const int of_query = 2 * args.heads_k + (args.cos == nullptr ? 0 : args.heads_q);
     const int row_blocks =
         (of_query * args.seq_q + kAppendThreads / kWarpSize - 1) / (kAppendThreads / kWarpSize);

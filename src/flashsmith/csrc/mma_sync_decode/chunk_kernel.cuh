@@ -11,7 +11,7 @@ namespace flashsmith {
 
 // Steps whose keys no row of the warp sees are not multiplied, nor any by warps without a row.
 template <class Kernel, bool kPaged>
-FS_DEVICE void DecodePart<Kernel, kPaged>::own_rows_only() {
+FS_DEVICE void DecodeRun<Kernel, kPaged>::own_rows_only() {
     const int own_rows = min(rows - warp_row(), 16);
     if (own_rows <= 0) {
         seen_end = seen_begin;
@@ -27,8 +27,8 @@ FS_DEVICE void DecodePart<Kernel, kPaged>::own_rows_only() {
 // Of two tiles of eight columns the even lanes get four columns of the first, the odd ones of the
 // second.
 template <class Kernel, bool kPaged>
-FS_DEVICE void DecodePart<Kernel, kPaged>::store_own_rows(const Softmax& softmax,
-                                                          const Sums& o) const {
+FS_DEVICE void DecodeRun<Kernel, kPaged>::store_own_rows(const Softmax& softmax,
+                                                         const Sums& o) const {
     static_assert(!Kernel::takes_chunks || Kernel::row_tiles == 1);
     const bool odd = lane % 2 != 0;
     const DecodeSequence& s = item.sequence;
@@ -61,7 +61,8 @@ FS_DEVICE void DecodePart<Kernel, kPaged>::store_own_rows(const Softmax& softmax
                 store_row<value_t>(args, state, end, item.batch, s.first_query, query, head,
                                    column);
             else
-                store_state(state, row, column);
+                PartStates<Kernel>(args, s, item.batch, item.head_k)
+                    .store(state, item.first_part, first_row + row, column);
         }
     }
     // All warps have read what the next item's copies replace: the barrier behind the last step.

@@ -22,6 +22,7 @@ struct FlashDecodeKernelConfig {
     int min_keys;
     int parts_per_sm;
     int chunk_rows;
+    int rounds;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -29,12 +30,12 @@ struct FlashDecodeKernelConfig {
     constexpr int n_threads() const { return 32 * n_warps; }
     // Keys of a stage that one warp copies and multiplies by itself.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
-    // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, and the warps' row
-    // statistics.
+    // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
+    // statistics, and where a run's states belong and the next search begins.
     constexpr int smem_bytes() const {
         const int queries = B_r * d_head * element_bytes();
         const int streamed = 2 * stages * B_c * d_head * element_bytes();
-        return queries + streamed + n_warps * B_r * 2 * 4;
+        return queries + streamed + n_warps * B_r * 2 * 4 + 80;
     }
 
     // Of the kernel for sequences with many rows, whose warps have 16 rows each.
@@ -46,6 +47,9 @@ struct FlashDecodeKernelConfig {
     // a tile. A sequence's own queries say it.
     constexpr int most_rows_without_chunks() const { return chunk_rows / 2; }
 };
+
+// Parts of a sequence at most, whatever the device.
+constexpr int kMostParts = 2048;
 
 // Division by a number known on the host, of dividends below 2^31: a multiplication and a shift.
 struct Divisor {
@@ -92,6 +96,7 @@ struct DecodeKernelArgs {
     // log2, and sum of probabilities; and the rotated queries with where they came from.
     float* part_o;
     float* part_statistics;
+    uint32_t* run_counter;  // of runs that CTAs have asked for beyond their first; null: by turns
     const void* q_source;
     void* q_rotated;
 
@@ -112,6 +117,10 @@ struct DecodeKernelArgs {
     int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
     int32_t slot_rows;    // rows that each of them has
     int32_t merged_rows;  // rows of a K/V head that may have several parts
+    // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
+    float share_of_units;
+    // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.
+    int32_t kept_levels, kept_level_bytes;
     Divisor by_parts, by_group, by_page, by_heads_k, by_merged_rows;
 
     // Neither factor of a score stands beside the other: nvcc would load them as a pair, and keep

@@ -1,12 +1,13 @@
-// The kernel that reads the cache: a CTA computes the state of one tile of rows over one part of
-// its sequence's keys, part by part.
+// The kernel that reads the cache: a CTA computes the state of one tile of rows over a run of parts
+// of its sequence's keys, run after run.
 //
 // Rows of a tile are the query heads of one K/V head, and then its next query: each key is read
 // once for all of them. Each warp has keys of its own, every n_warps-th warp_keys of the part, and
-// copies them into stages of its own: no warp waits for another before the part is done.
+// copies them into stages of its own: no warp waits for another before a part is done. The copies
+// of a run go on from part to part.
 //
 // For sequences with many rows there is the same with larger tiles (chunk_kernel.cuh), whose warps
-// have rows of their own and share the stages.
+// have rows of their own and share the stages; each part is a run.
 #pragma once
 
 #include "common/softmax.cuh"
@@ -16,8 +17,34 @@
 
 namespace flashsmith {
 
+// What the end of a part needs to know of its run. In the steps before there are no registers for
+// it: it waits in shared memory.
+struct RunTarget {
+    int batch, head_k, tile, first_query;
+    int parts, first_part, end_part, run_levels;
+    int rows;  // of the K/V head
+
+    FS_DEVICE explicit RunTarget(uint32_t place) {
+        const uint4 x = load_shared_16B(place), y = load_shared_16B(place + 16);
+        batch = x.x, head_k = x.y, tile = x.z, first_query = x.w;
+        parts = y.x, first_part = y.y, end_part = y.z, run_levels = y.w;
+        rows = load_shared_16B(place + 32).x;
+    }
+    FS_DEVICE static void keep(uint32_t place, const DecodeItem& item, int heads_per_group) {
+        const DecodeSequence& s = item.sequence;
+        const auto pack = [](int a, int b, int c, int d) {
+            return uint4{uint32_t(a), uint32_t(b), uint32_t(c), uint32_t(d)};
+        };
+        store_shared_16B(place, pack(item.batch, item.head_k, item.tile, s.first_query));
+        store_shared_16B(place + 16, pack(s.parts, item.first_part, item.end_part, s.run_levels));
+        store_shared_16B(place + 32, pack(s.queries * heads_per_group, 0, 0, 0));
+    }
+
+    FS_DEVICE bool has_all_parts() const { return first_part == 0 && end_part == parts; }
+};
+
 template <class Kernel, bool kPaged>
-struct DecodePart {
+struct DecodeRun {
     static_assert(Kernel::valid_config());
     using value_t = typename Kernel::value_t;
     using Layout = typename Kernel::KeysLayout;
@@ -33,13 +60,13 @@ struct DecodePart {
     const uint32_t smem, ring;
     const int warp, lane;
     const int first_row, rows;    // of the tile, in the K/V head's rows
-    int part_begin;               // first key of the part
-    int begin, end;               // keys that some row of the tile sees, of the part
-    int seen_begin, seen_end;     // keys that some row of the warp sees, of the part
+    int run_begin;                // first key of the run
+    int begin, end;               // keys that some row of the tile sees, of the run
+    int seen_begin, seen_end;     // keys that some row of the warp sees, of the run
     int full_begin, full_end;     // keys that every row of it sees
     const char *k_head, *v_head;  // the head's rows of block 0, dense: of the sequence's block
 
-    FS_DEVICE DecodePart(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
+    FS_DEVICE DecodeRun(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
         : args(args),
           item(item),
           smem(smem),
@@ -49,10 +76,12 @@ struct DecodePart {
           first_row(item.tile * Kernel::B_r),
           rows(min(Kernel::B_r, item.sequence.queries * args.heads_per_group - first_row)) {
         const DecodeSequence& s = item.sequence;
-        part_begin = s.begin + item.part * s.chunk;
+        run_begin = s.begin + item.first_part * s.chunk;
         const KeyRange top = keys_of_row(0), bottom = keys_of_row(rows - 1);
-        begin = max(part_begin, top.first);
-        end = min(part_begin + s.chunk, bottom.last + 1);
+        begin = max(run_begin, top.first);
+        // The last part's last key is the sequence's.
+        end = bottom.last + 1;
+        if (item.end_part < s.parts) end = min(end, s.begin + item.end_part * s.chunk);
         seen_begin = begin;
         seen_end = end;
         full_begin = bottom.first;
@@ -84,11 +113,19 @@ struct DecodePart {
         return keys;
     }
 
-    FS_DEVICE void run() {
+    // Leaves at `place` in shared memory where the CTA's next search begins.
+    FS_DEVICE void run(ItemSearch search, uint32_t place) {
         start_queries();
         cp_async_commit();
-        const int first_step = begin > part_begin ? (begin - part_begin) / Kernel::B_c : 0;
-        const int steps = end > begin ? (end - part_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
+        if (!Kernel::takes_chunks && thread_index() == 0) {
+            RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
+            if (args.run_counter == nullptr)
+                search.index += gridDim.x;
+            else
+                search.index = gridDim.x + atomicAdd(args.run_counter, 1);
+        }
+        const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
+        const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
         // A page's number is on its way while the stages before are copied.
         int entries[kStages];
@@ -102,30 +139,36 @@ struct DecodePart {
         int next_entry = entries[kStages - 1];
 
         cp_async_wait<kStages - 1>();
+        if (!Kernel::takes_chunks && thread_index() == 0) search.keep(place);
         __syncthreads();  // the queries are here
         Queries queries(smem, lane, warp_row());
-        Softmax softmax(args.scale_log2);
-        Sums o;
-        zero(o);
-        int stage = 0;
-        for (int step = first_step; step < steps; ++step) {
-            cp_async_wait<kStages - 2>();
-            sync_stages();  // this stage is here, and the last one is read
-            const int last = stage == 0 ? kStages - 1 : stage - 1;
-            if (step + kStages - 1 < steps) {
-                start_step(step + kStages - 1, last, next_entry);
-                next_entry = page_of(step + kStages);
+        int step = first_step, stage = 0;
+        const int steps_of_part = item.sequence.chunk / Kernel::B_c;
+        int parts_left = item.end_part - item.first_part, steps_until = 0;
+        for (; parts_left > 0; --parts_left) {
+            Softmax softmax(args.scale_log2);
+            Sums o;
+            zero(o);
+            steps_until += steps_of_part;
+            for (; step < min(steps, steps_until); ++step) {
+                cp_async_wait<kStages - 2>();
+                sync_stages();  // this stage is here, and the last one is read
+                const int last = stage_before(stage);
+                if (step + kStages - 1 < steps) {
+                    start_step(step + kStages - 1, last, next_entry);
+                    next_entry = page_of(step + kStages);
+                }
+                cp_async_commit();
+                multiply_step(step, stage, queries, softmax, o);
+                stage = stage == kStages - 1 ? 0 : stage + 1;
             }
-            cp_async_commit();
-            multiply_step(step, stage, queries, softmax, o);
-            stage = stage == kStages - 1 ? 0 : stage + 1;
+            sync_stages();
+            // Of the stages the one before was read last, and is copied to next.
+            if constexpr (Kernel::takes_chunks)
+                store_own_rows(softmax, o);
+            else
+                exchange(parts_left, stage_before(stage), softmax, o);
         }
-        cp_async_wait<0>();
-        sync_stages();
-        if constexpr (Kernel::takes_chunks)
-            store_own_rows(softmax, o);
-        else
-            exchange(softmax, o);
     }
 
     // ---- warps with rows of their own ----
@@ -143,6 +186,8 @@ struct DecodePart {
 
     FS_DEVICE void own_rows_only();
     FS_DEVICE void store_own_rows(const Softmax& softmax, const Sums& o) const;
+
+    FS_DEVICE static int stage_before(int stage) { return stage == 0 ? kStages - 1 : stage - 1; }
 
     // ---- copies ----
 
@@ -173,7 +218,7 @@ struct DecodePart {
     }
 
     FS_DEVICE int first_key(int step) const {
-        return part_begin + step * Kernel::B_c + warp * kWarpKeys;
+        return run_begin + step * Kernel::B_c + warp * kWarpKeys;
     }
     FS_DEVICE uint32_t K_tile(int stage) const { return ring + stage * Kernel::stage_bytes; }
     FS_DEVICE uint32_t V_tile(int stage) const { return K_tile(stage) + Layout::kBytes; }
@@ -256,7 +301,7 @@ struct DecodePart {
     FS_DEVICE void multiply_step(int step, int stage, const Queries& queries, Softmax& softmax,
                                  Sums& o) const {
         constexpr int kKeys = 8 * Kernel::key_tiles;
-        const int key = Kernel::takes_chunks ? part_begin + step * Kernel::B_c : first_key(step);
+        const int key = Kernel::takes_chunks ? run_begin + step * Kernel::B_c : first_key(step);
         if (key >= seen_end || key + kKeys <= seen_begin) return;
         Scores scores;
         zero(scores);
@@ -288,92 +333,165 @@ struct DecodePart {
 
     // ---- the epilogue ----
 
-    FS_DEVICE uint32_t sums(int of_warp, int row, int column) const {
+    // Sums of 16 rows in a stage. Rows' groups of 8 columns are swapped, so that four neighbouring
+    // rows lie in different banks.
+    FS_DEVICE uint32_t sums(int of_warp, int stage, int row, int column) const {
         return smem + Kernel::ring_offset + of_warp * Kernel::ring_bytes +
-               row * Kernel::sums_row_bytes + column * 4;
+               stage * Kernel::stage_bytes +
+               (row * Kernel::d_head + ((column ^ (row & 3) << 3))) * 4;
     }
     FS_DEVICE uint32_t statistics(int of_warp, int row) const {
         return smem + Kernel::statistics_offset + (of_warp * Kernel::B_r + row) * 8;
     }
 
-    // The warps' states through shared memory, merged in the warps' order.
-    FS_DEVICE void exchange(const Softmax& softmax, const Sums& o) const {
+    // The warps' states through shared memory, merged in the warps' order; and the part's with
+    // those before it in the run.
+    FS_DEVICE void exchange(int parts_left, int stage, const Softmax& softmax,
+                            const Sums& o) const {
+        constexpr int kColumns = Kernel::d_head / 4;
+        const int lane = lane_index();  // no address from it is worth a register in the steps
+        // Of four neighbouring tiles of columns, the others are 128 bytes apart.
+        uint32_t first_sums[4];
 #pragma unroll
-        for (int m = 0; m < Kernel::row_tiles; ++m)
+        for (int n = 0; n < 4; ++n)
+            first_sums[n] = sums(warp, stage, lane / 4, 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int m = 0; m < Kernel::row_tiles; ++m) {
+            if (m > 0 && 16 * m >= rows) break;
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const int row = 16 * m + 8 * r + lane / 4;
+                const int row = 8 * r + lane / 4;
                 const float sum = quad_sum(softmax.row_sum[m][r]);
-                if (row >= rows) continue;
+                if (16 * m + row >= rows) continue;
                 if (lane % 4 == 0)
-                    store_shared_8B(statistics(warp, row),
+                    store_shared_8B(statistics(warp, 16 * m + row),
                                     {as_uint(softmax.offset[m][r]), as_uint(sum)});
 #pragma unroll
                 for (int n = 0; n < Kernel::column_tiles; ++n)
-                    store_shared_8B(sums(warp, row, 8 * n + lane % 4 * 2),
+                    store_shared_8B(first_sums[n % 4] + (8 * r * Kernel::d_head + n / 4 * 32) * 4,
                                     {as_uint(o[m][n][2 * r]), as_uint(o[m][n][2 * r + 1])});
             }
-        __syncthreads();
-        constexpr int kColumns = Kernel::d_head / 4;
-        for (int i = thread_index(); i < rows * kColumns; i += Kernel::n_threads) {
-            const int row = i / kColumns, column = i % kColumns * 4;
-            RowState state;
-            float2 of_warps[Kernel::n_warps];
-#pragma unroll
-            for (int w = 0; w < Kernel::n_warps; ++w) {
-                of_warps[w] = load_shared_float2(statistics(w, row));
-                state.maximum = fmaxf(state.maximum, of_warps[w].x);
+            __syncthreads();
+            const RunTarget target(smem + Kernel::target_offset);
+            const int units = min(rows - 16 * m, 16) * kColumns;
+            for (int i = thread_index(); i < units; i += Kernel::n_threads) {
+                const int row = i / kColumns, column = i % kColumns * 4;
+                finish_part(target, target.end_part - parts_left,
+                            state_of_warps(stage, m, row, column), 16 * m + row, column);
             }
-#pragma unroll
-            for (int w = 0; w < Kernel::n_warps; ++w) {
-                const uint4 x = load_shared_16B(sums(w, row, column));
-                state.add(of_warps[w].x, of_warps[w].y,
-                          {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
-                           __uint_as_float(x.w)});
-            }
-            const int query = query_of_row(row);
-            const DecodeSequence& s = item.sequence;
-            if (s.parts == 1) {
-                const int head = item.head_k * args.heads_per_group + first_row + row -
-                                 query * args.heads_per_group;
-                store_row<value_t>(args, state, row_end(args, state, head), item.batch,
-                                   s.first_query, query, head, column);
-            } else {
-                store_state(state, row, column);
-            }
+            __syncthreads();  // copies, or other rows, take the place of these states
         }
-        __syncthreads();  // the next item's copies take the place of these states
     }
 
-    // For the merge.
-    FS_DEVICE void store_state(const RowState& state, int row, int column) const {
-        const DecodeStates places(args, item.sequence, item.batch, item.head_k);
-        store_global_16B(
-            args.part_o + places.sums(item.part, first_row + row) * Kernel::d_head + column,
-            {as_uint(state.o[0]), as_uint(state.o[1]), as_uint(state.o[2]), as_uint(state.o[3])});
+    FS_DEVICE RowState state_of_warps(int stage, int m, int row, int column) const {
+        RowState state;
+        float2 of_warps[Kernel::n_warps];
+#pragma unroll
+        for (int w = 0; w < Kernel::n_warps; ++w) {
+            of_warps[w] = load_shared_float2(statistics(w, 16 * m + row));
+            state.maximum = fmaxf(state.maximum, of_warps[w].x);
+        }
+#pragma unroll
+        for (int w = 0; w < Kernel::n_warps; ++w) {
+            const RowState of_warp(of_warps[w], load_shared_16B(sums(w, stage, row, column)));
+            state.add(of_warp);
+        }
+        return state;
+    }
+
+    // Merges a part's state with those of subtrees that it completes, and keeps the sum until the
+    // keys behind it are done. A run that ends early, with its sequence, completes all that it has.
+    FS_DEVICE void finish_part(const RunTarget& target, int part, RowState state, int row,
+                               int column) const {
+        for (int level = 0; level < target.run_levels; ++level) {
+            if ((part >> level & 1) != 0) {
+                RowState before = kept_state(target, part, level, row, column);
+                before.join(state);
+                state = before;
+            } else if (part + 1 < target.end_part) {
+                keep_state(state, target, part, level, row, column);
+                return;
+            }
+        }
+        const int of_head = target.tile * Kernel::B_r + row;
+        if (!target.has_all_parts()) {
+            states(target).store(state, target.first_part, of_head, column);
+            return;
+        }
+        const int query = args.by_group.divide(of_head);
+        const int head =
+            target.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
+        store_row<value_t>(args, state, row_end(args, state, head), target.batch,
+                           target.first_query, query, head, column);
+    }
+
+    // The state of a subtree of 2^level parts, `part` the last of it, or of the one behind it: in
+    // shared memory, as far as there is room, or where the merge looks for such. A thread reads
+    // back its own sums; statistics are those of the row's first thread, of an earlier part.
+    FS_DEVICE uint32_t kept_place(int level) const {
+        return smem + Kernel::kept_states_offset + level * args.kept_level_bytes;
+    }
+    FS_DEVICE uint32_t kept_statistics() const { return args.slot_rows * Kernel::d_head * 4; }
+    FS_DEVICE PartStates<Kernel> states(const RunTarget& target) const {
+        return PartStates<Kernel>(args, target.batch, target.head_k, target.rows, target.parts);
+    }
+    FS_DEVICE RowState kept_state(const RunTarget& target, int part, int level, int row,
+                                  int column) const {
+        if (level >= args.kept_levels)
+            return states(target).load(part >> (level + 1) << (level + 1),
+                                       target.tile * Kernel::B_r + row, column);
+        const uint32_t place = kept_place(level);
+        return RowState(load_shared_float2(place + kept_statistics() + row * 8),
+                        load_shared_16B(place + (row * Kernel::d_head + column) * 4));
+    }
+    FS_DEVICE void keep_state(const RowState& state, const RunTarget& target, int part, int level,
+                              int row, int column) const {
+        if (level >= args.kept_levels) {
+            states(target).store(state, part >> level << level, target.tile * Kernel::B_r + row,
+                                 column);
+            return;
+        }
+        const uint32_t place = kept_place(level);
+        store_shared_16B(place + (row * Kernel::d_head + column) * 4, state.bits_of_sums());
         if (column == 0)
-            store_global_8B(
-                args.part_statistics + 2 * (places.statistics(first_row + row) + item.part),
-                {as_uint(state.maximum), as_uint(state.sum)});
+            store_shared_8B(place + kept_statistics() + row * 8, state.bits_of_statistics());
     }
 };
 
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
-    DecodeItems<Kernel> items(args);
     DecodeItem item;
-    for (uint32_t index = block_index(); items.find(index, item); index += gridDim.x)
-        DecodePart<Kernel, kPaged>(args, item, smem).run();
+    ItemSearch search(Kernel::takes_chunks ? 0 : share_of_cta<Kernel>(args), block_index());
+    bool found = find_item<Kernel>(args, search, item);
+    wait_for_launch_before();
+    allow_next_launch();
+    if constexpr (Kernel::takes_chunks) {
+        while (found) {
+            DecodeRun<Kernel, kPaged>(args, item, smem).run(search, 0);
+            search.index += gridDim.x;
+            found = find_item<Kernel>(args, search, item);
+        }
+        return;
+    }
+    // Two places by turns: threads may still read one when the next search comes.
+    uint32_t place = smem + Kernel::search_offset;
+    while (found) {
+        DecodeRun<Kernel, kPaged>(args, item, smem).run(search, place);
+        search = ItemSearch(place);
+        place ^= ItemSearch::kBytes;
+        found = find_item<Kernel>(args, search, item);
+    }
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::n_threads) decode_kernel(const DecodeKernelArgs args) {
+__global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas)
+    decode_kernel(const DecodeKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     compute_parts<Kernel, false>(args, shared_address(shared_memory));
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::n_threads)
+__global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_paged_ctas)
     decode_paged_kernel(const DecodeKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     compute_parts<Kernel, true>(args, shared_address(shared_memory));

@@ -98,7 +98,9 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
 int64_t most_parts(const FlashDecodeKernelConfig& config, const DecodeProblem& problem,
                    const DeviceSpec& device) {
     const int64_t at_once = int64_t{device.sm_count} * config.parts_per_sm;
-    const int64_t invariant = std::max<int64_t>(1, at_once / problem.forward.heads_k);
+    int64_t invariant = std::clamp<int64_t>(at_once / problem.forward.heads_k, 1, kMostParts);
+    // Subtrees of 8 parts have neighbours of the same size.
+    if (invariant > 8) invariant -= invariant % 8;
     if (!problem.free_split) return invariant;
     constexpr int64_t kRounds = 4;
     const int64_t heads = std::max<int64_t>(1, problem.forward.batch * problem.forward.heads_k);
@@ -130,6 +132,19 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
     const int64_t of_queries = p.total_q * group * parts;
     if (of_batches < of_queries) return {of_batches, most_parts * chunk_rows, 0};
     return {of_queries, 0, group * parts};
+}
+
+// A run may be longer than a CTA's share, so that 33 parts on 32 CTAs' worth do not take two
+// rounds.
+constexpr float kRoundingUp = 1.125f;
+constexpr int kMostKeptLevels = 6;
+
+// Whether as many CTAs fit on an SM with more shared memory.
+bool holds(const FlashDecodeKernelConfig& config, int more_bytes, int ctas,
+           const DeviceSpec& device) {
+    const int bytes = config.smem_bytes() + more_bytes;
+    return bytes <= device.max_smem_per_block &&
+           ctas_that_fit(bytes, config.n_threads(), device.max_smem_per_sm, 0) >= ctas;
 }
 
 std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
@@ -230,8 +245,26 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     args.by_heads_k = divisor_of(p.heads_k);
     args.by_merged_rows = divisor_of(std::max(1, args.merged_rows));
 
-    Plan plan;
+    // CTAs that the device holds at once, each of which takes run after run: of one part, unless
+    // there may be more parts than CTAs.
     const int64_t heads = p.batch * p.heads_k;
+    const int64_t items =
+        has_others ? heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity)) : 0;
+    const int fitting =
+        ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
+    const int64_t resident = fitting * int64_t{device.sm_count};
+    args.kept_level_bytes =
+        args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
+    if (items > resident && others_are_split) {
+        args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
+                              static_cast<float>(resident * config.rounds);
+        while (args.kept_levels < kMostKeptLevels &&
+               holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, device))
+            ++args.kept_levels;
+    }
+    const bool merges = has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
+
+    Plan plan;
     args.chunk_states = heads * args.most_slots * args.slot_rows;
     const int64_t states = args.chunk_states + p.heads_k * chunks.head_rows;
     const auto workspace = [&](const char* name, int64_t bytes) {
@@ -244,6 +277,13 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
     if (turns) workspace("q_rotated", queries * p.heads_q * p.d * config.element_bytes());
 
+    // The merge leaves it zero.
+    const size_t counter = plan.workspaces.size();
+    const bool counts = merges && args.share_of_units > 0 && config.rounds > 1;
+    if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
+
+    // Each launch waits for the one before where it must, and what comes before that is its own.
+    const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
     const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes) {
         require(blocks <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
@@ -256,7 +296,11 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             .argument_bytes = {argument, argument + sizeof args},
             .addresses = addresses_of(tensors, has_states),
             .tensor_maps = {},
+            .programmatic = programmatic && !plan.launches.empty(),
         });
+        if (counts)
+            plan.launches.back().addresses.push_back(
+                {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
     };
     if (tensors[new_k] != 0) {
         const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);
@@ -264,35 +308,33 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         add(append, p.batch * blocks_of(of_query * p.seq_q, kAppendThreads / kWarpSize),
             kAppendThreads, 0);
     }
-    // CTAs that the device holds at once, each of which takes part after part.
-    const auto add_parts = [&](Kernel kernel, int64_t items, int threads, int smem_bytes) {
-        require(items <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
-        const int64_t resident = ctas_that_fit(smem_bytes, threads, device.max_smem_per_sm, 0) *
-                                 int64_t{device.sm_count};
-        add(kernel, std::min(items, resident), threads, smem_bytes);
-    };
+    constexpr const char* kTooMany = "batch x heads x parts must stay within 2^31 - 1";
     const bool is_paged = tensors[page_table] != 0;
     // The longest first: CTAs of the next launch begin where this one's are done.
     if (has_chunks) {
         const int64_t all_rows = p.packed ? p.total_q * args.heads_per_group : p.batch * rows;
         const int64_t chunk_tiles = std::min(p.batch * blocks_of(rows, config.chunk_rows),
                                              all_rows / config.chunk_rows + p.batch);
-        add_parts(
-            is_paged ? paged_chunk : chunk,
+        const int64_t chunk_items =
             p.heads_k * std::max(chunk_tiles, std::min(chunk_parts * p.batch,
-                                                       chunk_tiles * chunk_parts_of_capacity)),
-            config.chunk_threads(), config.chunk_smem_bytes());
+                                                       chunk_tiles * chunk_parts_of_capacity));
+        require(chunk_items <= INT_MAX, kTooMany);
+        const int64_t at_once = ctas_that_fit(config.chunk_smem_bytes(), config.chunk_threads(),
+                                              device.max_smem_per_sm, 0) *
+                                int64_t{device.sm_count};
+        add(is_paged ? paged_chunk : chunk, std::min(chunk_items, at_once), config.chunk_threads(),
+            config.chunk_smem_bytes());
     }
+    require(items <= INT_MAX, kTooMany);
     if (has_others)
-        add_parts(is_paged ? paged : dense,
-                  heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity)),
-                  config.n_threads(), config.smem_bytes());
-    if (config.chunk_rows > 0 && has_states) {
+        add(is_paged ? paged : dense, std::min(items, resident), config.n_threads(),
+            config.smem_bytes() + args.kept_levels * args.kept_level_bytes);
+    if (config.chunk_rows > 0 && merges) {
         const int64_t all_rows = p.packed ? p.total_q : p.batch * p.seq_q;
         require(all_rows * p.heads_q <= INT_MAX, "rows x heads must stay within 2^31 - 1");
         add(merge, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
             kMergeThreads, 0);
-    } else if (has_states && args.merged_rows > 0) {
+    } else if (merges) {
         add(merge, heads * args.merged_rows, kMergeThreads, 0);
     }
 

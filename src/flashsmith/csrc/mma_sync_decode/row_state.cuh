@@ -19,17 +19,43 @@ struct RowState {
     float sum = 0.0f;
     float o[4] = {};
 
+    FS_DEVICE RowState() {}
+    // As it is kept in memory.
+    FS_DEVICE RowState(float2 statistics, uint4 sums) {
+        maximum = statistics.x, sum = statistics.y;
+        o[0] = __uint_as_float(sums.x), o[1] = __uint_as_float(sums.y);
+        o[2] = __uint_as_float(sums.z), o[3] = __uint_as_float(sums.w);
+    }
+    FS_DEVICE uint2 bits_of_statistics() const { return {as_uint(maximum), as_uint(sum)}; }
+    FS_DEVICE uint4 bits_of_sums() const {
+        return {as_uint(o[0]), as_uint(o[1]), as_uint(o[2]), as_uint(o[3])};
+    }
+
     FS_DEVICE bool is_empty() const { return sum == 0.0f; }
 
     // Adds a state whose maximum is not above this one's.
-    FS_DEVICE void add(float other_maximum, float other_sum, const float4& other_o) {
-        if (other_sum == 0.0f) return;
-        const float weight = exp2_approx(other_maximum - maximum);
-        sum = fmaf(weight, other_sum, sum);
-        o[0] = fmaf(weight, other_o.x, o[0]);
-        o[1] = fmaf(weight, other_o.y, o[1]);
-        o[2] = fmaf(weight, other_o.z, o[2]);
-        o[3] = fmaf(weight, other_o.w, o[3]);
+    FS_DEVICE void add(const RowState& other) {
+        if (other.is_empty()) return;
+        const float weight = exp2_approx(other.maximum - maximum);
+        sum = fmaf(weight, other.sum, sum);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, other.o[i], o[i]);
+    }
+
+    // Of this state and the one of the keys behind its own.
+    FS_DEVICE void join(const RowState& next) {
+        if (next.is_empty()) return;
+        if (is_empty()) {
+            *this = next;
+            return;
+        }
+        const float joined = fmaxf(maximum, next.maximum);
+        const float kept = exp2_approx(maximum - joined);
+        const float weight = exp2_approx(next.maximum - joined);
+        maximum = joined;
+        sum = fmaf(weight, next.sum, kept * sum);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, next.o[i], kept * o[i]);
     }
 };
 

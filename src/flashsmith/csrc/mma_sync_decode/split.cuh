@@ -1,10 +1,14 @@
-// How the keys of a sequence are split into parts, and which CTA computes which part.
+// How the keys of a sequence are split into parts, and which CTA computes which parts.
 //
 // Where parts begin and end follows from the sequence's own queries and keys and from numbers of
 // the launch that a user's other sequences, the page size and the cache's capacity do not change.
+// The states of parts are the leaves of a binary tree: neighbours from an even number on are merged
+// first, then neighbouring pairs, and so on. A CTA takes a run of parts, a whole subtree of 2^n,
+// and merges it itself. How long runs are follows from the batch, and changes no bit.
 #pragma once
 
 #include "common/visible_keys.cuh"
+#include "mma_sync_decode/row_state.cuh"
 #include "mma_sync_decode/static_kernel_configuration.cuh"
 
 namespace flashsmith {
@@ -17,13 +21,21 @@ struct DecodeSequence {
     int begin;                 // of the first part: a multiple of B_c
     int chunk;                 // keys of a part, but of the last
     int parts;                 // at least one, which writes the rows of a sequence without keys
-    int tiles;                 // of rows
-    bool is_chunk;             // whether it has many rows, for which there is another kernel
+    int run_levels;            // log2 of the parts of a run
+    int runs;
+    int tiles;      // of rows
+    bool is_chunk;  // whether it has many rows, for which there is another kernel
 };
 
-// No value of cache_lens or cu_seqlens_q leads outside the cache or the tensors.
+// Blocks of B_c keys.
 template <class Kernel>
-FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch) {
+FS_DEVICE int units_of(const DecodeSequence& s) {
+    return (s.keys - s.begin + Kernel::B_c - 1) / Kernel::B_c;
+}
+
+// Its rows and keys. No value of cache_lens or cu_seqlens_q leads outside the cache or the tensors.
+template <class Kernel>
+FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int batch) {
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     const SequenceRows q =
         sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
@@ -39,7 +51,29 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch) {
     s.is_chunk = Kernel::chunk_rows > 0 && rows > Kernel::most_rows_without_chunks;
     const int tile_rows = s.is_chunk ? Kernel::chunk_rows : Kernel::B_r;
     s.tiles = (rows + tile_rows - 1) / tile_rows;
-    const int units = (s.keys - s.begin + Kernel::B_c - 1) / Kernel::B_c;
+    return s;
+}
+
+// Blocks of B_c keys that a run should have: the share of a CTA in the keys of all sequences
+// without many rows. 0: one part a run. Called by whole warps.
+template <class Kernel>
+FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
+    if (args.share_of_units == 0.0f) return 0;
+    float units = 0.0f;
+    for (int batch = lane_index(); batch < args.batch; batch += kWarpSize) {
+        const DecodeSequence s = undivided_sequence<Kernel>(args, batch);
+        if (!s.is_chunk)
+            units += static_cast<float>(units_of<Kernel>(s)) * static_cast<float>(s.tiles);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) units += __shfl_xor_sync(kWholeWarp, units, step);
+    return static_cast<int>(fminf(units * args.share_of_units, 1 << 30));
+}
+
+template <class Kernel>
+FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, int share) {
+    DecodeSequence s = undivided_sequence<Kernel>(args, batch);
+    const int units = units_of<Kernel>(s);
     int units_of_part;
     if (s.tiles <= 1 && !s.is_chunk) {
         units_of_part = args.by_parts.divide(units + args.most_parts - 1);
@@ -51,121 +85,154 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch) {
     units_of_part = max(units_of_part, s.is_chunk ? args.min_chunk_units : args.min_units);
     s.chunk = units_of_part * Kernel::B_c;
     s.parts = max((units + units_of_part - 1) / units_of_part, 1);
+    s.run_levels = 0;
+    s.runs = s.parts;
+    if (s.is_chunk) return s;
+    while (s.runs > 1 && units_of_part <= share >> (s.run_levels + 1)) {
+        ++s.run_levels;
+        s.runs = (s.runs + 1) / 2;
+    }
     return s;
 }
 
-// Where the states of a sequence's rows of a K/V head lie, in rows: sums part by part, and a row's
-// statistics side by side.
-struct DecodeStates {
-    int64_t first;
+// The states of a sequence's rows of a K/V head over parts, or over subtrees, which have their
+// first part's place: sums part by part, and a row's statistics side by side.
+template <class Kernel>
+struct PartStates {
+    const DecodeKernelArgs& args;
+    int64_t first;  // row
     int rows, parts;
 
-    FS_DEVICE DecodeStates(const DecodeKernelArgs& args, const DecodeSequence& s, int batch,
-                           int head_k)
-        : rows(s.queries * args.heads_per_group), parts(s.parts) {
-        first = (int64_t{batch} * args.heads_k + head_k) * args.most_slots * args.slot_rows;
+    FS_DEVICE PartStates(const DecodeKernelArgs& args, int batch, int head_k, int rows, int parts)
+        : args(args),
+          first((int64_t{batch} * args.heads_k + head_k) * args.most_slots * args.slot_rows),
+          rows(rows),
+          parts(parts) {}
+    FS_DEVICE PartStates(const DecodeKernelArgs& args, const DecodeSequence& s, int batch,
+                         int head_k)
+        : PartStates(args, batch, head_k, s.queries * args.heads_per_group, s.parts) {
         if (s.is_chunk)
             first = args.chunk_states + head_k * args.chunk_head_rows +
                     batch * args.chunk_batch_rows + s.first_query * args.chunk_query_rows;
     }
 
-    FS_DEVICE int64_t sums(int part, int row) const { return first + int64_t{part} * rows + row; }
-    FS_DEVICE int64_t statistics(int row) const { return first + int64_t{row} * parts; }
-};
-
-// What CTAs take one after another, so many of each sequence. A warp looks through 32 sequences at
-// once, each lane one, and goes on from there for the CTA's next item. `Count` says how many items
-// a sequence has.
-template <class Kernel, class Count>
-struct SequenceItems {
-    const DecodeKernelArgs& args;
-    const int lane;
-    int first = 0;        // sequence of lane 0
-    uint32_t before = 0;  // items of the sequences before it
-    uint32_t end;         // of this lane's sequence, counted from `before`
-    DecodeSequence own;   // this lane's
-
-    FS_DEVICE explicit SequenceItems(const DecodeKernelArgs& args)
-        : args(args), lane(lane_index()) {
-        look();
+    FS_DEVICE float* sums(int part, int row) const {
+        return args.part_o + (first + int64_t{part} * rows + row) * Kernel::d_head;
+    }
+    FS_DEVICE float* statistics(int part, int row) const {
+        return args.part_statistics + 2 * (first + int64_t{row} * parts + part);
     }
 
-    // Finds item `index`; the indices of successive calls grow. `rest` is its number among those of
-    // its sequence.
-    FS_DEVICE bool find(uint32_t index, int& batch, DecodeSequence& s, int& rest) {
-        uint32_t all = __shfl_sync(kWholeWarp, end, 31);
-        while (index >= before + all) {
-            first += 32;
-            if (first >= args.batch) return false;
-            before += all;
-            look();
-            all = __shfl_sync(kWholeWarp, end, 31);
+    // Four neighbouring columns. Statistics are what the thread of column 0 has stored.
+    FS_DEVICE RowState load(int part, int row, int column) const {
+        const float2 its = *reinterpret_cast<const float2*>(statistics(part, row));
+        return RowState(its, load_global_16B(sums(part, row) + column));
+    }
+    FS_DEVICE void store(const RowState& state, int part, int row, int column) const {
+        store_global_16B(sums(part, row) + column, state.bits_of_sums());
+        if (column == 0) store_global_8B(statistics(part, row), state.bits_of_statistics());
+    }
+};
+
+// Where the search for an item begins.
+struct ItemSearch {
+    int first = 0;        // sequence
+    uint32_t before = 0;  // items of the sequences before it
+    int share;            // share_of_cta
+    uint32_t index;       // of the item
+    static constexpr int kBytes = 16;
+
+    FS_DEVICE ItemSearch(int share, uint32_t index) : share(share), index(index) {}
+
+    // In shared memory.
+    FS_DEVICE explicit ItemSearch(uint32_t place) {
+        const uint4 x = load_shared_16B(place);
+        first = x.x, before = x.y, share = x.z, index = x.w;
+    }
+    FS_DEVICE void keep(uint32_t place) const {
+        store_shared_16B(place, {as_uint(first), before, as_uint(share), index});
+    }
+
+  private:
+    FS_DEVICE static uint32_t as_uint(int x) { return static_cast<uint32_t>(x); }
+};
+
+// What CTAs take one after another, so many of each sequence as `Count` says. Finds the sequence of
+// an item, and its number among those of the sequence; the indices of successive searches grow. A
+// warp looks through 32 sequences at once, each lane one.
+template <class Kernel, class Count>
+FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, int& batch,
+                             DecodeSequence& s, int& rest) {
+    const int lane = lane_index();
+    for (; search.first < args.batch; search.first += kWarpSize) {
+        DecodeSequence own;
+        uint32_t end = 0;  // of this lane's sequence, counted from `before`
+        if (search.first + lane < args.batch) {
+            own = sequence_of<Kernel>(args, search.first + lane, search.share);
+            end = Count::items(args, own);
         }
-        const uint32_t within = index - before;
+#pragma unroll
+        for (int step = 1; step < kWarpSize; step *= 2) {
+            const uint32_t below = __shfl_up_sync(kWholeWarp, end, step);
+            if (lane >= step) end += below;
+        }
+        const uint32_t all = __shfl_sync(kWholeWarp, end, kWarpSize - 1);
+        const uint32_t within = search.index - search.before;
+        if (within >= all) {
+            search.before += all;
+            continue;
+        }
         const int i = __popc(__ballot_sync(kWholeWarp, end <= within));
         const uint32_t begin = __shfl_sync(kWholeWarp, end, max(i - 1, 0));
-        batch = first + i;
+        batch = search.first + i;
         s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);
         s.queries = __shfl_sync(kWholeWarp, own.queries, i);
         s.keys = __shfl_sync(kWholeWarp, own.keys, i);
         s.begin = __shfl_sync(kWholeWarp, own.begin, i);
         s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);
         s.parts = __shfl_sync(kWholeWarp, own.parts, i);
+        s.run_levels = __shfl_sync(kWholeWarp, own.run_levels, i);
+        s.runs = __shfl_sync(kWholeWarp, own.runs, i);
         s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);
         s.is_chunk = Kernel::chunk_rows > 0 &&
                      s.queries * args.heads_per_group > Kernel::most_rows_without_chunks;
         rest = static_cast<int>(within - (i == 0 ? 0 : begin));
         return true;
     }
+    return false;
+}
 
-  private:
-    FS_DEVICE void look() {
-        end = 0;
-        if (first + lane < args.batch) {
-            own = sequence_of<Kernel>(args, first + lane);
-            end = Count::items(args, own);
-        }
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const uint32_t below = __shfl_up_sync(kWholeWarp, end, step);
-            if (lane >= step) end += below;
-        }
-    }
-};
-
-// Parts and row tiles of the K/V heads, of the sequences that a kernel is for.
+// Runs and row tiles of the K/V heads, of the sequences that a kernel is for.
 template <class Kernel>
-struct PartCount {
+struct RunCount {
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
-        return s.is_chunk == Kernel::takes_chunks ? s.parts * s.tiles * args.heads_k : 0;
+        return s.is_chunk == Kernel::takes_chunks ? s.runs * s.tiles * args.heads_k : 0;
     }
 };
 
 struct DecodeItem {
-    int batch, head_k, tile, part;
+    int batch, head_k, tile;
+    int first_part, end_part;  // of the run
     DecodeSequence sequence;
 };
 
-// The items of a call in order: sequences, parts, K/V heads, row tiles. Heads that read the same
+// The items of a call in order: sequences, runs, K/V heads, row tiles. Heads that read the same
 // rows of the cache, and tiles that read the same keys, are neighbours.
 template <class Kernel>
-struct DecodeItems : SequenceItems<Kernel, PartCount<Kernel>> {
-    using SequenceItems<Kernel, PartCount<Kernel>>::SequenceItems;
-
-    FS_DEVICE bool find(uint32_t index, DecodeItem& item) {
-        DecodeSequence& s = item.sequence;
-        int rest;
-        if (!SequenceItems<Kernel, PartCount<Kernel>>::find(index, item.batch, s, rest))
-            return false;
-        item.tile = 0;
-        if (s.tiles > 1) {
-            item.tile = rest % s.tiles;
-            rest /= s.tiles;
-        }
-        item.part = this->args.by_heads_k.divide(rest);
-        item.head_k = rest - item.part * this->args.heads_k;
-        return true;
+FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, DecodeItem& item) {
+    DecodeSequence& s = item.sequence;
+    int rest;
+    if (!find_sequence<Kernel, RunCount<Kernel>>(args, search, item.batch, s, rest)) return false;
+    item.tile = 0;
+    if (s.tiles > 1) {
+        item.tile = rest % s.tiles;
+        rest /= s.tiles;
     }
-};
+    const int run = args.by_heads_k.divide(rest);
+    item.head_k = rest - run * args.heads_k;
+    item.first_part = run << s.run_levels;
+    item.end_part = min(item.first_part + (1 << s.run_levels), s.parts);
+    return true;
+}
 
 }  // namespace flashsmith

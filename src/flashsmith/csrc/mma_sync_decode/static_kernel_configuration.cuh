@@ -2,6 +2,7 @@
 // at compile time.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "common/constants.cuh"
@@ -14,6 +15,12 @@
 #endif
 
 namespace flashsmith {
+
+// CTAs that an SM has shared memory for.
+constexpr int ctas_by_smem(int bytes) {
+    constexpr int kReserved = 1024;
+    return std::max((FLASHSMITH_MAX_SMEM_PER_BLOCK + kReserved) / (bytes + kReserved), 1);
+}
 
 template <FlashDecodeKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticDecodeKernelConfig {
@@ -38,6 +45,14 @@ struct StaticDecodeKernelConfig {
     // Fragments of the queries beside the sums: 255 registers have room for no more.
     static constexpr bool keeps_queries = B_r * d_head <= 16 * 128;
 
+    // CTAs of an SM whose registers are to suffice, 0: unsaid, and ptxas spills for one more than
+    // there is shared memory for. A third one has no registers for pages, nor for masks.
+    static constexpr bool is_large = B_r * d_head > 16 * 128;
+    static constexpr int most_ctas = SEMANTICS == Semantics{} ? 3 : 2;
+    static constexpr int min_ctas =
+        is_large || n_warps > 4 ? 1 : std::min(ctas_by_smem(CFG.smem_bytes()), most_ctas);
+    static constexpr int min_paged_ctas = is_large ? 0 : std::min(min_ctas, 2);
+
     // Sequences with more rows are those of the kernel with tiles of chunk_rows rows.
     static constexpr int chunk_rows = CFG.chunk_rows;
     static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
@@ -51,11 +66,13 @@ struct StaticDecodeKernelConfig {
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
     static constexpr int ring_bytes = stages * stage_bytes;  // from a warp's to the next one's
     static constexpr int statistics_offset = ring_offset + n_warps * ring_bytes;
-    static_assert(statistics_offset + n_warps * B_r * 8 == CFG.smem_bytes());
+    static constexpr int search_offset = statistics_offset + n_warps * B_r * 8;
+    static_assert(search_offset % 32 == 0, "two searches by turns");
+    static constexpr int target_offset = search_offset + 32;
+    static constexpr int kept_states_offset = target_offset + 48;
+    static_assert(kept_states_offset == CFG.smem_bytes());
 
-    // A warp's sums in place of its stages, once these are read. Eight floats more than a row has
-    // put four rows into different banks.
-    static constexpr int sums_row_bytes = (d_head + 8) * 4;
+    static_assert(16 * d_head * 4 <= stage_bytes, "a warp's sums of 16 rows take a stage's place");
 
     // What the types above and the kernels take for granted. `flashsmith explain` has all rules and
     // their reasons.
@@ -67,7 +84,6 @@ struct StaticDecodeKernelConfig {
         static_assert(stages >= 2, "stages: one is read while another is copied");
         static_assert(B_r * (d_head + warp_keys) <= 32 * (warp_keys == 16 ? 144 : 128),
                       "a thread has too many sums and scores");
-        static_assert(B_r * sums_row_bytes <= ring_bytes, "a warp's sums take its stages' place");
         static_assert(CFG.min_keys % B_c == 0, "min_keys: whole stages");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");

@@ -46,6 +46,7 @@ struct HopperForwardKernelConfig {
     bool stale_max;      // later blocks compute no maximum: sums show when it is out of date
     bool direct_O;       // O leaves from registers, so that Q's slot is free before O is done
     int short_block;     // a warpgroup's last block may end after so many keys; 0: it may not
+    int split_keys;      // parts of a tile's keys where tiles would leave SMs idle; 0: none
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 
@@ -75,7 +76,8 @@ struct HopperForwardKernelConfig {
 // need the whole sequence's length, which parts do not have.
 constexpr bool splits_last_tiles(const HopperForwardKernelConfig& config,
                                  const Semantics& semantics) {
-    return semantics.mask == MaskKind::none && config.n_warpgroups > 1 && config.cluster_size == 1;
+    return semantics.mask == MaskKind::none && config.n_warpgroups > 1 &&
+           config.cluster_size == 1 && config.split_keys == 0;
 }
 
 // Whether the tiles that are short of rows come last of all, as far as the heads that SMs end with

@@ -25,7 +25,7 @@ struct Consumer {
     PipelineState<CFG.q_buffers> Q_state;
     TilePipeline<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
     OutputStore<Kernel> output;
-    WorkTileInfo tile;
+    TileInfoOf<Kernel> tile;
 
     typename MaxPolicy::Softmax softmax;
     typename Kernel::S_t S;
@@ -273,7 +273,7 @@ struct Consumer {
         return tile.is_valid();
     }
     FS_DEVICE void read_tile_info() {
-        tile = WorkTileInfo::load<Kernel::info_has_q_count>(
+        tile = TileInfoOf<Kernel>::template load<Kernel::info_has_q_count>(
             smem + Kernel::info_offset + slot() * Kernel::info_bytes, problem.seq_q);
     }
 
@@ -288,6 +288,10 @@ struct Consumer {
         if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
         BlockRange blocks = VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
                                 .blocks(tile.first_row, kWarpgroupRows, Kernel::B_c);
+        if constexpr (Kernel::splits_keys) {
+            blocks.begin = max(blocks.begin, tile.block_begin);
+            blocks.end = min(blocks.end, tile.block_end);
+        }
         if (blocks.begin >= blocks.end) return {tile.block_end, tile.block_end, 0, 0};
         return blocks;
     }
@@ -308,17 +312,45 @@ struct Consumer {
     // PV GEMM.
     FS_DEVICE void finalize_rows() {
         read_tile_info();  // again, rather than keep it in registers throughout
-        if constexpr (kFreesQ) {
+        if (kFreesQ || is_part()) {
             __syncwarp();  // every lane has read the tile's info
             if (lane == 0) mbarrier_arrive(Q_barriers().empty(slot()));
         }
-        const float* sinks = SEMANTICS.partial ? nullptr : problem.sinks;
+        const float* sinks = SEMANTICS.partial || is_part() ? nullptr : problem.sinks;
         softmax.finalize(row_weights, sinks == nullptr ? nullptr : sinks + tile.head);
+        if constexpr (Kernel::splits_keys) {
+            if (is_part()) {
+                store_part_statistics();
+                return;
+            }
+        }
         softmax.template store_statistics<true, !SEMANTICS.partial>(
             problem, lane, row_of_lane(), tile.row_end, [&] {
+                if constexpr (Kernel::splits_keys)
+                    return first_statistic<SEMANTICS>(problem, tile.batch, tile.head) +
+                           tile.q_first;
                 return tile.batch * problem.lse_batch_stride + tile.head * problem.lse_head_stride +
                        tile.q_first;
             });
+    }
+    // Whether this tile's rows are merged with those of other parts.
+    FS_DEVICE bool is_part() const {
+        if constexpr (Kernel::splits_keys)
+            return tile.part_row != kNoPart;
+        else
+            return false;
+    }
+    FS_DEVICE void store_part_statistics() const
+        requires(Kernel::splits_keys)
+    {
+        if (lane % 4 != 0) return;
+        float2* statistics = part_statistics<Kernel::d_head>(problem) + tile.part_row;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = warp * kWarpRows + 8 * r + lane / 4;
+            if (tile.first_row + row < tile.row_end)
+                statistics[row] = {softmax.row_sum[0][r], softmax.row_max[0][r]};
+        }
     }
     // Whether O does not need Q's slot.
     static constexpr bool kFreesQ = CFG.separate_O || CFG.direct_O || SEMANTICS.partial;
@@ -327,7 +359,9 @@ struct Consumer {
         output.drain();
         softmax.normalize(O, row_weights);
         const uint32_t slot_empty = Q_barriers().empty(slot());
-        if constexpr (SEMANTICS.partial) {
+        if (is_part()) {
+            if constexpr (Kernel::splits_keys) output.store_part(O, tile, tile.first_row);
+        } else if constexpr (SEMANTICS.partial) {
             output.store_fp32(O, tile, tile.first_row);
         } else if constexpr (CFG.direct_O) {
             output.store_directly(O, tile, tile.first_row);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "wgmma/consumer.cuh"
+#include "wgmma/merge_kernel.cuh"
 #include "wgmma/producer.cuh"
 
 namespace flashsmith {

@@ -46,6 +46,8 @@ struct StaleMax {
                                const BlockRange& blocks) const {
         const ForwardKernelArgs& problem = consumer.problem;
         if (!SEMANTICS.partial && problem.row_max != nullptr) return true;  // every row's own
+        // A part begins anywhere.
+        if (Kernel::splits_keys && block + 2 >= blocks.end) return true;
         if constexpr (!Kernel::masked) return block + 2 >= problem.n_KV_blocks;
         return blocks.needs_mask(block) || blocks.needs_mask(block + 2);
     }

@@ -18,6 +18,7 @@ FS_DEVICE void stmatrix_x4(uint32_t smem, const uint32_t (&d)[4]) {
 template <class Kernel>
 struct OutputStore {
     using Panel = typename Kernel::Panel;
+    using TileInfo = TileInfoOf<Kernel>;
     static constexpr bool kSeparate = Kernel::CFG.separate_O;
     static constexpr int kNoBarrier = 0;
 
@@ -28,7 +29,7 @@ struct OutputStore {
 
     // Through the warpgroup's `tile`; `slot_empty` is the barrier at which Q's slot is released.
     FS_DEVICE void start(const typename Kernel::O_t& O, uint32_t tile, uint32_t slot_empty,
-                         const WorkTileInfo& info, int first_row) {
+                         const TileInfo& info, int first_row) {
         if constexpr (kSeparate) {
             if (lane == 0) tma_store_wait_read();
             __syncwarp();
@@ -45,7 +46,7 @@ struct OutputStore {
 
     // Straight to global memory. Lanes in pairs swap halves of two neighbouring 16x8 tiles, so that
     // four lanes write 32 bytes of a row, a whole sector.
-    FS_DEVICE void store_directly(const typename Kernel::O_t& O, const WorkTileInfo& info,
+    FS_DEVICE void store_directly(const typename Kernel::O_t& O, const TileInfo& info,
                                   int first_row) const {
         const int lane = lane_index();  // as in write_rows()
         const ForwardKernelArgs& problem = args.problem;
@@ -68,7 +69,7 @@ struct OutputStore {
     }
 
     // The same without rounding: four lanes have 32 bytes of a row as they are.
-    FS_DEVICE void store_fp32(const typename Kernel::O_t& O, const WorkTileInfo& info,
+    FS_DEVICE void store_fp32(const typename Kernel::O_t& O, const TileInfo& info,
                               int first_row) const {
         const int lane = lane_index();  // as in write_rows()
         const ForwardKernelArgs& problem = args.problem;
@@ -76,16 +77,16 @@ struct OutputStore {
         auto* o = static_cast<float*>(problem.o) + info.batch * problem.o_batch_stride +
                   (info.q_first + row) * problem.o_seq_stride + info.head * problem.o_head_stride +
                   lane % 4 * 2;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            if (row + 8 * r < info.row_end) {
-#pragma unroll
-                for (int n = 0; n < Kernel::d_head / 8; ++n)
-                    if (8 * n < problem.d)
-                        store_global_8B(o + 8 * n, float2{O[0][n][2 * r], O[0][n][2 * r + 1]});
-            }
-            o += 8 * problem.o_seq_stride;
-        }
+        store_rows(O, o, problem.o_seq_stride, row, info.row_end);
+    }
+
+    // To the rows of a part.
+    FS_DEVICE void store_part(const typename Kernel::O_t& O, const TileInfo& info,
+                              int first_row) const {
+        const int lane = lane_index();  // as in write_rows()
+        const int row = warp * kWarpRows + lane / 4;
+        auto* o = args.problem.parts + int64_t{info.part_row + row} * Kernel::d_head + lane % 4 * 2;
+        store_rows(O, o, Kernel::d_head, first_row + row, info.row_end);
     }
 
     // The last store has been read; Q's slot is free.
@@ -104,6 +105,21 @@ struct OutputStore {
     }
 
   private:
+    // `o` is where this lane's elements of `row` begin.
+    FS_DEVICE void store_rows(const typename Kernel::O_t& O, float* o, int64_t stride, int row,
+                              int row_end) const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            if (row + 8 * r < row_end) {
+#pragma unroll
+                for (int n = 0; n < Kernel::d_head / 8; ++n)
+                    if (8 * n < args.problem.d)
+                        store_global_8B(o + 8 * n, float2{O[0][n][2 * r], O[0][n][2 * r + 1]});
+            }
+            o += 8 * stride;
+        }
+    }
+
     // What a lane has of tile n in its row r.
     FS_DEVICE static uint32_t packed(const typename Kernel::O_t& O, int n, int r) {
         return pack_16bit<typename Kernel::value_t>(O[0][n][2 * r], O[0][n][2 * r + 1]);
@@ -126,7 +142,7 @@ struct OutputStore {
         }
     }
 
-    FS_DEVICE void store_panels(uint32_t tile, const WorkTileInfo& info, int row) const {
+    FS_DEVICE void store_panels(uint32_t tile, const TileInfo& info, int row) const {
         auto box = box_of_rows<Kernel::SEMANTICS.packed>(row, info.q_first, info.row_end, info.head,
                                                          info.batch);
 #pragma unroll

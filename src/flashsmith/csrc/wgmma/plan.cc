@@ -103,17 +103,23 @@ void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConf
     args.first_short_tile = static_cast<int32_t>(args.first_of_last_heads + heads * longs);
 }
 
-// A tile is what a cluster computes together, `at_once` of them at a time.
-void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
-               const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
+// A tile is what a cluster computes together, `at_once` of them at a time. How many are computed in
+// parts of their keys.
+int64_t set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
+                  const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
     const int64_t of_head =
         (args.problem.n_Q_blocks + config.cluster_size - 1) / config.cluster_size;
     const int64_t heads = heads_per_group(config, p);
     const int64_t tiles = p.batch * p.heads_q * of_head;
-    const int64_t parts =
+    int64_t parts =
         std::min<int64_t>(config.n_warpgroups, (p.seq_q + kWarpgroupRows - 1) / kWarpgroupRows);
     int64_t split = splits_last_tiles(config, semantics) ? tiles % at_once : 0;
     if (parts == 1 || split * parts > at_once) split = 0;
+    if (config.split_keys > 0) {
+        parts = config.split_keys;
+        split = tiles_to_split(p, semantics, parts, config.B_r, config.B_c, tiles, at_once);
+        set_parts(args.problem, split, config.split_keys, config.B_r);
+    }
     args.n_whole_tiles = static_cast<int32_t>(tiles - split);
     args.parts_per_tile = divide_by(parts);
     args.n_tiles = static_cast<int32_t>(tiles - split + split * parts);
@@ -123,6 +129,7 @@ void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& c
     args.heads_per_kv_head = divide_by(p.heads_q / p.heads_k);
     args.heads_per_group = divide_by(heads);
     args.tiles_per_group = divide_by(heads * of_head);
+    return config.split_keys > 0 ? split : 0;
 }
 
 }  // namespace
@@ -146,7 +153,7 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
         args.problem.v_batch_stride = rows_of_batches("v", p.v, p);
     }
     const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
-    set_tiles(args, config, p, semantics, at_once);
+    const int64_t split_tiles = set_tiles(args, config, p, semantics, at_once);
 
     using Args = HopperForwardKernelArgs;
     const int64_t clusters = config.schedule == Schedule::one_tile
@@ -169,7 +176,10 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
         launch.addresses.push_back({offsetof(Args, tile_counter), in_workspace(0)});
     }
     if (args.n_tiles > 0) launch.tensor_maps = tensor_maps(config, p, semantics);
-    return {{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
+    Plan plan{{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
+    add_merge(plan, offsetof(Args, problem), split_tiles, config.split_keys, config.B_r,
+              config.d_head);
+    return plan;
 }
 
 }  // namespace flashsmith

@@ -11,6 +11,7 @@ template <class Kernel>
 struct Producer {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    using TileInfo = TileInfoOf<Kernel>;
     static constexpr bool kPacked = SEMANTICS.packed;
     static constexpr bool kPacksKeys = packs_keys(SEMANTICS);
 
@@ -31,8 +32,7 @@ struct Producer {
     FS_DEVICE void run() {
         prefetch_maps();
         TileScheduler<Kernel> scheduler(args, smem);
-        for (WorkTileInfo tile = scheduler.find_tile(); tile.is_valid();
-             tile = scheduler.find_tile()) {
+        for (TileInfo tile = scheduler.find_tile(); tile.is_valid(); tile = scheduler.find_tile()) {
             int block = tile.block_end - 1;
             if (block >= tile.block_begin) load(K, &args.k, tile, block);
             load_Q(tile);
@@ -51,11 +51,11 @@ struct Producer {
 
   private:
     // A slot for each warpgroup, and beside it the tile's info.
-    FS_DEVICE void load_Q(const WorkTileInfo& tile) {
+    FS_DEVICE void load_Q(const TileInfo& tile) {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
             Q.producer_wait();
-            const WorkTileInfo info = tile.of_warpgroup<Kernel>(w);
+            const TileInfo info = tile.template of_warpgroup<Kernel>(w);
             info.template store<Kernel::info_has_q_count>(info_slot());
             Q.producer_expect();
             const auto box = box_of_rows<kPacked>(info.first_row, info.q_first, info.row_end,
@@ -67,8 +67,7 @@ struct Producer {
 
     // The CTAs of a cluster load a part of the rows each, for all.
     template <class Pipeline>
-    FS_DEVICE void load(Pipeline& pipeline, const TensorMap* map, const WorkTileInfo& tile,
-                        int block) {
+    FS_DEVICE void load(Pipeline& pipeline, const TensorMap* map, const TileInfo& tile, int block) {
         constexpr int kRows = Kernel::B_c / CFG.cluster_size;
         const int first = CFG.cluster_size == 1 ? 0 : cluster_rank() * kRows;
         int k_first = tile.k_first;
@@ -112,7 +111,7 @@ struct Producer {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
             Q.producer_wait();
-            WorkTileInfo::invalid().template store<Kernel::info_has_q_count>(info_slot());
+            TileInfo::invalid().template store<Kernel::info_has_q_count>(info_slot());
             mbarrier_arrive(Q.full());
             Q.state.advance();
         }

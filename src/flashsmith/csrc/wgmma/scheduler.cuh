@@ -2,7 +2,7 @@
 // consumer warpgroups.
 #pragma once
 
-#include "common/visible_keys.cuh"
+#include "common/split_keys.cuh"
 #include "wgmma/pipeline.cuh"
 
 namespace flashsmith {
@@ -69,14 +69,42 @@ struct WorkTileInfo {
     }
 };
 
+// The same of a kernel that splits keys.
+struct WorkTilePart : WorkTileInfo {
+    int part_row;  // where its rows lie among the parts' rows, or kNoPart
+
+    FS_DEVICE static WorkTilePart invalid() { return {WorkTileInfo::invalid(), kNoPart}; }
+
+    template <class Kernel>
+    FS_DEVICE WorkTilePart of_warpgroup(int warpgroup) const {
+        const WorkTileInfo info = WorkTileInfo::of_warpgroup<Kernel>(warpgroup);
+        const int rows = info.first_row - first_row;
+        return {info, part_row == kNoPart ? kNoPart : part_row + rows};
+    }
+    template <bool>
+    FS_DEVICE void store(uint32_t smem) const {
+        WorkTileInfo::store<false>(smem);
+        store_shared_16B(smem + 32, {unsigned(q_count), unsigned(part_row), 0, 0});
+    }
+    template <bool kHasCount>
+    FS_DEVICE static WorkTilePart load(uint32_t smem, int q_count) {
+        const WorkTileInfo info = WorkTileInfo::load<kHasCount>(smem, q_count);
+        return {info, int(__shfl_sync(0xffffffffu, load_shared_16B(smem + 32).y, 0))};
+    }
+};
+
+template <class Kernel>
+using TileInfoOf = std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>;
+
 // Hands out the tiles of one CTA, one after the other. The CTAs of a cluster have neighbouring
 // tiles of one head, which count as one here, and go through the same K/V blocks: those that any of
 // them sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would
-// keep a few SMs busy for one more round come in parts, see splits_last_tiles().
+// keep a few SMs busy for one more round come in parts, see splits_last_tiles() and split_keys.
 template <class Kernel>
 struct TileScheduler {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    using TileInfo = TileInfoOf<Kernel>;
 
     static constexpr int kCtas = CFG.cluster_size;
     static constexpr bool kBroadcasts = CFG.schedule == Schedule::dynamic && kCtas > 1;
@@ -93,16 +121,16 @@ struct TileScheduler {
     FS_DEVICE TileScheduler(const HopperForwardKernelArgs& args, uint32_t smem)
         : args(args), smem(smem) {}
 
-    // The first tile with rows in it, from here on; WorkTileInfo::invalid() where there is none.
-    FS_DEVICE WorkTileInfo find_tile() {
+    // The first tile with rows in it, from here on; TileInfo::invalid() where there is none.
+    FS_DEVICE TileInfo find_tile() {
         for (; tile < args.n_tiles; advance()) {
-            const WorkTileInfo info = info_of(tile);
+            const TileInfo info = info_of(tile);
             // A packed batch has as many tiles per sequence as its longest one needs.
             if (!SEMANTICS.packed || info.first_row - int(rank) * Kernel::B_r < info.row_end)
                 return info;
             prefetch_tile();
         }
-        return WorkTileInfo::invalid();
+        return TileInfo::invalid();
     }
     // Requests the number of the tile after this one, which takes its time.
     FS_DEVICE void prefetch_tile() {
@@ -122,27 +150,18 @@ struct TileScheduler {
         }
     }
 
-  private:
-    // From the first CTA to the second, at the second's full and the first's empty barrier.
-    FS_DEVICE void broadcast() {
-        const PipelineBarriers barriers{smem + Kernel::broadcast_barriers};
-        const uint32_t slot = smem + Kernel::broadcast_offset;
-        if (rank == 0) {
-            mbarrier_wait(barriers.empty(0), broadcast_state.phase() ^ 1);
-            store_remote_16B(cluster_address(slot, 1), cluster_address(barriers.full(0), 1),
-                             {prefetched, 0, 0, 0});
-        } else {
-            mbarrier_arrive_expect(barriers.full(0), sizeof(uint4));
-            mbarrier_wait(barriers.full(0), broadcast_state.phase());
-            prefetched = load_shared_16B(slot).x;
-            mbarrier_arrive_remote(cluster_address(barriers.empty(0), 0));
-        }
-        broadcast_state.advance();
-    }
-
-    FS_DEVICE WorkTileInfo info_of(uint32_t tile) const {
+    // Of a tile, or of a part of one.
+    FS_DEVICE TileInfo info_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
-        int part = -1;
+        int part = -1, part_row = kNoPart, part_of_keys = 0;
+        if constexpr (Kernel::splits_keys) {
+            if (tile >= args.n_whole_tiles) {
+                const uint32_t of_parts = tile - args.n_whole_tiles;
+                part_row = of_parts * Kernel::B_r;
+                part_of_keys = of_parts % CFG.split_keys;
+                tile = args.n_whole_tiles + of_parts / CFG.split_keys;
+            }
+        }
         if (kSplits && tile >= args.n_whole_tiles) {
             const uint32_t of_tiles = tile - args.n_whole_tiles;
             const uint32_t split = quotient(of_tiles, args.parts_per_tile);
@@ -183,9 +202,11 @@ struct TileScheduler {
         constexpr int kRows = kCtas * Kernel::B_r;
         const auto [first_row, row_end] = rows_of(tile_of_head, part, q.count);
         const int rows = kCtas > 1 ? kRows : row_end - first_row;
-        const BlockRange blocks =
+        BlockRange blocks =
             VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, rows, Kernel::B_c);
-        return {
+        if constexpr (Kernel::splits_keys)
+            if (part_row != kNoPart) blocks = part_of<CFG.split_keys>(blocks, part_of_keys);
+        const WorkTileInfo info = {
             .first_row = first_row + int(rank) * Kernel::B_r,
             .row_end = row_end,
             .head = head,
@@ -200,6 +221,28 @@ struct TileScheduler {
             .k_first = int(k.first),
             .head_k = int(quotient(head, args.heads_per_kv_head)),
         };
+        if constexpr (Kernel::splits_keys)
+            return {info, part_row};
+        else
+            return info;
+    }
+
+  private:
+    // From the first CTA to the second, at the second's full and the first's empty barrier.
+    FS_DEVICE void broadcast() {
+        const PipelineBarriers barriers{smem + Kernel::broadcast_barriers};
+        const uint32_t slot = smem + Kernel::broadcast_offset;
+        if (rank == 0) {
+            mbarrier_wait(barriers.empty(0), broadcast_state.phase() ^ 1);
+            store_remote_16B(cluster_address(slot, 1), cluster_address(barriers.full(0), 1),
+                             {prefetched, 0, 0, 0});
+        } else {
+            mbarrier_arrive_expect(barriers.full(0), sizeof(uint4));
+            mbarrier_wait(barriers.full(0), broadcast_state.phase());
+            prefetched = load_shared_16B(slot).x;
+            mbarrier_arrive_remote(cluster_address(barriers.empty(0), 0));
+        }
+        broadcast_state.advance();
     }
 
     // Of a head's tile, or of one part of it, in a sequence of `count` rows. Under a mask the first

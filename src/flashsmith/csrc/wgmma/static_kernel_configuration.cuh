@@ -25,6 +25,7 @@ struct StaticHopperKernelConfig {
     static constexpr int d_head = CFG.d_head;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr bool clusters = CFG.cluster_size > 1;
+    static constexpr bool splits_keys = CFG.split_keys > 0;
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
     static constexpr int registers_at_start = 512 / ((n_warpgroups + 1) * CFG.ctas_per_sm) / 8 * 8;
 
@@ -72,7 +73,7 @@ struct StaticHopperKernelConfig {
     static constexpr int info_offset = (V_barriers + 16 * CFG.kv_stages + 31) / 32 * 32;
     // Masks stand at the end of a sequence, and packed ones differ.
     static constexpr bool info_has_q_count = SEMANTICS.packed && SEMANTICS.mask != MaskKind::none;
-    static constexpr int info_bytes = info_has_q_count ? 48 : 32;
+    static constexpr int info_bytes = info_has_q_count || splits_keys ? 48 : 32;
     // The tile's number that the first CTA of a cluster broadcasts, and its barriers.
     static constexpr int broadcast_offset = info_offset + info_bytes * Q_slots;
     static constexpr int broadcast_barriers = broadcast_offset + 16;
@@ -111,6 +112,8 @@ struct StaticHopperKernelConfig {
             "short_block: a step of P V takes 16 keys, and a short block has fewer steps");
         static_assert(!(CFG.direct_O && CFG.separate_O),
                       "direct_O: O that leaves from registers needs no memory");
+        static_assert(CFG.split_keys == 0 || (CFG.split_keys > 1 && CFG.cluster_size == 1),
+                      "split_keys: CTAs of a cluster go through the same K and V");
         return true;
     }
 

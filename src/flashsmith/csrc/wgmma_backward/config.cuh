@@ -71,9 +71,10 @@ struct HopperBackwardKernelConfig {
     }
     // Dynamic shared memory of one CTA: the tiles, the statistics of the rows in Q's and do's
     // stages, and barriers.
-    static constexpr int kBarrierPage = 256;
+    static constexpr int kBarrierPage = 256, kOrderBytes = 64;
     constexpr int64_t smem_bytes() const {
-        return tile_bytes() + int64_t{q_stages + do_stages} * B_r * 4 + kBarrierPage;
+        return tile_bytes() + int64_t{q_stages + do_stages} * B_r * 4 + kBarrierPage +
+               ordered_dq * kOrderBytes;
     }
 
     // How the warpgroups share dQ = dS K, B_r x d_head: by its rows, or by its columns; where

@@ -142,7 +142,10 @@ struct BackwardConsumer {
     int turn;      // steps until this warpgroup computes dq, where they take turns
     int dq_block;  // that of the last dq, and where this lane's part of it belongs
     float* dq_sums;
-    dQOrder<Kernel> dq_order;
+    // With ordered_dq a block's heads follow one another: of how many, which one is next, and which
+    // one the last dq is of; then nobody needs dq_block.
+    int n_heads, head, dq_head;
+    uint32_t odd_turns = 0;  // of this warpgroup in that order
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
@@ -201,11 +204,13 @@ struct BackwardConsumer {
         first_key = keys.first_key + first_row();
         blocks = keys.blocks;
         visibility = Visibility<SEMANTICS>(args, keys.q.count, keys.k.count);
-        block = blocks.begin;
+        block = keys.first_step().block;
         dq_block = blocks.begin - 1;
+        n_heads = keys.n_heads;
+        head = 0;
+        dq_head = -1;
         turn = warpgroup;
         dq_sums = first_dq_sums(keys);
-        dq_order.begin(args, keys);
         return keys.n_steps();
     }
 
@@ -343,7 +348,7 @@ struct BackwardConsumer {
         await_queries();
         d_o.consumer_wait();
         RowPairs lse, D;
-        if constexpr (CFG.early_rows)
+        if constexpr (kTilesFirst > 0)
             load_rows<0, kTilesFirst>(lse, Kernel::lse_offset, Q.state.stage());
         if constexpr (kLoadsDFirst) load_rows(D, Kernel::D_offset, d_o.state.stage());
         order.wait();
@@ -426,7 +431,11 @@ struct BackwardConsumer {
     }
 
     FS_DEVICE void advance_block() {
-        if (++block == blocks.end) block = blocks.begin;
+        if constexpr (CFG.ordered_dq) {
+            if (++head == n_heads) head = 0, --block;
+        } else {
+            if (++block == blocks.end) block = blocks.begin;
+        }
     }
 
     // ---- products ----
@@ -501,20 +510,14 @@ struct BackwardConsumer {
     // Adds the last dq to its sums, if there was one, while another product runs. Without a branch
     // ptxas would move these instructions among the products, and serialise those.
     FS_DEVICE void add_dq() {
-        if (dq_block < blocks.begin) return;
+        if (CFG.ordered_dq ? dq_head < 0 : dq_block < blocks.begin) return;
         if constexpr (CFG.bulk_sums) return add_dq_by_tma();
-        dq_order.wait(dq_block, dq_counter());
+        dQOrder<Kernel>{smem}.wait(warpgroup, odd_turns);
 #pragma unroll
         for (int n = 0; n < Kernel::dq_columns / 8; ++n)
             add_global(dq_sums + n * Kernel::tile_sums,
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
-        dq_order.advance(warpgroup, dq_counter());
-    }
-    // Behind the sums of the block that dq_sums is in.
-    FS_DEVICE uint32_t* dq_counter() const {
-        const int part = this->part();
-        const int place = part * Kernel::part_sums + (warp * kWarpSize + lane) * 4;
-        return reinterpret_cast<uint32_t*>(dq_sums + (Kernel::B_r * Kernel::d_head + part - place));
+        dQOrder<Kernel>{smem}.advance(part(), lane);
     }
     // A warp's part at once. `red` instructions wait for room in the queue to L2, and no lane goes
     // on before its registers are read.
@@ -536,16 +539,24 @@ struct BackwardConsumer {
         tma_store_commit();
     }
 
-    // The sums of a block lie part by part: a warp adds 512 neighbouring bytes. They are one block
+    // The sums of a block lie part by part: a warp adds 512 neighbouring bytes. They are one step
     // ahead.
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
         const int part = this->part();
-        return args.dq_sums +
-               Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - Kernel::B_r) +
+        const int64_t step = CFG.ordered_dq ? args.statistics_head_stride : Kernel::B_r;
+        return args.dq_sums + Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - step) +
                part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     }
     FS_DEVICE void advance_dq_sums() {
         constexpr int kBlock = Kernel::dq_block_floats;
+        if constexpr (CFG.ordered_dq) {
+            const int64_t head_sums = Kernel::first_dq_sum(args.statistics_head_stride);
+            dq_sums += head_sums;
+            if (++dq_head < n_heads) return;
+            dq_head = 0;
+            dq_sums -= n_heads * head_sums + kBlock;
+            return;
+        }
         dq_sums += kBlock;
         if (++dq_block < blocks.end) return;
         dq_block = blocks.begin;
@@ -564,11 +575,14 @@ struct BackwardConsumer {
     // Where registers are left, the statistics are loaded under the product that is waited for. Its
     // instructions are in the queue before theirs, though: with early_rows those of so many tiles
     // of S come first, and with still more registers D's too.
+    // A softcap leaves none: P lives beside S, and tanh takes some.
+    static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.softcap;
     static constexpr bool kLoadsRowsEarly =
+        kRowsMayWait &&
         Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
-    static constexpr int kTilesFirst = CFG.early_rows ? 8 : 0;
+    static constexpr int kTilesFirst = CFG.early_rows && kRowsMayWait ? 8 : 0;
     static constexpr bool kLoadsDFirst =
-        CFG.early_rows &&
+        CFG.early_rows && kRowsMayWait &&
         Kernel::d_head + Kernel::B_r + Kernel::B_r / 2 + 16 <= CFG.consumer_registers;
     template <int kBegin = 0, int kEnd = Kernel::B_r / 8>
     FS_DEVICE void load_rows(RowPairs& pairs, int offset, int stage) const {

@@ -1,12 +1,16 @@
 // The order in which blocks of keys add to the dq of a block of queries.
 //
 // Without it fp32 sums come together as CTAs run. With `ordered_dq` each part of a block's dq has a
-// counter in global memory that says whose turn it is. Blocks of keys go from the last one to the
-// first, in launch order: a CTA waits only for CTAs that were launched before, however few are
-// resident, and under a causal mask or a window a block of keys is the first to add to the first
-// queries that see it, and from there on one step behind the block before it: nobody waits long.
+// counter in global memory that says whose turn it is: blocks of keys go from the first one to the
+// last, in launch order, so that a CTA waits only for CTAs that were launched before, however few
+// are resident.
+//
+// The way to L2 and back, and the sums' own way there, take longer than all that a consumer could
+// do meanwhile. So a warp beside the producer's waits for each turn of a part, a step ahead of the
+// consumers, and passes it on once the sums have arrived; consumers see barriers of their CTA only.
 #pragma once
 
+#include "wgmma/pipeline.cuh"
 #include "wgmma_backward/key_block.cuh"
 
 namespace flashsmith {
@@ -16,47 +20,138 @@ FS_DEVICE uint32_t load_acquire(const uint32_t* gmem) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(gmem) : "memory");
     return x;
 }
-FS_DEVICE void store_release(uint32_t* gmem, uint32_t x) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(gmem), "r"(x) : "memory");
+FS_DEVICE uint32_t load_relaxed(const uint32_t* gmem) {
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(gmem) : "memory");
+    return x;
+}
+FS_DEVICE void store_relaxed(uint32_t* gmem, uint32_t x) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(gmem), "r"(x) : "memory");
+}
+FS_DEVICE void fence_acq_rel() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-// Hardware barriers of each warpgroup alone, behind those of the consumers.
-constexpr int kdQOrderBarrier = 5;
-
+// What a warp that keeps turns and the warpgroups that add say to each other: a barrier of each
+// warpgroup for its turns, since one that waits for every third turn must not see the others', and
+// one of each part for its sums.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
+    uint32_t smem;
 
-    int turn;         // of this block of keys: how many of its sequence come before it
-    int first_block;  // of queries that the block of keys before this one adds to; those before it
-                      // have no other to wait for
+    FS_DEVICE uint32_t granted(int warpgroup) const {
+        return smem + Kernel::order_barriers + 16 * warpgroup;
+    }
+    FS_DEVICE uint32_t added(int part) const {
+        return smem + Kernel::order_barriers + 16 * part + 8;
+    }
 
-    FS_DEVICE void begin(const BackwardKernelArgs& args, const KeyBlock<Kernel>& keys) {
+    FS_DEVICE void init() const {
         if constexpr (kOrdered) {
-            const int next_key = keys.first_key + Kernel::B_c;
-            turn = (keys.k.count - keys.first_key - 1) / Kernel::B_c;
-            first_block = 0x7fffffff;
-            if (turn == 0) return;
-            const BlockRange blocks =
-                Visibility<Kernel::SEMANTICS>(args, keys.q.count, keys.k.count)
-                    .query_blocks(next_key, Kernel::B_c, Kernel::B_r);
-            if (blocks.begin < blocks.end) first_block = blocks.begin;
+            for (int warpgroup = 0; warpgroup < Kernel::n_warpgroups; ++warpgroup)
+                mbarrier_init(granted(warpgroup), 1);
+            for (int part = 0; part < Kernel::dq_parts; ++part)
+                mbarrier_init(added(part), kWarpsPerWarpgroup);
         }
     }
-    // Until all that came before have added to a block. All threads of the warpgroup wait, since
-    // each of them adds.
-    FS_DEVICE void wait(int block, const uint32_t* counter) const {
+    // A consumer: until its next sums may be added; whether an odd number of turns came before.
+    FS_DEVICE void wait(int warpgroup, uint32_t& odd) const {
         if constexpr (kOrdered) {
-            if (block < first_block) return;
-            while (load_acquire(counter) != static_cast<uint32_t>(turn)) continue;
+            mbarrier_wait(granted(warpgroup), odd);
+            odd ^= 1;
         }
     }
-    // All threads of the warpgroup have added.
-    FS_DEVICE void advance(int warpgroup, uint32_t* counter) const {
+    // The warp has added them.
+    FS_DEVICE void advance(int part, int lane) const {
         if constexpr (kOrdered) {
-            named_barrier_wait(kdQOrderBarrier + warpgroup, kWarpgroupThreads);
-            if (thread_index() % kWarpgroupThreads == 0) store_release(counter, turn + 1);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(added(part));
         }
+    }
+};
+
+// One thread that keeps the turns of a part of dQ.
+template <class Kernel>
+struct dQTurns {
+    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+
+    const HopperBackwardKernelArgs& args;
+    const uint32_t smem;
+    const int part;
+    const dQOrder<Kernel> order;
+    TilePipeline<1, Kernel::KV_tile_bytes> K;
+    uint32_t odd = 0;
+
+    FS_DEVICE dQTurns(const HopperBackwardKernelArgs& args, uint32_t smem, int part)
+        : args(args),
+          smem(smem),
+          part(part),
+          order{smem},
+          K(smem + Kernel::K_offset, smem + Kernel::K_barriers) {}
+
+    FS_DEVICE void run() {
+        if constexpr (!CFG.persistent) {
+            keep(block_index());
+        } else {
+            while (true) {
+                K.consumer_wait();
+                const uint32_t number = load_shared_16B(smem + Kernel::number_offset).x;
+                if (number == kNoKeyBlock) return;
+                K.consumer_release(0, 0);
+                keep(number);
+            }
+        }
+    }
+
+  private:
+    FS_DEVICE void keep(uint32_t number) {
+        const KeyBlock<Kernel> keys(args.problem, number);
+        int n_steps = keys.n_steps();
+        if (n_steps == 0) return;
+        // How many blocks of its sequence come before it. The last of those adds to blocks of
+        // queries before shared_end; nobody comes before it at the others.
+        const uint32_t turn = keys.first_key / Kernel::B_c;
+        const int shared_end =
+            turn == 0 ? 0
+                      : Visibility<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
+                            .query_blocks(keys.first_key - Kernel::B_c, Kernel::B_c, Kernel::B_r)
+                            .end;
+        // As KeyBlock advances, with the fewest registers.
+        const auto first = keys.first_step();
+        const int n_heads = keys.n_heads;
+        const int64_t head_sums = Kernel::first_dq_sum(args.problem.statistics_head_stride);
+        int block = first.block, head = 0, warpgroup = part;
+        uint32_t* counter = counter_of(keys.statistic(args.problem, first));
+        bool ours = block >= shared_end;
+#pragma unroll 1
+        while (true) {
+            if (!ours)
+                while (load_acquire(counter) != turn) continue;
+            mbarrier_arrive(order.granted(warpgroup));
+            if (Kernel::takes_turns && ++warpgroup == Kernel::n_warpgroups) warpgroup = 0;
+            uint32_t* const done = counter;
+            counter += head_sums;
+            if (++head == n_heads) {
+                head = 0;
+                --block;
+                counter -= n_heads * head_sums + Kernel::dq_block_floats;
+            }
+            mbarrier_wait(order.added(part), odd);
+            odd ^= 1;
+            // One fence releases these sums, and acquires the next ones where their turn has come.
+            const bool is_last = --n_steps == 0;
+            ours = is_last || block >= shared_end || load_relaxed(counter) == turn;
+            fence_acq_rel();
+            store_relaxed(done, turn + 1);
+            if (is_last) return;
+        }
+    }
+    // Behind the sums of a block of queries.
+    FS_DEVICE uint32_t* counter_of(int64_t statistic) const {
+        return reinterpret_cast<uint32_t*>(args.problem.dq_sums + Kernel::first_dq_sum(statistic) +
+                                           Kernel::B_r * Kernel::d_head) +
+               part;
     }
 };
 

@@ -167,13 +167,14 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
         wgmma_wait<kBehind>(half<kHalf>());
         if constexpr (kHalf == 1) this->stages.release(lane);
         float* const sums = this->dq_sums + kHalf * kColumns[0] / 8 * kWarpgroupThreads * 4;
-        if constexpr (kHalf == 0) this->dq_order.wait(this->dq_block, this->dq_counter());
+        const dQOrder<Kernel> dq_order{smem};
+        if constexpr (kHalf == 0) dq_order.wait(warpgroup, this->odd_turns);
 #pragma unroll
         for (int n = 0; n < kColumns[kHalf] / 8; ++n) {
             const auto& x = half<kHalf>()[0][n];
             add_global(sums + n * kWarpgroupThreads * 4, float4{x[0], x[1], x[2], x[3]});
         }
-        if constexpr (kHalf == 1) this->dq_order.advance(warpgroup, this->dq_counter());
+        if constexpr (kHalf == 1) dq_order.advance(warpgroup, lane);
     }
 
     // ---- P from one warpgroup to the other ----

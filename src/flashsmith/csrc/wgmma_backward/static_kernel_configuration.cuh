@@ -108,7 +108,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
     static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
-    static_assert(number_offset + 16 <= CFG.smem_bytes());
+    static constexpr int order_barriers = number_offset + 16;
+    static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
 
     // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
     // reasons.
@@ -141,8 +142,6 @@ struct StaticHopperBackwardKernelConfig {
                       "lagged_dq: dS is stored before the last step's is read");
         static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
                       "split_roles: its warpgroups have a step of their own");
-        static_assert(!CFG.ordered_dq || d_head <= 192,
-                      "ordered_dq: d 256 has no registers for it");
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
         static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),
                       "bulk_sums: not of split roles, and in no order");

@@ -10,10 +10,13 @@ from typing import Any, ClassVar
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.split_keys import merge_ms, split_variants, with_merge, with_parts
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
 
 
 class MmaSyncFamily(Family):
@@ -56,6 +59,9 @@ class MmaSyncFamily(Family):
         "cover": ConfigSet("every two knob values that can meet do meet", sets.get_cover_configs),
     }
 
+    def kernel_templates(self, cfg: FlashForwardKernelConfig) -> Mapping[str, str]:
+        return with_merge(super().kernel_templates(cfg), cfg.split_keys, "flash_merge_kernel")
+
     def kernels_to_build(self) -> Sequence[FlashForwardKernelConfig]:
         return sets.get_autotuning_kernel_configs()
 
@@ -91,7 +97,18 @@ class MmaSyncFamily(Family):
         registers: int | None,
         spill: int | None,
     ) -> TileWork:
-        return cost.tile_work(cfg, device, registers, spill)
+        return with_parts(cost.tile_work(cfg, device, registers, spill), cfg, device)
+
+    def helpers_ms(
+        self, cfg: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> float:
+        return merge_ms(self.tile_work(cfg, device, None, None), cfg, problem, device)
+
+    def split_variants(
+        self, cfg: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> Sequence[FlashForwardKernelConfig]:
+        found = split_variants(cfg, self.tile_work(cfg, device, None, None), problem, device)
+        return [one for one in found if is_legal(one, device)]
 
     def dividing_tiles(self, cfg: FlashForwardKernelConfig) -> dict[str, int]:
         return {"B_r": cfg.B_r, "B_c": cfg.B_c}

@@ -12,6 +12,7 @@ from typing import ClassVar
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.mma_sync import describe
+from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.operations.dtype import DType
 
 K_TILE_COLUMNS = 8
@@ -205,6 +206,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         effect=describe.group,
         where="Coordinates",
     )
+    split_keys: int = split_keys_knob(default=0)
 
     # --- shapes and resources --------------------------------------------------------------------
 

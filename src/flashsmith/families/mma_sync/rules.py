@@ -170,4 +170,5 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: f"{cfg.smem_bytes()} bytes a CTA on {device.name}",
     ),
     _supported("l2_group_mib", name="l2_group_supported"),
+    _supported("split_keys"),
 )

@@ -15,6 +15,7 @@ from flashsmith.operations.dtype import DType
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 _STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
+_TARGET_BYTES = 64  # where the states of a CTA's run belong, and its next runs
 
 
 @dataclass(frozen=True, order=True)
@@ -111,6 +112,16 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="ChunkKernelConfig",
     )
+    rounds: int = knob(
+        "runs of parts that a CTA has at least, where there are keys enough",
+        values=(1, 2, 4, 8),
+        word="rounds",
+        default=1,
+        effect=lambda cfg: (
+            f"a CTA's share of all keys is cut into {cfg.rounds} runs of parts, each merged by it"
+        ),
+        where="share_of_cta",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -160,11 +171,12 @@ class FlashDecodeKernelConfig(KernelConfig):
         return self.B_r * self.d_head <= MMA_ROWS * 128
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of a CTA, bytes: the queries, the stages of K and V, and the row
-        statistics of the warps."""
+        """Dynamic shared memory of a CTA, bytes: the queries, the stages of K and V, the row
+        statistics of the warps, and where a run's states belong."""
         queries = self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
-        return queries + streamed + self.n_warps * self.B_r * _STATISTICS_BYTES
+        statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
+        return queries + streamed + statistics + _TARGET_BYTES
 
     def chunk_smem_bytes(self) -> int:
         """The same of the kernel for sequences with many rows: the queries and the stages."""

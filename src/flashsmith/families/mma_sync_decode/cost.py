@@ -1,6 +1,6 @@
 """The mma_sync_decode family's cost model: the time of a call from the bytes that it reads.
 
-The constants without a data sheet behind them are assumptions, not fits: nothing was measured yet.
+The constants without a data sheet behind them are assumptions, not fits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from flashsmith.operations.problem import Problem
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 # Instructions of a warp per m16n8k16 product, its fragments and copies, and per score of a lane.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
+# A run may be longer than a CTA's share (csrc/mma_sync_decode/plan.cc).
+_ROUNDING_UP = 1.125
 # Cycles in which a warp takes one such step with nothing beside it.
 _WARP_STEP = 900.0
 _FLOAT_BYTES = 4
@@ -43,10 +45,20 @@ def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec)
         keys = min(keys, problem.window[0] + problem.seq_q)
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     tiles = -(-rows // cfg.B_r)
-    most = max(1, max(1, device.sm_count * cfg.parts_per_sm // problem.heads_k) // max(1, tiles))
+    most = max(1, device.sm_count * cfg.parts_per_sm // problem.heads_k)
+    most = max(1, (most - most % 8 if most > 8 else most) // max(1, tiles))
     units = -(-keys // cfg.B_c)
     chunk = max(-(-units // most), cfg.min_keys // cfg.B_c) * cfg.B_c
     return max(1, -(-keys // chunk)), min(chunk, max(keys, 1))
+
+
+def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int) -> int:
+    """Runs that the parts of each sequence are taken in, where all of a call are as long."""
+    share = _ROUNDING_UP * all_parts / (ctas * cfg.rounds) if all_parts > ctas else 0.0
+    length = 1
+    while length < parts and 2 * length <= share:
+        length *= 2
+    return -(-parts // length)
 
 
 # Of a chunk's part, in parts of other sequences, as the kernels have it.
@@ -66,7 +78,7 @@ def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKerne
 
 def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
     """The work of a call's launches; infinitely long where no CTA fits."""
-    cfg = _serving(cfg, problem)
+    chosen, cfg = cfg, _serving(cfg, problem)
     ctas = resident(cfg, device)
     if not ctas:
         return CallWork(float("inf"), 0, 0, cfg.B_r)
@@ -74,9 +86,14 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     parts, keys = parts_of(cfg, problem, device)
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     tiles = -(-rows // cfg.B_r)
-    items = problem.batch * problem.heads_k * tiles * parts
-    if not items:
+    heads = problem.batch * problem.heads_k * tiles
+    if not heads * parts:
         return CallWork(0.0, 0, ctas, cfg.B_r)
+    runs = parts
+    if cfg is chosen:
+        runs = runs_of(cfg, heads * parts, parts, device.sm_count * ctas)
+    keys = min(keys * -(-parts // runs), max(problem.seq_k, 1))
+    items = heads * runs
     per_item = keys * 2 * cfg.d_head * cfg.dtype.element_size
     # Tiles of the same keys find them in L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
@@ -93,7 +110,7 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     cycles = max(dram, rounds * (steps * step + _PART + _LATENCY))
     states = 0.0
     if parts > 1:
-        merged = problem.batch * problem.heads_q * problem.seq_q * parts
+        merged = problem.batch * problem.heads_q * problem.seq_q * (runs if runs > 1 else 0)
         states = 2 * merged * (cfg.d_head + 2) * _FLOAT_BYTES / (rates.l2 * device.sm_count)
         states += _LAUNCH + 2 * _LATENCY
     ms = (cycles + states + _LAUNCH) / rates.clock / 1e6

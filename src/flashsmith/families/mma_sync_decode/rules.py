@@ -11,9 +11,6 @@ from flashsmith.families.rule import Rule, supported
 # fp32 sums and scores of a thread, by the keys of a warp: beside fragments and addresses in 255
 # registers more spill.
 MAX_ELEMENTS = {16: 144, 32: 128}
-# Floats between rows of a warp's sums in shared memory, beyond those of a row.
-_PADDING = 8
-_FLOAT_BYTES = 4
 # The same of chunks, whose warps have 16 rows and all keys of a stage: with 64 keys, d_head 192, a
 # window, a softcap and pages spill.
 _MAX_CHUNK_ELEMENTS = {32: 144}
@@ -38,7 +35,7 @@ RULES: tuple[Rule, ...] = (
         _supported,
         (
             *("d_head", "B_r", "B_c", "n_warps", "stages", "min_keys", "parts_per_sm"),
-            "chunk_rows",
+            *("chunk_rows", "rounds"),
         ),
     ),
     Rule(
@@ -54,16 +51,6 @@ RULES: tuple[Rule, ...] = (
         "32 keys a warp 128: it has 255 registers",
         lambda cfg, device: cfg.accumulators + cfg.scores <= MAX_ELEMENTS.get(cfg.keys_per_warp, 0),
         ("B_r", "B_c", "n_warps", "d_head"),
-    ),
-    Rule(
-        "sums_fit_stages",
-        f"B_r (d_head + {_PADDING}) 4 bytes, a warp's sums, must fit into its stages, whose place "
-        "they take",
-        lambda cfg, device: (
-            cfg.n_warps * cfg.B_r * (cfg.d_head + _PADDING) * _FLOAT_BYTES
-            <= cfg.stages * cfg.stage_bytes
-        ),
-        ("dtype", "d_head", "B_r", "B_c", "n_warps", "stages"),
     ),
     Rule(
         "parts_of_whole_stages",

@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
+from flashsmith.families.legality import is_legal
+from flashsmith.families.split_keys import merge_ms, split_variants, with_merge, with_parts
 from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WarpgroupFamily
 from flashsmith.families.wgmma import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma.config import DEFAULT_SECTION_MIB, HopperForwardKernelConfig
 from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
 from flashsmith.operations.semantics import Semantics
 
 
@@ -55,6 +58,9 @@ class WgmmaFamily(WarpgroupFamily):
         )
     }
 
+    def kernel_templates(self, cfg: HopperForwardKernelConfig) -> Mapping[str, str]:
+        return with_merge(super().kernel_templates(cfg), cfg.split_keys, "hopper_merge_kernel")
+
     def shipped(self) -> Sequence[tuple[HopperForwardKernelConfig, Semantics]]:
         # Plain and causal attention on whole tiles, which they were chosen for.
         return [
@@ -92,7 +98,18 @@ class WgmmaFamily(WarpgroupFamily):
         registers: int | None,
         spill: int | None,
     ) -> TileWork:
-        return cost.tile_work(cfg, device, registers, spill)
+        return with_parts(cost.tile_work(cfg, device, registers, spill), cfg, device)
+
+    def helpers_ms(
+        self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> float:
+        return merge_ms(self.tile_work(cfg, device, None, None), cfg, problem, device)
+
+    def split_variants(
+        self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> Sequence[HopperForwardKernelConfig]:
+        found = split_variants(cfg, self.tile_work(cfg, device, None, None), problem, device)
+        return [one for one in found if is_legal(one, device)]
 
     def dividing_tiles(self, cfg: HopperForwardKernelConfig) -> dict[str, int]:
         # TMA skips rows of Q and O beyond the tensor, so only keys must be divided.

@@ -208,4 +208,14 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: not (cfg.direct_O and cfg.separate_O),
         ("direct_O", "separate_O"),
     ),
+    _supported(
+        "split_keys",
+        "0, 2, 4 or 8: one launch merges at most 8 parts",
+    ),
+    Rule(
+        "split_keys_needs_no_cluster",
+        "split_keys needs cluster_size 1: the CTAs of a cluster go through the same K and V",
+        lambda cfg, device: cfg.split_keys == 0 or cfg.cluster_size == 1,
+        ("split_keys", "cluster_size"),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,11 +13,12 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import compiled_d_head
 from flashsmith.families.tile_work import TileWork
-from flashsmith.families.warpgroups import WarpgroupFamily
+from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupFamily
 from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKernelConfig
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
+from flashsmith.operations.semantics import Semantics
 
 
 class WgmmaBackwardFamily(WarpgroupFamily):
@@ -84,6 +86,23 @@ class WgmmaBackwardFamily(WarpgroupFamily):
 
     def is_deterministic(self, cfg: HopperBackwardKernelConfig) -> bool:
         return cfg.ordered_dq
+
+    def with_registers(
+        self, cfg: HopperBackwardKernelConfig, semantics: Semantics
+    ) -> HopperBackwardKernelConfig:
+        # Kernels of 128 queries a step spill 900 to 1,300 bytes a thread with a softcap.
+        if not semantics.softcap or rules.holds_softcap(cfg):
+            return cfg
+        producer, consumer = sets.registers(2, cfg.persistent, cfg.ordered_dq)
+        return replace(
+            cfg,
+            B_r=WARPGROUP_ROWS,
+            B_c=2 * WARPGROUP_ROWS,
+            n_warpgroups=2,
+            producer_registers=producer,
+            consumer_registers=consumer,
+            pingpong=True,
+        )
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         d_heads = [d_head for d_head in D_HEADS if d <= d_head]

@@ -39,13 +39,12 @@ class DqSums(IntEnum):
     SUMS_UNDER_DK = 2
 
 
-# Bytes of barriers beside the tiles.
+# Bytes of barriers beside the tiles, and of those that ordered_dq takes besides.
 BARRIER_PAGE = 256
+ORDER_BYTES = 64
 D_HEADS = (64, 96, 128, 192, 256)
 # The widest head of which a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
-# The widest head for which registers are left for the order of dq's sums.
-WIDEST_ORDERED = 192
 # dQ is shared by multiples of so many columns.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
@@ -211,12 +210,12 @@ class HopperBackwardKernelConfig(KernelConfig):
         word="ordered_dq",
         default=False,
         effect=lambda cfg: (
-            "blocks of keys add to a block of dq from the last to the first, each after the one "
+            "blocks of keys add to a block of dq from the first to the last, each after the one "
             "before it: the same bits in every run"
             if cfg.ordered_dq
             else "blocks of keys add to dq in whatever order they come to it"
         ),
-        where="dQOrder",
+        where="dQTurns",
     )
     wide_stores: bool = knob(
         "dk and dv are stored 16 bytes a lane",
@@ -313,7 +312,8 @@ class HopperBackwardKernelConfig(KernelConfig):
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of a CTA, bytes: the tiles, row statistics, and barriers."""
         statistics = (self.q_stages + self.do_stages) * self.B_r * _FLOAT_BYTES
-        return self.tile_bytes(elem_size) + statistics + BARRIER_PAGE
+        barriers = BARRIER_PAGE + self.ordered_dq * ORDER_BYTES
+        return self.tile_bytes(elem_size) + statistics + barriers
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether kernels for whole tiles serve these sizes."""

@@ -15,12 +15,20 @@ from flashsmith.families.warpgroups import (
 )
 from flashsmith.families.wgmma_backward.config import (
     BARRIER_PAGE,
-    WIDEST_ORDERED,
+    ORDER_BYTES,
     WIDEST_WHOLE,
     DqSums,
     HopperBackwardKernelConfig,
     StepOrder,
 )
+
+
+def holds_softcap(cfg: HopperBackwardKernelConfig) -> bool:
+    """Whether a consumer has registers for P, which lives beside S with a softcap, with
+    scores_together too."""
+    beside = cfg.B_r // 4 if cfg.order == StepOrder.SCORES_TOGETHER else 0
+    return cfg.accumulators + beside + REGISTERS_BESIDE_TILES <= cfg.consumer_registers
+
 
 _supported = partial(
     supported,
@@ -141,13 +149,6 @@ RULES: tuple[Rule, ...] = (
         ),
         ("dq_sums", "lagged_dq", "order"),
     ),
-    Rule(
-        "order_needs_registers",
-        "ordered_dq is for d_head up to 192: of 256 no register is left for the order, and ptxas "
-        "serialises the products",
-        lambda cfg, device: not cfg.ordered_dq or cfg.d_head <= WIDEST_ORDERED,
-        ("d_head", "ordered_dq"),
-    ),
     *register_rules(),
     Rule(
         "registers_within_file",
@@ -186,8 +187,8 @@ RULES: tuple[Rule, ...] = (
         "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, "
         "4 B_r B_c more with split_roles, 256 n_warpgroups bytes for each column of dQ that a "
         "warpgroup has with bulk_sums, 4 (q_stages + do_stages) B_r bytes of statistics and "
-        f"{BARRIER_PAGE} of barriers must fit "
-        "in the shared memory that the device gives one CTA",
+        f"{BARRIER_PAGE} of barriers, {ORDER_BYTES} more with ordered_dq, must fit in the shared "
+        "memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         (
             "B_r",
@@ -197,6 +198,7 @@ RULES: tuple[Rule, ...] = (
             "do_stages",
             "ds_stages",
             "split_roles",
+            "ordered_dq",
             "bulk_sums",
         ),
         lambda cfg, device: (

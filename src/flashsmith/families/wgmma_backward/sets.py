@@ -12,6 +12,7 @@ from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import (
     D_HEADS,
     WIDEST_WHOLE,
+    DqSums,
     HopperBackwardKernelConfig,
     StepOrder,
 )
@@ -25,12 +26,13 @@ class _Tile(NamedTuple):
     order: StepOrder
     pingpong: bool = False
     persistent: bool = False
-    ordered_dq: bool = False
+    dq_sums: DqSums = DqSums.BESIDE_SCORES
+    wide_stores: bool = False
 
 
 _TOGETHER, _AHEAD = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD
 # By d_head, in order of preference, which is the other way round under a mask. Up to 128 dq lags;
-# wider heads have split roles. Behind them comes one with ordered_dq.
+# wider heads have split roles.
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (
         _Tile(64, 3, 2, _TOGETHER, persistent=True),
@@ -47,15 +49,24 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
     256: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
 }
 
-# Which of them.
-_ORDERED = {64: 1, 96: 1, 128: 0, 192: 0}
+# Behind them comes one with ordered_dq. Under a mask blocks of keys of 64 begin too closely behind
+# one another for the largest tile.
+_ORDERED: dict[int, _Tile] = {
+    64: _Tile(128, 2, 2, _TOGETHER, True, True, DqSums.SUMS_UNDER_DK),
+    96: _Tile(64, 2, 3, _AHEAD, pingpong=True),
+    128: _Tile(64, 2, 2, _TOGETHER, True, True, DqSums.SUMS_UNDER_DK, wide_stores=True),
+    192: _Tile(64, 2, 2, StepOrder.DV_FIRST),
+    256: _Tile(64, 2, 2, StepOrder.DV_FIRST),
+}
+_ORDERED_MASKED = _ORDERED | {64: _Tile(64, 3, 2, _TOGETHER, persistent=True, wide_stores=True)}
 
 
-def _registers(tile: _Tile) -> tuple[int, int]:
-    """Of a producer and a consumer thread: a persistent CTA's producer takes more."""
-    if tile.n_warpgroups == 3:
+def registers(n_warpgroups: int, persistent: bool, ordered_dq: bool) -> tuple[int, int]:
+    """Of a producer and a consumer thread: the producer takes more in a persistent CTA, and beside
+    the threads that keep the order of dq."""
+    if n_warpgroups == 3:
         return 32, 160
-    return (40, 232) if tile.persistent else (24, 240)
+    return (40, 232) if persistent or ordered_dq else (24, 240)
 
 
 def get_hopper_backward_configs(
@@ -72,7 +83,9 @@ def candidates(
     """Kernels for d_head that are legal on a device, in order of preference."""
     is_whole = d_head <= WIDEST_WHOLE
     tiles = _TILES.get(d_head, ())
-    ordered = [tiles[_ORDERED[d_head]]._replace(ordered_dq=True)] if d_head in _ORDERED else []
+    ordered = _ORDERED_MASKED if masked else _ORDERED
+    wanted = [(tile, False) for tile in (reversed(tiles) if masked else tiles)]
+    wanted += [(ordered[d_head], True)] if d_head in ordered else []
     made = (
         HopperBackwardKernelConfig(
             dtype,
@@ -81,15 +94,17 @@ def candidates(
             WARPGROUP_ROWS * (tile.n_warpgroups if is_whole else 1),
             tile.n_warpgroups,
             ds_stages=tile.ds_stages,
-            producer_registers=_registers(tile)[0],
-            consumer_registers=_registers(tile)[1],
+            producer_registers=registers(tile.n_warpgroups, tile.persistent, ordered_dq)[0],
+            consumer_registers=registers(tile.n_warpgroups, tile.persistent, ordered_dq)[1],
             order=tile.order,
             split_roles=not is_whole,
             lagged_dq=is_whole,
             pingpong=tile.pingpong,
             persistent=tile.persistent,
-            ordered_dq=tile.ordered_dq,
+            dq_sums=tile.dq_sums,
+            ordered_dq=ordered_dq,
+            wide_stores=tile.wide_stores,
         )
-        for tile in (*(reversed(tiles) if masked else tiles), *ordered)
+        for tile, ordered_dq in wanted
     )
     return [cfg for cfg in made if is_legal(cfg, device)]

@@ -1,0 +1,117 @@
+"""split_keys, the knob of forward kernels whose tiles may be computed in parts of their keys.
+
+Where the tiles of a call leave SMs idle, several CTAs compute a tile, each a share of the K/V
+blocks that it sees, and a second launch merges the parts (csrc/common/split_keys.cuh).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.knob import knob
+from flashsmith.families.tile_work import TileWork, rates_of
+from flashsmith.operations.problem import Problem
+
+_FLOAT_BYTES = 4
+# Milliseconds from the end of a launch to the work of the next.
+_LAUNCH_MS = 0.003
+# Steps of a part at least: fewer are not worth its beginning and end.
+_LEAST_STEPS = 2
+# Rounds of tiles at most for which parts are worth trying: of more, the last is a small share.
+_MOST_ROUNDS = 2
+
+
+def split_keys_knob(default: int) -> Any:
+    """The knob: parts of a tile; 0: tiles are computed whole."""
+    return knob(
+        "parts that a tile's keys are split into where tiles leave SMs idle; 0: none",
+        values=(0, 2, 4, 8),
+        word="split",
+        default=default,
+        lowest=0,
+        effect=_in_words,
+        where="part_of",
+    )
+
+
+def _in_words(cfg: Any) -> str:
+    if cfg.split_keys == 0:
+        return "a CTA goes through all keys that its tile sees"
+    return (
+        f"tiles that would leave SMs idle are computed in {cfg.split_keys} parts of their keys, "
+        "which a second launch merges"
+    )
+
+
+def with_merge(templates: Mapping[str, str], split_keys: int, merge: str) -> Mapping[str, str]:
+    """A family's kernel templates with that of the merge where the config splits keys."""
+    return {**templates, "merge": merge} if split_keys else templates
+
+
+# --- what it takes -------------------------------------------------------------------------------
+
+
+def tiles_to_split(
+    problem: Problem, parts: int, rows: int, keys: int, tiles: int, at_once: int
+) -> int:
+    """How many of a problem's tiles are computed in parts: tiles_to_split() in
+    csrc/host/forward_problem.cc, for the cost model."""
+    seq_q, seq_k = problem.seq_q, problem.seq_k
+    if parts == 0 or seq_k <= keys or tiles == 0:
+        return 0
+    if problem.semantics.mask == "causal":
+        seen = (
+            min(2 * seq_k - seq_q + rows, 2 * seq_k)
+            if seq_q <= seq_k
+            else (seq_k + rows) * seq_k // seq_q
+        )
+        if tiles * seen < at_once * 2 * seq_k:
+            return tiles
+    rest = tiles % at_once
+    return rest if -(-rest * parts // at_once) < parts else 0
+
+
+def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
+    """The work of a config's tile with that of its parts, whose fp32 rows go to memory."""
+    if cfg.split_keys == 0:
+        return work
+    cycles = cfg.B_r * cfg.d_head * _FLOAT_BYTES / rates_of(device).l2
+    return work._replace(parts=cfg.split_keys, part_cycles=cycles)
+
+
+def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
+    """Milliseconds of the launch that merges a problem's parts, 0 where it has none."""
+    if work.parts == 0:
+        return 0.0
+    split = tiles_to_split(
+        problem, work.parts, work.rows, work.keys, *_tiles(work, problem, device)
+    )
+    if split == 0:
+        return 0.0
+    rates = rates_of(device)
+    per_ms = rates.l2 * device.sm_count * rates.clock * 1e6
+    return _LAUNCH_MS + split * work.parts * work.rows * cfg.d_head * _FLOAT_BYTES / per_ms
+
+
+def split_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
+    """The configs that compute a problem of few tiles as `cfg` does, but in parts of its keys."""
+    if cfg.split_keys or not work.resident:
+        return ()
+    tiles, at_once = _tiles(work, problem, device)
+    if tiles > _MOST_ROUNDS * at_once:
+        return ()
+    return [
+        replace(cfg, split_keys=parts)
+        for parts in (2, 4, 8)
+        if problem.seq_k >= _LEAST_STEPS * parts * work.keys
+        and tiles_to_split(problem, parts, work.rows, work.keys, tiles, at_once)
+    ]
+
+
+def _tiles(work: TileWork, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
+    """A problem's tiles, and how many are computed at the same time."""
+    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // work.rows)
+    return tiles, device.sm_count * work.resident
