@@ -6,7 +6,7 @@ sequence in any batch and in any pages, and an append that writes nothing else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import shared_kernels
 
+from flashsmith.emulator import EmulationResult
 from flashsmith.emulator.checks import BankConflicts, all_checks
 from flashsmith.families import (
     FlashDecodeKernelConfig,
@@ -24,7 +25,9 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.families.covering_array import cover
-from flashsmith.runtime import OperationResult, run_operation
+from flashsmith.runtime import OperationResult, operation_run, run_operation
+from flashsmith.runtime.emulation import run_in_emulator
+from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.operation_run import prepare_operation
 from flashsmith.verify import prove
 from flashsmith.verify.decode_grid import DecodeCase, covering_decode_cases
@@ -41,6 +44,7 @@ def config(text: str) -> FlashDecodeKernelConfig:
 
 SMALL = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2")
 SEVERAL_RUNS = replace(SMALL, rounds=4)
+EARLY = replace(SMALL, early=True)
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
 # Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
@@ -50,7 +54,7 @@ WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
     shared_kernels.want([SMALL, SEVERAL_RUNS], semantics)
 shared_kernels.want([WIDE], CAUSAL)
-shared_kernels.want([SEVERAL_RUNS], arch=90)
+shared_kernels.want([SEVERAL_RUNS, EARLY], arch=90)
 shared_kernels.want([CHUNKS], WINDOW)
 
 # Two K/V heads split a long sequence into eight parts at most.
@@ -471,6 +475,34 @@ def test_launches_that_begin_early_wait(schedule: int | None) -> None:
         **{"options": asked, "checks": True, "sm_count": 2, "arch": 90, "schedule_seed": schedule},
     )
     assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_calls_that_begin_early_wait_for_those_before(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls that append to one cache: every launch is ordered after those before it, and the
+    checks would find one that is not."""
+    if not waits:
+
+        def run_without(ptx: Mapping[str, str], plan: LaunchPlan, **how: Any) -> EmulationResult:
+            mutated = {entry: it.replace("griddepcontrol.wait;", "") for entry, it in ptx.items()}
+            return run_in_emulator(mutated, plan, **how)
+
+        monkeypatch.setattr(operation_run, "run_in_emulator", run_without)
+    shared_kernels.load([EARLY], arch=90)
+    sequences = draw((330, 65), (1, 1))
+    tensors = {**dense(sequences, 335), "q": np.stack([one.q for one in sequences])}
+    tensors |= {name: np.ones((2, 1, HEADS_K, 64), np.float16) for name in "kv"}
+    problem = Problem.parse(f"b2 s1:335 h{HEADS_K * GROUP}:{HEADS_K} d64 fp16 decode")
+    checks, findings = all_checks(), []
+    for more in range(2):
+        asked = {**tensors, "cache_lens": np.array([330, 65], np.int32) + np.int32(more)}
+        found = run_operation(*(EARLY, problem, asked), arch=90, emulate=True, observers=checks)
+        assert found.emulation is not None
+        findings = list(map(str, found.emulation.findings))
+    assert bool(findings) != waits, findings
+    assert waits or any("griddepcontrol.wait" in finding for finding in findings)
 
 
 def test_no_access_to_shared_memory_meets_a_bank_conflict() -> None:

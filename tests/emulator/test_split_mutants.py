@@ -30,7 +30,7 @@ class AskedForward(Asked):
 CAUSAL = Semantics("causal", uneven=True)
 PACKED = replace(CAUSAL, packed=True)
 SINKS = {"sinks": True}
-# Four SMs: tiles that are computed whole, and those in parts, of which some see no key.
+# Few SMs: tiles that are computed whole, and those in parts, of which some see no key.
 ASKED = (
     AskedForward("b1 s130:260 h5 d56 causal", options=SINKS),
     AskedForward("b1 s100:60 h5 d56 causal", "nonfinite", SINKS),
@@ -40,7 +40,7 @@ VICTIMS = {
         config("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+split_4"),
         CAUSAL,
         ASKED,
-        sm_count=4,
+        sm_count=5,
     ),
     "wgmma": OperationVictim(
         config("(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_32_232+split_4"),
@@ -48,13 +48,18 @@ VICTIMS = {
         ASKED,
         sm_count=4,
     ),
+    "window": OperationVictim(
+        config("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+split_4"),
+        replace(CAUSAL, mask="window"),
+        (AskedForward("b1 s130:260 h4:2 d56 window", options={"window": (40, 9)}),),
+    ),
     "packed": OperationVictim(
         config("(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_32_232+split_2"),
         PACKED,
         (
             AskedForward(
                 "b3 s130:260 h4:2 d56 causal packed",
-                options={**SINKS, "lens_q": (130, 7, 70), "lens_k": (130, 260, 40)},
+                options=SINKS,
             ),
         ),
     ),
@@ -75,9 +80,6 @@ _OF_BOTH = (
                 "maximum = fmaxf(maximum, lse_and_max[i].y);", "maximum = lse_and_max[i].y;"),
     SourcePatch("a block is in no part", _SPLIT, "blocks.begin = begin + count * part / kParts;",
                 "blocks.begin = begin + (count * part + kParts - 1) / kParts;"),
-    SourcePatch("the first part begins at the first key", _SPLIT,
-                "blocks.begin = begin + count * part / kParts;",
-                "blocks.begin = part == 0 ? 0 : begin + count * part / kParts;"),
     SourcePatch("rows of the first part alone", _SPLIT, "rows + int64_t{i} * Kernel::B_r",
                 "rows + int64_t{0}"),
     SourcePatch("statistics of the first part alone", _SPLIT, "statistics[i * Kernel::B_r]",
@@ -86,9 +88,6 @@ _OF_BOTH = (
                 "args.parts + args.part_rows"),
     SourcePatch("sinks of the first head", _SPLIT, "args.sinks + of.head", "args.sinks"),
     SourcePatch("no sinks", _SPLIT, "SEMANTICS.partial || args.sinks == nullptr", "true"),
-    SourcePatch("NaN is no maximum", _SPLIT, "has_nan && maximum < INFINITY ? NAN : maximum",
-                "maximum"),
-    SourcePatch("infinity beside NaN is NaN", _SPLIT, "has_nan && maximum < INFINITY", "has_nan"),
     SourcePatch("statistics of the first sequence", _SPLIT, "of.q_first + of.row;\n        if",
                 "of.row;\n        if"),
     SourcePatch("statistics of the first head", _SPLIT, "+ head) * args.seq_q", ") * args.seq_q"),
@@ -143,6 +142,11 @@ MISTAKES = {
                     "args.n_whole_tiles + (of_parts + 1) / CFG.split_keys"),
     ),
     "packed": tuple(one for one in _OF_BOTH if one.name in _OF_PACKED),
+    "window": (
+        SourcePatch("the first part begins at the first key", _SPLIT,
+                    "blocks.begin = begin + count * part / kParts;",
+                    "blocks.begin = part == 0 ? 0 : begin + count * part / kParts;"),
+    ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
 

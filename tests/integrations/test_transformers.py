@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 import warnings
 from typing import Any
 
@@ -666,6 +667,24 @@ def test_rings_of_windows_and_wide_caches_are_gathered(calls: Calls) -> None:
         generated_tokens(model, PROMPTS[:2], max_blocks_per_request=8, **PAGED)
     assert calls
     assert not any("page_table" in call for call in calls)
+
+
+@pytest.mark.parametrize("name", ["ensure_decode_fast_path_is_available", "ATTN_TYPE_TO_ALLOCATOR"])
+def test_older_versions_without_tables_of_pages_are_left_as_they_are(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashsmith.integrations import transformers as ours
+
+    older = types.SimpleNamespace(
+        ensure_decode_fast_path_is_available=len,
+        ATTN_TYPE_TO_ALLOCATOR={},
+        group_layers_by_attn_type=len,
+    )
+    delattr(older, name)
+    before = dict(vars(older))
+    monkeypatch.setattr(ours, "initialization", older)
+    ours.register()
+    assert vars(older) == before
 
 
 def test_continuous_batching_that_cannot_be_served_is_an_error() -> None:

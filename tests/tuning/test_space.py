@@ -243,3 +243,12 @@ def test_one_build_serves_what_has_the_same_semantics() -> None:
     ragged = Build.of(replace(PROBLEM, seq_k=100), config)
     assert ragged.semantics == Semantics(uneven=True)
     assert str(ragged) == f"{config} [uneven]"
+
+
+def test_few_tiles_are_also_tried_in_parts_of_the_keys() -> None:
+    few, many = (Problem.parse(f"{text} h32:8 d128 bf16") for text in ("b1 s128:8192", "b8 s4096"))
+    for key, families in (("both", 2), ("space", 1), ("hopper", 1)):
+        in_parts = [cfg for cfg in search_space(few, DEVICE, key) if "+split_" in str(cfg)]
+        assert len({cfg.FAMILY for cfg in in_parts}) == families
+        assert len(in_parts) <= 12 + (families - 1)
+        assert not [cfg for cfg in search_space(many, DEVICE, key) if "+split_" in str(cfg)]

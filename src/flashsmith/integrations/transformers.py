@@ -107,16 +107,17 @@ def _keep_from_the_hub() -> None:
 def _offer_block_tables() -> None:
     """transformers' continuous batching gives tables of pages, for steps of one token a sequence,
     to FlashAttention alone."""
-    if initialization is None:
-        return
-    ensure = initialization.ensure_decode_fast_path_is_available
-    if getattr(ensure, "offered_to", None) == NAME:
+    ensure = getattr(initialization, "ensure_decode_fast_path_is_available", None)
+    if ensure is None or getattr(ensure, "offered_to", None) == NAME:
+        return  # before transformers 5.23, or done
+    by_type = getattr(initialization, "ATTN_TYPE_TO_ALLOCATOR", None)
+    group_layers = getattr(initialization, "group_layers_by_attn_type", None)
+    if by_type is None or group_layers is None:
         return
 
     def ensure_for_others(config: Any, cb_config: Any, *args: Any, **keywords: Any) -> None:
         ours = getattr(config, "_attn_implementation", None) == NAME
-        by_type = initialization.ATTN_TYPE_TO_ALLOCATOR
-        types = initialization.group_layers_by_attn_type(config) if ours else ()
+        types = group_layers(config) if ours else ()
         readable = getattr(config, "dtype", None) in _PAGE_DTYPES
         if not ours or not readable or not all(by_type[it].supports_block_table for it in types):
             ensure(config, cb_config, *args, **keywords)

@@ -26,6 +26,8 @@ from flashsmith.operations import DEFAULT
 # The space of the newest family that runs on a device, and a few configs of the others.
 ALL_FAMILIES = "both"
 _FEW = 8
+# Of a family's configs those that are also tried in parts of the keys, each in up to three numbers.
+_MOST_IN_PARTS = 4
 # Sets that are searched at every dtype and head dimension; 'B_r,B_c' is of tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
@@ -73,7 +75,8 @@ def search_space(
     family's), 'both' (the newest family's, and of the others a few, those of the shipped tables
     first), None for default_space(), or a KERNELS key. A space is searched at the problem's own
     dtype and head dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all,
-    whose configs get them put in. Of any other set those count that have them already.
+    whose configs get them put in. Of any other set those count that have them already. Where few
+    tiles leave SMs idle, a family's space has some configs that split keys besides.
 
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
@@ -94,13 +97,14 @@ def search_space(
             f"{problem.operation}; take another space"
         )
     if asked:
-        return _whole(asked, problem, d_head, key)
+        found = _whole(asked, problem, d_head, key)
+        return _with_parts(found, asked, problem, device)
     if key == ALL_FAMILIES:
         newest, *others = _searched(device)
         found = list(newest.search_space(problem.dtype, d_head, _masked(problem)))
         for other in others:
             found += _few(other, problem, device)
-        return found
+        return _with_parts(found, [newest], problem, device)
     configs = get_kernel_configs(key)
     if _SCHEDULES.fullmatch(key) and problem.operation == DEFAULT:
         configs = [cfg.with_knobs(dtype=problem.dtype, d_head=d_head) for cfg in configs]
@@ -141,6 +145,22 @@ def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelCon
     evidence = gather(problem, device, _shipped(), family.name)
     measured = [one.config for one in evidence.expected]
     return list(dict.fromkeys([*measured, *sound]))[:_FEW]
+
+
+def _with_parts(
+    found: Sequence[KernelConfig], asked: Sequence[Family], problem: Problem, device: DeviceSpec
+) -> list[KernelConfig]:
+    """The same and, where a problem's tiles are few, configs that split keys, of those of the
+    ``asked`` families that are the fastest on paper otherwise."""
+    names = {cfg.FAMILY for cfg in found}
+    in_parts = [
+        other
+        for family in asked
+        if family.name in names and family.has_cost_model and family.runs_on(device)
+        for one in gather(problem, device, _shipped(), family.name).expected[:_MOST_IN_PARTS]
+        for other in family.split_variants(one.config, problem, device)
+    ]
+    return list(dict.fromkeys([*found, *in_parts]))
 
 
 @lru_cache(maxsize=1)

@@ -23,6 +23,7 @@ struct FlashDecodeKernelConfig {
     int parts_per_sm;
     int chunk_rows;
     int rounds;
+    bool early;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 

@@ -127,6 +127,7 @@ struct RowMerge {
 
 FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
     wait_for_launch_before();
+    allow_next_launch();
     if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
         *args.run_counter = 0;  // for the next call
 }

@@ -460,6 +460,8 @@ struct DecodeRun {
 
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
+    // The first launch of a call may be early itself: lengths are of the launch before, too.
+    if (args.new_k == nullptr) wait_for_launch_before();
     DecodeItem item;
     ItemSearch search(Kernel::takes_chunks ? 0 : share_of_cta<Kernel>(args), block_index());
     bool found = find_item<Kernel>(args, search, item);

@@ -282,7 +282,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool counts = merges && args.share_of_units > 0 && config.rounds > 1;
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
 
-    // Each launch waits for the one before where it must, and what comes before that is its own.
+    // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
     const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes) {
@@ -296,7 +296,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             .argument_bytes = {argument, argument + sizeof args},
             .addresses = addresses_of(tensors, has_states),
             .tensor_maps = {},
-            .programmatic = programmatic && !plan.launches.empty(),
+            .programmatic = programmatic && (config.early || !plan.launches.empty()),
         });
         if (counts)
             plan.launches.back().addresses.push_back(

@@ -116,12 +116,12 @@ def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKern
 # --- what the grid of proofs runs ----------------------------------------------------------------
 
 # Together they cover both softmaxes, both kinds of copy, both layouts, 16 and 32 rows a warp, tiles
-# of every size, the ring of K and V, ping-pong and lazy rescaling.
+# of every size, the ring of K and V, ping-pong, lazy rescaling and split keys.
 _PROOF_CONFIGS = (
     "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
     "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3"
     "+lazy_rescale+ping_pong",
-    "({dtype}, {d_head}, 64, 32, 4): load_4_4_2_tiles+opt_softmax+lazy_rescale+trim",
+    "({dtype}, {d_head}, 64, 32, 4): load_4_4_2_tiles+opt_softmax+lazy_rescale+trim+split_2",
     "({dtype}, {d_head}, 128, {B_c}, 4): async+eager+swizzled+load_2_2_4_tiles+opt_softmax"
     "+stages_2+trim+l2_16",
 )

@@ -15,7 +15,7 @@ from flashsmith.operations.dtype import DType
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 _STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
-_TARGET_BYTES = 64  # where the states of a CTA's run belong, and its next runs
+_TARGET_BYTES = 80  # where the states of a CTA's run belong, and its next searches
 
 
 @dataclass(frozen=True, order=True)
@@ -121,6 +121,17 @@ class FlashDecodeKernelConfig(KernelConfig):
             f"a CTA's share of all keys is cut into {cfg.rounds} runs of parts, each merged by it"
         ),
         where="share_of_cta",
+    )
+    early: bool = knob(
+        "whether a call's first launch may begin before the launch before it is over (from sm_90)",
+        word="early",
+        default=False,
+        effect=lambda cfg: (
+            "the first launch overlaps the end of whatever the stream runs before"
+            if cfg.early
+            else "the first launch waits until the stream has come to it"
+        ),
+        where="wait_for_launch_before",
     )
 
     # --- shapes and resources --------------------------------------------------------------------

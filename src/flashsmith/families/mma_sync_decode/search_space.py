@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import product
+from typing import Any
 
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.legality import is_legal
@@ -12,7 +13,7 @@ from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.operations.dtype import DType
 
 # What the search begins with: 16 rows hold a group of up to 16 query heads of one query.
-_KNOBS: dict[str, tuple[int, ...]] = {
+_KNOBS: dict[str, tuple[Any, ...]] = {
     "B_r": (16,),
     "B_c": (64, 128),
     "n_warps": (4,),

@@ -151,8 +151,8 @@ def _two_warpgroups(
 
 # Kernels that return the row maxima rescale always, with the exact maximum: half of the grid's
 # problems request them. Together they cover 1 to 4 warpgroups, every ping-pong, schedule and tile
-# order, one and two Q buffers, separate_O and direct_O, overlap, 1 to 4 stages, stale maxima, and
-# key tiles from 32 to the longest that fits.
+# order, one and two Q buffers, separate_O and direct_O, overlap, 1 to 4 stages, stale maxima, split
+# keys, and key tiles from 32 to the longest that fits.
 _PROOF_CONFIGS = {
     32: (
         "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
@@ -168,7 +168,7 @@ _PROOF_CONFIGS = {
         "+longest_first+rescale_8+stale_max",
         "128, 80, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp"
         "+static_persistent+separate_O",
-        "64, 48, 1wg): tma+stages_1+q_buffers_2+regs_24_240+longest_first+direct_O",
+        "64, 48, 1wg): tma+stages_1+q_buffers_2+regs_24_240+longest_first+direct_O+split_4",
         "128, 176, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
         "+rescale_4+stale_max",
     ),
@@ -186,7 +186,7 @@ _PROOF_CONFIGS = {
         "128, 128, 2wg): tma+stages_2+q_buffers_2+regs_24_240+overlap+pingpong_gemm+dynamic"
         "+longest_first+rescale_8+direct_O",
         "64, 64, 1wg): tma+stages_1+q_buffers_1+regs_24_240+static_persistent+separate_O",
-        "128, 96, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp",
+        "128, 96, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp+split_2",
     ),
     192: (
         "192, 64, 3wg): tma+stages_2+q_buffers_1+regs_32_160+pingpong_gemm+dynamic+rescale_8"
@@ -199,7 +199,7 @@ _PROOF_CONFIGS = {
     256: (
         "128, 80, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
         "+longest_first+rescale_8+stale_max+direct_O",
-        "64, 64, 1wg): tma+stages_1+q_buffers_1+regs_24_240+overlap+separate_O",
+        "64, 64, 1wg): tma+stages_1+q_buffers_1+regs_24_240+overlap+separate_O+split_8",
         "128, 32, 2wg): tma+stages_3+q_buffers_2+regs_24_240+pingpong_exp+static_persistent",
         "128, 64, 2wg): tma+stages_2+q_buffers_1+regs_24_240+dynamic+direct_O",
     ),
