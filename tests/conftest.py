@@ -102,9 +102,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     worker: dict[str, int] | None = getattr(config, "workerinput", None)
     if worker is not None:
-        # The cores are shared, and each compiler more reads the headers once more.
-        jobs = max(1, len(os.sched_getaffinity(0)) // worker["workercount"])
-        os.environ.setdefault("FLASHSMITH_JOBS", str(jobs))
+        # The cores are shared, and each compiler more reads the headers once more. Threads of
+        # PyTorch and NumPy that find no core free spin until they do: small gradients take 20
+        # times as long.
+        share = str(max(1, len(os.sched_getaffinity(0)) // worker["workercount"]))
+        os.environ.setdefault("FLASHSMITH_JOBS", share)
+        os.environ.setdefault("OMP_NUM_THREADS", share)
     # Where workers run the tests, their reports come to the others.
     elif config.option.log_durations:
         config.pluginmanager.register(DurationsLog(config.option.log_durations))
