@@ -48,11 +48,6 @@ VICTIMS = {
         ASKED,
         sm_count=4,
     ),
-    "window": OperationVictim(
-        config("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+split_4"),
-        replace(CAUSAL, mask="window"),
-        (AskedForward("b1 s130:260 h4:2 d56 window", options={"window": (40, 9)}),),
-    ),
     "packed": OperationVictim(
         config("(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_32_232+split_2"),
         PACKED,
@@ -142,11 +137,6 @@ MISTAKES = {
                     "args.n_whole_tiles + (of_parts + 1) / CFG.split_keys"),
     ),
     "packed": tuple(one for one in _OF_BOTH if one.name in _OF_PACKED),
-    "window": (
-        SourcePatch("the first part begins at the first key", _SPLIT,
-                    "blocks.begin = begin + count * part / kParts;",
-                    "blocks.begin = part == 0 ? 0 : begin + count * part / kParts;"),
-    ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
 

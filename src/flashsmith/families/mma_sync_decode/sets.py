@@ -12,8 +12,8 @@ from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 
 # (B_r, B_c, n_warps, stages) by d_head, in order of preference; the last of each fits 101,376 bytes
-# of shared memory. None was measured: the first of each leaves room for two CTAs on an SM with
-# 233,472 bytes, which have 96 to 128 KiB of copies on their way.
+# of shared memory. The first of each leaves room for two CTAs on an SM with 233,472 bytes, which
+# have 96 to 128 KiB of copies on their way. Parts of an SM: docs/decode-log.md.
 _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
@@ -21,7 +21,7 @@ _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     192: ((16, 64, 4, 2), (16, 32, 2, 3)),
     256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
-MIN_KEYS, PARTS_PER_SM = 128, 2
+MIN_KEYS, PARTS_PER_SM = 128, 1
 # Rows of a tile of chunks, in order of preference; none was measured.
 _CHUNK_ROWS = (128, 64)
 
