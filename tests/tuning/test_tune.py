@@ -356,7 +356,9 @@ def test_a_dry_run_needs_no_gpu() -> None:
     done = flashsmith("tune", "--dry-run", "--arch", "H200", "--problems", problems, "--json")
     facts = json.loads(done.stdout)
     assert [fact["problem"] for fact in facts] == problems.split("; ")
-    of_wgmma = ["wg): tma" in name for name in facts[0]["candidates"]]
+    # What splits keys, since the tiles are few, comes after all.
+    whole = [name for name in facts[0]["candidates"] if "+split_" not in name]
+    of_wgmma = ["wg): tma" in name for name in whole]
     assert sum(of_wgmma) >= 6
     assert of_wgmma == sorted(of_wgmma, reverse=True)
     assert not all(of_wgmma)

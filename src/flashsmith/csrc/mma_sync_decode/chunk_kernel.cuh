@@ -30,6 +30,7 @@ template <class Kernel, bool kPaged>
 FS_DEVICE void DecodeRun<Kernel, kPaged>::store_own_rows(const Softmax& softmax,
                                                          const Sums& o) const {
     static_assert(!Kernel::takes_chunks || Kernel::row_tiles == 1);
+    const int lane = lane_index();  // no address from it is worth a register in the steps
     const bool odd = lane % 2 != 0;
     const DecodeSequence& s = item.sequence;
 #pragma unroll
