@@ -8,6 +8,7 @@ _KEYS = "mma_sync_backward/keys_kernel.cuh"
 _QUERIES = "mma_sync_backward/queries_kernel.cuh"
 _FINISH = "mma_sync_backward/finish_kernel.cuh"
 _CONSUMER, _BLOCK = "wgmma_backward/consumer.cuh", "wgmma_backward/key_block.cuh"
+_STORE = "wgmma_backward/store_gradient.cuh"
 _PRODUCER, _ORDER = "wgmma_backward/producer.cuh", "wgmma_backward/dq_order.cuh"
 _ROWS, _SEEN = "backward/rows_kernels.cuh", "backward/visibility.cuh"
 _PLACES = "backward/rows.cuh"
@@ -228,6 +229,69 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "args.grads_fp32, dq, args.scale);", "args.grads_fp32, dq, 1.0f);"),
         SourcePatch("sums of rows that see nothing", "wgmma_backward/finish_kernel.cuh",
                     "< unseeing ? 0.0f", "< 0 ? 0.0f"),
+    ),
+    "bulk": (
+        SourcePatch("sums take the place of those under way", _CONSUMER,
+                    "if (lane == 0) tma_store_wait_read();  // for the last block's\n"
+                    "        __syncwarp();", "__syncwarp();"),
+        SourcePatch("only a lane waits for the place", _CONSUMER,
+                    "if (lane == 0) tma_store_wait_read();  // for the last block's\n"
+                    "        __syncwarp();", "if (lane == 0) tma_store_wait_read();"),
+        SourcePatch("sums are not fenced", _CONSUMER,
+                    "tma_store_fence();\n        __syncwarp();\n        if (lane != 0) return;",
+                    "__syncwarp();\n        if (lane != 0) return;"),
+        SourcePatch("sums without a wait for the warp", _CONSUMER,
+                    "tma_store_fence();\n        __syncwarp();\n        if (lane != 0) return;",
+                    "tma_store_fence();\n        if (lane != 0) return;"),
+        SourcePatch("the last sums are not waited for", _CONSUMER,
+                    "if (lane == 0) bulk_sums_wait();", ";"),
+        SourcePatch("the last sums are only read", _CONSUMER,
+                    "cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;"),
+        SourcePatch("warpgroups share a place", _CONSUMER,
+                    "(warpgroup * kWarpsPerWarpgroup + warp) * kBytes;", "warp * kBytes;"),
+        SourcePatch("half of a warp's sums", _CONSUMER, "kBytes = Kernel::warp_lanes * 16;",
+                    "kBytes = Kernel::warp_lanes * 8;"),
+        SourcePatch("a lane's sums side by side", _CONSUMER,
+                    "(place + (n * kWarpSize + lane) * 16,",
+                    "(place + (lane * (Kernel::dq_columns / 8) + n) * 16,"),
+        SourcePatch("sums of one warp alone", _CONSUMER, "(warp * Kernel::warp_lanes + lane) * 4;",
+                    "lane * 4;"),
+        SourcePatch("dq is not there yet", _CONSUMER, "wgmma_wait<kBehind>(dq);",
+                    "wgmma_wait<kBehind + 1>(dq);"),
+        SourcePatch("dS is given back twice", _CONSUMER,
+                    "stages.release(lane);\n        advance_dq_sums();",
+                    "stages.release(lane);\n        stages.release(lane);\n"
+                    "        advance_dq_sums();"),
+        SourcePatch("the last step's dq is left out", _CONSUMER,
+                    "take_turn();\n            } else {\n                compute_dq();",
+                    "take_turn();\n            } else {\n                ;"),
+        SourcePatch("K is given back before its number is read", _CONSUMER,
+                    "const uint32_t done = number();  // again, rather than keep it in a register\n"
+                    "                __syncwarp();\n"
+                    "                K.consumer_release(warp, lane);",
+                    "K.consumer_release(warp, lane);\n"
+                    "                const uint32_t done = number();"),
+        SourcePatch("V is not given back", _CONSUMER,
+                    "step_with_scores_together<true>();\n"
+                    "        if constexpr (CFG.persistent) V.consumer_release(warp, lane);",
+                    "step_with_scores_together<true>();"),
+        SourcePatch("a block of keys is left out", _PRODUCER, "number = gridDim.x + given;",
+                    "number = gridDim.x + given + 1;"),
+        SourcePatch("the counter stays", _PRODUCER,
+                    "if (given == args.n_key_blocks - 1) atomicExch(args.key_block_counter, 0);",
+                    ";"),
+        SourcePatch("the number before K's place is free", _PRODUCER,
+                    "K.producer_wait();\n        store_shared_16B", "store_shared_16B"),
+        SourcePatch("the first exchange twice", _STORE, "high ? x[i] : x[i + 2], 2);",
+                    "high ? x[i] : x[i + 2], 1);"),
+        SourcePatch("rows are not exchanged", _STORE, "x[i] = high ? swapped : x[i];", ";"),
+        SourcePatch("columns of the first lane", _STORE,
+                    "row * seq_stride + lane % 4 * 8;", "row * seq_stride;"),
+        SourcePatch("columns that are not there", _STORE,
+                    "if (exists && 8 * (n + lane % 4) < columns)", "if (exists)"),
+        SourcePatch("rows that are not there", _STORE,
+                    "if (exists && 8 * (n + lane % 4) < columns)",
+                    "if (8 * (n + lane % 4) < columns)"),
     ),
     "ordered": (
         SourcePatch("no wait", _ORDER, "while (load_acquire(counter) != turn)", "while (false)"),

@@ -72,6 +72,23 @@ VICTIMS = {
             *(Asked("b1 s200:200 h2:1 d64 causal", schedule_seed=seed) for seed in range(4)),
         ),
     ),
+    # A persistent one, in the order of those that ship, whose dq leaves by TMA before dk.
+    "bulk": OperationVictim(
+        config(
+            "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+            "+scores_together+lagged_dq+pingpong+persistent+sums_under_dk+wide_stores+bulk_sums"
+        ),
+        Semantics("causal", uneven=True),
+        (
+            Asked("b1 s70:140 h1 d56 causal", options=_STATISTICS),
+            # One step for each block of keys.
+            Asked("b1 s40:150 h2 d64 causal"),
+            Asked("b1 s100:40 h2:1 d64 causal", spoiled="unseeing queries"),
+            Asked("b1 s130:300 h2:1 d56 causal", options=_STATISTICS),
+            *(Asked("b1 s200:330 h1 d64 causal", schedule_seed=seed) for seed in range(3)),
+        ),
+        sm_count=2,
+    ),
     "ordered": OperationVictim(
         config(
             "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
@@ -236,6 +253,8 @@ EQUIVALENT = (
 HARMLESS = {
     "a sequence's last row is in a gap": "gaps runs first: what it clears in vain is written again "
     "by the kernels behind it, which write every row of every sequence.",
+    "the last sums are only read": "Nobody reads the sums before the next kernel, and a kernel's "
+    "end waits for its writes.",
 }
 
 

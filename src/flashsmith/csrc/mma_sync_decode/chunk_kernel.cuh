@@ -70,14 +70,14 @@ FS_DEVICE void DecodeRun<Kernel, kPaged>::store_own_rows(const Softmax& softmax,
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(ChunkKernelConfig<Kernel>::n_threads)
+__global__ void __launch_bounds__(ChunkKernelConfig<Kernel>::n_threads, 1)
     decode_chunk_kernel(const DecodeKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     compute_parts<ChunkKernelConfig<Kernel>, false>(args, shared_address(shared_memory));
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(ChunkKernelConfig<Kernel>::n_threads)
+__global__ void __launch_bounds__(ChunkKernelConfig<Kernel>::n_threads, 1)
     decode_paged_chunk_kernel(const DecodeKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     compute_parts<ChunkKernelConfig<Kernel>, true>(args, shared_address(shared_memory));

@@ -468,9 +468,10 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     wait_for_launch_before();
     allow_next_launch();
     if constexpr (Kernel::takes_chunks) {
-        while (found) {
+        // Each search from the first sequence on: no register is left to remember where it was.
+        for (uint32_t turn = 1; found; ++turn) {
             DecodeRun<Kernel, kPaged>(args, item, smem).run(search, 0);
-            search.index += gridDim.x;
+            search = ItemSearch(0, block_index() + turn * gridDim.x);
             found = find_item<Kernel>(args, search, item);
         }
         return;
