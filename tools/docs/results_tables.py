@@ -286,7 +286,8 @@ def cells() -> dict[Key, Cell]:
     found: dict[Key, dict[str, list[Row]]] = {}
     for row in read(ROUNDS):
         if row["stage"].startswith("round"):
-            found.setdefault(key_of(row["problem"]), {}).setdefault(row["contender"], []).append(row)
+            of_cell = found.setdefault(key_of(row["problem"]), {})
+            of_cell.setdefault(row["contender"], []).append(row)
     fa2 = {key: rate(rows, "fa2") for key, rows in measured(VERDICT).items()}
 
     def rate_of(rows: Iterable[Row]) -> float:
