@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from flashsmith.chooser.winners import WinnerKey, bucket, gpu_name, kind_class
+from flashsmith.chooser.winners import (
+    Ranked,
+    WinnerKey,
+    WinnersTable,
+    bucket,
+    gpu_name,
+    kind_class,
+)
 from flashsmith.chooser.winners.key import parse_class, same_gpu
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, device_spec
@@ -60,6 +67,18 @@ def test_the_key_of_a_problem() -> None:
     key = WinnerKey.of(problem, replace(H200, name="NVIDIA H200"))
     assert key == WinnerKey("H200", 90, "bf16", 128, "causal+packed", 4096, 8192, 128)
     assert str(key) == "H200 sm_90 bf16 d128 causal+packed s4096:8192 bh128"
+
+
+def test_over_a_cache_the_heads_of_a_group_are_rows() -> None:
+    """Else the entries of 32 heads over 8 and over 1, whose tiles differ, would share a place."""
+    grouped, alone = (Problem.parse(f"b4 s2:8192 h32:{k} d128 bf16 decode") for k in (8, 1))
+    assert str(WinnerKey.of(grouped, H200)) == "H200 sm_90 bf16 d128 decode s8:8192 bh32"
+    assert str(WinnerKey.of(alone, H200)) == "H200 sm_90 bf16 d128 decode s64:8192 bh4"
+    table = WinnersTable()
+    for problem, config in ((grouped, "grouped"), (alone, "alone")):
+        table.add(problem, H200, [Ranked("mma_sync_decode", config, 1.0, 1.0)])
+    assert [found.entry.best.config for found in table.lookup(alone, H200)] == ["alone", "grouped"]
+    assert table.lookup(grouped, H200)[0].entry.best.config == "grouped"
 
 
 def test_uneven_is_no_class_of_its_own() -> None:

@@ -255,9 +255,9 @@ def hand_written() -> str:
 # --- the backward pass ---------------------------------------------------------------------------
 
 
-# Three runs of the cells 'backward', each of which began with another contender.
-CELLS = tuple(f"verdict-backward-{run}.csv" for run in range(3))
-WIDE, SWEEP = "backward-wide.csv", "tune-ranking-backward.csv.gz"
+# Three rounds of the cells, each of which began with another contender; and a run with FA2.
+ROUNDS, VERDICT = "backward-candidates-2.csv.gz", "verdict-backward.csv"
+WIDE, ORDERED = "backward-wide.csv", "backward-ordered.csv"
 # Launches of one implementation spread by more where other work was on the GPU.
 UNDISTURBED = 0.1
 Key = tuple[str, ...]
@@ -265,35 +265,46 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem of the backward pass over the runs: medians of TFLOP/s and ratios."""
+    """A problem of the backward pass over the rounds: medians of TFLOP/s, and ratios."""
 
     rates: dict[str, float]
     over_cudnn: list[float]
-    over_fa2: list[float]
     over_best: list[float]
     config: str
 
 
+def key_of(problem: str) -> Key:
+    """The key of a problem's text, as rows of a benchmark have it."""
+    batch, seq, heads, d, dtype, *words = problem.split()
+    queries, _, keys = heads[1:].partition(":")
+    return d[1:], dtype, "+".join(words), batch[1:], seq[1:], queries, keys or queries
+
+
 @cache
 def cells() -> dict[Key, Cell]:
-    """The 24 cells, in the order of the first run."""
-    best = {row["problem"]: float(row["best_over_cudnn"]) for row in read(BEST_BACKWARD)}
-    runs = [measured(name) for name in CELLS]
-    found = {}
-    for key in dict.fromkeys(key for run in runs for key in run):
-        timed = [run[key] for run in runs if rate(run.get(key, {}), "ours")]
-        rates = {
-            name: statistics.median(rate(rows, name) or 0.0 for rows in timed)
-            for name in ("ours", "cudnn", "fa2")
-        }
-        over = {
-            name: [share for rows in timed if (share := ratio(rows, name))]
-            for name in ("cudnn", "fa2")
-        }
-        over_best = [share / best[problem_of(key)] for share in over["cudnn"]]
-        config = plain_config(timed[0]["ours"]["config"])
-        found[key] = Cell(rates, over["cudnn"], over["fa2"], over_best, config)
-    return found
+    """The 24 cells: of each the candidate with the best median of the rounds."""
+    found: dict[Key, dict[str, list[Row]]] = {}
+    for row in read(ROUNDS):
+        if row["stage"].startswith("round"):
+            of_cell = found.setdefault(key_of(row["problem"]), {})
+            of_cell.setdefault(row["contender"], []).append(row)
+    fa2 = {key: rate(rows, "fa2") for key, rows in measured(VERDICT).items()}
+
+    def rate_of(rows: Iterable[Row]) -> float:
+        return statistics.median(float(row["tflops"]) for row in rows)
+
+    chosen = {}
+    for key in sorted(found, key=lambda key: (-int(key[0]), key[1:3], int(key[4]))):
+        peers = {name: rows for name, rows in found[key].items() if len(rows) == 3}
+        cudnn = rate_of(peers.pop("cudnn"))
+        best = peers[max(peers, key=lambda name: rate_of(peers[name]))]
+        chosen[key] = Cell(
+            {"ours": rate_of(best), "cudnn": cudnn, "fa2": fa2[key] or 0.0},
+            [float(row["over_cudnn"]) for row in best],
+            [float(row["over_best"]) for row in best],
+            plain_config(best[0]["config"]),
+        )
+    return chosen
 
 
 def problem_of(key: Key) -> str:
@@ -348,15 +359,15 @@ def backward() -> str:
         rates = [cell.rates["ours"] for cell in group]
         of_group = [
             mean_least([statistics.median(getattr(cell, field)) for cell in group])
-            for field in ("over_cudnn", "over_fa2", "over_best")
+            for field in ("over_cudnn", "over_best")
         ]
         lines.append([name, str(len(group)), f"{min(rates):.0f} to {max(rates):.0f}", *of_group])
-    head = ["", "cells", "TFLOP/s", "over cuDNN: mean, least", "over FA2: mean, least"]
-    return table([*head, "over the best: mean, least"], lines)
+    head = ["", "cells", "TFLOP/s", "over cuDNN: mean, least", "over the best: mean, least"]
+    return table(head, lines)
 
 
 def backward_cells() -> str:
-    """Every cell: medians of the runs, in brackets least and most."""
+    """Every cell: medians of the rounds, in brackets least and most."""
     lines = [
         [
             f"d {key[0]}, {key[1]}, {kind(key)}",
@@ -398,23 +409,23 @@ def backward_wide() -> str:
 
 
 def backward_repeatable() -> str:
-    """The best kernel that gives the same bits in every run over the best of all, by the sweep."""
-    repeatable: dict[Key, float] = {}
-    every: dict[Key, float] = {}
-    for key, rows in measured(SWEEP).items():
-        for row in rows.values():
-            if row["verdict"] == "pass" and row["protocol"] == "final":
-                found = float(row["tflops"])
-                every[key] = max(found, every.get(key, 0.0))
-                if row["family"] == "mma_sync_backward" and "+dq_atomics" not in row["config"]:
-                    repeatable[key] = max(found, repeatable.get(key, 0.0))
+    """The best kernel that gives the same bits in every run over the best of all, in turns."""
+    best: dict[Key, dict[str, float]] = {}
+    for row in read(ORDERED):
+        rates = best.setdefault(key_of(row["problem"]), {})
+        rates[row["ordered"]] = max(float(row["tflops"]), rates.get(row["ordered"], 0.0))
     lines = []
-    for name, keys in grouped(repeatable).items():
-        rates = [repeatable[key] for key in keys]
-        shares = [repeatable[key] / every[key] for key in keys]
-        spanned = f"{min(rates):.0f} to {max(rates):.0f}"
-        lines.append([name, str(len(keys)), spanned, mean_least(shares)])
-    return table(["", "problems", "TFLOP/s", "over the fastest of all: mean, least"], lines)
+    for grouped_heads in (False, True):
+        keys = [key for key in best if (key[5] != key[6]) == grouped_heads]
+        for name, some in grouped(keys).items():
+            if grouped_heads and name == "all":
+                continue
+            rates = [best[key]["1"] for key in some]
+            shares = [best[key]["1"] / best[key]["0"] for key in some]
+            spanned = f"{min(rates):.0f} to {max(rates):.0f}"
+            heads = ", heads 32:8" if grouped_heads else ""
+            lines.append([f"{name}{heads}", str(len(some)), spanned, mean_least(shares)])
+    return table(["", "problems", "TFLOP/s", "over the fastest free kernel: mean, least"], lines)
 
 
 def backward_kernels() -> str:

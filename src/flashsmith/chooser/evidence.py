@@ -22,7 +22,7 @@ from flashsmith.chooser.candidates import by_preference, candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.spills import known_spill
 from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable, gpu_name
-from flashsmith.chooser.winners.key import same_gpu
+from flashsmith.chooser.winners.key import same_gpu, sizes_of
 from flashsmith.chooser.winners.validation import device_of
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import (
@@ -277,10 +277,7 @@ def _with_others(
 
 
 def _same_sizes(one: Problem, other: Problem) -> bool:
-    def sizes(problem: Problem) -> tuple[int, ...]:
-        return problem.batch * problem.heads_q, problem.seq_q, problem.seq_k
-
-    return sizes(one) == sizes(other)
+    return sizes_of(one) == sizes_of(other)
 
 
 def _growth(

@@ -14,6 +14,7 @@ from flashsmith.chooser.winners.key import (
     gpu_name,
     is_name,
     parse_class,
+    sizes_of,
 )
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import Problem, parse_kernel_name_into_config
@@ -106,8 +107,8 @@ class Entry:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """seq_q, seq_k and batch x heads as measured."""
-        return self.problem.seq_q, self.problem.seq_k, self.problem.batch * self.problem.heads_q
+        """Rows of queries, keys and batch x heads as measured: sizes_of()."""
+        return sizes_of(self.problem)
 
     @property
     def families(self) -> frozenset[str]:

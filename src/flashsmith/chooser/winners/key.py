@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, DType, Problem, Semantics, d_head_for
 from flashsmith.operations import parse_kind
+from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
 
 # Of a GPU, a dtype or a class; no name of theirs comes near it.
@@ -28,7 +29,8 @@ class WinnerKey:
     """One cell of the table; sizes are bucketed.
 
     gpu: its name as gpu_name() writes it; arch: 90 is sm_90; dtype: 'fp16' or 'bf16'; d_head: the
-    head dimension compiled for; semantics: see kind_class(); batch_heads: batch x heads_q.
+    head dimension compiled for; semantics: see kind_class(); seq_q, seq_k, batch_heads: buckets of
+    sizes_of().
 
     Raises:
         ValueError: a field has another type, a name is not printable or too long, a number is out
@@ -67,15 +69,16 @@ class WinnerKey:
 
         Raises ArgumentError when no kernel is made for the problem's d.
         """
+        rows, keys, batch_heads = sizes_of(problem)
         return cls(
             gpu=gpu_name(device.name),
             arch=device.arch,
             dtype=problem.dtype.name.lower(),
             d_head=d_head_for(problem),
             semantics=kind_class(problem),
-            seq_q=bucket(problem.seq_q),
-            seq_k=bucket(problem.seq_k),
-            batch_heads=bucket(problem.batch * problem.heads_q),
+            seq_q=bucket(rows),
+            seq_k=bucket(keys),
+            batch_heads=bucket(batch_heads),
         )
 
     @property
@@ -102,6 +105,18 @@ def is_name(value: object, most: int) -> TypeGuard[str]:
 def bucket(size: int) -> int:
     """The power of two nearest to ``size`` in its logarithm: 1536 is 2048's, 10000 is 8192's."""
     return int(2 ** round(math.log2(max(1, size))))
+
+
+def sizes_of(problem: Problem) -> tuple[int, int, int]:
+    """What a problem's entry is found by: rows of queries, keys, and batch x heads.
+
+    Over a cache the query heads of a group are rows of one tile, so that these are of K's heads:
+    32 heads over 8 and over 1 want tiles of other heights.
+    """
+    p = problem
+    if p.operation == DECODE.name and p.heads_k:
+        return p.seq_q * (p.heads_q // p.heads_k), p.seq_k, p.batch * p.heads_k
+    return p.seq_q, p.seq_k, p.batch * p.heads_q
 
 
 def kind_class(problem: Problem) -> str:

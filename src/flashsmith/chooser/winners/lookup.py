@@ -24,7 +24,14 @@ from math import log2
 from typing import NamedTuple
 
 from flashsmith.chooser.winners.entry import Entry
-from flashsmith.chooser.winners.key import bucket, gpu_name, kind_class, parse_class, same_gpu
+from flashsmith.chooser.winners.key import (
+    bucket,
+    gpu_name,
+    kind_class,
+    parse_class,
+    same_gpu,
+    sizes_of,
+)
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, Problem, Semantics, d_head_for, device_spec
 
@@ -80,7 +87,7 @@ class Index:
         """
         kinds = self._kinds.get((device.arch, d_head_for(problem)), {})
         wanted = _Kind(gpu_name(device.name), problem.dtype.name.lower(), kind_class(problem))
-        sizes = (problem.seq_q, problem.seq_k, problem.batch * problem.heads_q)
+        sizes = sizes_of(problem)
         seq_q, seq_k, batch_heads = _logs(sizes)
         buckets = tuple(map(bucket, sizes))
         found = []

@@ -20,7 +20,7 @@ from flashsmith.chooser.winners.entry import (
     entry_to_json,
     worth_keeping,
 )
-from flashsmith.chooser.winners.key import WinnerKey, same_gpu
+from flashsmith.chooser.winners.key import WinnerKey, same_gpu, sizes_of
 from flashsmith.chooser.winners.lookup import Found, Index
 from flashsmith.chooser.winners.storage import is_there, require_user_table_path
 from flashsmith.errors import ArgumentError, TableError
@@ -363,9 +363,8 @@ def join_winners(
 
 def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entry | None:
     """What a table has at the problem's very place."""
-    key = WinnerKey.of(problem, device)
-    sizes = problem.seq_q, problem.seq_k, problem.batch * problem.heads_q
-    return next((entry for entry in table if entry.place == (key, sizes)), None)
+    place = WinnerKey.of(problem, device), sizes_of(problem)
+    return next((entry for entry in table if entry.place == place), None)
 
 
 def _untried(older: Entry, ranked: Sequence[Ranked], wrong: Collection[str]) -> list[Ranked]:
