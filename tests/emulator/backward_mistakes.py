@@ -293,6 +293,10 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "if (exists && 8 * (n + lane % 4) < columns)",
                     "if (8 * (n + lane % 4) < columns)"),
     ),
+    "one place of do": (
+        SourcePatch("do is given back while lanes read D", _CONSUMER,
+                    "        __syncwarp();  // all lanes have read their rows' statistics\n", ""),
+    ),
     "ordered": (
         SourcePatch("no wait", _ORDER, "while (load_acquire(counter) != turn)", "while (false)"),
         SourcePatch("no turn looked at", _ORDER, "load_relaxed(counter) == turn;", "true;"),

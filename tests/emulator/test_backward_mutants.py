@@ -102,6 +102,14 @@ VICTIMS = {
         ),
         sm_count=2,
     ),
+    # do has fewer places than Q: only its own release keeps a step's statistics from the next ones.
+    "one place of do": OperationVictim(
+        config(
+            "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_1+ds_stages_1+regs_24_240"
+        ),
+        Semantics(),
+        (Asked("b1 s192:128 h1 d64"),),
+    ),
     "two kernels": OperationVictim(
         config("(BF16, 64, 32, 32, 4): backward+columns_2"),
         Semantics("window", softcap=True, packed=True, uneven=True),
@@ -217,6 +225,30 @@ EQUIVALENT = (
         "The producer's wait for a place of do. It has waited for the place of Q of the same step, "
         "with as many stages, and every warp releases do of a step before that step's Q.",
         place=-1,
+    ),
+    # Of Q, K, do and V.
+    *(
+        Equivalent(
+            ("do not wait",),
+            ("wgmma",),
+            "main",
+            "while (!mbarrier_try_wait(barrier, parity)) {",
+            "The producer's first wait for a place, apart from its loop. It never blocks: it waits "
+            "for the phase before the barrier's first, and the first ends when consumers release "
+            "the place, which this thread fills behind the wait.",
+            place=place,
+        )
+        for place in range(-6, -2)
+    ),
+    Equivalent(
+        ("drop barrier",),
+        ("wgmma",),
+        "main",
+        "__syncwarp();  // all lanes have read their rows' statistics",
+        "Before the producer waits for a place of do it has waited for the place of Q of the same "
+        "step, with as many stages, and a warp releases that Q behind the commit of dS, whose "
+        "__syncwarp all lanes reach when they have read D. Behind the last step nobody waits for "
+        "the place. MISTAKES has it with fewer places of do.",
     ),
     Equivalent(
         ("drop arrival",),
