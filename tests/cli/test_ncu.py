@@ -82,7 +82,7 @@ DECODE = "(BF16, 128, 16, 64, 4): decode+stages_3+least_128+parts_2"
 def decode_kernel(name: str) -> str:
     return (
         f"_ZN10flashsmith{len(name)}{name}INS_24StaticDecodeKernelConfigIXtlNS_"
-        "23FlashDecodeKernelConfigELNS_5DTypeE15ELi128ELi16ELi64ELi4ELi3ELi128ELi2EEEXtlNS_"
+        "23FlashDecodeKernelConfigELNS_5DTypeE15ELi128ELi16ELi64ELi4ELi3ELi128ELi2ELi0ELi1EEEXtlNS_"
         "9SemanticsEEEEEEEvNS_16DecodeKernelArgsE"
     )
 

@@ -127,7 +127,7 @@ class KernelVictim:
     def step(self, mutant: Mutant) -> tuple[str, int]:
         """Of a product: 'QK' or 'PV', and its number among the steps that make up one of them."""
         kinds = {
-            i.ptx_line: "QK" if "QK::run" in source_lines(i) else "PV"
+            i.ptx_line: "PV" if "PV::run" in source_lines(i) else "QK"
             for i in self.instructions
             if i.mnemonic.startswith("wgmma.mma_async")
         }

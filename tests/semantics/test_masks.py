@@ -110,7 +110,8 @@ WINDOWS = [(40, 9), (0, 0), (None, 3), (20, None), (300, 300)]
 
 
 def configs_for(semantics: Semantics) -> list[FlashForwardKernelConfig]:
-    return [config for config in built(semantics) if config.d_head <= 96]
+    """Those whose CTAs compute whole tiles."""
+    return [c for c in built(semantics) if c.d_head <= 96 and not c.split_keys]
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)

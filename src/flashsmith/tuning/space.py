@@ -151,14 +151,15 @@ def _with_parts(
     found: Sequence[KernelConfig], asked: Sequence[Family], problem: Problem, device: DeviceSpec
 ) -> list[KernelConfig]:
     """The same and, where a problem's tiles are few, configs that split keys, of those of the
-    ``asked`` families that are the fastest on paper otherwise."""
+    ``asked`` families that are the fastest on paper otherwise, or that a table has."""
     names = {cfg.FAMILY for cfg in found}
     in_parts = [
         other
         for family in asked
         if family.name in names and family.has_cost_model and family.runs_on(device)
         for one in gather(problem, device, _shipped(), family.name).expected[:_MOST_IN_PARTS]
-        for other in family.split_variants(one.config, problem, device)
+        for other in (one.config, *family.split_variants(one.config, problem, device))
+        if other is not one.config or getattr(other, "split_keys", 0)
     ]
     return list(dict.fromkeys([*found, *in_parts]))
 
