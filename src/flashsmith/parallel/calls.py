@@ -67,7 +67,7 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: Asked) -> Any:
         except _SaidOtherwise as others:
             said = others.said
     q, k, v, agreed = _agree(group, q, k, v, asked, said)
-    if signature is not None:
+    if signature is not None and group.size > 1:
         _remember(group, signature, agreed)
     return _attend(group, q, k, v, asked, agreed, None)
 
@@ -92,7 +92,6 @@ def _attend(
 
     call = agreed.call._replace(group=group, confirm=confirm)
     if group.size == 1:
-        confirm()
         return _alone(q, k, v, call, asked)
     o, lse, row_max = _Parallel.apply(q, k, v, asked.sinks, agreed.schedule, call)
     if asked.out is not None:
