@@ -70,6 +70,7 @@ _new_tuple = tuple.__new__
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
+_prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
 class Asked(NamedTuple):
@@ -168,12 +169,9 @@ _COMPARABLE = {bool, int, float, type(None), tuple}
 
 def _key(q: Any, k: Any, keywords: dict[str, Any]) -> Any:
     """Of _repeatable. May raise anything where an argument is not what it should be."""
-    key = (
-        q.shape, k.shape, torch.are_deterministic_algorithms_enabled(),
-        *keywords.items(), *map(type, keywords.values()),
-    )  # fmt: skip
-    window = keywords.get("window")
-    return key if window is None else (*key, *map(type, window))
+    values = keywords.values()
+    key = q.shape, k.shape, _prefers_repeatable(), *keywords, *values, *map(type, values)
+    return (*key, *map(type, keywords["window"])) if "window" in keywords else key
 
 
 def _forward_directly(
@@ -340,8 +338,10 @@ class RepeatedAttention(torch.autograd.Function):
         saved, this = ctx.saved_tensors, ctx.this
         # Its last is the Pass's; sinks, of which this is a gradient elsewhere, are none here.
         needs = ctx.needs_input_grad
-        if dlse is None and do is not None and not (
-            torch.is_grad_enabled() or _transforms() or _dispatch_modes()
+        if (
+            dlse is None
+            and do is not None
+            and not (torch.is_grad_enabled() or _transforms() or _dispatch_modes())
         ):
             gradients = this.launch.run_following(needs, (do, *saved))
             if gradients is not None:
@@ -659,14 +659,16 @@ def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         this = _repeatable.get(key)
     except Exception:
         key = this = None  # an argument that is not what it should be: the checks raise the error
-    if this is not None and this.has_layout(q, k, v) and _is_followed(this.launch):
+    if (
+        this is not None
+        and this.has_layout(q, k, v)
+        and this.launch is not None
+        and this.launch.is_current
+        # Nothing but autograd looks at the call.
+        and not (_transforms() or _dispatch_modes())
+    ):
         return _apply_repeated(q, k, v, this)
     return _differentiable_attention(key, q, k, v, **keywords)
-
-
-def _is_followed(launch: CachedLaunch | None) -> bool:
-    """Whether a launch may be repeated by a call that nothing but autograd looks at."""
-    return launch is not None and launch.is_current and not (_transforms() or _dispatch_modes())
 
 
 def _differentiable_attention(
@@ -750,6 +752,8 @@ def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
 
 _apply = super(torch.autograd.Function, FlashsmithAttention).apply
 _apply_repeated = super(torch.autograd.Function, RepeatedAttention).apply
+# What the engine calls. PyTorch's own looks for backward() every time, for a microsecond.
+RepeatedAttention._backward_cls.apply = RepeatedAttention.backward
 
 
 def no_out(**tensors: Any) -> ArgumentError:
