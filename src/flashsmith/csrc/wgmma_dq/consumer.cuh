@@ -136,9 +136,9 @@ struct DqConsumer {
 
     // ---- turns ----
 
-    // With `pingpong` the warpgroups issue their products in turns, in a ring: while one multiplies,
-    // the others have exponentials. Hardware barriers: 0 is __syncthreads', then each warpgroup has
-    // one that admits it. The last one admits the first for the first time.
+    // With `pingpong` the warpgroups issue their products in turns, in a ring: while one
+    // multiplies, the others have exponentials. Hardware barriers: 0 is __syncthreads', then each
+    // warpgroup has one that admits it. The last one admits the first for the first time.
     static constexpr int kFirstOrderBarrier = 1;
     FS_DEVICE void init_order() const {
         if constexpr (CFG.pingpong)
@@ -166,8 +166,8 @@ struct DqConsumer {
 
     // Of this warpgroup's rows of Q or do with a tile of keys.
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t keys) {
-        const uint64_t a = Panel::descriptor(anew(smem) + offset +
-                                             warpgroup * kWarpgroupRows * Panel::kRowBytes);
+        const uint64_t a =
+            Panel::descriptor(anew(smem) + offset + warpgroup * kWarpgroupRows * Panel::kRowBytes);
         const uint64_t b = Panel::descriptor(anew(keys));
         wgmma_fence(scores);
 #pragma unroll
@@ -191,8 +191,7 @@ struct DqConsumer {
 
     // Rows behind the last one have P = 0.
     FS_DEVICE void load_statistics() {
-        const int64_t first =
-            first_statistic<SEMANTICS>(args, tile.batch, tile.head, tile.q.first);
+        const int64_t first = first_statistic<SEMANTICS>(args, tile.batch, tile.head, tile.q.first);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const bool exists = !SEMANTICS.uneven || row + 8 * r < tile.q.count;

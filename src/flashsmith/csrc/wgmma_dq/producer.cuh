@@ -43,10 +43,10 @@ struct DqProducer {
   private:
     FS_DEVICE void load_queries(const TensorMap* map, int offset, int barrier) {
         mbarrier_arrive_expect(smem + barrier, Kernel::Q_tile_bytes);
-        load_panels(smem + offset, Kernel::Q_panel_bytes, map,
-                    box_of_rows<kPacked>(tile.first_row, tile.q.first, tile.q.count, tile.head,
-                                         tile.batch),
-                    smem + barrier);
+        load_panels(
+            smem + offset, Kernel::Q_panel_bytes, map,
+            box_of_rows<kPacked>(tile.first_row, tile.q.first, tile.q.count, tile.head, tile.batch),
+            smem + barrier);
     }
 
     template <class Pipeline>
