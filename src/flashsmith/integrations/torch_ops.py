@@ -163,6 +163,11 @@ def _never(*_: Any) -> bool:
     return False
 
 
+def _required(*tensors: Any) -> tuple[bool, ...]:
+    """Which of them require a gradient; what is no tensor is for the checks."""
+    return tuple(getattr(it, "requires_grad", False) for it in tensors)
+
+
 # Of forward passes that attention() may repeat: q, k and v but no other tensors, options that are
 # compared by value. By the lengths, the gradients needed and the options, with their types, since
 # 1 equals True.
@@ -189,7 +194,7 @@ def _forward_directly(
         this.asked
     )
     options = (causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max)
-    ahead = backward_ahead(after, repeatable, q.requires_grad, k.requires_grad, v.requires_grad)
+    ahead = backward_ahead(after, repeatable, *_required(q, k, v))
     chosen = config or choose_config
     results, repeated = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
     if this.launch is None:  # else it is shared, and stays as it is
@@ -298,7 +303,7 @@ class FlashsmithAttention(torch.autograd.Function):
                 with_backward=True,
                 backward_config=None if backward is None else str(backward),
                 deterministic=asked.deterministic,
-                needs=[it.requires_grad for it in (q, k, v)],
+                needs=_required(q, k, v),
             )
         return results if asked.return_row_max else (*results[:2], None)
 
