@@ -223,6 +223,10 @@ class Family:
             if other != cfg and all(rule.predicate(other, device) for rule in rules)
         ]
 
+    def splits_keys(self, cfg: Any) -> bool:
+        """Whether a kernel may compute tiles in parts of their keys, as split_variants' do."""
+        return False
+
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
         """Legal configs that compute the problem as `cfg` does, but in parts of its keys; none
         where its tiles fill the device."""
