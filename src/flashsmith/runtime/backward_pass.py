@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
-from flashsmith.operations.backward import BACKWARD, check_grad_dtype
+from flashsmith.operations.backward import BACKWARD, check_grad_dtype, gradients_word
 from flashsmith.printable import quoted
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.cached_launches import (
-    BLOCK_ELEMENT,
     UNALIGNED,
     UNALIGNED_VECTOR,
     CachedCalls,
@@ -31,9 +30,10 @@ from flashsmith.runtime.forward_pass import (
     limits_of,
 )
 from flashsmith.runtime.forward_request import Request, check_request, check_tma, suit_tma
-from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.operation_run import (
+    CachedOperation,
     PreparedOperation,
     prepare_operation,
     wrong_address,
@@ -97,6 +97,7 @@ class BackwardAhead(NamedTuple):
 
     config: KernelConfig | Chooser
     deterministic: bool
+    gradients: str = ""  # a problem's word for those that will be needed
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
         """The config whose kernel will compute the gradients of ``request``.
@@ -105,27 +106,18 @@ class BackwardAhead(NamedTuple):
         """
         if request.q.device.kind == "cpu":
             device = _limits(self.config, request.q, emulate=False)
-        problem = _backward(request.problem)
+        problem = _backward(request.problem, self.gradients)
         wish = BackwardRequest(problem, request.q, request.k, request.suits_tma, self.deterministic)
         return _config_for(self.config, wish, request.v, device)[0]
 
 
-class CachedBackward:
-    """Everything about a backward pass but the addresses of its tensors, as CachedLaunch."""
+class CachedBackward(CachedOperation):
+    """A backward pass."""
 
     def __init__(self, prepared: PreparedOperation, copies_do: bool, copies_dlse: bool) -> None:
-        """``prepared`` is the call on tensors of a RepeatableFramework, its launch among it;
-        ``copies_do``: whether its do is a dense copy of the caller's, and so for dlse."""
-        views, launch = prepared.views, prepared.launch
-        q = views["q"]
-        framework = q.framework
-        assert isinstance(framework, RepeatableFramework)
-        assert launch is not None
-        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
-        self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
-        # On the current stream, which is the launch's.
-        block = (-(-launch.block_bytes // BLOCK_ELEMENT),)
-        self._new_block = framework.allocator(q.source, block, "int32") if block[0] else None
+        """``copies_do``: whether its do is a dense copy of the caller's, and so for dlse."""
+        super().__init__(prepared)
+        framework, views = self._framework, prepared.views
         self._copies_do, self._copies_dlse = copies_do, copies_dlse
         self._has_vectors = any(name in views for name in ("dlse", "sinks", "cu_seqlens_q"))
 
@@ -241,7 +233,8 @@ def _run_and_remember(
     request = check_request((*tensors[1:4], None), forward)
     device = _limits(config, request.q, check_flag("emulate", emulate))
 
-    problem, o = _backward(request.problem), view_tensor("o", tensors[4])
+    problem = _backward(request.problem, gradients_word(*needs[:3]))
+    o = view_tensor("o", tensors[4])
     suits_tma = request.suits_tma and suit_tma([o])
     wish = BackwardRequest(problem, request.q, request.k, suits_tma, deterministic)
     cfg, is_own = _config_for(config, wish, request.v, device)
@@ -309,8 +302,8 @@ def _limits(config: KernelConfig | Chooser, q: TensorView, emulate: bool) -> Dev
     return limits_of(q, emulate, arch)
 
 
-def _backward(problem: Problem) -> Problem:
-    return replace(problem, operation=BACKWARD.name)
+def _backward(problem: Problem, gradients: str) -> Problem:
+    return replace(problem, operation=BACKWARD.name, gradients=gradients)
 
 
 def _config_for(

@@ -104,6 +104,9 @@ class MmaSyncFamily(Family):
     ) -> float:
         return merge_ms(self.tile_work(cfg, device, None, None), cfg, problem, device)
 
+    def splits_keys(self, cfg: FlashForwardKernelConfig) -> bool:
+        return cfg.split_keys > 0
+
     def split_variants(
         self, cfg: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> Sequence[FlashForwardKernelConfig]:

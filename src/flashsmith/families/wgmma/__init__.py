@@ -105,6 +105,9 @@ class WgmmaFamily(WarpgroupFamily):
     ) -> float:
         return merge_ms(self.tile_work(cfg, device, None, None), cfg, problem, device)
 
+    def splits_keys(self, cfg: HopperForwardKernelConfig) -> bool:
+        return cfg.split_keys > 0
+
     def split_variants(
         self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> Sequence[HopperForwardKernelConfig]:
