@@ -10,11 +10,11 @@
 // have rows of their own and share the stages; each part is a run.
 #pragma once
 
+#include "common/barrier.cuh"
 #include "common/softmax.cuh"
 #include "mma_sync_backward/products.cuh"
 #include "mma_sync_decode/row_state.cuh"
 #include "mma_sync_decode/split.cuh"
-#include "wgmma/barrier.cuh"
 
 namespace flashsmith {
 
