@@ -28,33 +28,42 @@ class _Tile(NamedTuple):
     persistent: bool = False
     dq_sums: DqSums = DqSums.BESIDE_SCORES
     wide_stores: bool = False
+    early_rows: bool = False
+    q_stages: int = 2
 
 
-_TOGETHER, _AHEAD = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD
-# By d_head, in order of preference, which is the other way round under a mask. Up to 128 dq lags;
-# wider heads have split roles.
+_TOGETHER, _AHEAD, _UNDER = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD, DqSums.SUMS_UNDER_DK
+_PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True)
+_SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
+# By d_head, in order of preference, which is the other way round under a mask: what won on the
+# H200. Those in the middle have registers for more semantics. Up to 128 dq lags; wider heads have
+# split roles.
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (
+        _Tile(128, 2, 2, _TOGETHER, pingpong=True, dq_sums=_UNDER),
         _Tile(64, 3, 2, _TOGETHER, persistent=True),
-        _Tile(128, 2, 2, _TOGETHER),
-        _Tile(128, 2, 2, _TOGETHER, persistent=True),
+        _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER),
     ),
-    96: (_Tile(64, 2, 2, _TOGETHER, pingpong=True), _Tile(64, 2, 3, _AHEAD, pingpong=True)),
-    128: (
+    96: (
+        _Tile(64, 2, 2, _TOGETHER, True, False, _UNDER, True, True, q_stages=3),
         _Tile(64, 2, 3, _AHEAD, pingpong=True),
-        _Tile(64, 2, 2, _TOGETHER, pingpong=True),
-        _Tile(64, 2, 2, _TOGETHER, pingpong=True, persistent=True),
+        _PERSISTENT_96,
     ),
-    192: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
-    256: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
+    128: (
+        _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, True, True, q_stages=3),
+        _Tile(64, 2, 3, _AHEAD, pingpong=True),
+        _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True),
+    ),
+    192: (_SPLIT,),
+    256: (_SPLIT,),
 }
 
 # Behind them comes one with ordered_dq. Under a mask blocks of keys of 64 begin too closely behind
 # one another for the largest tile.
 _ORDERED: dict[int, _Tile] = {
-    64: _Tile(128, 2, 2, _TOGETHER, True, True, DqSums.SUMS_UNDER_DK),
-    96: _Tile(64, 2, 3, _AHEAD, pingpong=True),
-    128: _Tile(64, 2, 2, _TOGETHER, True, True, DqSums.SUMS_UNDER_DK, wide_stores=True),
+    64: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
+    96: _PERSISTENT_96,
+    128: _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True),
     192: _Tile(64, 2, 2, StepOrder.DV_FIRST),
     256: _Tile(64, 2, 2, StepOrder.DV_FIRST),
 }
@@ -93,6 +102,7 @@ def candidates(
             tile.B_r,
             WARPGROUP_ROWS * (tile.n_warpgroups if is_whole else 1),
             tile.n_warpgroups,
+            q_stages=tile.q_stages,
             ds_stages=tile.ds_stages,
             producer_registers=registers(tile.n_warpgroups, tile.persistent, ordered_dq)[0],
             consumer_registers=registers(tile.n_warpgroups, tile.persistent, ordered_dq)[1],
@@ -104,6 +114,7 @@ def candidates(
             dq_sums=tile.dq_sums,
             ordered_dq=ordered_dq,
             wide_stores=tile.wide_stores,
+            early_rows=tile.early_rows,
         )
         for tile, ordered_dq in wanted
     )
