@@ -250,6 +250,17 @@ class HopperBackwardKernelConfig(KernelConfig):
         ),
         where="BackwardConsumer::load_rows",
     )
+    without_dq: bool = knob(
+        "dk and dv alone, where q is frozen",
+        word="without_dq",
+        default=False,
+        effect=lambda cfg: (
+            "dk and dv alone: four products, no dS in shared memory, no sums of dq"
+            if cfg.without_dq
+            else "all gradients: five products"
+        ),
+        where="BackwardConsumer::step_with_scores_together",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -299,12 +310,13 @@ class HopperBackwardKernelConfig(KernelConfig):
         return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of K and V, of the stages of Q, do and dS, of P with split roles, and of dq on its
-        way to its sums with bulk_sums."""
+        """Bytes of K and V, of the stages of Q, do and, but without_dq, dS, of P with split roles,
+        and of dq on its way to its sums with bulk_sums."""
         rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
         P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
+        ds_tiles = 0 if self.without_dq else self.ds_stages
         return (
-            (rows * self.d_head + self.ds_stages * self.B_r * self.B_c) * elem_size
+            (rows * self.d_head + ds_tiles * self.B_r * self.B_c) * elem_size
             + P_bytes
             + (self.bulk_sums * self.n_warpgroups * WARPGROUP_ROWS * self.dq_columns * _FLOAT_BYTES)
         )
