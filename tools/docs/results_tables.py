@@ -257,7 +257,7 @@ def hand_written() -> str:
 
 # Three rounds of the cells, each of which began with another contender; and a run with FA2.
 ROUNDS, VERDICT = "backward-candidates-2.csv.gz", "verdict-backward.csv"
-WIDE, ORDERED = "backward-wide.csv", "backward-ordered.csv"
+WIDE, ENTRIES = "backward-wide.csv", "backward-entries.csv.gz"
 # Launches of one implementation spread by more where other work was on the GPU.
 UNDISTURBED = 0.1
 Key = tuple[str, ...]
@@ -410,18 +410,26 @@ def backward_wide() -> str:
 
 def backward_repeatable() -> str:
     """The best kernel that gives the same bits in every run over the best of all, in turns."""
-    best: dict[Key, dict[str, float]] = {}
-    for row in read(ORDERED):
-        rates = best.setdefault(key_of(row["problem"]), {})
-        rates[row["ordered"]] = max(float(row["tflops"]), rates.get(row["ordered"], 0.0))
+    best: dict[Key, dict[bool, float]] = {}
+    for key, rows in measured(ENTRIES).items():
+        if "packed" in key[2]:
+            continue
+        for config, row in rows.items():
+            rates = best.setdefault(key, {})
+            ordered = "ordered_dq" in config
+            rates[ordered] = max(float(row["tflops"]), rates.get(ordered, 0.0))
     lines = []
     for grouped_heads in (False, True):
-        keys = [key for key in best if (key[5] != key[6]) == grouped_heads]
+        keys = [
+            key
+            for key, rates in best.items()
+            if (key[5] != key[6]) == grouped_heads and len(rates) == 2
+        ]
         for name, some in grouped(keys).items():
             if grouped_heads and name == "all":
                 continue
-            rates = [best[key]["1"] for key in some]
-            shares = [best[key]["1"] / best[key]["0"] for key in some]
+            rates = [best[key][True] for key in some]
+            shares = [best[key][True] / best[key][False] for key in some]
             spanned = f"{min(rates):.0f} to {max(rates):.0f}"
             heads = ", heads 32:8" if grouped_heads else ""
             lines.append([f"{name}{heads}", str(len(some)), spanned, mean_least(shares)])
