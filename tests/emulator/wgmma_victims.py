@@ -234,6 +234,7 @@ def small() -> dict[str, KernelVictim]:
         ),
         "separate": victim(
             other, "window+packed+uneven", {"lens_k": (10, 0, 0, 0, 0)},
+            [{"lens_q": (128,) * 6, "lens_k": (100,) * 6}],
             lens_q=(128, 30, 0, 20, 128), lens_k=(193, 200, 40, 145, 145),
             heads=1, d=56, window=(60, 10),
         ),

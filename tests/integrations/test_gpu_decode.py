@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
+from cuda_graphs import captured  # noqa: E402
+
 import flashsmith  # noqa: E402
 
 # JAX would take three quarters of the GPU's memory, which other tests need, too.
@@ -156,19 +158,8 @@ def test_bad_lengths_and_entries_write_nothing_and_read_the_pool() -> None:
 class TestGraphs:
     """FI#187: plans that the host makes of the lengths cannot be replayed with others."""
 
-    def capture(self, call: Any) -> tuple[Any, Any]:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            output = call()
-        return graph, output
-
     def replay(self, static: dict[str, Any], others: list[dict[str, Any]]) -> None:
-        graph, output = self.capture(lambda: run(static))
+        graph, output = captured(lambda: run(static))
         for other in others:
             for name, value in other.items():
                 if hasattr(value, "clone"):

@@ -10,6 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
+from cuda_graphs import captured  # noqa: E402
+
 import flashsmith  # noqa: E402
 from flashsmith.errors import ArgumentError, FlashsmithError  # noqa: E402
 from flashsmith.integrations.sdpa import pytorch_sdpa  # noqa: E402
@@ -56,22 +58,9 @@ def test_sdpa_is_pytorchs(dtype: Any) -> None:
 
 
 class TestGraphs:
-    def capture(self, call: Any) -> tuple[Any, Any]:
-        """A graph of ``call``, and what it gave: the memory that every replay fills again."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # PyTorch's own stream for captures stays on the GPU that was current at the first.
-        with torch.cuda.graph(graph, stream=side):
-            output = call()
-        return graph, output
-
     def test_captured_and_replayed(self) -> None:
         tensors = drawn()
-        graph, output = self.capture(
+        graph, output = captured(
             lambda: flashsmith.attention(*tensors, causal=True, return_lse=True)
         )
         for seed in (1, 2):
@@ -99,7 +88,7 @@ class TestGraphs:
                 max_seqlen_k=400,
             )
 
-        graph, output = self.capture(call)
+        graph, output = captured(call)
         for offsets in ([0, 100, 100, 257, 600], [0, 1, 200, 600, 600]):
             starts.copy_(torch.tensor(offsets, dtype=torch.int32))
             graph.replay()
@@ -219,7 +208,7 @@ class TestSeveralGpus:
     def test_a_graph_on_the_second(self) -> None:
         tensors = drawn(device="cuda:1")
         with torch.cuda.device(1):
-            graph, output = TestGraphs().capture(lambda: flashsmith.attention(*tensors))
+            graph, output = captured(lambda: flashsmith.attention(*tensors))
             output.zero_()
             graph.replay()
             torch.cuda.synchronize()

@@ -20,8 +20,12 @@ from flashsmith.runtime.cached_launches import (
     Signature,
 )
 from flashsmith.runtime.forward_options import ForwardOptions
-from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView
-from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.operation_run import (
+    CachedOperation,
+    PreparedOperation,
+    prepare_operation,
+)
 from flashsmith.runtime.tensors import DTYPES, Array, view_tensor
 
 _FP32 = "float32"
@@ -98,20 +102,15 @@ def merge_attention(
     return merged
 
 
-class _CachedMerge:
-    """Everything about a call but the addresses of its tensors, as CachedLaunch."""
+class _CachedMerge(CachedOperation):
+    """A merge that was checked and planned once."""
 
     def __init__(self, prepared: PreparedOperation, dtype: str) -> None:
-        """``prepared`` is the call on tensors of a RepeatableFramework, its launch among it."""
-        views, launch = prepared.views, prepared.launch
-        first = views["outs[0]"]
-        framework = first.framework
-        assert isinstance(framework, RepeatableFramework)
-        assert launch is not None
-        self._launch = launch
-        self._stream_of, self._ordinal = framework.stream_of, first.device.ordinal
-        self._new_o = framework.allocator(first.source, views["o"].shape, dtype)
-        self._new_lse = framework.allocator(first.source, views["lse"].shape, _FP32)
+        super().__init__(prepared)
+        new, views = self._framework.allocator, prepared.views
+        first = views["outs[0]"].source
+        self._new_o = new(first, views["o"].shape, dtype)
+        self._new_lse = new(first, views["lse"].shape, _FP32)
 
     def run(self, parts: tuple[Any, ...], sinks: Any) -> tuple[Any, Any] | None:
         """Launches on these parts, the outputs and then the LSEs; None, without launching, when

@@ -233,6 +233,10 @@ class Family:
         rows of one tile, in parts of the keys or not; none where such tiles are not much fewer."""
         return ()
 
+    def splits_keys(self, cfg: Any) -> bool:
+        """Whether a kernel may compute tiles in parts of their keys, as split_variants' do."""
+        return False
+
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
         """Legal configs that compute the problem as `cfg` does, but in parts of its keys; none
         where its tiles fill the device."""

@@ -12,7 +12,6 @@ from flashsmith.operations.backward import BACKWARD, check_grad_dtype
 from flashsmith.printable import quoted
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.cached_launches import (
-    BLOCK_ELEMENT,
     UNALIGNED,
     UNALIGNED_VECTOR,
     CachedCalls,
@@ -31,9 +30,10 @@ from flashsmith.runtime.forward_pass import (
     limits_of,
 )
 from flashsmith.runtime.forward_request import Request, check_request, check_tma, suit_tma
-from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.operation_run import (
+    CachedOperation,
     PreparedOperation,
     prepare_operation,
     wrong_address,
@@ -110,22 +110,13 @@ class BackwardAhead(NamedTuple):
         return _config_for(self.config, wish, request.v, device)[0]
 
 
-class CachedBackward:
-    """Everything about a backward pass but the addresses of its tensors, as CachedLaunch."""
+class CachedBackward(CachedOperation):
+    """A backward pass."""
 
     def __init__(self, prepared: PreparedOperation, copies_do: bool, copies_dlse: bool) -> None:
-        """``prepared`` is the call on tensors of a RepeatableFramework, its launch among it;
-        ``copies_do``: whether its do is a dense copy of the caller's, and so for dlse."""
-        views, launch = prepared.views, prepared.launch
-        q = views["q"]
-        framework = q.framework
-        assert isinstance(framework, RepeatableFramework)
-        assert launch is not None
-        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
-        self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
-        # On the current stream, which is the launch's.
-        block = (-(-launch.block_bytes // BLOCK_ELEMENT),)
-        self._new_block = framework.allocator(q.source, block, "int32") if block[0] else None
+        """``copies_do``: whether its do is a dense copy of the caller's, and so for dlse."""
+        super().__init__(prepared)
+        framework, views = self._framework, prepared.views
         self._copies_do, self._copies_dlse = copies_do, copies_dlse
         self._has_vectors = any(name in views for name in ("dlse", "sinks", "cu_seqlens_q"))
 

@@ -36,8 +36,6 @@ _OPTIONS = 11
 
 # The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
 UNALIGNED, UNALIGNED_VECTOR = 15, 3
-# Blocks of workspaces are allocated in elements of so many bytes, int32.
-BLOCK_ELEMENT = 4
 # Options of types from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
 
@@ -168,7 +166,7 @@ def overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
     return apart + o_first - end, apart + o_end - first
 
 
-# Of CachedLaunch, and what backward_pass.py has in its place.
+# Of CachedLaunch, and what is derived from CachedOperation.
 CachedCalls = dict[Signature, Any]
 # Replaced, not emptied, when calls are forgotten: a running call adds itself to the old dict.
 cached: CachedCalls = {}

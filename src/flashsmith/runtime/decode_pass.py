@@ -16,7 +16,6 @@ from flashsmith.operations.decode import DECODE, check_given, check_split
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks
 from flashsmith.runtime.cached_launches import (
-    BLOCK_ELEMENT,
     CachedCalls,
     Options,
     Signature,
@@ -38,9 +37,13 @@ from flashsmith.runtime.forward_pass import (
     check_server,
     limits_of,
 )
-from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.runtime.launch_counter import note_launch
-from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
+from flashsmith.runtime.operation_run import (
+    CachedOperation,
+    PreparedOperation,
+    prepare_operation,
+)
 from flashsmith.runtime.sequences import check_packing
 from flashsmith.runtime.tensors import (
     DTYPES,
@@ -103,21 +106,13 @@ class DecodeRequest(NamedTuple):
         return self.views["q"]
 
 
-class CachedDecode:
-    """Everything about a call but the addresses of its tensors, as CachedLaunch."""
+class CachedDecode(CachedOperation):
+    """A call of ``attention_with_cache``."""
 
     def __init__(self, prepared: PreparedOperation, given_out: bool) -> None:
-        """``prepared`` is the call on tensors of a RepeatableFramework, its launch among it."""
-        views, launch = prepared.views, prepared.launch
+        super().__init__(prepared)
+        framework, views = self._framework, prepared.views
         q = views["q"]
-        framework = q.framework
-        assert isinstance(framework, RepeatableFramework)
-        assert launch is not None
-        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
-        self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
-        # On the current stream, which is the launch's.
-        block = (-(-launch.block_bytes // BLOCK_ELEMENT),)
-        self._new_block = framework.allocator(q.source, block, "int32") if block[0] else None
         self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
         self._new_lse = None
         if "lse" in views:

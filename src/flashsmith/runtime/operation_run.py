@@ -1,5 +1,5 @@
 """Any operation by one named kernel, wherever the tensors are: run_operation(), and
-prepare_operation() to run one call many times."""
+prepare_operation() to run one call many times, on other tensors as a CachedOperation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flashsmith.runtime.emulation import check_seconds, run_in_emulator
 from flashsmith.runtime.forward_call import library_arguments
 from flashsmith.runtime.forward_options import check_flag
 from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
-from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
 from flashsmith.runtime.tensors import (
     check_beside,
@@ -27,6 +27,8 @@ from flashsmith.runtime.tensors import (
     view_tensor,
 )
 
+# Blocks of workspaces are allocated in elements of so many bytes, int32.
+BLOCK_ELEMENT = 4
 # What a problem without it lacks, and the word of those that have it.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
@@ -94,6 +96,25 @@ class PreparedOperation(NamedTuple):
             sm_count=self.call.device.sm_count,
         )
         return OperationResult(self.outputs, None, emulation)
+
+
+class CachedOperation:
+    """Everything about a call but the addresses of its tensors, as CachedLaunch: what the cached
+    calls of all operations but the default have in common. Their ``run`` checks the addresses,
+    allocates the outputs and launches."""
+
+    def __init__(self, prepared: PreparedOperation) -> None:
+        """``prepared`` is the call on tensors of a RepeatableFramework, its launch among it."""
+        first, launch = next(iter(prepared.views.values())), prepared.launch
+        framework = first.framework
+        assert isinstance(framework, RepeatableFramework)
+        assert launch is not None
+        self._framework = framework
+        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
+        self._stream_of, self._ordinal = framework.stream_of, first.device.ordinal
+        # On the current stream, which is the launch's.
+        block = (-(-launch.block_bytes // BLOCK_ELEMENT),)
+        self._new_block = framework.allocator(first.source, block, "int32") if block[0] else None
 
 
 def run_operation(

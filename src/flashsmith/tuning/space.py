@@ -159,7 +159,7 @@ def _with_parts(
         if family.name in names and family.has_cost_model and family.runs_on(device)
         for one in gather(problem, device, _shipped(), family.name).expected[:_MOST_IN_PARTS]
         for other in (one.config, *family.split_variants(one.config, problem, device))
-        if other is not one.config or getattr(other, "split_keys", 0) > 0
+        if family.splits_keys(other)
     ]
     return list(dict.fromkeys([*found, *in_parts]))
 

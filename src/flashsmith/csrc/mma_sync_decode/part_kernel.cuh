@@ -17,6 +17,23 @@
 
 namespace flashsmith {
 
+// Counts up in global memory, from `last` back to 0; what it was. Who counts later sees what this
+// thread wrote, or saw, before.
+FS_DEVICE uint32_t arrive(uint32_t* gmem, uint32_t last) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(gmem), "r"(last)
+                 : "memory");
+    return before;
+}
+
+FS_DEVICE uint32_t load_shared_4B(uint32_t smem) {
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(smem) : "memory");
+    return x;
+}
+
 // What the end of a part needs to know of its run. In the steps before there are no registers for
 // it: it waits in shared memory.
 struct RunTarget {
@@ -41,6 +58,57 @@ struct RunTarget {
     }
 
     FS_DEVICE bool has_all_parts() const { return first_part == 0 && end_part == parts; }
+    FS_DEVICE int runs() const { return (parts + (1 << run_levels) - 1) >> run_levels; }
+};
+
+// How the runs of a row join in their tree, in shared memory: the factors of two subtrees' sums at
+// the number of the second one's first run, and at 0 the statistics of all. What RowState::join
+// would compute for every four columns is computed once, each lane having a run.
+struct RunJoins {
+    static constexpr float kSkips = -1.0f;  // in place of a factor: that side has no keys
+    const uint32_t place;
+
+    FS_DEVICE RunJoins(uint32_t joins, int row) : place(joins + row * kJoinBytes) {}
+
+    template <class Kernel>
+    FS_DEVICE void keep(const PartStates<Kernel>& kept, int runs, int run_levels, int row) const {
+        const int lane = lane_index();
+        RowState state;
+        if (lane < runs) {
+            const float* const its = kept.statistics(lane << run_levels, row);
+            state = RowState(*reinterpret_cast<const float2*>(its), {});
+        }
+#pragma unroll
+        for (int step = 1; step < kMostArrivals; step *= 2) {
+            RowState next;
+            next.maximum = __shfl_down_sync(kWholeWarp, state.maximum, step);
+            next.sum = __shfl_down_sync(kWholeWarp, state.sum, step);
+            const float joined = fmaxf(state.maximum, next.maximum);
+            float first = exp2_approx(state.maximum - joined);
+            float second = exp2_approx(next.maximum - joined);
+            if (next.is_empty())
+                second = kSkips;
+            else if (state.is_empty())
+                first = kSkips;
+            state.join(next);
+            if (lane % (2 * step) == 0)
+                store_shared_8B(place + (lane + step) * 8, {as_uint(first), as_uint(second)});
+        }
+        if (lane == 0) store_shared_8B(place, state.bits_of_statistics());
+    }
+
+    FS_DEVICE void join(RowState& state, const RowState& next, int run) const {
+        const float2 factors = load_shared_float2(place + run * 8);
+        if (factors.y == kSkips) return;
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            state.o[e] = factors.x == kSkips ? next.o[e]
+                                             : fmaf(factors.y, next.o[e], factors.x * state.o[e]);
+    }
+    FS_DEVICE void finish(RowState& state) const {
+        const float2 its = load_shared_float2(place);
+        state.maximum = its.x, state.sum = its.y;
+    }
 };
 
 template <class Kernel, bool kPaged>
@@ -350,6 +418,7 @@ struct DecodeRun {
                             const Sums& o) const {
         constexpr int kColumns = Kernel::d_head / 4;
         const int lane = lane_index();  // no address from it is worth a register in the steps
+        bool merges = false;
         // Of four neighbouring tiles of columns, the others are 128 bytes apart.
         uint32_t first_sums[4];
 #pragma unroll
@@ -379,8 +448,85 @@ struct DecodeRun {
                 finish_part(target, target.end_part - parts_left,
                             state_of_warps(stage, m, row, column), 16 * m + row, column);
             }
+            if constexpr (Kernel::merges_last)
+                merges = args.arrivals != nullptr && parts_left == 1 && !target.has_all_parts();
             __syncthreads();  // copies, or other rows, take the place of these states
         }
+        if (merges) merge_if_last();
+    }
+
+    // The last CTA that is done with a run of the tile merges all of them, in the merge kernel's
+    // tree.
+    FS_DEVICE void merge_if_last() const {
+        const RunTarget target(smem + Kernel::target_offset);
+        const int runs = target.runs();
+        // The states of the CTA are written: they are before the barrier that all have passed.
+        if (thread_index() == 0) {
+            uint32_t* const counter =
+                args.arrivals + (target.batch * args.heads_k + target.head_k) * args.merged_tiles +
+                target.tile;
+            store_shared_4B(arrival_place(), arrive(counter, runs - 1));
+        }
+        __syncthreads();
+        if (load_shared_4B(arrival_place()) != static_cast<uint32_t>(runs - 1)) return;
+        merge_runs(target, runs);
+    }
+
+    // Where the warps' statistics are until the exchange is over.
+    FS_DEVICE uint32_t arrival_place() const { return statistics(0, 0); }
+
+    // In place of the stages: the runs' sums, and behind them of each row how its runs join.
+    FS_DEVICE uint32_t run_sums(int index) const { return smem + Kernel::ring_offset + 16 * index; }
+
+    FS_DEVICE void merge_runs(const RunTarget& target, int runs) const {
+        constexpr int kColumns = Kernel::d_head / 4;
+        const PartStates<Kernel> kept = states(target);
+        const int first = target.tile * Kernel::B_r, of_run = rows * kColumns;
+        for (int run = 0; run < runs; ++run) {
+            const float* const sums = kept.sums(run << target.run_levels, first);
+            for (int i = thread_index(); i < of_run; i += Kernel::n_threads)
+                cp_async_16B(run_sums(run * of_run + i), sums + 4 * i);
+        }
+        cp_async_commit();
+        const uint32_t joins = run_sums(runs * of_run);
+        for (int row = warp; row < rows; row += Kernel::n_warps)
+            RunJoins(joins, row).keep(kept, runs, target.run_levels, first + row);
+        cp_async_wait<0>();
+        __syncthreads();
+        for (int i = thread_index(); i < of_run; i += Kernel::n_threads) {
+            const int row = i / kColumns;
+            store_merged(target, merged_runs(RunJoins(joins, row), runs, i, of_run), first + row,
+                         i % kColumns * 4);
+        }
+        __syncthreads();  // copies take the place of these sums
+    }
+
+    // Four columns of a row, the first run's at `index`.
+    FS_DEVICE RowState merged_runs(const RunJoins& joins, int runs, int index, int of_run) const {
+        constexpr int kAhead = kMostArrivals / 2;
+        RowState all;
+#pragma unroll 1
+        for (int first = 0; first < runs; first += kAhead) {
+            uint4 ahead[kAhead] = {};
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i)
+                if (first + i < runs)
+                    ahead[i] = load_shared_16B(run_sums((first + i) * of_run + index));
+            RowState states[kAhead];
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) states[i] = RowState({}, ahead[i]);
+#pragma unroll
+            for (int step = 1; step < kAhead; step *= 2)
+#pragma unroll
+                for (int i = 0; i < kAhead; i += 2 * step)
+                    joins.join(states[i], states[i + step], first + i + step);
+            if (first == 0)
+                all = states[0];
+            else
+                joins.join(all, states[0], kAhead);
+        }
+        joins.finish(all);
+        return all;
     }
 
     FS_DEVICE RowState state_of_warps(int stage, int m, int row, int column) const {
@@ -418,6 +564,12 @@ struct DecodeRun {
             states(target).store(state, target.first_part, of_head, column);
             return;
         }
+        store_merged(target, state, of_head, column);
+    }
+
+    // A row of the K/V head over all keys.
+    FS_DEVICE void store_merged(const RunTarget& target, const RowState& state, int of_head,
+                                int column) const {
         const int query = args.by_group.divide(of_head);
         const int head =
             target.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
@@ -426,8 +578,9 @@ struct DecodeRun {
     }
 
     // The state of a subtree of 2^level parts, `part` the last of it, or of the one behind it: in
-    // shared memory, as far as there is room, or where the merge looks for such. A thread reads
-    // back its own sums; statistics are those of the row's first thread, of an earlier part.
+    // shared memory, as far as there is room, or at the place of the part behind the subtree, which
+    // holds no run's state: threads may still read it when the row's first one stores that. A
+    // thread reads back its own sums; statistics are those of the row's first, of an earlier part.
     FS_DEVICE uint32_t kept_place(int level) const {
         return smem + Kernel::kept_states_offset + level * args.kept_level_bytes;
     }
@@ -438,8 +591,8 @@ struct DecodeRun {
     FS_DEVICE RowState kept_state(const RunTarget& target, int part, int level, int row,
                                   int column) const {
         if (level >= args.kept_levels)
-            return states(target).load(part >> (level + 1) << (level + 1),
-                                       target.tile * Kernel::B_r + row, column);
+            return states(target).load(part >> level << level, target.tile * Kernel::B_r + row,
+                                       column);
         const uint32_t place = kept_place(level);
         return RowState(load_shared_float2(place + kept_statistics() + row * 8),
                         load_shared_16B(place + (row * Kernel::d_head + column) * 4));
@@ -447,8 +600,7 @@ struct DecodeRun {
     FS_DEVICE void keep_state(const RowState& state, const RunTarget& target, int part, int level,
                               int row, int column) const {
         if (level >= args.kept_levels) {
-            states(target).store(state, part >> level << level, target.tile * Kernel::B_r + row,
-                                 column);
+            states(target).store(state, part + 1, target.tile * Kernel::B_r + row, column);
             return;
         }
         const uint32_t place = kept_place(level);

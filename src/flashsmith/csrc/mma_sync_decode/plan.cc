@@ -262,7 +262,18 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, device))
             ++args.kept_levels;
     }
-    const bool merges = has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
+    // The last CTA of a tile merges where that is little for one, and there are few to count.
+    args.merged_tiles = static_cast<int32_t>(blocks_of(args.merged_rows, config.B_r));
+    const int64_t most_runs = std::min(parts, parts_of_capacity);
+    const int64_t merged_bytes =
+        most_runs * args.slot_rows * config.d_head * int64_t{sizeof(float)};
+    const int64_t arrivals = heads * args.merged_tiles * int64_t{sizeof(uint32_t)};
+    const bool merges_last = config.merge_last && others_are_split && most_runs <= kMostArrivals &&
+                             merged_bytes <= kMostMergedBytes &&
+                             merged_bytes + args.slot_rows * kJoinBytes <= config.ring_bytes() &&
+                             arrivals <= int64_t{kMostKeptBytes};
+    const bool merges = merges_last ? chunks.head_rows > 0
+                                    : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
 
     Plan plan;
     args.chunk_states = heads * args.most_slots * args.slot_rows;
@@ -281,6 +292,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const size_t counter = plan.workspaces.size();
     const bool counts = merges && args.share_of_units > 0 && config.rounds > 1;
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
+    // Each tile's last CTA leaves its own zero.
+    if (merges_last)
+        plan.workspaces.push_back({"arrivals", static_cast<size_t>(arrivals), Contents::kept_zero});
 
     // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;
@@ -301,6 +315,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         if (counts)
             plan.launches.back().addresses.push_back(
                 {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
+        if (merges_last)
+            plan.launches.back().addresses.push_back(
+                {offsetof(DecodeKernelArgs, arrivals), in_workspace(plan.workspaces.size() - 1)});
     };
     if (tensors[new_k] != 0) {
         const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);

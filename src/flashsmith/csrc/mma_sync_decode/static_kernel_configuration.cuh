@@ -57,6 +57,7 @@ struct StaticDecodeKernelConfig {
     static constexpr int chunk_rows = CFG.chunk_rows;
     static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
     static constexpr bool takes_chunks = false;
+    static constexpr bool merges_last = CFG.merge_last;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<warp_keys, d_head, true>;

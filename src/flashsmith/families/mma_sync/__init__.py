@@ -117,6 +117,9 @@ class MmaSyncFamily(Family):
         found = pack_variants(cfg, self.tile_work(cfg, device, None, None), problem, device)
         return [one for one in found if is_legal(one, device)]
 
+    def splits_keys(self, cfg: FlashForwardKernelConfig) -> bool:
+        return cfg.split_keys > 0
+
     def split_variants(
         self, cfg: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> Sequence[FlashForwardKernelConfig]:

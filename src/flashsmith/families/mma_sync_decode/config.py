@@ -133,6 +133,18 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="wait_for_launch_before",
     )
+    merge_last: bool = knob(
+        "whether the last CTA of a row tile merges the states of all of its runs, where these are "
+        "few; otherwise a launch of its own does",
+        word="merge_last",
+        default=False,
+        effect=lambda cfg: (
+            "the last CTA of a row tile to be done merges its runs: small calls are one launch"
+            if cfg.merge_last
+            else "rows of several runs are merged by a second launch"
+        ),
+        where="merge_if_last",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 

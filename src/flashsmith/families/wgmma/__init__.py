@@ -120,6 +120,9 @@ class WgmmaFamily(WarpgroupFamily):
         fitting = (one for one in found if one == self.for_heads(one, problem))
         return [one for one in fitting if is_legal(one, device)]
 
+    def splits_keys(self, cfg: HopperForwardKernelConfig) -> bool:
+        return cfg.split_keys > 0
+
     def split_variants(
         self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> Sequence[HopperForwardKernelConfig]:
