@@ -230,7 +230,7 @@ def _usable(
         if reason:
             notes.append(f"{one.config} of the entry {entry.key} is ignored: {reason}")
         else:
-            usable.append((config.family.for_heads(config, problem), one))
+            usable.append((config, one))
     return usable
 
 
@@ -263,12 +263,12 @@ def _measured(
     there = device if same_gpu(entry.key.gpu, device.name) else device_of(entry.key) or device
     very_one = not found.relation and _same_sizes(entry.problem, problem)
     stands = very_one and entry.problem.heads_k == problem.heads_k
-    expected = [
-        Expected(config, one.ms)
-        if stands
-        else Expected(config, one.ms * _growth(config, entry.problem, there, problem, device))
-        for config, one in usable
-    ]
+    expected = []
+    for measured, one in usable:
+        config, ms = measured.family.for_heads(measured, problem), one.ms
+        if not stands:
+            ms *= _growth(config, entry.problem, there, problem, device, measured)
+        expected.append(Expected(config, ms))
     ordered, slower = _by_preference(expected, GAIN_OVER_MEASURED)
     kind: EvidenceKind = "related" if found.relation else "table" if found.exact else "nearest"
     why = _why(found, len(usable), very_one) + slower
@@ -313,12 +313,18 @@ def _same_sizes(one: Problem, other: Problem) -> bool:
 
 
 def _growth(
-    config: Any, measured: Problem, there: DeviceSpec, problem: Problem, here: DeviceSpec
+    config: Any,
+    measured: Problem,
+    there: DeviceSpec,
+    problem: Problem,
+    here: DeviceSpec,
+    measured_config: Any = None,
 ) -> float:
-    """How many times as long the problem takes as the measured one; the FLOP's ratio at least."""
+    """How many times as long the problem takes as the measured one, there by another config if one
+    is given; the FLOP's ratio at least."""
     if config.family.has_cost_model:
         now = estimate(config, problem, here).ms
-        then = _estimated_before(config, measured, there)
+        then = _estimated_before(measured_config or config, measured, there)
         if 0 < then < float("inf"):
             return now / then
     return problem.attn_flop() / max(1, measured.attn_flop())
