@@ -33,6 +33,7 @@ from flashsmith.chooser.backward import (
 from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.operations.backward import gradients_word, n_products
 from flashsmith.runtime import run_backward, run_call
 from flashsmith.runtime.cached_launches import MOST_CALLS, CachedLaunch
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
@@ -49,7 +50,9 @@ _SHARED = (
 _PACKING = "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None"
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {_SHARED}"
 # What the backward pass that follows is to be; its kernel is found or built with the forward's.
-_FOLLOWING = "bool with_backward=False, str? backward_config=None, bool deterministic=False"
+_FOLLOWING = (
+    "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
+)
 _SCHEMAS = {
     "attention": f"({_ARGUMENTS}) -> Tensor",
     "attention_with_statistics": (
@@ -160,16 +163,23 @@ def _never(*_: Any) -> bool:
     return False
 
 
+def _required(*tensors: Any) -> tuple[bool, ...]:
+    """Which of them require a gradient; what is no tensor is for the checks."""
+    return tuple(getattr(it, "requires_grad", False) for it in tensors)
+
+
 # Of forward passes that attention() may repeat: q, k and v but no other tensors, options that are
-# compared by value. By the lengths and the options, with their types, since 1 equals True.
+# compared by value. By the lengths, the gradients needed and the options, with their types, since
+# 1 equals True.
 _repeatable: dict[Any, Pass] = {}
 _COMPARABLE = {bool, int, float, type(None), tuple}
 
 
-def _key(q: Any, k: Any, keywords: dict[str, Any]) -> Any:
+def _key(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
     """Of _repeatable. May raise anything where an argument is not what it should be."""
     key = (
-        q.shape, k.shape, torch.are_deterministic_algorithms_enabled(),
+        q.shape, k.shape, q.requires_grad, k.requires_grad, v.requires_grad,
+        torch.are_deterministic_algorithms_enabled(),
         *keywords.items(), *map(type, keywords.values()),
     )  # fmt: skip
     window = keywords.get("window")
@@ -184,7 +194,7 @@ def _forward_directly(
         this.asked
     )
     options = (causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max)
-    ahead = backward_ahead(after, repeatable)
+    ahead = backward_ahead(after, repeatable, *_required(q, k, v))
     chosen = config or choose_config
     results, repeated = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
     if this.launch is None:  # else it is shared, and stays as it is
@@ -293,6 +303,7 @@ class FlashsmithAttention(torch.autograd.Function):
                 with_backward=True,
                 backward_config=None if backward is None else str(backward),
                 deterministic=asked.deterministic,
+                needs=_required(q, k, v),
             )
         return results if asked.return_row_max else (*results[:2], None)
 
@@ -422,6 +433,7 @@ def _run_with_statistics(
     return_lse: bool = False,
     return_row_max: bool = False,
     with_backward: bool = False,
+    needs: Any = (),
     **keywords: Any,
 ) -> Any:
     asked = _asked(return_row_max=return_row_max, **keywords)
@@ -429,7 +441,10 @@ def _run_with_statistics(
         *(asked.causal, asked.window, asked.softcap, asked.scale, sinks, cu_q, cu_k),
         *(asked.max_seqlen_q, asked.max_seqlen_k, return_lse, return_row_max),
     )
-    ahead = backward_ahead(asked.backward_config, asked.deterministic) if with_backward else None
+    ahead = None
+    if with_backward:
+        its_needs = needs or (True,) * 3
+        ahead = backward_ahead(asked.backward_config, asked.deterministic, *its_needs)
     chosen = asked.config or choose_config
     results = run_call(chosen, (q, k, v, None), options, asked.emulate, "out", ahead)
     output, *statistics = results if return_lse or return_row_max else (results,)
@@ -526,6 +541,7 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     padded = (*tensors, *[None] * (6 - len(tensors)))
     return_lse = keywords.pop("return_lse", False)
     keywords.pop("with_backward", None)
+    keywords.pop("needs", None)
     o, lse, row_max = _apply_by_dispatcher(
         FlashsmithAttention, *padded, Pass(_asked(**keywords), True)
     )
@@ -608,8 +624,9 @@ def _flop_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
     **options: Any,
 ) -> int:  # fmt: skip
-    """Of the five."""
-    return _flop(q, k, v, *packing, **options) * 5 // 2
+    """Of the five, or of those that the gradients needed take."""
+    needed = gradients_word(*options["needs"][:3])
+    return _flop(q, k, v, *packing, **options) * n_products(needed) // 2
 
 
 register_flop_formula(
@@ -621,7 +638,7 @@ register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_fl
 def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     """attention() with gradients, or to refuse what has none; takes and returns what it does."""
     try:
-        key = _key(q, k, keywords)
+        key = _key(q, k, v, keywords)
         this = _repeatable.get(key)
     except Exception:
         key = this = None  # an argument that is not what it should be: the checks raise the error
