@@ -384,7 +384,7 @@ def test_what_was_measured_for_the_very_sizes_stands() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("b1 s1:65536 h32:8 d128 bf16", "seq_q = 1 fills"),
+        ("b1 s1:65536 h32:8 d128 bf16", "seq_q = 1 of 4 heads fills"),
         ("b1 s128 h2 d64 fp16", "of them idle"),
         ("b8 s4096 h16 d72 fp16", "d = 72 runs on d_head 96: 25% of both products"),
         ("b8 s1024 h16 d64 fp16 window", "the time is that of the last 512 keys"),

@@ -41,7 +41,8 @@ def pack_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec
     """The configs that compute a problem as `cfg` does, but in tiles whose rows are the heads of a
     group, whole or in parts of the keys; none where such tiles are not much fewer."""
     packed = work._replace(packs_gqa=True, parts=0)
-    if cfg.pack_gqa or packed.tiles(problem) * _LEAST_RATIO > work.tiles(problem):
+    are_fewer = packed.tiles(problem) * _LEAST_RATIO < work.tiles(problem)
+    if cfg.pack_gqa or not work.resident or not are_fewer:
         return ()
     whole = replace(cfg, pack_gqa=True, split_keys=0)
     return (whole, *split_variants(whole, packed, problem, device))
