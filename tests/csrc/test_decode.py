@@ -46,6 +46,7 @@ SMALL = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2")
 SEVERAL_RUNS = replace(SMALL, rounds=4)
 EARLY = replace(SMALL, early=True)
 LAST = replace(SMALL, merge_last=True)
+CLUSTERS = replace(SMALL, cluster=16)
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
 # Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
@@ -55,7 +56,9 @@ WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
     shared_kernels.want([SMALL, SEVERAL_RUNS, LAST], semantics)
 shared_kernels.want([WIDE], CAUSAL)
-shared_kernels.want([SEVERAL_RUNS, EARLY], arch=90)
+shared_kernels.want([SEVERAL_RUNS, EARLY, SMALL], arch=90)
+for semantics in (PLAIN, WINDOW):
+    shared_kernels.want([SMALL, CLUSTERS], semantics, arch=90)
 shared_kernels.want([CHUNKS], WINDOW)
 
 # Two K/V heads split a long sequence into eight parts at most.
@@ -249,6 +252,20 @@ def test_the_last_cta_merges_to_the_bits_of_the_merge_kernel(page: int, packed: 
         expected = attend(many, caches, packed=packed)
         found = attend(many, caches, packed=packed, cfg=LAST, schedule_seed=seed)
         assert_same(found, expected)
+
+
+@pytest.mark.parametrize(("page", "packed"), [(0, True), (24, False)])
+def test_clusters_merge_to_the_bits_of_the_merge_kernel(page: int, packed: bool) -> None:
+    """CTAs with a run and without, sequences of one part and of no key, under all checks."""
+    device = replace(device_spec("H200"), sm_count=16)
+    queries = (2, 1, 6, 5) if packed else (1,) * 4
+    sequences = draw((330, 0, 65, 200), queries)
+    caches = paged(sequences, page) if page else dense(sequences, 330)
+    expected = attend(sequences, caches, packed=packed, arch=device)
+    observers = all_checks(True)
+    how = {"arch": device, "observers": observers, "schedule_seed": 1}
+    assert_same(attend(sequences, caches, packed=packed, cfg=CLUSTERS, **how), expected)
+    assert [finding for one in observers for finding in one.findings] == []
 
 
 def test_the_merge_launch_stays_where_one_cta_would_merge_much() -> None:

@@ -162,6 +162,21 @@ VICTIMS = {
         ),
         sm_count=8,
     ),
+    "cluster": OperationVictim(
+        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
+        Semantics("causal", uneven=True),
+        (
+            AskedDecode("b3 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0)}),
+            # Two tiles of rows, and columns that CTAs share unevenly.
+            AskedDecode(
+                "b3 s9:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
+            ),
+            # CTAs without a column of a row.
+            AskedDecode("b14 s1:300 h6 d56 causal", "far_scores", {"lens_k": (300, 130) * 7}),
+        ),
+        sm_count=64,
+        arch=90,
+    ),
     "append": OperationVictim(
         config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),

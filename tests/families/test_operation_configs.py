@@ -193,6 +193,7 @@ SAMPLES = {
             "warp_keys_in_mma_steps": {"n_warps": 8},
             "rows_fit_registers": {"d_head": 256, "B_r": 32},
             "rounds_supported": {"rounds": 3},
+            "cluster_supported": {"cluster": 4},
             "chunk_rows_supported": {"chunk_rows": 48},
             "chunk_keys_in_copies": {"d_head": 96, "B_c": 32, "n_warps": 2, "chunk_rows": 128},
             "chunk_rows_fit_registers": {"d_head": 256, "B_c": 64, "chunk_rows": 64},

@@ -25,6 +25,7 @@ struct FlashDecodeKernelConfig {
     int rounds;
     bool early;
     bool merge_last;
+    int cluster;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -148,6 +149,9 @@ struct DecodeKernelArgs {
     // be done merges them; null: the merge kernel does.
     uint32_t* arrivals;
     int32_t merged_tiles;  // of a K/V head
+    // log2 of the CTAs of a cluster, which have all runs of a tile, each of a part, and merge them
+    // among themselves; 0: there are no clusters.
+    int32_t cluster_levels;
 };
 
 // Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.

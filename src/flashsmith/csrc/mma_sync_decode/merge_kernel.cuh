@@ -136,8 +136,7 @@ FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
 template <class Kernel>
 struct MergedRows {
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
-        if constexpr (Kernel::merges_last)
-            if (args.arrivals != nullptr && !s.is_chunk) return 0;
+        if ((args.arrivals != nullptr || args.cluster_levels > 0) && !s.is_chunk) return 0;
         return s.runs > 1 ? s.queries * args.heads_per_group * args.heads_k : 0;
     }
 };

@@ -10,6 +10,7 @@
 // have rows of their own and share the stages; each part is a run.
 #pragma once
 
+#include "common/barrier.cuh"
 #include "common/softmax.cuh"
 #include "mma_sync_backward/products.cuh"
 #include "mma_sync_decode/row_state.cuh"
@@ -26,6 +27,14 @@ FS_DEVICE uint32_t arrive(uint32_t* gmem, uint32_t last) {
                  : "l"(gmem), "r"(last)
                  : "memory");
     return before;
+}
+
+// All CTAs of the cluster have come to the first when a thread leaves the second.
+FS_DEVICE void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+FS_DEVICE void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 FS_DEVICE uint32_t load_shared_4B(uint32_t smem) {
@@ -111,6 +120,83 @@ struct RunJoins {
     }
 };
 
+// The states of a tile's runs in the shared memory of a cluster: each CTA pushes those of its run
+// to the CTAs that merge them, eight threads' worth of columns to each by turns, and merges its own
+// columns when all have come. Nothing goes by way of global memory.
+template <class Kernel>
+struct ClusterMerge {
+    static constexpr int kColumns = Kernel::d_head / 4, kTurn = 8, kBytes = 32;
+    static_assert(kColumns % kTurn == 0);
+
+    const uint32_t barrier, states;
+    const int levels, rank, turns;  // turns of a CTA's at most
+
+    FS_DEVICE ClusterMerge(const DecodeKernelArgs& args, uint32_t smem, int rows)
+        : barrier(smem + Kernel::kept_states_offset),
+          states(barrier + 16),
+          levels(args.cluster_levels),
+          rank(cluster_rank()),
+          turns(((rows * kColumns / kTurn - 1) >> levels) + 1) {}
+
+    // Before any CTA of the cluster pushes.
+    FS_DEVICE static void begin(uint32_t smem) {
+        if (thread_index() == 0) {
+            mbarrier_init(smem + Kernel::kept_states_offset, 1);
+            mbarrier_init_fence();
+        }
+        __syncwarp();
+        cluster_arrive();
+    }
+    FS_DEVICE int own_columns(int rows) const {
+        const int all = rows * kColumns / kTurn;
+        return rank < all ? (((all - 1 - rank) >> levels) + 1) * kTurn : 0;
+    }
+    FS_DEVICE void expect(int rows, int runs) const {
+        if (thread_index() == 0) mbarrier_arrive_expect(barrier, own_columns(rows) * runs * kBytes);
+    }
+    FS_DEVICE uint32_t place(int run, int index) const {
+        return states + (run * turns * kTurn + index) * kBytes;
+    }
+    // `index`: of four columns, of all rows'.
+    FS_DEVICE void push(const RowState& state, int run, int index) const {
+        const int turn = index / kTurn;
+        const int cta = turn & ((1 << levels) - 1);
+        const uint32_t there =
+            cluster_address(place(run, (turn >> levels) * kTurn + index % kTurn), cta);
+        const uint32_t its_barrier = cluster_address(barrier, cta);
+        const uint2 statistics = state.bits_of_statistics();
+        store_remote_16B(there, its_barrier, state.bits_of_sums());
+        store_remote_16B(there + 16, its_barrier, {statistics.x, statistics.y, 0, 0});
+    }
+    // Which of all rows' columns an own one is.
+    FS_DEVICE int index_of(int own) const {
+        return ((own / kTurn << levels) + rank) * kTurn + own % kTurn;
+    }
+    FS_DEVICE RowState merged(int runs, int own) const {
+        constexpr int kAhead = 8;
+        RowState all;
+#pragma unroll 1
+        for (int first = 0; first < runs; first += kAhead) {
+            RowState ahead[kAhead];
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                const uint32_t at = place(first + i, own);
+                if (first + i < runs)
+                    ahead[i] = RowState(load_shared_float2(at + 16), load_shared_16B(at));
+            }
+#pragma unroll
+            for (int step = 1; step < kAhead; step *= 2)
+#pragma unroll
+                for (int i = 0; i < kAhead; i += 2 * step) ahead[i].join(ahead[i + step]);
+            if (first == 0)
+                all = ahead[0];
+            else
+                all.join(ahead[0]);
+        }
+        return all;
+    }
+};
+
 template <class Kernel, bool kPaged>
 struct DecodeRun {
     static_assert(Kernel::valid_config());
@@ -182,7 +268,7 @@ struct DecodeRun {
     }
 
     // Leaves at `place` in shared memory where the CTA's next search begins.
-    FS_DEVICE void run(ItemSearch search, uint32_t place) {
+    FS_DEVICE void run(ItemSearch search, uint32_t place) const {
         start_queries();
         cp_async_commit();
         if (!Kernel::takes_chunks && thread_index() == 0) {
@@ -442,6 +528,8 @@ struct DecodeRun {
             }
             __syncthreads();
             const RunTarget target(smem + Kernel::target_offset);
+            if constexpr (Kernel::has_clusters)
+                if (args.cluster_levels > 0 && m == 0) cluster_wait();
             const int units = min(rows - 16 * m, 16) * kColumns;
             for (int i = thread_index(); i < units; i += Kernel::n_threads) {
                 const int row = i / kColumns, column = i % kColumns * 4;
@@ -453,6 +541,27 @@ struct DecodeRun {
             __syncthreads();  // copies, or other rows, take the place of these states
         }
         if (merges) merge_if_last();
+    }
+
+    // What the cluster has to do beside the CTA's run. One without a run merges, too.
+    FS_DEVICE void begin_in_cluster() const {
+        ClusterMerge<Kernel>(args, smem, rows).expect(rows, item.sequence.parts);
+        if (item.first_part < item.end_part) return;
+        if (thread_index() == 0)
+            RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
+        __syncthreads();
+    }
+    FS_DEVICE void merge_in_cluster() const {
+        const RunTarget target(smem + Kernel::target_offset);
+        const ClusterMerge<Kernel> cluster(args, smem, rows);
+        const int columns = cluster.own_columns(rows);
+        if (target.parts == 1 || thread_index() >= columns) return;
+        mbarrier_wait(cluster.barrier, 0);
+        for (int i = thread_index(); i < columns; i += Kernel::n_threads) {
+            const int index = cluster.index_of(i), row = index / cluster.kColumns;
+            store_merged(target, cluster.merged(target.parts, i), target.tile * Kernel::B_r + row,
+                         index % cluster.kColumns * 4);
+        }
     }
 
     // The last CTA that is done with a run of the tile merges all of them, in the merge kernel's
@@ -561,6 +670,13 @@ struct DecodeRun {
         }
         const int of_head = target.tile * Kernel::B_r + row;
         if (!target.has_all_parts()) {
+            if constexpr (Kernel::has_clusters) {
+                if (args.cluster_levels > 0) {
+                    ClusterMerge<Kernel>(args, smem, rows)
+                        .push(state, target.first_part, row * (Kernel::d_head / 4) + column / 4);
+                    return;
+                }
+            }
             states(target).store(state, target.first_part, of_head, column);
             return;
         }
@@ -612,6 +728,10 @@ struct DecodeRun {
 
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
+    const bool in_cluster =
+        Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
+    if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
+        if (in_cluster) ClusterMerge<Kernel>::begin(smem);
     // The first launch of a call may be early itself: lengths are of the launch before, too.
     if (args.new_k == nullptr) wait_for_launch_before();
     DecodeItem item;
@@ -631,7 +751,16 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     // Two places by turns: threads may still read one when the next search comes.
     uint32_t place = smem + Kernel::search_offset;
     while (found) {
-        DecodeRun<Kernel, kPaged>(args, item, smem).run(search, place);
+        const DecodeRun<Kernel, kPaged> run(args, item, smem);
+        if constexpr (Kernel::has_clusters)
+            if (in_cluster) run.begin_in_cluster();
+        if (!Kernel::has_clusters || item.first_part < item.end_part) run.run(search, place);
+        if constexpr (Kernel::has_clusters) {
+            if (in_cluster) {
+                run.merge_in_cluster();
+                return;
+            }
+        }
         search = ItemSearch(place);
         place ^= ItemSearch::kBytes;
         found = find_item<Kernel>(args, search, item);

@@ -145,6 +145,20 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="merge_if_last",
     )
+    cluster: int = knob(
+        "CTAs of a cluster, at most, that have all parts of a row tile and merge them in their "
+        "shared memory (from sm_90), where the GPU has room for all at once; 0: none",
+        values=(0, 8, 16),
+        word="cluster",
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"up to {cfg.cluster} parts of a row tile are merged without global memory"
+            if cfg.cluster
+            else "parts are merged by way of global memory"
+        ),
+        where="ClusterMerge",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
