@@ -227,21 +227,24 @@ def _usable(
     entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
 ) -> list[tuple[Any, Ranked]]:
     """The entry's configs that this version knows and this device runs, for the problem's dtype."""
-    usable = []
+    usable: list[tuple[Any, Ranked]] = []
     for one in entry.ranked:
-        config, reason = _checked(one.config, one.family, entry.key.d_head, problem.dtype, device)
+        config, reason = _checked(
+            one.config, one.family, entry.key.d_head, problem.dtype, problem.gradients, device
+        )
         if reason:
             notes.append(f"{one.config} of the entry {entry.key} is ignored: {reason}")
-        else:
+        elif config not in [other for other, _ in usable]:
             usable.append((config, one))
     return usable
 
 
 @lru_cache(maxsize=4096)
 def _checked(
-    text: str, family: str, d_head: int, dtype: DType, device: DeviceSpec
+    text: str, family: str, d_head: int, dtype: DType, gradients: str, device: DeviceSpec
 ) -> tuple[Any, str]:
-    """The config of a short form, with ``dtype`` put in; and why it is of no use, '' if it is."""
+    """The config of a short form, with ``dtype`` put in, for gradients; and why it is of no use, ''
+    if it is."""
     try:
         config = parse_kernel_name_into_config(text)
     except FlashsmithError as error:
@@ -250,7 +253,7 @@ def _checked(
         return None, f"it is of the family {config.FAMILY}, not {family}"
     if config.d_head != d_head:
         return None, f"it is for d_head {config.d_head}"
-    config = config.with_knobs(dtype=dtype)
+    config = config.family.for_gradients(config.with_knobs(dtype=dtype), gradients)
     return config, "; ".join(rule.message for rule in broken_rules(config, device))
 
 
@@ -267,10 +270,12 @@ def _measured(
     very_one = not found.relation and _same_sizes(entry.problem, problem)
     stands = very_one and entry.problem.heads_k == problem.heads_k
     expected = []
-    for measured, one in usable:
-        config, ms = measured.family.for_heads(measured, problem), one.ms
+    for usual, one in usable:
+        config, ms = usual.family.for_heads(usual, problem), one.ms
         if not stands:
-            ms *= _growth(config, entry.problem, there, problem, device, measured)
+            if entry.problem.gradients != problem.gradients:  # that of other gradients was measured
+                usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)
+            ms *= _growth(config, entry.problem, there, problem, device, usual)
         expected.append(Expected(config, ms))
     ordered, slower = _by_preference(expected, GAIN_OVER_MEASURED)
     kind: EvidenceKind = "related" if found.relation else "table" if found.exact else "nearest"
@@ -303,7 +308,12 @@ def _with_others(
     others = [
         Expected(config, slowest * _growth(config, measured, there, problem, device))
         for config in candidates(
-            problem.dtype, ordered[0].config.d_head, device, masked, problem.operation
+            problem.dtype,
+            ordered[0].config.d_head,
+            device,
+            masked,
+            problem.operation,
+            problem.gradients,
         )
         if family == config.FAMILY and config not in named and asked.includes(config)
     ]
@@ -404,7 +414,8 @@ def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     masked = problem.semantics.mask != "none"
     for d_head in sorted(d_heads):
         if problem.d <= d_head:
-            found = candidates(problem.dtype, d_head, device, masked, problem.operation)
+            said = problem.operation, problem.gradients
+            found = candidates(problem.dtype, d_head, device, masked, *said)
             if found:
                 return found
     return ()
