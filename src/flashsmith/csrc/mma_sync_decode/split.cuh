@@ -88,6 +88,13 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     s.run_levels = 0;
     s.runs = s.parts;
     if (s.is_chunk) return s;
+    if constexpr (Kernel::has_clusters) {
+        if (args.cluster_levels > 0) {
+            s.run_levels = args.cluster_run_levels;
+            s.runs = (s.parts + (1 << s.run_levels) - 1) >> s.run_levels;
+            return s;
+        }
+    }
     while (s.runs > 1 && units_of_part <= share >> (s.run_levels + 1)) {
         ++s.run_levels;
         s.runs = (s.runs + 1) / 2;
@@ -234,8 +241,8 @@ FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, Decod
             rest >>= args.cluster_levels;
             item.head_k = rest / s.tiles;
             item.tile = rest - item.head_k * s.tiles;
-            item.first_part = min(run, s.parts);
-            item.end_part = min(run + 1, s.parts);
+            item.first_part = min(run << s.run_levels, s.parts);
+            item.end_part = min(item.first_part + (1 << s.run_levels), s.parts);
             return true;
         }
     }
