@@ -196,21 +196,24 @@ def _usable(
     entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
 ) -> list[tuple[Any, Ranked]]:
     """The entry's configs that this version knows and this device runs, for the problem's dtype."""
-    usable = []
+    usable: list[tuple[Any, Ranked]] = []
     for one in entry.ranked:
-        config, reason = _checked(one.config, one.family, entry.key.d_head, problem.dtype, device)
+        config, reason = _checked(
+            one.config, one.family, entry.key.d_head, problem.dtype, problem.gradients, device
+        )
         if reason:
             notes.append(f"{one.config} of the entry {entry.key} is ignored: {reason}")
-        else:
+        elif config not in [other for other, _ in usable]:
             usable.append((config, one))
     return usable
 
 
 @lru_cache(maxsize=4096)
 def _checked(
-    text: str, family: str, d_head: int, dtype: DType, device: DeviceSpec
+    text: str, family: str, d_head: int, dtype: DType, gradients: str, device: DeviceSpec
 ) -> tuple[Any, str]:
-    """The config of a short form, with ``dtype`` put in; and why it is of no use, '' if it is."""
+    """The config of a short form, with ``dtype`` put in, for gradients; and why it is of no use, ''
+    if it is."""
     try:
         config = parse_kernel_name_into_config(text)
     except FlashsmithError as error:
@@ -219,7 +222,7 @@ def _checked(
         return None, f"it is of the family {config.FAMILY}, not {family}"
     if config.d_head != d_head:
         return None, f"it is for d_head {config.d_head}"
-    config = config.with_knobs(dtype=dtype)
+    config = config.family.for_gradients(config.with_knobs(dtype=dtype), gradients)
     return config, "; ".join(rule.message for rule in broken_rules(config, device))
 
 
@@ -237,7 +240,7 @@ def _measured(
     expected = [
         Expected(config, one.ms)
         if very_one
-        else Expected(config, one.ms * _growth(config, entry.problem, there, problem, device))
+        else Expected(config, one.ms * _growth(config, entry.problem, there, problem, device, one))
         for config, one in usable
     ]
     ordered, slower = _by_preference(expected, GAIN_OVER_MEASURED)
@@ -271,7 +274,12 @@ def _with_others(
     others = [
         Expected(config, slowest * _growth(config, measured, there, problem, device))
         for config in candidates(
-            problem.dtype, ordered[0].config.d_head, device, masked, problem.operation
+            problem.dtype,
+            ordered[0].config.d_head,
+            device,
+            masked,
+            problem.operation,
+            problem.gradients,
         )
         if family == config.FAMILY and config not in named and asked.includes(config)
     ]
@@ -284,11 +292,19 @@ def _same_sizes(one: Problem, other: Problem) -> bool:
 
 
 def _growth(
-    config: Any, measured: Problem, there: DeviceSpec, problem: Problem, here: DeviceSpec
+    config: Any,
+    measured: Problem,
+    there: DeviceSpec,
+    problem: Problem,
+    here: DeviceSpec,
+    ranked: Ranked | None = None,
 ) -> float:
-    """How many times as long the problem takes as the measured one; the FLOP's ratio at least."""
+    """How many times as long the problem takes as the measured one; the FLOP's ratio at least.
+    ``ranked``: what was measured there, where that may be a config for other gradients."""
     if config.family.has_cost_model:
         now = estimate(config, problem, here).ms
+        if ranked is not None and measured.gradients != problem.gradients:
+            config = parse_kernel_name_into_config(ranked.config).with_knobs(dtype=config.dtype)
         then = _estimated_before(config, measured, there)
         if 0 < then < float("inf"):
             return now / then
@@ -366,7 +382,8 @@ def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     masked = problem.semantics.mask != "none"
     for d_head in sorted(d_heads):
         if problem.d <= d_head:
-            found = candidates(problem.dtype, d_head, device, masked, problem.operation)
+            said = problem.operation, problem.gradients
+            found = candidates(problem.dtype, d_head, device, masked, *said)
             if found:
                 return found
     return ()

@@ -168,6 +168,11 @@ class Family:
         gradients; '' where they compute whichever are needed."""
         return ""
 
+    def for_gradients(self, cfg: Any, gradients: str) -> Any:
+        """The config that computes the gradients of a problem's word in place of `cfg`, which was
+        chosen for all: one without the others' work; mostly `cfg` itself."""
+        return cfg
+
     def is_deterministic(self, cfg: Any) -> bool:
         """Whether all that a kernel writes has the same bits in every run."""
         return True

@@ -183,12 +183,12 @@ def _masked(problem: Problem) -> bool:
 def _whole(asked: Sequence[Family], problem: Problem, d_head: int, key: str) -> list[KernelConfig]:
     """The spaces of families of one operation."""
     masked = _masked(problem)
-    found = [
-        cfg
+    space = (
+        family.for_gradients(cfg, problem.gradients)
         for family in asked
         for cfg in family.search_space(problem.dtype, d_head, masked)
-        if serves_gradients(cfg, problem)
-    ]
+    )
+    found = list(dict.fromkeys(cfg for cfg in space if serves_gradients(cfg, problem)))
     if not found:
         others = [one.space_key for one in families(problem.operation) if one not in asked]
         named = [f"space={other!r}" for other in others if other]
