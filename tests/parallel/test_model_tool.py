@@ -52,6 +52,24 @@ def test_a_call_takes_as_long_as_its_messages(load_tool: Load) -> None:
     assert four.ms == pytest.approx(3 * 2.0)
 
 
+def test_gathered_keys_are_waited_for(load_tool: Load) -> None:
+    """Half of K and V beside nothing; and in the backward pass all, and half of the gradients."""
+    some = [{"schedule": "allgather", **row} for row in rows(8192, "forward", 1.0, 4 << 20)]
+    more = [{"schedule": "allgather", **row} for row in rows(8192, "both", 4.0, 4 << 20)]
+    zigzag = rows(8192, "forward", 7.0, 1 << 20)
+    for row in (*some, *more):
+        if row["what"] == "parts":
+            row["both"] = 1.3 if row["direction"] == "forward" else 5.3
+    model = load_tool("gpu/parallel_model.py").Model([*LINK, *zigzag, *some, *more], "allgather")
+    assert model.transfers(8192, "forward", 2) == pytest.approx((0.2, 0.2))
+    assert model.transfers(8192, "both", 2) == pytest.approx((1.0, 0.6))
+    found = {(it.direction, it.ranks): it for it in model.predictions()}
+    # By the other call of two: (5.3 - 4.0 - 1.0) / 0.6, and (1.3 - 1.0 - 0.2) / 0.2 of transfers.
+    assert found["forward", 2].ms == pytest.approx(0.2 + 1.0 + 0.5 * 0.2)
+    assert found["both", 2].ms == pytest.approx(1.0 + 4.0 + 0.5 * 0.6)
+    assert found["forward", 4].ms == pytest.approx(0.3 + 0.5 + 0.5 * 0.3)
+
+
 def test_it_prints_a_table(
     load_tool: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +78,7 @@ def test_it_prints_a_table(
     path.write_text("\n".join(map(json.dumps, all_rows)))
     load_tool("gpu/parallel_model.py").main([str(path)])
     printed = capsys.readouterr().out
-    assert "transfers take 0.50 of a GPU while they last" in printed
+    assert "zigzag: transfers take 0.50 of a GPU while they last" in printed
     assert "| 8192 | forward | 2 | 1.050 | 1.050 |" in printed
 
 

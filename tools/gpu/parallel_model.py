@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predict flashsmith.parallel's ring over more GPUs from parts that were measured on two.
+"""Predict flashsmith.parallel's causal calls over more GPUs from parts that were measured on two.
 
 Usage: python tools/gpu/parallel_model.py ROWS
 
@@ -11,10 +11,12 @@ or 'both' with the backward pass:
     alone                          the call on one GPU
     parts    ranks, compute, both  the call on two, as kernels alone and as it is (no ms)
 
-Transfers are beside the kernels, but take a share of the GPU while they last: a pass with kernels
-of C and transfers of M ms takes max(M, C + share M). The share is the median over the measured
-calls of two GPUs, of all others where such a call itself is predicted: so the error on two is that
-of a prediction.
+The last two are of a schedule: 'zigzag', or 'allgather' where a row says so.
+
+Transfers beside kernels take a share of the GPU while they last: a pass with kernels of C ms, and
+transfers of M ms beside them and N ms beside nothing, takes N + max(M, C + share M). The share is
+the median over a schedule's measured calls of two GPUs, of all others where such a call itself is
+predicted: so the error on two is that of a prediction.
 """
 
 from __future__ import annotations
@@ -40,13 +42,18 @@ class Prediction(NamedTuple):
 
 
 class Model:
-    def __init__(self, rows: Iterable[Row]) -> None:
+    """Of one schedule."""
+
+    def __init__(self, rows: Iterable[Row], schedule: str = "zigzag") -> None:
+        self._schedule = schedule
         self._link: list[tuple[int, float]] = []
         self._alone: dict[tuple[int, str], float] = {}
         self._measured: dict[tuple[int, str], tuple[float, float]] = {}
         self._kernels: dict[tuple[int, str, int], float] = {}
         self._bytes: dict[tuple[int, int], int] = {}
         for row in rows:
+            if row["what"] in ("parts", "compute") and _schedule_of(row) != schedule:
+                continue
             at = row.get("seq", 0), row.get("direction", "")
             if row["what"] == "link":
                 self._link.append((row["bytes"], row["ms"]))
@@ -75,22 +82,29 @@ class Model:
         (a, at_a), (b, at_b) = self._link[place - 1 : place + 1]
         return at_a + (at_b - at_a) * (size - a) / (b - a)
 
-    def transfers(self, seq: int, direction: str, ranks: int) -> float:
-        """Milliseconds of all messages of a rank."""
-        block = self._bytes[seq, ranks]
-        once = self.message(block)
-        if direction == "both":
-            # K and V once more, and their gradients in fp32.
-            once += self.message(block) + self.message(2 * block)
-        return (ranks - 1) * once
+    def transfers(self, seq: int, direction: str, ranks: int) -> tuple[float, float]:
+        """Milliseconds of a rank's messages beside nothing, and beside kernels."""
+        block, others = self._bytes[seq, ranks], ranks - 1
+        if self._schedule == "zigzag":
+            once = self.message(block)
+            if direction == "both":
+                # K and V once more, and their gradients in fp32.
+                once += self.message(block) + self.message(2 * block)
+            return 0.0, others * once
+        half = self.message(others * block // 2)
+        if direction == "forward":
+            return half, half
+        # Both halves before the first kernel; gradients in fp32 of one half, then of the other.
+        gradients = self.message(others * block)
+        return 3 * half + gradients, half + gradients
 
     def share(self, but: tuple[int, str] | None = None) -> float:
-        """What transfers take of a GPU while they last."""
-        found = [
-            max(0.0, (both - compute) / self.transfers(*at, 2))
-            for at, (compute, both) in self._measured.items()
-            if at != but
-        ]
+        """What transfers beside kernels take of a GPU while they last."""
+        found = []
+        for at, (compute, both) in self._measured.items():
+            if at != but:
+                alone, beside = self.transfers(*at, 2)
+                found.append(max(0.0, (both - compute - alone) / beside))
         return statistics.median(found) if found else 0.0
 
     def predictions(self) -> list[Prediction]:
@@ -100,11 +114,15 @@ class Model:
             measured = self._measured.get(at, (0.0, None))[1] if ranks == 2 else None
             share = self.share(at if measured is not None else None)
             kernels = self._kernels[seq, direction, ranks]
-            messages = self.transfers(seq, direction, ranks)
-            ms = max(messages, kernels + share * messages)
+            before, beside = self.transfers(seq, direction, ranks)
+            ms = before + max(beside, kernels + share * beside)
             alone = self._alone[at]
             found.append(Prediction(seq, direction, ranks, ms, measured, alone / (ranks * ms)))
         return found
+
+
+def _schedule_of(row: Row) -> str:
+    return str(row.get("schedule", "zigzag"))
 
 
 def read(path: Path) -> list[Row]:
@@ -116,18 +134,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("rows", type=Path, help="JSON lines")
-    model = Model(read(parser.parse_args(arguments).rows))
-    print(f"transfers take {model.share():.2f} of a GPU while they last")
-    print("| seq | direction | GPUs | predicted ms | measured ms | error | t1 / (P tP) |")
-    print("|---|---|---|---|---|---|---|")
-    for it in model.predictions():
-        measured, error = "-", "-"
-        if it.measured is not None:
-            measured, error = f"{it.measured:.3f}", f"{it.ms / it.measured - 1:+.1%}"
-        print(
-            f"| {it.seq} | {it.direction} | {it.ranks} | {it.ms:.3f} | {measured} | {error} "
-            f"| {it.efficiency:.2f} |"
-        )
+    rows = read(parser.parse_args(arguments).rows)
+    measured = {_schedule_of(row) for row in rows if row["what"] == "compute"}
+    for schedule in sorted(measured) or ["zigzag"]:
+        model = Model(rows, schedule)
+        print(f"{schedule}: transfers take {model.share():.2f} of a GPU while they last")
+        print("| seq | direction | GPUs | predicted ms | measured ms | error | t1 / (P tP) |")
+        print("|---|---|---|---|---|---|---|")
+        for it in model.predictions():
+            ms, error = "-", "-"
+            if it.measured is not None:
+                ms, error = f"{it.measured:.3f}", f"{it.ms / it.measured - 1:+.1%}"
+            print(
+                f"| {it.seq} | {it.direction} | {it.ranks} | {it.ms:.3f} | {ms} | {error} "
+                f"| {it.efficiency:.2f} |"
+            )
 
 
 if __name__ == "__main__":

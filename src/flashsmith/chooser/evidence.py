@@ -36,6 +36,7 @@ from flashsmith.families import (
     families,
     is_legal,
     parse_kernel_name_into_config,
+    serves_gradients,
 )
 from flashsmith.operations import DEFAULT
 
@@ -79,13 +80,15 @@ class Evidence:
 
 
 class Asked(NamedTuple):
-    """The kernels that are asked for: of one family, deterministic ones, or any."""
+    """The kernels that are asked for: of a problem's gradients; of one family, deterministic ones,
+    or any."""
 
+    problem: Problem
     family: str | None = None
     deterministic: bool = False
 
     def includes(self, config: Any) -> bool:
-        if self.family not in (None, config.FAMILY):
+        if self.family not in (None, config.FAMILY) or not serves_gradients(config, self.problem):
             return False
         return not self.deterministic or config.family.is_deterministic(config)
 
@@ -105,7 +108,7 @@ def gather(
     """
     if problem.semantics.partial:
         problem = replace(problem, semantics=replace(problem.semantics, partial=False))
-    asked = Asked(family, deterministic)
+    asked = Asked(problem, family, deterministic)
     notes: list[str] = []
     for found in table.lookup(problem, device):
         usable = [

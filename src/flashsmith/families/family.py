@@ -163,6 +163,11 @@ class Family:
         """The reason why it has no kernels for a problem on a device; None where it has."""
         return None
 
+    def gradients_of(self, cfg: Any) -> str:
+        """The word of the problems that a config's kernels are for, where they compute no other
+        gradients; '' where they compute whichever are needed."""
+        return ""
+
     def is_deterministic(self, cfg: Any) -> bool:
         """Whether all that a kernel writes has the same bits in every run."""
         return True
@@ -262,9 +267,16 @@ class Family:
         """
         raise ArgumentError(f"cfg: no cost model for the family {self.name!r}")
 
-    def further_work(self, cfg: Any, device: DeviceSpec) -> Sequence[TileWork]:
-        """The same of other launches of a call that have such a loop."""
-        return ()
+    def loops(
+        self,
+        cfg: Any,
+        problem: Problem,
+        device: DeviceSpec,
+        registers: int | None = None,
+        spill: int | None = None,
+    ) -> Sequence[TileWork]:
+        """The same of all launches of a call that have such a loop, the main one first."""
+        return (self.tile_work(cfg, device, registers, spill),)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
         """Milliseconds of a call's launches that have no such loop."""

@@ -18,6 +18,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.integrations import traceable
 from flashsmith.integrations.pytorch_state import under_autocast
 from flashsmith.operations.forward import UNLIMITED
+from flashsmith.parallel import prefixes
 from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits
 from flashsmith.parallel.schedules import SCHEDULES, Call, Schedule, in_order, padded
@@ -93,7 +94,10 @@ def _attend(
     call = agreed.call._replace(group=group, confirm=confirm)
     if group.size == 1:
         return _alone(q, k, v, call, asked)
-    o, lse, row_max = _Parallel.apply(q, k, v, asked.sinks, agreed.schedule, call)
+    if call.has_gradients or torch._C._are_functorch_transforms_active():
+        o, lse, row_max = _Parallel.apply(q, k, v, asked.sinks, agreed.schedule, call)
+    else:
+        o, lse, row_max, _ = agreed.schedule.forward(call, q, k, v, asked.sinks)
     if asked.out is not None:
         with torch.no_grad():
             o = asked.out.copy_(o)
@@ -138,7 +142,7 @@ def _agree(
         layout = Layout((sum(rows),) if known is None else known, group.size)
         _check_rows(name, layout, rows)
         layouts.append(layout)
-    call = _call(group, layouts[0], layouts[1], q, asked)
+    call = _call(group, layouts[0], layouts[1], q, asked, any(facts["requires_grad"]))
     return q, k, v, _Agreed(message, said, call, _schedule(asked.schedule, call, k.shape[-2]))
 
 
@@ -169,7 +173,7 @@ def _signature(q: Any, k: Any, v: Any, asked: Asked) -> Any:
         else:
             found += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
             found.append(tensor.requires_grad)
-    options = tuple(asked._replace(sinks=None))
+    options = (*asked[:_SINKS], *asked[_SINKS + 1 :])
     try:
         hash(options)
         window = asked.window if isinstance(asked.window, tuple) else ()
@@ -179,6 +183,7 @@ def _signature(q: Any, k: Any, v: Any, asked: Asked) -> Any:
 
 
 _KINDS = (torch.Tensor, torch.nn.Parameter)
+_SINKS = Asked._fields.index("sinks")
 
 
 def _is_capturing(q: Any) -> bool:
@@ -471,10 +476,14 @@ def _schedule(name: str, call: Call, heads_k: int) -> Schedule:
         raise ArgumentError(
             "return_row_max: given with schedule='zigzag', whose parts have none; take 'allgather'"
         )
+    if name == "allgather" and prefixes.serves(call):
+        return prefixes.PREFIXES
     return SCHEDULES[name]
 
 
-def _call(group: Group, q_layout: Layout, k_layout: Layout, q: Any, asked: Asked) -> Call:
+def _call(
+    group: Group, q_layout: Layout, k_layout: Layout, q: Any, asked: Asked, has_gradients: bool
+) -> Call:
     mask = check_mask(asked.causal, asked.window)
     left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
     return Call(
@@ -487,6 +496,7 @@ def _call(group: Group, q_layout: Layout, k_layout: Layout, q: Any, asked: Asked
         asked.config,
         asked.backward_config,
         resolve_deterministic(asked.deterministic, q),
+        has_gradients,
         bool(asked.return_lse),
         bool(asked.return_row_max),
         tuple(q.shape),

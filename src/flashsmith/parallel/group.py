@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,12 +24,13 @@ from flashsmith.printable import quoted
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 # Of a rank's message to the others about its call, in bytes; texts are cut to fit.
 _MESSAGE = 4096
-_DIGEST = 16
-# Of a group, what its ranks have agreed on before. All of them forget at the same call.
+# Of a group, what its ranks have agreed on before.
 _MOST_AGREEMENTS = 512
 _MOST_TEXT = 512
 # The backends that carry tensors of a kind of device.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
+_LARGEST = dist.AllreduceOptions()
+_LARGEST.reduceOp = dist.ReduceOp.MAX
 
 
 class Message:
@@ -40,7 +42,6 @@ class Message:
         self.text = json.dumps({"facts": facts, "error": said}).encode()
         if len(self.text) > _MESSAGE:
             raise AssertionError(f"a message of {len(self.text)} bytes")
-        self.digest = hashlib.sha256(self.text).digest()[:_DIGEST]
 
 
 class Group:
@@ -48,11 +49,13 @@ class Group:
 
     def __init__(self, given: Any) -> None:
         self.handle = _process_group(given)
-        if self.handle not in _members:
+        known = _members.get(self.handle)
+        if known is None:
             size = dist.get_world_size(self.handle)
-            _members[self.handle] = [dist.get_global_rank(self.handle, it) for it in range(size)]
-        self.members = _members[self.handle]
-        self.rank, self.size = dist.get_rank(self.handle), len(self.members)
+            members = [dist.get_global_rank(self.handle, it) for it in range(size)]
+            known = _members[self.handle] = dist.get_rank(self.handle), members
+        self.rank, self.members = known
+        self.size = len(self.members)
 
     def check_device(self, name: str, tensor: Any) -> None:
         """Raises ArgumentError unless the group carries tensors of this one's device."""
@@ -80,38 +83,46 @@ class Group:
     def _of_host(self) -> Any:
         """The group itself where it carries host tensors; else one of the same ranks that does,
         which waits for them as long, made at the first call."""
+        known = _host_groups.get(self.handle)
+        if known is not None:
+            return known
         if self._backend("cpu") in _CARRIERS["cpu"]:
             return self.handle
-        if self.handle not in _host_groups:
-            (device, *_) = self.handle._device_types
-            _host_groups[self.handle] = dist.new_group(
-                self.members,
-                timeout=_timeout(self.handle._get_backend(device)),
-                backend="gloo",
-                use_local_synchronization=True,
-            )
-        return _host_groups[self.handle]
+        (device, *_) = self.handle._device_types
+        made = _host_groups[self.handle] = dist.new_group(
+            self.members,
+            timeout=_timeout(self.handle._get_backend(device)),
+            backend="gloo",
+            use_local_synchronization=True,
+        )
+        return made
 
     def agree(self, message: Message) -> Agreement:
         """Begins to tell the others of a call, and to hear what they say."""
         return Agreement(self, message)
 
-    def exchange(self, mine: bytes) -> Callable[[], bytes]:
-        """Begins to send bytes to every rank, as many of each, over the host, so that no GPU is
-        waited for; the result waits for all of them, by rank."""
+    def same(self, word: int) -> Callable[[], bool]:
+        """Begins to ask over the host, so that no GPU is waited for, whether all ranks ask with the
+        same number, of 63 bits; the result waits for the answer."""
+        # The largest of all numbers, and of their complements: these fall where those rise.
+        largest = torch.tensor((word, ~word))
+        with self.waiting_for_others():
+            work = self._of_host().allreduce([largest], _LARGEST)
+
+        def wait() -> bool:
+            with self.waiting_for_others():
+                work.wait()
+            return bool(largest.tolist() == [word, ~word])
+
+        return wait
+
+    def exchange(self, mine: bytes) -> bytes:
+        """Sends bytes to every rank, as many of each, over the host; returns all, by rank."""
         found = torch.empty((self.size, len(mine)), dtype=torch.uint8)
         given = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         with self.waiting_for_others():
-            work = dist.all_gather(
-                list(found.unbind()), given, group=self._of_host(), async_op=True
-            )
-
-        def wait() -> bytes:
-            with self.waiting_for_others():
-                work.wait()
-            return found.numpy().tobytes()
-
-        return wait
+            dist.all_gather(list(found.unbind()), given, group=self._of_host())
+        return found.numpy().tobytes()
 
     @contextlib.contextmanager
     def waiting_for_others(self) -> Iterator[None]:
@@ -139,13 +150,29 @@ class Group:
 
         return Transfer(self, start, [mine], found)
 
-    def all_to_all(self, mine: Any) -> Transfer:
-        """(ranks, ...): part r goes to rank r, and comes from it."""
-        found = torch.empty_like(mine)
+    def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
+        """Begins to gather several dense tensors as one message: of each, every rank's into one
+        whose first dimension is as many times as long. They travel when what the current stream has
+        been given so far is done; the result has it wait for them, or the host for the host's."""
+        with self.waiting_for_others():
+            work = self.handle.allgather_into_tensor_coalesced(found, mine)
+
+        def wait() -> None:
+            with self.waiting_for_others():
+                work.wait()
+
+        return wait
+
+    def all_to_all(self, mine: Any, sent: Sequence[int] = (), come: Sequence[int] = ()) -> Transfer:
+        """(parts, ...): so many of them are ``sent`` to each rank, one after another, and so many
+        come from each; left out, one."""
+        found = mine.new_empty((sum(come), *mine.shape[1:])) if come else torch.empty_like(mine)
+        size = mine.element_size() * math.prod(mine.shape[1:])
+        sizes = [[size * count for count in counts] or None for counts in (come, sent)]
         whole, part = _bytes(found), _bytes(mine)
 
         def start() -> list[Any]:
-            return [dist.all_to_all_single(whole, part, group=self.handle, async_op=True)]
+            return [dist.all_to_all_single(whole, part, *sizes, group=self.handle, async_op=True)]
 
         return Transfer(self, start, [mine], found)
 
@@ -166,27 +193,34 @@ class Group:
         return Transfer(self, start, [mine], into, free)
 
 
+class _Known(NamedTuple):
+    """What the ranks have said to each other, and a number for it that all of them have."""
+
+    word: int
+    said: list[dict[str, Any]]
+
+
 class Agreement:
-    """What the ranks of a group say to each other about a call: first a digest of each message, and
-    the messages themselves where the ranks have not said just that before."""
+    """What the ranks of a group say to each other about a call: first whether all say what they
+    said before, in a word; and the messages themselves where one does not."""
 
     def __init__(self, group: Group, message: Message) -> None:
         self._group, self._message = group, message
-        self._digests = group.exchange(message.digest) if group.size > 1 else None
+        self._known = _agreements.get(group.handle, {}).get(message.text)
+        self._same = group.same(self._known.word if self._known else 0) if group.size > 1 else None
 
     def said(self) -> list[dict[str, Any]]:
         """What every rank says, by rank; raises the same error on each if one has refused its
-        arguments, its own on that one. The same list for the same messages. To be called once."""
+        arguments, its own on that one. The same list for what is agreed on in a word. To be called
+        once."""
         group, message = self._group, self._message
-        if self._digests is None:
+        if self._same is None:
             if message.error is not None:
                 raise message.error
             return [message.facts]
-        agreements = _agreements.setdefault(group.handle, {})
-        digests = self._digests()
-        if digests in agreements:
-            return agreements[digests]
-        found = group.exchange(message.text.ljust(_MESSAGE))()
+        if self._same() and self._known is not None:
+            return self._known.said
+        found = group.exchange(message.text.ljust(_MESSAGE))
         parts = [found[at : at + _MESSAGE] for at in range(0, len(found), _MESSAGE)]
         said = [json.loads(part) for part in parts]
         if message.error is not None:
@@ -194,10 +228,14 @@ class Agreement:
         for rank, it in enumerate(said):
             if it["error"] is not None:
                 raise ArgumentError(f"rank {rank} of the group refused its call: {it['error']}")
+        agreements = _agreements.setdefault(group.handle, {})
         if len(agreements) >= _MOST_AGREEMENTS:
             agreements.clear()
-        agreements[digests] = [it["facts"] for it in said]
-        return agreements[digests]
+        # Not 0, what a rank asks with that has nothing to repeat.
+        word = int.from_bytes(hashlib.sha256(found).digest()[:8], "big") >> 1 | 1
+        facts = [it["facts"] for it in said]
+        agreements[message.text] = _Known(word, facts)
+        return facts
 
 
 class Transfer:
@@ -220,7 +258,7 @@ class Transfer:
         self._done: Any = None
         # Until they are there: what is sent must not be freed.
         self._sent = sent
-        if found.numel() == 0:
+        if found.numel() == 0 and not any(tensor.numel() for tensor in sent):
             return
         if not found.is_cuda:
             with group.waiting_for_others():
@@ -305,9 +343,10 @@ def _process_group(given: Any) -> Any:
 
 # Groups of the host for groups that carry no tensors of it.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# By group: its ranks' numbers in the world, and what they have said to each other, by digests.
-_members: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
-_agreements: WeakKeyDictionary[Any, dict[bytes, list[dict[str, Any]]]] = WeakKeyDictionary()
+# By group: this process's rank with all ranks' numbers in the world; and what they have agreed on,
+# by this one's message.
+_members: WeakKeyDictionary[Any, tuple[int, list[int]]] = WeakKeyDictionary()
+_agreements: WeakKeyDictionary[Any, dict[bytes, _Known]] = WeakKeyDictionary()
 
 
 def _timeout(backend: Any) -> Any:

@@ -37,6 +37,8 @@ class Call(NamedTuple):
     config: Any
     backward_config: Any
     deterministic: bool
+    # Of q, k, v or sinks, the same on every rank.
+    has_gradients: bool
     return_lse: bool
     return_row_max: bool
     shape: tuple[int, ...]  # this rank's of q
@@ -50,8 +52,8 @@ class Call(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The shards of what attention() returns, row_max perhaps None; and what the backward pass
-    needs besides, all in memory of this call."""
+    """The shards of what attention() returns, lse and row_max perhaps None where nobody asked; and
+    what the backward pass needs besides, all in memory of this call."""
 
     o: Any
     lse: Any
@@ -392,10 +394,10 @@ def _allgather_backward(
         total = total.narrow(dim, 0, k.shape[call.dim])
         for into, gradient in zip((dk, dv), total, strict=True):
             into[..., begin:end, :].copy_(gradient)
-    return _as_needed(needs, dq.to(q.dtype), dk, dv, dsinks)
+    return as_needed(needs, dq.to(q.dtype), dk, dv, dsinks)
 
 
-def _as_needed(needs: Needs, *gradients: Any) -> Gradients:
+def as_needed(needs: Needs, *gradients: Any) -> Gradients:
     dq, dk, dv, dsinks = (it if need else None for it, need in zip(gradients, needs, strict=True))
     return dq, dk, dv, dsinks
 
@@ -681,7 +683,7 @@ def _zigzag_backward(
     if coming is not None:
         own_dkv += coming.wait()
     dsinks = _dsinks(call, of, own, sinks) if needs[3] else None
-    return _as_needed(needs, dq.to(q.dtype), *own_dkv.to(k.dtype), dsinks)
+    return as_needed(needs, dq.to(q.dtype), *own_dkv.to(k.dtype), dsinks)
 
 
 def _halves(heads: int) -> tuple[Span, Span]:

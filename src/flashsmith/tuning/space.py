@@ -20,6 +20,7 @@ from flashsmith.families import (
     families,
     get_kernel_configs,
     is_legal,
+    serves_gradients,
 )
 from flashsmith.operations import DEFAULT
 
@@ -109,7 +110,12 @@ def search_space(
     if _SCHEDULES.fullmatch(key) and problem.operation == DEFAULT:
         configs = [cfg.with_knobs(dtype=problem.dtype, d_head=d_head) for cfg in configs]
     wanted = problem.operation, problem.dtype, d_head
-    fitting = [cfg for cfg in configs if (cfg.family.operation, cfg.dtype, cfg.d_head) == wanted]
+    fitting = [
+        cfg
+        for cfg in configs
+        if (cfg.family.operation, cfg.dtype, cfg.d_head) == wanted
+        and serves_gradients(cfg, problem)
+    ]
     if not fitting:
         raise SelectionError(
             f"space={key!r}: none of its configs ({len(configs)}) is for {problem.dtype.name} and "
@@ -177,7 +183,12 @@ def _masked(problem: Problem) -> bool:
 def _whole(asked: Sequence[Family], problem: Problem, d_head: int, key: str) -> list[KernelConfig]:
     """The spaces of families of one operation."""
     masked = _masked(problem)
-    found = [cfg for family in asked for cfg in family.search_space(problem.dtype, d_head, masked)]
+    found = [
+        cfg
+        for family in asked
+        for cfg in family.search_space(problem.dtype, d_head, masked)
+        if serves_gradients(cfg, problem)
+    ]
     if not found:
         others = [one.space_key for one in families(problem.operation) if one not in asked]
         named = [f"space={other!r}" for other in others if other]

@@ -206,7 +206,11 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
 template <class Kernel>
 struct RunCount {
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
-        return s.is_chunk == Kernel::takes_chunks ? s.runs * s.tiles * args.heads_k : 0;
+        if (s.is_chunk != Kernel::takes_chunks) return 0;
+        if constexpr (Kernel::has_clusters)
+            if (!s.is_chunk && args.cluster_levels > 0)
+                return s.tiles * args.heads_k << args.cluster_levels;
+        return s.runs * s.tiles * args.heads_k;
     }
 };
 
@@ -223,6 +227,18 @@ FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, Decod
     DecodeSequence& s = item.sequence;
     int rest;
     if (!find_sequence<Kernel, RunCount<Kernel>>(args, search, item.batch, s, rest)) return false;
+    // Each CTA of a cluster has a run, or none.
+    if constexpr (Kernel::has_clusters && !Kernel::takes_chunks) {
+        if (args.cluster_levels > 0) {
+            const int run = rest & ((1 << args.cluster_levels) - 1);
+            rest >>= args.cluster_levels;
+            item.head_k = rest / s.tiles;
+            item.tile = rest - item.head_k * s.tiles;
+            item.first_part = min(run, s.parts);
+            item.end_part = min(run + 1, s.parts);
+            return true;
+        }
+    }
     item.tile = 0;
     if (s.tiles > 1) {
         item.tile = rest % s.tiles;
