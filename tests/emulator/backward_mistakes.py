@@ -13,6 +13,8 @@ _SPLIT = "wgmma_backward/split_consumer.cuh"
 _PRODUCER, _ORDER = "wgmma_backward/producer.cuh", "wgmma_backward/dq_order.cuh"
 _ROWS, _SEEN = "backward/rows_kernels.cuh", "backward/visibility.cuh"
 _PLACES = "backward/rows.cuh"
+_DQ, _DQ_BLOCK = "wgmma_dq/consumer.cuh", "wgmma_dq/query_block.cuh"
+_DQ_PRODUCER = "wgmma_dq/producer.cuh"
 
 #: By victim, since each of them has some of the code alone.
 MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
@@ -312,6 +314,49 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "        if (n_steps == 0) return;",
                     "if (n_steps == 0) return;\n        zero(dk);\n        zero(dv);\n"
                     "        if constexpr (kSumsBesideScores) zero(dq);"),
+    ),
+    "dq alone": (
+        SourcePatch("dropped D", _DQ, "(dP[0][n][e] - D[e / 2])", "dP[0][n][e]"),
+        SourcePatch("D of the other row", _DQ, "- D[e / 2])", "- D[1 - e / 2])"),
+        SourcePatch("lse of the other row", _DQ, "-lse[e / 2]", "-lse[1 - e / 2]"),
+        SourcePatch("dropped mask", _DQ, "if (tile.blocks.needs_mask(block)) mask();", ";"),
+        SourcePatch("the mask of the first block", _DQ, "first_column = block * Kernel::B_c +",
+                    "first_column = tile.blocks.begin * Kernel::B_c +"),
+        SourcePatch("a key too many", _DQ, "8 * n + e > columns.last",
+                    "8 * n + e > columns.last + 1"),
+        SourcePatch("rows that see nothing", _DQ, "< unseeing) dq", "< 0) dq"),
+        SourcePatch("no scale", _DQ, "dq, args.scale);", "dq, 1.0f);"),
+        SourcePatch("dP of K", _DQ,
+                    "start_scores(dP, Kernel::do_offset, V.tile());\n            pass_turn();\n"
+                    "            wgmma_wait<2>(S);",
+                    "start_scores(dP, Kernel::do_offset, K.tile());\n            pass_turn();\n"
+                    "            wgmma_wait<2>(S);"),
+        SourcePatch("dq of the next K", _DQ, "start_dq(last_K);", "start_dq(K.tile());"),
+        SourcePatch("the last step's dq is left out", _DQ,
+                    "        start_dq(K.tile());\n        pass_turn();\n"
+                    "        wgmma_wait<0>(dq, dS);\n    }", "        pass_turn();\n    }"),
+        SourcePatch("K is given back before dq is done", _DQ,
+                    "wgmma_wait<1>(dq, dS);\n"
+                    "            if (lane == 0) mbarrier_arrive(last_empty);",
+                    "if (lane == 0) mbarrier_arrive(last_empty);\n"
+                    "            wgmma_wait<1>(dq, dS);"),
+        SourcePatch("S is not there yet", _DQ, "wgmma_wait<2>(S);", "wgmma_wait<3>(S);"),
+        SourcePatch("do is not waited for", _DQ,
+                    "start_scores(S, Kernel::Q_offset, K.tile());\n"
+                    "        mbarrier_wait(smem + Kernel::do_barrier, 0);",
+                    "start_scores(S, Kernel::Q_offset, K.tile());"),
+        SourcePatch("one warpgroup's queries for both", _DQ,
+                    "warpgroup * kWarpgroupRows * Panel::kRowBytes", "0 * Panel::kRowBytes"),
+        SourcePatch("wrong group of heads", _DQ_BLOCK,
+                    "head_k = head / (args.heads_q / args.heads_k);",
+                    "head_k = head % args.heads_k;"),
+        SourcePatch("the first head's statistics", _DQ,
+                    "(args, tile.batch, tile.head, tile.q.first);",
+                    "(args, tile.batch, 0, tile.q.first);"),
+        SourcePatch("V of the first batch", _DQ_PRODUCER,
+                    "tile.k.count,\n"
+                    "                                         tile.head_k, tile.batch)",
+                    "tile.k.count,\n                                         tile.head_k, 0)"),
     ),
     "one place of do": (
         SourcePatch("do is given back while lanes read D", _CONSUMER,

@@ -129,6 +129,17 @@ VICTIMS = {
         ),
         sm_count=2,
     ),
+    # One stage of V, two of K: a step's dq beside the next step's scores.
+    "dq alone": OperationVictim(
+        config("(FP16, 64, 128, 64, 2): tma_dq+k_stages_2+v_stages_1+regs_24_240+late_dq+pingpong"),
+        Semantics("causal", uneven=True),
+        (
+            Asked("b2 s130:200 h4:2 d64 causal only_dq", options=_STATISTICS),
+            Asked("b1 s100:40 h2:1 d64 causal only_dq", spoiled="unseeing queries"),
+            Asked("b1 s100:40 h1 d64 causal only_dq", spoiled="last key"),
+            *(Asked("b1 s200:330 h1 d64 causal only_dq", schedule_seed=s) for s in range(3)),
+        ),
+    ),
     # do has fewer places than Q: only its own release keeps a step's statistics from the next ones.
     "one place of do": OperationVictim(
         config(
