@@ -213,11 +213,11 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("the first warpgroup's columns of dq", _CONSUMER,
                     "Kernel::shares_rows ? 0 : part * Kernel::dq_columns;", "0;"),
         SourcePatch("dS is not fenced", _CONSUMER,
-                    "commit(int lane) {\n        tma_store_fence();\n        __syncwarp();",
-                    "commit(int lane) {\n        __syncwarp();"),
+                    "tma_store_fence();\n        __syncwarp();\n        if (lane == 0)",
+                    "__syncwarp();\n        if (lane == 0)"),
         SourcePatch("dS without a wait for the warp", _CONSUMER,
-                    "commit(int lane) {\n        tma_store_fence();\n        __syncwarp();",
-                    "commit(int lane) {\n        tma_store_fence();"),
+                    "tma_store_fence();\n        __syncwarp();\n        if (lane == 0)",
+                    "tma_store_fence();\n        if (lane == 0)"),
         SourcePatch("one head of a group", _BLOCK, "n_heads = args.heads_q / args.heads_k;",
                     "n_heads = 1;"),
         SourcePatch("wrong group of heads", _BLOCK, "first_head = head_k * n_heads;",
@@ -275,9 +275,9 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "K.consumer_release(warp, lane);\n"
                     "                const uint32_t done = number();"),
         SourcePatch("V is not given back", _CONSUMER,
-                    "step_with_scores_together<true>();\n"
+                    "step_with_scores_together<!CFG.without_dq>();\n"
                     "        if constexpr (CFG.persistent) V.consumer_release(warp, lane);",
-                    "step_with_scores_together<true>();"),
+                    "step_with_scores_together<!CFG.without_dq>();"),
         SourcePatch("a block of keys is left out", _PRODUCER, "number = gridDim.x + given;",
                     "number = gridDim.x + given + 1;"),
         SourcePatch("the counter stays", _PRODUCER,
@@ -310,10 +310,10 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "mbarrier_arrive(K.full());"),
         SourcePatch("dk of a block without steps is the last one's", _CONSUMER,
                     "zero(dk);\n        zero(dv);\n"
-                    "        if constexpr (kSumsBesideScores) zero(dq);\n"
+                    "        if constexpr (kSumsBesideScores && !CFG.without_dq) zero(dq);\n"
                     "        if (n_steps == 0) return;",
                     "if (n_steps == 0) return;\n        zero(dk);\n        zero(dv);\n"
-                    "        if constexpr (kSumsBesideScores) zero(dq);"),
+                    "        if constexpr (kSumsBesideScores && !CFG.without_dq) zero(dq);"),
     ),
     "dq alone": (
         SourcePatch("dropped D", _DQ, "(dP[0][n][e] - D[e / 2])", "dP[0][n][e]"),
