@@ -161,7 +161,8 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
 
     def by_chunk(gradients: Any) -> list[Any]:
         """dk and dv, (chunks, batch, rows, heads, d)."""
-        return [it.unflatten(1, (-1, chunk)).transpose(0, 1) for it in gradients[1:3]]
+        batch, _, *rest = k.shape
+        return [it.view(batch, -1, chunk, *rest).transpose(0, 1) for it in gradients[1:3]]
 
     keys = _gather(call, k, v)
     keys.wait_for_earlier()
@@ -186,27 +187,20 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
         to_earlier = group.exchange_parts(of_earlier)
     if needs[0]:
         dq = torch.empty_like(q)
-        for into, gradients in zip(dq.chunk(2, 1), (earlier, later), strict=True):
-            into.copy_(gradients.dq)
+        torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
     if needs_kv:
         # In the order of ranks, of which the last that sees a later chunk is its own.
-        own = [it[-1] for it in of_later]
-        totals = [_added([*to_later().unbind(), own]), _added(to_earlier().unbind())]
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        for place, into in enumerate((dk, dv)):
-            for half, total in zip(into.chunk(2, 1), reversed(totals), strict=True):
-                half.copy_(total[place])
+        total, *others_of_later = *to_later(), [it[-1] for it in of_later]
+        for part in others_of_later:
+            torch._foreach_add_(list(total), list(part))
+        first, *others_of_earlier = to_earlier()
+        for part in others_of_earlier:
+            first.add_(part)
+        halves = [*dk.chunk(2, 1), *dv.chunk(2, 1)]
+        torch._foreach_copy_(halves, [first[0], total[0], first[1], total[1]])
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)
-
-
-def _added(parts: Sequence[Any]) -> Any:
-    """The sum of pairs, or of tensors of pairs, one after another, in memory of the first."""
-    total, *others = parts
-    for it in others:
-        for place in (0, 1):
-            total[place].add_(it[place])
-    return total
 
 
 PREFIXES = Schedule(forward, backward)
