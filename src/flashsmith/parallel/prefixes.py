@@ -191,11 +191,13 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
     if needs_kv:
         # In the order of ranks, of which the last that sees a later chunk is its own.
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        total, *others_of_later = *to_later(), [it[-1] for it in of_later]
-        for part in others_of_later:
-            torch._foreach_add_(list(total), list(part))
-        first, *others_of_earlier = to_earlier()
-        for part in others_of_earlier:
+        pairs = [*map(list, to_later()), [it[-1] for it in of_later]]
+        total = pairs[0]
+        for pair in pairs[1:]:
+            torch._foreach_add_(total, pair)
+        parts = to_earlier()
+        first = parts[0]
+        for part in parts[1:]:
             first.add_(part)
         halves = [*dk.chunk(2, 1), *dv.chunk(2, 1)]
         torch._foreach_copy_(halves, [first[0], total[0], first[1], total[1]])
