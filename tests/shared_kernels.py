@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from flashsmith.builder import KernelLibrary, cache_dir, library_for
 from flashsmith.builder.kernel_cache import Cache
+from flashsmith.chooser import choose
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime.libraries import Key, LoadedKernel, loaded_kernels
 
@@ -48,6 +49,14 @@ def want(
         _wanted[_group(cfg, semantics, arch)].add(cfg)
 
 
+def want_chosen(*problems: str, arch: int = 80) -> None:
+    """The same for what attention() chooses for problems, in words: of host tensors, unless an
+    architecture is given."""
+    for words in problems:
+        choice = choose(words, arch)
+        want([choice.config], choice.problem.required_semantics(choice.config), arch)
+
+
 def want_later(
     configs: Callable[[], Iterable[KernelConfig]], family: str, semantics: Semantics, arch: int
 ) -> None:
@@ -73,10 +82,10 @@ def load(
     return library if shared is None or configs[0] in alone else shared
 
 
-def with_host_code(folder: Path) -> Path:
-    """A cache folder for a test that needs one of its own: nothing but the host code that all
-    libraries share is compiled, if any library is built by now."""
-    home = Cache(_CACHE).root
+def with_host_code(folder: Path, cache: Path = _CACHE) -> Path:
+    """A cache folder for a test that needs one of its own: it has the host code that all libraries
+    share from another, if that has any by now."""
+    home = Cache(cache).root
     if home.is_dir():
         others = shutil.ignore_patterns("libraries", "locks", "tmp")
         shutil.copytree(home, Cache(folder).root, ignore=others)

@@ -216,6 +216,7 @@ CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "mma_sync_decode": {"common", "host", "mma_sync", "mma_sync_backward"},
     "wgmma": {"common", "host"},
     "wgmma_backward": {"common", "host", "wgmma", "backward"},
+    "wgmma_dq": {"common", "host", "wgmma", "backward", "wgmma_backward"},
     "roofline": {"common"},
 }
 

@@ -29,7 +29,8 @@ class Variable:
 KERNELS = Variable(
     "KERNELS",
     "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
-    "backward, hopper-backward, decode, 'B_r,B_c', a set of yours, or short forms separated by ';'",
+    "backward, hopper-backward, hopper-dq, decode, 'B_r,B_c', a set of yours, or short forms "
+    "separated by ';'",
     "unset (each command says whether it needs one)",
 )
 JIT = Variable(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import shared_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_ins import HostMemory
@@ -34,7 +35,19 @@ from flashsmith.verify import compute_references, engine, reference_of
 from flashsmith.verify.proof_inputs import default_scale
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
-CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+# What other tests have, too.
+CFG = parse_kernel_name_into_config(
+    "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+)
+EMULATED = [
+    "b1 s64 h2 d64 fp16",
+    "b2 s63 h2:1 d64 fp16 causal",
+    "b2 s40 h2 d64 fp16 packed",
+    "b2 s64 h2 d64 fp16 window softcap",
+    "b2 s40 h2 d64 fp16 partial",
+]
+for _text in EMULATED:
+    shared_kernels.want([CFG], Problem.parse(_text).required_semantics(CFG))
 
 
 def workload(text: str, **options) -> Workload:
@@ -173,16 +186,7 @@ def test_an_empty_problem_is_refused() -> None:
         workload("b0 s64 h1 d64 fp16")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "b1 s64 h2 d64 fp16",
-        "b2 s63 h2:1 d64 fp16 causal",
-        "b2 s40 h2 d64 fp16 packed",
-        "b2 s64 h2 d64 fp16 window softcap",
-        "b2 s40 h2 d64 fp16 partial",
-    ],
-)
+@pytest.mark.parametrize("text", EMULATED)
 def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> None:
     """In the emulator, which runs host tensors."""
     w = workload(text)

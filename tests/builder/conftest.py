@@ -13,6 +13,7 @@ import stand_in_sources
 
 from flashsmith.builder import find_toolchain
 from flashsmith.builder.kernel_cache import Cache
+from flashsmith.builder.library_build import build_from
 
 
 @pytest.fixture
@@ -44,6 +45,17 @@ def recorded_home(tmp_path_factory, tiny_csrc, toolchain) -> Path:
     home = tmp_path_factory.mktemp("recorded") / "cuda"
     home.mkdir()
     return stand_in_sources.record_compiler(home, tiny_csrc, toolchain)
+
+
+@pytest.fixture(scope="session")
+def host_code(tmp_path_factory, recorded_home, tiny_csrc) -> Path:
+    """A cache folder with the compiled host code of tiny_csrc: most of what a build there takes."""
+    folder = tmp_path_factory.mktemp("host_code")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_HOME", str(recorded_home))
+        patch.setenv("FLASHSMITH_CACHE_DIR", str(folder))
+        build_from(tiny_csrc, stand_in_sources.CONFIGS, jobs=1)
+    return folder
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import textwrap
 from itertools import product
 
 import pytest
+import shared_kernels
 from check_library import check_stand_in_library
 from stand_in_sources import CONFIGS, calls, write_compiler, write_sources
 
@@ -30,8 +31,8 @@ from flashsmith.families import FlashForwardKernelConfig
 
 
 @pytest.fixture
-def build(cache_root, cuda_home, tiny_csrc):
-    """Build the stand-in library, quickly."""
+def build_all(cache_root, cuda_home, tiny_csrc):
+    """Build the stand-in library, its host code too."""
 
     def run(csrc=tiny_csrc, configs=CONFIGS, **options):
         return build_from(csrc, configs, **{"jobs": 1, **options})
@@ -39,12 +40,19 @@ def build(cache_root, cuda_home, tiny_csrc):
     return run
 
 
+@pytest.fixture
+def build(build_all, cache_root, host_code):
+    """Build the stand-in library, quickly."""
+    shared_kernels.with_host_code(cache_root, host_code)
+    return build_all
+
+
 # ---- a build that goes well ----
 
 
-def test_a_build_and_its_progress(build, cuda_home):
+def test_a_build_and_its_progress(build_all, cuda_home):
     events = []
-    library = build(progress=events.append)
+    library = build_all(progress=events.append)
     check_stand_in_library(library)
     assert [(e.stage, e.done, e.total) for e in events] == [
         ("compile", 0, 7),
@@ -74,11 +82,13 @@ def test_nothing_is_compiled_again(build, cuda_home, tiny_csrc):
     assert found.path == first.path
 
 
-def test_host_code_is_compiled_once_for_all_libraries(build, cuda_home, cache):
-    library = build()
+def test_host_code_is_compiled_once_for_all_libraries(build_all, cuda_home, cache):
+    events = []
+    library = build_all()
     cache.discard(library.manifest.key)
-    build()
+    build_all(progress=events.append)
     assert calls(cuda_home) == ["shard_0", "shard_0"]
+    assert [e.stage for e in events].count("host") == 1  # the library's own
 
 
 def test_a_library_is_found_only_for_its_arch_sources_and_version(
@@ -408,7 +418,9 @@ def test_a_watcher_that_hangs_up_is_not_a_cache_error(build):
         build(progress=hang_up)
 
 
-def test_host_code_of_sources_that_change_and_change_back_is_not_kept(build, cuda_home, tmp_path):
+def test_host_code_of_sources_that_change_and_change_back_is_not_kept(
+    build_all, cuda_home, tmp_path
+):
     """An object made of the text in between would serve later libraries under the old hash."""
     csrc = write_sources(tmp_path / "csrc")
     bindings = csrc / "host" / "bindings.cc"
@@ -421,9 +433,9 @@ def test_host_code_of_sources_that_change_and_change_back_is_not_kept(build, cud
             bindings.write_text(text.replace("size()", "size() + 1000"))
 
     edits: list[object] = []
-    build(csrc, progress=edit)
+    build_all(csrc, progress=edit)
     bindings.write_text(text)
-    check_stand_in_library(build(csrc))
+    check_stand_in_library(build_all(csrc))
 
 
 def test_a_limit_that_is_no_number_is_refused_before_anything_is_built(

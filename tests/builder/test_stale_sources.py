@@ -19,6 +19,7 @@ SHARED = {"common", "host"}
 BORROWED = {
     "mma_sync_backward": {"backward", "mma_sync"},
     "wgmma_backward": {"backward", "wgmma"},
+    "wgmma_dq": {"backward", "wgmma", "wgmma_backward"},
     "mma_sync_decode": {"mma_sync", "mma_sync_backward"},
 }
 

@@ -22,7 +22,8 @@ RNG = np.random.default_rng(0)
 RAGGED = choose("b1 s70:90 h1 d64 fp16 uneven", 80).config
 for _semantics in ("uneven", "causal+uneven", "window+uneven", "softcap+uneven", "packed+uneven"):
     shared_kernels.want([RAGGED], Semantics.parse(_semantics))
-shared_kernels.want([choose("b1 s64 h1 d64 fp16", 80).config])
+shared_kernels.want([CONFIG])
+shared_kernels.want_chosen("b1 s64 h1 d64 fp16")
 
 
 def tensors(seq_q: int = 64, seq_k: int = 64, d: int = 64, dtype: Any = np.float16) -> list[Any]:

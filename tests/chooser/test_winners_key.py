@@ -91,6 +91,7 @@ def test_uneven_is_no_class_of_its_own() -> None:
                 assert parse_class(kind_class(replace(even, semantics=semantics))) == (
                     "forward",
                     semantics,
+                    "",
                 )
 
 

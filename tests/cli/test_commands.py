@@ -1,7 +1,9 @@
-"""The `flashsmith` command as users start it: a process, piped, with its exit status."""
+"""The `flashsmith` command as users start it, piped, with its exit status."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,13 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_type_hints
+from unittest import mock
 
 import pytest
 import shared_kernels
 import typer
 from typer.models import OptionInfo
 
-from flashsmith.cli import app
+from flashsmith.cli import app, main
 from flashsmith.env import VARIABLES
 from flashsmith.families import get_kernel_configs, parse_kernel_name_into_config
 
@@ -24,22 +27,53 @@ STEP_2 = "(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles"
 ILLEGAL = "(FP16, 128, 64, 64, 8): load_2_4_0_tiles"
 
 
-def flashsmith(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command 80 columns wide and piped."""
+def variables(**environment: str) -> dict[str, str]:
+    """80 columns, and no selection of kernels."""
     clean = {name: value for name, value in os.environ.items() if name != "KERNELS"}
+    return {**clean, "COLUMNS": "80", **environment}
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, which imports everything anew."""
     return subprocess.run(
         [sys.executable, "-c", "from flashsmith.cli import main; main()", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**clean, "COLUMNS": "80", **environment},
+        env=variables(),
     )
 
 
+def flashsmith(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process."""
+    status: str | int | None = None
+    # Paths are written as bytes.
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with (
+        mock.patch.dict(os.environ, variables(**environment), clear=True),
+        mock.patch.object(sys, "argv", ["flashsmith", *arguments]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    said = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(arguments, int(status or 0), *said)
+
+
 def test_version() -> None:
-    done = flashsmith("--version")
+    done = process("--version")
     assert done.returncode == 0
     assert done.stdout == "flashsmith 0.1.0\n"
+
+
+def test_an_error_is_one_message_and_a_status() -> None:
+    done = process("configs", "-k", "nonsense")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("flashsmith: kernels='nonsense'")
+    assert done.stderr == flashsmith("configs", "-k", "nonsense").stderr
 
 
 @pytest.mark.parametrize("command", ["run", "explain", "configs", "build", "cache", "env"])
@@ -211,7 +245,7 @@ def built() -> None:
 @pytest.mark.usefixtures("built")
 def test_run_builds_proves_and_tells_what_swizzling_did() -> None:
     key = f"{STEP_1}; {STEP_2}"
-    done = flashsmith("run", "--emulate", "--seq", "128", "--check", "-k", key)
+    done = process("run", "--emulate", "--seq", "128", "--check", "-k", key)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "problem: batch 1, seq 128, heads 2, d_head 128, fp16" in done.stdout

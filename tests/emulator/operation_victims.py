@@ -43,18 +43,20 @@ class OperationVictim:
     asked: tuple[Asked, ...]
     #: For a planned device of so many SMs; None: the usual one.
     sm_count: int | None = None
+    #: Of a later GPU than the oldest one that the config has kernels for.
+    arch: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.arch:
+            object.__setattr__(self, "arch", self.config.OLDEST_ARCH)
 
     def __hash__(self) -> int:
         return hash((self.config, self.semantics))
 
-    @property
-    def arch(self) -> int:
-        return self.config.OLDEST_ARCH
-
     @cached_property
     def kernel(self) -> LoadedKernel:
         """The kernels as they are."""
-        shared_kernels.load([self.config], self.semantics)
+        shared_kernels.load([self.config], self.semantics, self.arch)
         return loaded_kernels.get(self.config, self.arch, self.semantics)
 
     @cached_property

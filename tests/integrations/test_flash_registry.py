@@ -17,16 +17,13 @@ from gradients import assert_within_twice  # noqa: E402
 from torch.nn import attention as registry  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
-import flashsmith  # noqa: E402
 from flashsmith.errors import ArgumentError, DependencyError  # noqa: E402
 from flashsmith.integrations import flash_registry  # noqa: E402
 from flashsmith.integrations.fallbacks import FallbackWarning, fallback_count  # noqa: E402
 from flashsmith.runtime.launch_counter import count_launches  # noqa: E402
 
 CAUSAL = "b2 s20 h2 d64 fp16 causal uneven"
-for _text in (CAUSAL, f"{CAUSAL} backward"):
-    _choice = flashsmith.choose(_text, 80)
-    shared_kernels.want([_choice.config], _choice.problem.semantics)
+shared_kernels.want_chosen(CAUSAL, f"{CAUSAL} backward")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import shared_kernels
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
@@ -21,6 +22,20 @@ from flashsmith.integrations.fallbacks import (  # noqa: E402
 )
 from flashsmith.integrations.sdpa import pytorch_sdpa  # noqa: E402
 from flashsmith.runtime.launch_counter import count_launches  # noqa: E402
+
+shared_kernels.want_chosen(
+    "b2 s64 h3 d64 fp16",
+    "b2 s64 h3 d64 bf16",
+    "b2 s40 h3 d32 fp16 causal uneven",
+    "b2 s40 h3 d32 bf16 causal uneven",
+    "b1 s30 h2 d32 fp16 causal uneven",
+    "b1 s75:30 h2 d32 fp16 window uneven",
+    "b2 s20:33 h4:2 d32 fp16 uneven",
+    "b2 s20:33 h4:1 d40 fp16 uneven",
+    "b1 s20 h2 d32 fp16 uneven",
+    "b1 s20 h2 d32 bf16 uneven",
+    "b1 s20 h2 d32 fp16 packed uneven",
+)
 
 
 def drawn(*shape: int, dtype: Any = torch.float16, seed: int = 0) -> Any:
@@ -36,19 +51,25 @@ def assert_same(output: Any, q: Any, k: Any, v: Any, **arguments: Any) -> None:
     torch.testing.assert_close(output.float(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+SERVED: tuple[tuple[Any, Any, dict[str, Any]], ...] = (
+    ((2, 3, 64, 64), (2, 3, 64, 64), {}),
+    ((2, 3, 40, 32), (2, 3, 40, 32), {"is_causal": True}),
+    ((1, 2, 30, 32), (1, 2, 75, 32), {"is_causal": True}),
+    ((1, 2, 75, 32), (1, 2, 30, 32), {"is_causal": True}),
+    ((1, 2, 1, 32), (1, 2, 75, 32), {"is_causal": True}),
+    ((2, 4, 20, 32), (2, 2, 33, 32), {"enable_gqa": True, "scale": 0.3}),
+    ((2, 4, 20, 40), (1, 1, 33, 40), {}),
+    ((3, 20, 32), (3, 33, 32), {}),
+    ((20, 32), (33, 32), {"is_causal": True}),
+)
+
+
 @pytest.mark.parametrize(
-    ("q", "kv", "arguments"),
+    ("q", "kv", "arguments", "dtype"),
     [
-        ((2, 3, 64, 64), (2, 3, 64, 64), {}),
-        ((2, 3, 40, 32), (2, 3, 40, 32), {"is_causal": True}),
-        ((1, 2, 30, 32), (1, 2, 75, 32), {"is_causal": True}),
-        ((1, 2, 75, 32), (1, 2, 30, 32), {"is_causal": True}),
-        ((1, 2, 1, 32), (1, 2, 75, 32), {"is_causal": True}),
-        ((2, 4, 20, 32), (2, 2, 33, 32), {"enable_gqa": True, "scale": 0.3}),
-        ((2, 4, 20, 40), (1, 1, 33, 40), {}),
-        ((3, 20, 32), (3, 33, 32), {}),
-        ((20, 32), (33, 32), {"is_causal": True}),
+        *((*served, torch.float16) for served in SERVED),
+        # What the arguments mean does not depend on the dtype.
+        *((*served, torch.bfloat16) for served in SERVED[:2]),
     ],
 )
 def test_served(q: Any, kv: Any, arguments: dict[str, Any], dtype: Any) -> None:

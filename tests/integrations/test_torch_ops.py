@@ -34,6 +34,7 @@ CHOSEN = flashsmith.choose("b1 s20:33 h4:2 d32 fp16 uneven", 80).config
 shared_kernels.want([CONFIG, replace(CONFIG, swizzled=False), CHOSEN], UNEVEN)
 shared_kernels.want([CHOSEN], Semantics("causal", uneven=True))
 shared_kernels.want([CONFIG, CHOSEN], EVERYTHING)
+shared_kernels.want_chosen("b1 s50:33 h4:2 d32 fp16 window uneven")
 
 
 def drawn(*shape: int, seed: int = 0) -> Any:

@@ -26,9 +26,9 @@ from flashsmith.runtime.launch_counter import count_launches  # noqa: E402
 
 CAUSAL = "b2 s20 h4:2 d64 fp16 causal uneven"
 WINDOW = "b3 s11 h2:1 d64 fp16 window softcap packed uneven"
-for _text in (CAUSAL, f"{CAUSAL} backward", WINDOW, f"{WINDOW} backward"):
-    _choice = flashsmith.choose(_text, 80)
-    shared_kernels.want([_choice.config], _choice.problem.semantics)
+BROADCAST = "b2 s20 h4:1 d64 fp16 causal uneven"
+shared_kernels.want_chosen(CAUSAL, WINDOW)
+shared_kernels.want_chosen(*(f"{text} backward" for text in (CAUSAL, WINDOW, BROADCAST)))
 
 
 def drawn(*shape: int, seed: int = 0) -> Any:

@@ -13,6 +13,7 @@ import warnings
 from typing import Any
 
 import pytest
+import shared_kernels
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
@@ -21,6 +22,12 @@ pytestmark = pytest.mark.torch
 
 from gradients import parameter_gradients  # noqa: E402
 from tiny_models import LENGTH, padding, tiny, tokens  # noqa: E402
+
+shared_kernels.want_chosen(
+    "b3 s11 h4:2 d32 fp16 causal packed uneven",
+    "b3 s11 h4:2 d32 fp16 causal softcap packed uneven",
+    "b3 s11 h4:2 d32 fp16 window softcap packed uneven",
+)
 
 
 class Calls(list):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ from cached_calls import (  # noqa: E402
     refuse_checks,
 )
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith.integrations import torch_ops  # noqa: E402
@@ -324,6 +327,134 @@ def test_other_tensors_of_the_same_shapes_are_not_the_same(gpu: PretendedGpu) ->
         flashsmith.attention(odd, k.requires_grad_(), v.requires_grad_(), causal=True)
     with pytest.raises(ArgumentError, match="out: given"):
         forward_grown(causal=True, out=half(*q.shape))
+
+
+Attend = Callable[[], Any]
+
+
+def changed(output: Any) -> Any:
+    with torch.no_grad():
+        output.mul_(2)
+    return output
+
+
+def with_dual(attend: Attend, leaves: list[Any]) -> Any:
+    q, k, v = leaves
+    with forward_ad.dual_level():
+        return flashsmith.attention(forward_ad.make_dual(q, q.detach()), k, v, causal=True)
+
+
+def with_a_second(attend: Attend, leaves: list[Any]) -> Any:
+    first = torch.autograd.grad(attend().float().square().sum(), leaves, create_graph=True)
+    return torch.autograd.grad(first[0].sum(), leaves)
+
+
+def with_many_at_once(attend: Attend, leaves: list[Any]) -> Any:
+    o = attend()
+    return torch.autograd.grad(o, leaves, torch.stack([o, o]), is_grads_batched=True)
+
+
+def used_twice(attend: Attend, leaves: list[Any]) -> Any:
+    o = attend()
+    torch.autograd.grad(o.sum(), leaves)
+    return torch.autograd.grad(o.sum(), leaves)
+
+
+def used_again(attend: Attend, leaves: list[Any]) -> Any:
+    o = attend()
+    torch.autograd.grad(o.sum(), leaves, retain_graph=True)
+    return torch.autograd.grad(o.sum(), leaves)
+
+
+def with_statistics(attend: Attend, leaves: list[Any], change: bool = False) -> Any:
+    o, lse, row_max = flashsmith.attention(
+        *leaves, causal=True, return_lse=True, return_row_max=True
+    )
+    assert (lse.requires_grad, row_max.requires_grad) == (True, False)
+    if change:
+        changed(lse)
+    return torch.autograd.grad(o.sum() + lse.sum(), leaves)
+
+
+class WithoutGradient(torch.autograd.Function):
+    """The gradient of its input is not 0, but undefined."""
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return None
+
+
+def undefined(attend: Attend, leaves: list[Any]) -> Any:
+    found = torch.autograd.grad(WithoutGradient.apply(attend()).sum(), leaves, allow_unused=True)
+    assert found == (None, None, None)
+    return leaves
+
+
+# What is done with the output, and the words of the error, if it is one.
+USES: dict[str, tuple[Callable[[Attend, list[Any]], Any], str | None]] = {
+    "forward mode": (with_dual, "q, k, v: forward-mode"),
+    "a second derivative": (with_a_second, "q, k, v: a second derivative"),
+    "a batch of gradients": (with_many_at_once, "q, k, v: inside torch.vmap"),
+    "used twice": (used_twice, "backward through the graph a second time"),
+    "used again": (used_again, None),
+    "changed": (
+        lambda attend, leaves: torch.autograd.grad(changed(attend()).sum(), leaves),
+        "modified by an inplace operation",
+    ),
+    "q changed": (
+        lambda attend, leaves: (
+            (o := attend()),
+            changed(leaves[0]),
+            torch.autograd.grad(o.sum(), leaves),
+        ),
+        "modified by an inplace operation",
+    ),
+    "all outputs": (with_statistics, None),
+    "lse changed": (partial(with_statistics, change=True), "modified by an inplace operation"),
+    "an undefined gradient": (undefined, None),
+    "checkpoint": (
+        lambda attend, leaves: torch.autograd.grad(
+            checkpoint(partial(flashsmith.attention, causal=True), *leaves, use_reentrant=False),
+            leaves,
+            leaves[0].detach(),
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_autograd_sees_a_call_like_one_before_as_the_first(name: str, gpu: PretendedGpu) -> None:
+    use, words = USES[name]
+    functions: set[str] = set()
+    for _ in range(4):
+        leaves = [tensor.requires_grad_() for tensor in qkv(heads_k=4)]
+
+        def attend(leaves: list[Any] = leaves) -> Any:
+            o = flashsmith.attention(*leaves, causal=True)
+            functions.add(o.grad_fn.name())
+            saved = [(it.shape, it.stride(), it.dtype) for it in o.grad_fn.saved_tensors]
+            assert saved[:4] == [(it.shape, it.stride(), it.dtype) for it in (*leaves, o)]
+            assert saved[4] == (torch.Size([2, 4, 64]), (256, 64, 1), torch.float32)
+            return o
+
+        launched = len(gpu.launches)
+        if words is None:
+            use(attend, leaves)
+            assert len(gpu.launches) > launched
+        else:
+            with pytest.raises((ArgumentError, RuntimeError), match=words):
+                use(attend, leaves)
+        torch.autograd.grad(attend().sum(), leaves)
+    assert len(functions) == 2  # the second one's is not what the first one's was
 
 
 def test_the_default_of_deterministic_is_asked_for_every_time(gpu: PretendedGpu) -> None:

@@ -6,17 +6,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 
 import flashsmith
 from flashsmith.errors import ArgumentError
-from flashsmith.families import KernelConfig, get_kernel_configs, parse_kernel_name_into_config
+from flashsmith.families import (
+    KernelConfig,
+    Semantics,
+    get_kernel_configs,
+    parse_kernel_name_into_config,
+)
 from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_request import check_request
 from flashsmith.verify import prove
 from flashsmith.verify.reference import References, compute_references
 
+# What other tests have, too.
 MMA = parse_kernel_name_into_config(
-    "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+    "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
 )
 HOPPER = next(
     config
@@ -31,7 +38,11 @@ CASES: list[tuple[KernelConfig, dict[str, Any]]] = [
     (MMA, {"window": (30, 5), "softcap": 20.0}),
     (HOPPER, {"causal": True}),
 ]
-
+for _words in ("uneven", "packed+uneven", "causal+packed+uneven", "window+softcap+uneven"):
+    shared_kernels.want([MMA], Semantics.parse(f"{_words}+partial"))
+shared_kernels.want([MMA], Semantics(uneven=True))
+shared_kernels.want([HOPPER], Semantics.parse("causal+uneven+partial"))
+shared_kernels.want([HOPPER], Semantics.parse("packed+uneven+partial"))
 
 MASK: dict[KernelConfig, dict[str, Any]] = {MMA: {}, HOPPER: {"causal": True}}
 

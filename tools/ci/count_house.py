@@ -16,12 +16,14 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = {"mma_sync", "wgmma", "mma_sync_backward", "wgmma_backward", "mma_sync_decode"}
+FAMILIES = {
+    *("mma_sync", "wgmma", "mma_sync_backward", "wgmma_backward", "wgmma_dq", "mma_sync_decode")
+}
 CONFIG_CLASSES = {
     f"{which}{direction}KernelConfig"
     for which in ("Flash", "Hopper")
     for direction in ("Forward", "Backward")
-} | {"FlashDecodeKernelConfig"}
+} | {"FlashDecodeKernelConfig", "HopperDqKernelConfig"}
 # What belongs to one family, in this layout and in the one before it, and public re-exports.
 OF_A_FAMILY = (*(f"families/{name}/" for name in FAMILIES), "configs/hopper/")
 RE_EXPORTS = ("__init__.py", "families/__init__.py", "configs/__init__.py")

@@ -41,6 +41,7 @@ GROUPS = {
         "HopperForwardKernelConfig",
         "FlashBackwardKernelConfig",
         "HopperBackwardKernelConfig",
+        "HopperDqKernelConfig",
         "FlashDecodeKernelConfig",
         "DType",
         "Semantics",

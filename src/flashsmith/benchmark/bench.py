@@ -41,7 +41,14 @@ from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, workloa
 from flashsmith.chooser import choose_config
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError, FlashsmithError
-from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, get_kernel_configs
+from flashsmith.families import (
+    DeviceSpec,
+    KernelConfig,
+    Problem,
+    d_head_for,
+    get_kernel_configs,
+    serves_gradients,
+)
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 
 
@@ -137,7 +144,7 @@ class BenchPlan:
                 if entry.config is not None:
                     yield entry.config, problem
             if problem.operation == BACKWARD.name:
-                forward = replace(problem, operation=DEFAULT)
+                forward = replace(problem, operation=DEFAULT, gradients="")
                 with suppress(FlashsmithError):  # what is wrong is said of that problem
                     yield choose_config(forward, device), forward
 
@@ -154,8 +161,10 @@ def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], Ker
 
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether a kernel is made for a problem's operation, dtype and head dimension."""
+    """Whether a kernel is made for a problem's operation, gradients, dtype and head dimension."""
     if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
+        return False
+    if not serves_gradients(cfg, problem):
         return False
     return cfg.d_head == d_head_for(problem)
 

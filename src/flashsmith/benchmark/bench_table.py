@@ -15,6 +15,7 @@ from flashsmith.benchmark.peers import BASELINE
 from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 from flashsmith.benchmark.timing import CALLS_IN_GRAPH, IN_GRAPHS, SETS_BYTES
 from flashsmith.operations import BACKWARD, DEFAULT
+from flashsmith.operations.backward import n_products
 
 _COLUMNS = (
     Column("problem"),
@@ -37,7 +38,6 @@ _COLUMNS = (
     Column("W", True),
     Column("kernel, version, or why not", prose=True),
 )
-_FLOP_FACTORS = {DEFAULT: "4", BACKWARD.name: "10 (backward)"}
 _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "dim"}
 
 
@@ -84,10 +84,15 @@ def _caches(rows: Sequence[Measurement]) -> list[str]:
 
 
 def flop_formula(rows: Sequence[Measurement]) -> str:
-    """What TFLOP/s are counted of, without a mask: '4 b h s_q s_k d', or 10 for gradients."""
-    operations = {row.problem.operation for row in rows}
-    factors = [factor for name, factor in _FLOP_FACTORS.items() if name in operations]
-    return f"{' or '.join(factors) or _FLOP_FACTORS[DEFAULT]} b h s_q s_k d"
+    """What TFLOP/s are counted of, without a mask: '4 b h s_q s_k d', 10 for gradients, 6 for dq
+    alone and 8 without it."""
+    forward, factors = False, set()
+    for problem in {row.problem for row in rows}:
+        forward |= problem.operation == DEFAULT
+        if problem.operation == BACKWARD.name:
+            factors.add((2 * n_products(problem.gradients), problem.gradients or BACKWARD.name))
+    named = [f"{factor} ({name})" for factor, name in sorted(factors, reverse=True)]
+    return f"{' or '.join([*['4'] * (forward or not named), *named])} b h s_q s_k d"
 
 
 def _typical_options(rows: Sequence[Measurement]) -> list[str]:

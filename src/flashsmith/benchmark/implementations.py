@@ -15,7 +15,6 @@ from flashsmith.benchmark.workload import (
     AnyWorkload,
     BackwardWorkload,
     DecodeWorkload,
-    gradients_by_name,
 )
 from flashsmith.chooser import attention, attention_with_cache
 from flashsmith.families import KernelConfig
@@ -60,8 +59,9 @@ class GradientImplementation(KernelImplementation):
 
     def output(self) -> dict[str, Any]:
         """The gradients by name, allocated as NaN."""
+        assert isinstance(self.workload, BackwardWorkload)
         with _empty_memory_is_nan():
-            return gradients_by_name(self.call())
+            return self.workload.by_name(self.call())
 
 
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:

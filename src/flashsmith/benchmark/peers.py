@@ -19,7 +19,6 @@ from flashsmith.benchmark.workload import (
     BackwardWorkload,
     DecodeWorkload,
     Workload,
-    gradients_by_name,
 )
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics
@@ -342,7 +341,7 @@ class GradientPeer:
             of_leaves.q, of_leaves.k, of_leaves.v = q, k, v
             return self.of.prepare(of_leaves).output()
 
-        return PeerImplementation(self.name, workload.differentiated(forward), gradients_by_name)
+        return PeerImplementation(self.name, workload.differentiated(forward), workload.by_name)
 
 
 # --- over a cache ---

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import KernelConfig, Problem, Semantics
+from flashsmith.families import KernelConfig, Problem, Semantics, serves_gradients
 from flashsmith.operations import DECODE, DEFAULT
 from flashsmith.runtime.target import Target
 from flashsmith.verify.proof_grid import PACKED_SEQUENCES
@@ -40,9 +40,24 @@ class TimedSize:
 
     def problem(self, cfg: KernelConfig, semantics: Semantics = _PLAIN) -> Problem:
         """It, for a config's dtype and head dimension."""
-        b, s, h, operation = self.batch, self.length(semantics), self.heads, cfg.family.operation
-        queries = 1 if operation == DECODE.name else s
-        return Problem(b, queries, s, h, h, cfg.d_head, cfg.dtype, semantics, operation)
+        queries = 1 if cfg.family.operation == DECODE.name else None
+        return _problem(cfg, self.batch, self.length(semantics), self.heads, semantics, queries)
+
+
+def _problem(
+    cfg: KernelConfig,
+    batch: int,
+    seq: int,
+    heads: int,
+    semantics: Semantics,
+    queries: int | None = None,
+) -> Problem:
+    """What a config's kernel computes of such sequences, with as many queries as keys unless so
+    many are given."""
+    sizes = batch, seq if queries is None else queries, seq, heads, heads, cfg.d_head
+    family = cfg.family
+    needed = family.gradients_of(cfg)
+    return Problem(*sizes, cfg.dtype, semantics, family.operation, gradients=needed)
 
 
 TIMED = TimedSize()
@@ -69,8 +84,7 @@ class Size:
 
     def problem(self, cfg: KernelConfig) -> Problem:
         """What `cfg`'s kernel computes, with the semantics that it is compiled for."""
-        b, s, h = self.batch, self.length(cfg), self.heads
-        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, self.semantics, cfg.family.operation)
+        return _problem(cfg, self.batch, self.length(cfg), self.heads, self.semantics)
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
         """What it is timed on: a size that fills a GPU, for the same kernel."""
@@ -139,6 +153,8 @@ class OneProblem:
         """Why `cfg`'s kernel cannot compute it; None if it can."""
         if cfg.family.operation != self.given.operation:
             return f"computes {cfg.family.operation}"
+        if not serves_gradients(cfg, self.given):
+            return f"computes {cfg.family.gradients_of(cfg)}"
         if cfg.dtype is not self.given.dtype:
             return f"is for {cfg.dtype.name.lower()}"
         if cfg.d_head < self.given.d:
@@ -177,6 +193,8 @@ class OneProblem:
         }
         if self.given.operation == DEFAULT:
             del facts["operation"]
+        if not self.given.gradients:
+            del facts["gradients"]
         return facts
 
     def timed_to_json(self) -> dict[str, Any]:

@@ -192,16 +192,18 @@ class Workload:
 
 class BackwardWorkload(Workload):
     """The same of a backward problem: ``do`` besides, ``o`` and ``lse`` as attention() computes
-    them, and dq, dk and dv to be filled."""
+    them, and those of dq, dk and dv to be filled that the problem needs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         p = self.problem
         self.do = self.memory.draw(self._shapes()[0], p.dtype, self.seed + _SEED_OF_DO)
         self.o, self.lse = attention(self.q, self.k, self.v, return_lse=True, **self.options)
+        needed = [it.name for it in p.computed.outputs if it.is_of_kind(p)]
         self.gradients = {
             f"d{name}": self.memory.put(np.zeros(tuple(tensor.shape), numpy_dtype(p.dtype)))
             for name, tensor in (("q", self.q), ("k", self.k), ("v", self.v))
+            if f"d{name}" in needed
         }
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
@@ -219,14 +221,20 @@ class BackwardWorkload(Workload):
         return hasattr(self.q, "requires_grad_")
 
     def differentiated(self, forward: Callable[[Any, Any, Any], Any]) -> Callable[[], Any]:
-        """A call that has PyTorch compute the gradients of ``forward`` of q, k and v, as often as
-        wanted: the kernels alone, without what accumulating into .grad takes."""
+        """A call that has PyTorch compute the gradients of ``forward`` of q, k and v that the
+        problem needs, as often as wanted: the kernels alone, without what accumulating into .grad
+        takes."""
         import torch
 
-        leaves = [tensor.detach().requires_grad_() for tensor in (self.q, self.k, self.v)]
+        tensors = {f"d{name}": getattr(self, name).detach() for name in "qkv"}
+        leaves = [tensors[name].requires_grad_() for name in self.gradients]
         with torch.enable_grad():
-            o = forward(*leaves)
+            o = forward(*tensors.values())
         return partial(torch.autograd.grad, o, leaves, self.do, retain_graph=True)
+
+    def by_name(self, gradients: Sequence[Any]) -> dict[str, Any]:
+        """What ``differentiated``'s call returns, as outputs."""
+        return dict(zip(self.gradients, gradients, strict=True))
 
     @property
     def output(self) -> dict[str, Any]:
@@ -275,7 +283,7 @@ class BackwardWorkload(Workload):
         ]
         return compute_gradients(
             inputs, attended, sequences, exact.o, exact.lse, on_gpu=self._on_gpu
-        )
+        ).only(list(self.gradients))
 
     def _heads_of(self, head_k: int) -> range:
         """The heads of q that share one of k."""
@@ -410,11 +418,6 @@ class DecodeWorkload(Workload):
         at = self.pages[sequence].tolist() if self.problem.page else sequence
         rows = self.memory.head(cache, (at,), head_k)
         return rows.reshape(-1, self.problem.d)[: self.problem.seq_k]
-
-
-def gradients_by_name(gradients: Sequence[Any]) -> dict[str, Any]:
-    """What autograd returns for q, k and v, as a BackwardWorkload's outputs."""
-    return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
 
 
 class OperationWorkload:

@@ -9,7 +9,8 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig
 from flashsmith.families.family import config_class_names
-from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.backward import BACKWARD, gradients_word
+from flashsmith.operations.sizes import GRADIENT_WORDS
 from flashsmith.printable import quoted
 from flashsmith.runtime import BackwardAhead, Chooser, Gradients, run_backward
 from flashsmith.runtime.forward_options import NO_WINDOW
@@ -81,9 +82,14 @@ def backward(
     return run_backward(chosen, (do, q, k, v, o, lse), options, emulate)
 
 
-def backward_ahead(config: KernelConfig | None, deterministic: bool) -> BackwardAhead:
-    """The backward pass that is to follow a forward pass."""
-    return _AHEAD[deterministic] if config is None else BackwardAhead(config, deterministic)
+def backward_ahead(
+    config: KernelConfig | None, deterministic: bool, dq: bool, dk: bool, dv: bool
+) -> BackwardAhead:
+    """The backward pass that is to follow a forward pass, for those gradients."""
+    gradients = gradients_word(dq, dk, dv)
+    if config is None:
+        return _AHEAD[deterministic, gradients]
+    return BackwardAhead(config, deterministic, gradients)
 
 
 def check_backward_config(argument: str, config: KernelConfig | None) -> None:
@@ -131,4 +137,8 @@ CHOOSERS: dict[bool, Chooser] = {
     False: choose_config,
     True: partial(choose_config, deterministic=True),
 }
-_AHEAD = {flag: BackwardAhead(chooser, flag) for flag, chooser in CHOOSERS.items()}
+_AHEAD = {
+    (flag, word): BackwardAhead(chooser, flag, word)
+    for flag, chooser in CHOOSERS.items()
+    for word in ("", *GRADIENT_WORDS)
+}

@@ -22,9 +22,9 @@ def bench(
             "-k",
             metavar="KEY",
             help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-            "decode, 'B_r,B_c', a set of yours, or short forms separated by ';'; 'ours' alone or "
-            "among them is attention() with no config. Without it: the environment variable "
-            "KERNELS, else ours.",
+            "hopper-dq, decode, 'B_r,B_c', a set of yours, or short forms separated by ';'; 'ours' "
+            "alone or among them is attention() with no config. Without it: the environment "
+            "variable KERNELS, else ours.",
         ),
     ] = None,
     d_heads: Annotated[

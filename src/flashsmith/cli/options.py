@@ -24,9 +24,9 @@ Kernels = Annotated[
         "--kernels",
         "-k",
         metavar="KEY",
-        help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, decode, "
-        "'B_r,B_c', a set of yours, or short forms separated by ';'. Without it: the "
-        "environment variable KERNELS.",
+        help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
+        "hopper-dq, decode, 'B_r,B_c', a set of yours, or short forms separated by ';'. Without "
+        "it: the environment variable KERNELS.",
     ),
 ]
 Arch = Annotated[

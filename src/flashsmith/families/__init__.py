@@ -28,6 +28,7 @@ from flashsmith.families.legality import (
     is_legal,
     rule_bitmask,
     rules_of,
+    serves_gradients,
 )
 from flashsmith.families.mma_sync import MMA_SYNC
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
@@ -59,6 +60,8 @@ from flashsmith.families.wgmma.rules import HOPPER_RULES
 from flashsmith.families.wgmma.sets import get_hopper_configs
 from flashsmith.families.wgmma_backward import WGMMA_BACKWARD
 from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
+from flashsmith.families.wgmma_dq import WGMMA_DQ
+from flashsmith.families.wgmma_dq.config import HopperDqKernelConfig
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.semantics import Semantics
@@ -82,6 +85,7 @@ __all__ = [
     "SUPPORTED_D_HEADS",
     "WGMMA",
     "WGMMA_BACKWARD",
+    "WGMMA_DQ",
     "BrokenRule",
     "DType",
     "DeviceSpec",
@@ -91,6 +95,7 @@ __all__ = [
     "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
     "HopperBackwardKernelConfig",
+    "HopperDqKernelConfig",
     "HopperForwardKernelConfig",
     "KernelConfig",
     "PingPong",
@@ -123,5 +128,6 @@ __all__ = [
     "register_family",
     "rule_bitmask",
     "rules_of",
+    "serves_gradients",
     "should_autotune_config",
 ]

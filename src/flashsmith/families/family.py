@@ -163,6 +163,16 @@ class Family:
         """The reason why it has no kernels for a problem on a device; None where it has."""
         return None
 
+    def gradients_of(self, cfg: Any) -> str:
+        """The word of the problems that a config's kernels are for, where they compute no other
+        gradients; '' where they compute whichever are needed."""
+        return ""
+
+    def for_gradients(self, cfg: Any, gradients: str) -> Any:
+        """The config that computes the gradients of a problem's word in place of `cfg`, which was
+        chosen for all: one without the others' work; mostly `cfg` itself."""
+        return cfg
+
     def is_deterministic(self, cfg: Any) -> bool:
         """Whether all that a kernel writes has the same bits in every run."""
         return True
@@ -223,6 +233,16 @@ class Family:
             if other != cfg and all(rule.predicate(other, device) for rule in rules)
         ]
 
+    def for_heads(self, cfg: Any, problem: Problem) -> Any:
+        """The config that takes the place of one whose tiles are of other groups of heads than the
+        problem has; mostly `cfg` itself."""
+        return cfg
+
+    def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
+        """Legal configs that compute the problem as `cfg` does, but with a group's query heads as
+        rows of one tile, in parts of the keys or not; none where such tiles are not much fewer."""
+        return ()
+
     def splits_keys(self, cfg: Any) -> bool:
         """Whether a kernel may compute tiles in parts of their keys, as split_variants' do."""
         return False
@@ -262,9 +282,16 @@ class Family:
         """
         raise ArgumentError(f"cfg: no cost model for the family {self.name!r}")
 
-    def further_work(self, cfg: Any, device: DeviceSpec) -> Sequence[TileWork]:
-        """The same of other launches of a call that have such a loop."""
-        return ()
+    def loops(
+        self,
+        cfg: Any,
+        problem: Problem,
+        device: DeviceSpec,
+        registers: int | None = None,
+        spill: int | None = None,
+    ) -> Sequence[TileWork]:
+        """The same of all launches of a call that have such a loop, the main one first."""
+        return (self.tile_work(cfg, device, registers, spill),)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
         """Milliseconds of a call's launches that have no such loop."""

@@ -52,10 +52,10 @@ def config_sets() -> Mapping[str, ConfigSet]:
 def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
     """The configs that `key`, else the environment variable KERNELS, stands for.
 
-    Keys: prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, decode;
-    "B_r,B_c" (the configs of tune with these block sizes); short forms separated by ';'; the name
-    of an installed set (entry point group 'flashsmith.kernel_sets'); the path of a file with one
-    short form a line. Doubles count once.
+    Keys: prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, hopper-dq,
+    decode; "B_r,B_c" (the configs of tune with these block sizes); short forms separated by ';';
+    the name of an installed set (entry point group 'flashsmith.kernel_sets'); the path of a file
+    with one short form a line. Doubles count once.
 
     Raises:
         SelectionError: the key is unset, empty or unknown, or selects nothing.

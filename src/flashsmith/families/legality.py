@@ -60,6 +60,11 @@ def d_head_for(problem: Problem) -> int:
     return found
 
 
+def serves_gradients(cfg: KernelConfig, problem: Problem) -> bool:
+    """Whether the config's kernel computes the gradients that a problem needs."""
+    return cfg.family.gradients_of(cfg) in ("", problem.gradients)
+
+
 def padding_advice(d: int) -> str:
     """The advice for a head dimension `d` that is not a multiple of D_STEP."""
     padded = -(-max(d, 1) // D_STEP) * D_STEP

@@ -53,16 +53,16 @@ def differentiable_attention(
     repeatable = resolve_deterministic(deterministic, q)
     limits = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
 
-    def run(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+    def run(q: Any, k: Any, v: Any, sinks: Any, needs: Any = (True,) * 4) -> Any:
         options = causal, window, softcap, scale, sinks, *limits, True, return_row_max
-        ahead = backward_ahead(backward_config, repeatable)
+        ahead = backward_ahead(backward_config, repeatable, *needs[:3])
         chosen = config or choose_config
         return run_call(chosen, (q, k, v, None), options, emulate, "out", ahead)
 
     def forward(*inputs: Any) -> Any:
         q, k, v, sinks = (None if it is None else it.value for it in inputs)
         needs = tuple(it is not None and it.perturbed for it in inputs)
-        results = run(q, k, v, sinks)
+        results = run(q, k, v, sinks, needs)
         return results, (q, k, v, sinks, *results[:2], needs)
 
     def backward(kept: Any, cotangents: Any) -> Any:

@@ -33,6 +33,7 @@ from flashsmith.chooser.backward import (
 from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.operations.backward import gradients_word, n_products
 from flashsmith.runtime import run_backward, run_call
 from flashsmith.runtime.cached_launches import MOST_CALLS, CachedLaunch
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
@@ -49,7 +50,9 @@ _SHARED = (
 _PACKING = "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None"
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {_SHARED}"
 # What the backward pass that follows is to be; its kernel is found or built with the forward's.
-_FOLLOWING = "bool with_backward=False, str? backward_config=None, bool deterministic=False"
+_FOLLOWING = (
+    "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
+)
 _SCHEMAS = {
     "attention": f"({_ARGUMENTS}) -> Tensor",
     "attention_with_statistics": (
@@ -70,6 +73,7 @@ _new_tuple = tuple.__new__
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
+_prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
 class Asked(NamedTuple):
@@ -149,7 +153,7 @@ class Pass:
         # Whether q, k and v are laid out as those of the launch.
         self.has_layout: Callable[..., bool] = _never
 
-    def returned(self, o: Any, lse: Any, row_max: Any) -> Any:
+    def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
         """What attention() returns."""
         if self.return_lse:
             return (o, lse) if row_max is None else (o, lse, row_max)
@@ -160,20 +164,26 @@ def _never(*_: Any) -> bool:
     return False
 
 
+def _required(*tensors: Any) -> tuple[bool, ...]:
+    """Which of them require a gradient; what is no tensor is for the checks."""
+    return tuple(getattr(it, "requires_grad", False) for it in tensors)
+
+
 # Of forward passes that attention() may repeat: q, k and v but no other tensors, options that are
-# compared by value. By the lengths and the options, with their types, since 1 equals True.
+# compared by value. By the lengths, the gradients needed and the options, with their types, since
+# 1 equals True.
 _repeatable: dict[Any, Pass] = {}
 _COMPARABLE = {bool, int, float, type(None), tuple}
 
 
-def _key(q: Any, k: Any, keywords: dict[str, Any]) -> Any:
+def _key(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
     """Of _repeatable. May raise anything where an argument is not what it should be."""
+    values = keywords.values()
     key = (
-        q.shape, k.shape, torch.are_deterministic_algorithms_enabled(),
-        *keywords.items(), *map(type, keywords.values()),
+        q.shape, k.shape, q.requires_grad, k.requires_grad, v.requires_grad,
+        _prefers_repeatable(), *keywords, *values, *map(type, values),
     )  # fmt: skip
-    window = keywords.get("window")
-    return key if window is None else (*key, *map(type, window))
+    return (*key, *map(type, keywords["window"])) if "window" in keywords else key
 
 
 def _forward_directly(
@@ -184,7 +194,7 @@ def _forward_directly(
         this.asked
     )
     options = (causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max)
-    ahead = backward_ahead(after, repeatable)
+    ahead = backward_ahead(after, repeatable, *_required(q, k, v))
     chosen = config or choose_config
     results, repeated = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
     if this.launch is None:  # else it is shared, and stays as it is
@@ -218,7 +228,9 @@ def _backward_directly(
     tensors = do, q, k, v, o, lse
     if launch is None or not (dlse is None and sinks is None and cu_q is None):
         return run_backward(chosen, tensors, options, emulate)
-    follow = partial(launch.follow, needs, tensors, _layout_check)
+    # As RepeatedAttention saves it, which is asked next.
+    like = (*tensors[:5], lse.detach())
+    follow = partial(launch.follow, needs, like, _layout_check)
     return run_backward(chosen, tensors, options, emulate, follow)
 
 
@@ -274,13 +286,7 @@ class FlashsmithAttention(torch.autograd.Function):
     def forward(
         q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
     ) -> tuple[Any, Any, Any]:
-        launch = this.launch
-        if launch is not None:
-            # Of plain tensors of this layout, neither with sinks nor with packed sequences.
-            results = launch.run((q, k, v, None), ())
-            if results is not None:
-                return results if len(results) == 3 else (*results, None)
-        if launch is not None or _is_plain(q, k, v):
+        if _is_plain(q, k, v):
             return _forward_directly(q, k, v, sinks, cu_q, cu_k, this)
         asked = this.asked
         backward = asked.backward_config
@@ -293,6 +299,7 @@ class FlashsmithAttention(torch.autograd.Function):
                 with_backward=True,
                 backward_config=None if backward is None else str(backward),
                 deterministic=asked.deterministic,
+                needs=_required(q, k, v),
             )
         return results if asked.return_row_max else (*results[:2], None)
 
@@ -310,27 +317,67 @@ class FlashsmithAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do: Any, dlse: Any, _: Any) -> Any:
-        if do is None and dlse is None:
-            return (None,) * 7
-        saved = ctx.saved_tensors
-        this, needs = ctx.this, ctx.needs_input_grad[:4]
+        needs = ctx.needs_input_grad[:4]
+        return (*_gradients_after(ctx.saved_tensors, ctx.this, do, dlse, needs), None, None, None)
+
+
+class RepeatedAttention(torch.autograd.Function):
+    """The same of a Pass that has a launch, where nothing but autograd looks at the call: q, k, v
+    and the Pass to what attention() returns.
+
+    PyTorch calls one function in place of two, and mostly takes care of one output in place of
+    three, four gradients in place of seven.
+    """
+
+    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, this: Pass) -> Any:
         launch = this.launch
-        # Their own derivative must be an error, and not 0.
-        follows = torch.is_grad_enabled() or _transforms()
-        if not (launch is None or dlse is not None or do is None or follows or _dispatch_modes()):
-            gradients = launch.run_following(needs, (do, *saved))
+        assert launch is not None
+        results = launch.run((q, k, v, None), ())
+        if results is None:
+            results = _forward_directly(q, k, v, None, None, None, this)
+        ctx.set_materialize_grads(False)
+        ctx.this, (o, lse) = this, results[:2]
+        # Not what is returned, which requires grad: backward() shall find the same layout always.
+        ctx.save_for_backward(q, k, v, o, lse.detach() if this.return_lse else lse)
+        if this.asked.return_row_max:
+            ctx.mark_non_differentiable(results[2])
+        return this.returned(*results)
+
+    @staticmethod
+    def backward(ctx: Any, do: Any, dlse: Any = None, *_: Any) -> Any:
+        saved, this = ctx.saved_tensors, ctx.this
+        # Its last is the Pass's; sinks, of which this is a gradient elsewhere, are none here.
+        needs = ctx.needs_input_grad
+        if (
+            dlse is None
+            and do is not None
+            and not (torch.is_grad_enabled() or _transforms() or _dispatch_modes())
+        ):
+            gradients = this.launch.run_following(needs, (do, *saved))
             if gradients is not None:
-                return (*gradients, None, None, None)
-        q, k, v, o, lse = saved[:5]
-        sinks, cu_q, cu_k = saved[5:] or (None,) * 3
-        if do is None:
-            do = torch.zeros_like(o)
-        tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
-        if follows:
-            gradients = FlashsmithGradients.apply(*tensors, this.asked, needs)
-        else:
-            gradients = _gradients(*tensors, this.asked, needs, False, launch)
-        return (*gradients, None, None, None)
+                return gradients
+        return _gradients_after(saved, this, do, dlse, needs)
+
+
+def _gradients_after(
+    saved: tuple[Any, ...], this: Pass, do: Any, dlse: Any, needs: tuple[bool, bool, bool, bool]
+) -> tuple[Any, Any, Any, Any]:
+    """dq, dk, dv and dsinks, None where not needed, by what a forward pass has saved."""
+    if do is None and dlse is None:
+        return None, None, None, None
+    q, k, v, o, lse = saved[:5]
+    sinks, cu_q, cu_k = saved[5:] or (None,) * 3
+    if do is None:
+        do = torch.zeros_like(o)
+    tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
+    # Their own derivative must be an error, and not 0.
+    if torch.is_grad_enabled() or _transforms():
+        found: tuple[Any, Any, Any, Any] = FlashsmithGradients.apply(*tensors, this.asked, needs)
+        return found
+    return _gradients(*tensors, this.asked, needs, False, this.launch)
 
 
 class FlashsmithGradients(torch.autograd.Function):
@@ -422,6 +469,7 @@ def _run_with_statistics(
     return_lse: bool = False,
     return_row_max: bool = False,
     with_backward: bool = False,
+    needs: Any = (),
     **keywords: Any,
 ) -> Any:
     asked = _asked(return_row_max=return_row_max, **keywords)
@@ -429,7 +477,10 @@ def _run_with_statistics(
         *(asked.causal, asked.window, asked.softcap, asked.scale, sinks, cu_q, cu_k),
         *(asked.max_seqlen_q, asked.max_seqlen_k, return_lse, return_row_max),
     )
-    ahead = backward_ahead(asked.backward_config, asked.deterministic) if with_backward else None
+    ahead = None
+    if with_backward:
+        its_needs = needs or (True,) * 3
+        ahead = backward_ahead(asked.backward_config, asked.deterministic, *its_needs)
     chosen = asked.config or choose_config
     results = run_call(chosen, (q, k, v, None), options, asked.emulate, "out", ahead)
     output, *statistics = results if return_lse or return_row_max else (results,)
@@ -526,6 +577,7 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     padded = (*tensors, *[None] * (6 - len(tensors)))
     return_lse = keywords.pop("return_lse", False)
     keywords.pop("with_backward", None)
+    keywords.pop("needs", None)
     o, lse, row_max = _apply_by_dispatcher(
         FlashsmithAttention, *padded, Pass(_asked(**keywords), True)
     )
@@ -608,8 +660,9 @@ def _flop_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
     **options: Any,
 ) -> int:  # fmt: skip
-    """Of the five."""
-    return _flop(q, k, v, *packing, **options) * 5 // 2
+    """Of the five, or of those that the gradients needed take."""
+    needed = gradients_word(*options["needs"][:3])
+    return _flop(q, k, v, *packing, **options) * n_products(needed) // 2
 
 
 register_flop_formula(
@@ -621,18 +674,20 @@ register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_fl
 def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     """attention() with gradients, or to refuse what has none; takes and returns what it does."""
     try:
-        key = _key(q, k, keywords)
+        key = _key(q, k, v, keywords)
         this = _repeatable.get(key)
     except Exception:
         key = this = None  # an argument that is not what it should be: the checks raise the error
-    if this is not None and this.has_layout(q, k, v) and _is_followed(this.launch):
-        return this.returned(*_apply(q, k, v, None, None, None, this))
+    if (
+        this is not None
+        and this.has_layout(q, k, v)
+        and this.launch is not None
+        and this.launch.is_current
+        # Nothing but autograd looks at the call.
+        and not (_transforms() or _dispatch_modes())
+    ):
+        return _apply_repeated(q, k, v, this)
     return _differentiable_attention(key, q, k, v, **keywords)
-
-
-def _is_followed(launch: CachedLaunch | None) -> bool:
-    """Whether a launch may be repeated by a call that nothing but autograd looks at."""
-    return launch is not None and launch.is_current and not (_transforms() or _dispatch_modes())
 
 
 def _differentiable_attention(
@@ -715,6 +770,9 @@ def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
 
 
 _apply = super(torch.autograd.Function, FlashsmithAttention).apply
+_apply_repeated = super(torch.autograd.Function, RepeatedAttention).apply
+# What the engine calls. PyTorch's own looks for backward() every time, for a microsecond.
+RepeatedAttention._backward_cls.apply = RepeatedAttention.backward
 
 
 def no_out(**tensors: Any) -> ArgumentError:

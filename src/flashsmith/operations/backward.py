@@ -19,7 +19,7 @@ from flashsmith.operations.forward import (
     mask_limits,
 )
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
-from flashsmith.operations.sizes import Sizes
+from flashsmith.operations.sizes import NO_DQ, ONLY_DQ, Sizes
 from flashsmith.printable import quoted
 
 # Tensors with strides of batch, row and head, in the order of the numbers.
@@ -31,11 +31,25 @@ _ABSENT = (0,)
 
 def backward_flop(sizes: Sizes) -> int:
     """FLOP of the five matrix products: 10 b h s_q s_k d; half of it when causal, and with a window
-    10 b h d for every key that a query sees.
+    10 b h d for every key that a query sees. Of the three that dq alone takes, or the four without
+    it, as many less.
 
     Packed, every sequence counts as the longest.
     """
-    return 5 * attn_flop(sizes) // 2
+    return n_products(sizes.gradients) * attn_flop(sizes) // 2
+
+
+def n_products(gradients: str = "") -> int:
+    """How many matrix products the gradients take that a problem's word names."""
+    return {ONLY_DQ: 3, NO_DQ: 4}.get(gradients, 5)
+
+
+def gradients_word(dq: bool, dk: bool, dv: bool) -> str:
+    """A problem's word for which of these gradients are needed: 'only_dq', 'no_dq' for dk and dv or
+    one of them, '' for others."""
+    if dk or dv:
+        return "" if dq else NO_DQ
+    return ONLY_DQ if dq else ""
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
@@ -74,8 +88,10 @@ def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
-def _gradient(name: str, dims: tuple[str, ...], packed: tuple[str, ...]) -> TensorSpec:
-    return TensorSpec(name, dims, "", "out", "usual", packed, dtype_option="grad_dtype")
+def _gradient(name: str, dims: tuple[str, ...], packed: tuple[str, ...], unless: str) -> TensorSpec:
+    return TensorSpec(
+        name, dims, "", "out", "usual", packed, dtype_option="grad_dtype", unless=unless
+    )
 
 
 # o and lse may be those of more keys than k holds. Rows that no sequence has, or that lie behind
@@ -89,9 +105,9 @@ BACKWARD = Operation(
         TensorSpec("v", K, packed=PACKED_K),
         TensorSpec("o", Q, packed=PACKED_Q),
         TensorSpec("lse", ROWS, "float32", packed=PACKED_ROWS, alignment=4),
-        _gradient("dq", Q, PACKED_Q),
-        _gradient("dk", K, PACKED_K),
-        _gradient("dv", K, PACKED_K),
+        _gradient("dq", Q, PACKED_Q, unless=NO_DQ),
+        _gradient("dk", K, PACKED_K, unless=ONLY_DQ),
+        _gradient("dv", K, PACKED_K, unless=ONLY_DQ),
         TensorSpec("dsinks", ("heads_q",), "float32", "out", "optional", alignment=4),
         TensorSpec("dlse", ROWS, "float32", "in", "optional", PACKED_ROWS, alignment=4),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),

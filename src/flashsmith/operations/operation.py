@@ -46,6 +46,7 @@ class TensorSpec:
         partial_dtype: its element type in problems of parts of the keys; '' is the same.
         written_with: of an 'inout' one, the name of an optional input without which a call only
             reads it.
+        unless: the word of a problem's gradients with which no call has it.
 
     Raises:
         ArgumentError: the role or the presence is none of these.
@@ -62,6 +63,7 @@ class TensorSpec:
     dtype_option: str = ""
     partial_dtype: str = ""
     written_with: str = ""
+    unless: str = ""
 
     def __post_init__(self) -> None:
         for what, allowed in (("role", get_args(Role)), ("presence", get_args(Presence))):
@@ -83,12 +85,15 @@ class TensorSpec:
 
     def is_required(self, problem: Sizes) -> bool:
         """Whether every call of `problem` has it that does not say otherwise."""
-        return self.presence in ("required", "usual") or (
-            self.presence in ("packed", "paged") and self.is_of_kind(problem)
-        )
+        if not self.is_of_kind(problem):
+            return False
+        return self.presence != "optional"
 
     def is_of_kind(self, problem: Sizes) -> bool:
-        """Whether calls of `problem` may have it: others than packed or paged ones have no such."""
+        """Whether calls of `problem` may have it: others than packed or paged ones have no such,
+        nor have those that need no such gradient."""
+        if self.unless and self.unless == problem.gradients:
+            return False
         if self.presence == "paged":
             return problem.page > 0
         return self.presence != "packed" or problem.semantics.packed
@@ -225,6 +230,11 @@ class Operation:
     def has_pages(self) -> bool:
         """Whether problems of it may have pages."""
         return any(tensor.presence == "paged" for tensor in self.tensors)
+
+    @property
+    def gradient_words(self) -> tuple[str, ...]:
+        """The words by which problems of it may say which gradients are needed."""
+        return tuple(dict.fromkeys(it.unless for it in self.tensors if it.unless))
 
     def check_semantics(self, semantics: Semantics) -> None:
         """Raises ArgumentError for semantics that the operation does not support."""

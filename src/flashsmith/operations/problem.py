@@ -13,7 +13,7 @@ from flashsmith.operations.dtype import DType
 from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
 from flashsmith.operations.semantics import FLAGS, MASKS, Semantics
-from flashsmith.operations.sizes import PAGE, SIZE
+from flashsmith.operations.sizes import GRADIENT_WORDS, PAGE, SIZE
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
@@ -42,12 +42,13 @@ class Problem:
     Of attention, q and o are (batch, seq_q, heads_q, d), k and v (batch, seq_k, heads_k, d).
     Packed, batch is the number of sequences, and seq_q and seq_k are the lengths of the longest.
     ``operation`` is the name of a registered Operation; texts leave 'forward' out. ``page`` is how
-    many keys a page of the cache has, 0 where it is dense.
+    many keys a page of the cache has, 0 where it is dense. ``gradients``: 'only_dq' where no other
+    gradient of q, k and v is needed, 'no_dq' where dq is not, '' for others.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
         heads_q is no multiple of heads_k, there is no such operation, or it does not support the
-        semantics, or pages.
+        semantics, pages, or the word for gradients.
     """
 
     batch: int
@@ -60,6 +61,7 @@ class Problem:
     semantics: Semantics = field(default_factory=Semantics)
     operation: str = "forward"
     page: int = 0
+    gradients: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -77,6 +79,12 @@ class Problem:
         self.computed.check_semantics(self.semantics)
         if self.page and not self.computed.has_pages:
             raise ArgumentError(f"page={self.page}: {self.operation} has no pages; leave it out")
+        if self.gradients not in ("", *self.computed.gradient_words):
+            known = ", ".join(self.computed.gradient_words) or "none"
+            raise ArgumentError(
+                f"gradients={quoted(self.gradients)}: {self.operation} knows no such word (known: "
+                f"{known}); leave it out"
+            )
 
     @property
     def computed(self) -> Operation:
@@ -116,13 +124,21 @@ class Problem:
         seq = _pair("s", self.seq_q, self.seq_k)
         heads = _pair("h", self.heads_q, self.heads_k)
         sizes = f"b{self.batch} {seq} {heads} d{self.d} {self.dtype.name.lower()}"
-        return " ".join([sizes, *_words(self.operation, self.semantics, self.page)])
+        return " ".join([sizes, *self._words()])
 
     @property
     def kind(self) -> str:
-        """The operation, the semantics and the page, without sizes: 'causal+packed+uneven',
-        'first_row', 'decode+page16', 'plain'."""
-        return "+".join(_words(self.operation, self.semantics, self.page)) or _PLAIN
+        """The operation, the semantics, the page and the gradients, without sizes:
+        'causal+packed+uneven', 'first_row', 'decode+page16', 'backward+only_dq', 'plain'."""
+        return "+".join(self._words()) or _PLAIN
+
+    def _words(self) -> list[str]:
+        return [
+            *[self.operation] * (self.operation != DEFAULT),
+            *self.semantics.words(),
+            *[f"page{self.page}"] * (self.page > 0),
+            *[self.gradients] * bool(self.gradients),
+        ]
 
     @classmethod
     def parse(cls, text: str) -> Problem:
@@ -170,24 +186,29 @@ class Problem:
         (batch, _), (seq_q, seq_k) = found.get("b", (1, 1)), found["s"]
         (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
         try:
-            computed, semantics, page = parse_kind("+".join(kind))
+            computed, semantics, page, gradients = parse_kind("+".join(kind))
         except ArgumentError as error:
             raise ArgumentError(f"problem={quoted(text)}: {error}") from None
-        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, semantics, computed, page)
+        sizes = batch, seq_q, seq_k, heads_q, heads_k, d
+        return cls(*sizes, dtype, semantics, computed, page, gradients)
 
 
-def parse_kind(text: str) -> tuple[str, Semantics, int]:
-    """The operation's name, the semantics and the page that Problem.kind wrote.
+def parse_kind(text: str) -> tuple[str, Semantics, int, str]:
+    """The operation's name, the semantics, the page and the gradients that Problem.kind wrote.
 
     Raises:
-        ArgumentError: a word is unknown, or there are two operations, masks or pages.
+        ArgumentError: a word is unknown, or there are two operations, masks, pages or words for
+        gradients.
     """
     words = [word.strip() for word in text.split("+")]
     pages = [word for word in words if PAGE.fullmatch(word)]
     page = whole_number(pages[0].removeprefix("page")) if pages else 0
     if len(pages) > 1 or page is None or bool(pages) != bool(page):
         raise ArgumentError(f"page={quoted('+'.join(pages))}: give one whole number, at least 1")
-    words = [word for word in words if word not in pages]
+    gradients = [word for word in words if word in GRADIENT_WORDS]
+    if len(gradients) > 1:
+        raise ArgumentError(f"gradients={quoted('+'.join(gradients))}: give one")
+    words = [word for word in words if word not in pages and word not in gradients]
     names = [word for word in words if word not in _SEMANTIC_WORDS and known_operation(word)]
     if len(names) > 1:
         raise ArgumentError(f"operation={quoted('+'.join(names))}: give one")
@@ -201,16 +222,12 @@ def parse_kind(text: str) -> tuple[str, Semantics, int]:
             f"{', '.join((*_SEMANTIC_WORDS, *OPERATIONS))}. Install or import the package that "
             "registers it"
         )
-    return names[0] if names else DEFAULT, Semantics.parse(semantics or _PLAIN), page
-
-
-def _words(computed: str, semantics: Semantics, page: int) -> list[str]:
-    operations, pages = [computed] * (computed != DEFAULT), [f"page{page}"] * (page > 0)
-    return operations + semantics.words() + pages
+    computed = names[0] if names else DEFAULT
+    return computed, Semantics.parse(semantics or _PLAIN), page, "".join(gradients)
 
 
 def _is_of_kind(word: str) -> bool:
-    if word in _SEMANTIC_WORDS or PAGE.fullmatch(word):
+    if word in _SEMANTIC_WORDS or word in GRADIENT_WORDS or PAGE.fullmatch(word):
         return True
     return known_operation(word) is not None
 

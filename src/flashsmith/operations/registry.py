@@ -13,13 +13,16 @@ from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
 from flashsmith.operations.semantics import MASKS
-from flashsmith.operations.sizes import PAGE, SIZE
+from flashsmith.operations.sizes import GRADIENT_WORDS, PAGE, SIZE
 from flashsmith.printable import quoted
 
 # The operation of every Problem that names none; texts leave it out.
 DEFAULT = FORWARD.name
 # Words that have another meaning in a problem's text.
-_TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", *(dtype.name.lower() for dtype in DType)}
+_TAKEN = {
+    *(*MASKS, *SEMANTIC_WORDS, *GRADIENT_WORDS, "plain"),
+    *(dtype.name.lower() for dtype in DType),
+}
 
 OPERATIONS: dict[str, Operation] = {it.name: it for it in (FORWARD, BACKWARD, DECODE, MERGE)}
 # Functions that register the operations of installed packages; called once a name is unknown.

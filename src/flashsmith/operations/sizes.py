@@ -12,6 +12,8 @@ from flashsmith.operations.semantics import Semantics
 SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
 # A word that says how many keys a page of a cache has.
 PAGE = re.compile(r"page(\d+)", re.ASCII)
+# Words that say which gradients a problem needs where it does not need all of dq, dk and dv.
+ONLY_DQ, NO_DQ = GRADIENT_WORDS = ("only_dq", "no_dq")
 
 
 class Sizes(Protocol):
@@ -43,6 +45,9 @@ class Sizes(Protocol):
 
     @property
     def page(self) -> int: ...
+
+    @property
+    def gradients(self) -> str: ...
 
     @property
     def window(self) -> tuple[int, int] | None:

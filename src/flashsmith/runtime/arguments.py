@@ -15,6 +15,7 @@ from flashsmith.families import (
     Problem,
     Semantics,
     check_legal,
+    serves_gradients,
 )
 from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice
@@ -115,6 +116,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
             f"q: d_head {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
             "config with a larger d_head"
         )
+    check_gradients(cfg, problem)
     B_r, _ = cfg.family.loop_tiles(cfg) or (1, 1)
     if problem.batch * problem.heads_q * math.ceil(problem.seq_q / B_r) > MOST_BLOCKS:
         raise ArgumentError(
@@ -144,7 +146,17 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
             f"problem: d {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
             "config with a larger d_head"
         )
+    check_gradients(cfg, problem)
     return problem.required_semantics(cfg)
+
+
+def check_gradients(cfg: KernelConfig, problem: Problem) -> None:
+    """Raises ArgumentError where other gradients are needed than the config's kernel computes."""
+    if not serves_gradients(cfg, problem):
+        only = cfg.family.gradients_of(cfg)
+        raise ArgumentError(
+            f"gradients: {cfg} computes those of '{only}' problems alone; choose another config"
+        )
 
 
 def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
-from flashsmith.operations.backward import BACKWARD, check_grad_dtype
+from flashsmith.operations.backward import BACKWARD, check_grad_dtype, gradients_word
 from flashsmith.printable import quoted
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.cached_launches import (
@@ -97,6 +97,7 @@ class BackwardAhead(NamedTuple):
 
     config: KernelConfig | Chooser
     deterministic: bool
+    gradients: str = ""  # a problem's word for those that will be needed
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
         """The config whose kernel will compute the gradients of ``request``.
@@ -105,7 +106,7 @@ class BackwardAhead(NamedTuple):
         """
         if request.q.device.kind == "cpu":
             device = _limits(self.config, request.q, emulate=False)
-        problem = _backward(request.problem)
+        problem = _backward(request.problem, self.gradients)
         wish = BackwardRequest(problem, request.q, request.k, request.suits_tma, self.deterministic)
         return _config_for(self.config, wish, request.v, device)[0]
 
@@ -232,7 +233,8 @@ def _run_and_remember(
     request = check_request((*tensors[1:4], None), forward)
     device = _limits(config, request.q, check_flag("emulate", emulate))
 
-    problem, o = _backward(request.problem), view_tensor("o", tensors[4])
+    problem = _backward(request.problem, gradients_word(*needs[:3]))
+    o = view_tensor("o", tensors[4])
     suits_tma = request.suits_tma and suit_tma([o])
     wish = BackwardRequest(problem, request.q, request.k, suits_tma, deterministic)
     cfg, is_own = _config_for(config, wish, request.v, device)
@@ -300,8 +302,8 @@ def _limits(config: KernelConfig | Chooser, q: TensorView, emulate: bool) -> Dev
     return limits_of(q, emulate, arch)
 
 
-def _backward(problem: Problem) -> Problem:
-    return replace(problem, operation=BACKWARD.name)
+def _backward(problem: Problem, gradients: str) -> Problem:
+    return replace(problem, operation=BACKWARD.name, gradients=gradients)
 
 
 def _config_for(

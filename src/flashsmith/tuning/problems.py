@@ -92,6 +92,7 @@ def reference_problem(
 def _kind(problem: Problem) -> tuple[object, ...]:
     return (
         problem.operation,
+        problem.gradients,
         problem.d,
         problem.dtype,
         problem.semantics,

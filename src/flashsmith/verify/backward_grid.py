@@ -113,9 +113,9 @@ class BackwardCase:
             batch = PACKED_SEQUENCES + 2 * (self.batch == "zero lengths")
         heads, heads_k = (_FEW_HEADS if self.few_heads else HEADS)[self.heads]
         semantics = Semantics(mask, self.softcap > 0, packed, uneven=packed)
-        return Problem(
-            batch, seq_q, seq_k, heads, heads_k, self.d, self.dtype, semantics, BACKWARD.name
-        )
+        sizes = batch, seq_q, seq_k, heads, heads_k, self.d
+        gradients = self.config.family.gradients_of(self.config) if self.family else ""
+        return Problem(*sizes, self.dtype, semantics, BACKWARD.name, gradients=gradients)
 
     def options(self) -> dict[str, Any]:
         """What the problem's text leaves open, as BackwardReference takes it."""
@@ -224,6 +224,9 @@ def _possible(case: BackwardCase, draw: random.Random) -> BackwardCase:
         drawn["spare"] = drawn["cut"] = 0
     if not drawn["sinks"] and drawn["unneeded"] == ("dsinks",):
         drawn["unneeded"] = ()
+    # Those that a kernel computes are needed.
+    if case.family and family_named(case.family).gradients_of(case.config):
+        drawn["unneeded"] = tuple(name for name in drawn["unneeded"] if name == "dsinks")
     if not _has_deterministic(case.family, case.dtype, case.d):
         drawn["deterministic"] = False
     return replace(case, **drawn)

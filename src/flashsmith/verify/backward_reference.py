@@ -66,7 +66,8 @@ class BackwardReference(OperationReference):
     - ``spare``: rows behind the last packed sequence, in q's tensors and in k's.
     - ``sinks``, ``dlse``: whether there are any.
     - ``more_keys``: o and lse are those of so many keys more, which every row sees.
-    - ``unneeded``: names of gradients that are not asked for.
+    - ``unneeded``: names of gradients that are not asked for, beside those that no call of the
+      problem has.
 
     Rows that belong to no sequence hold NaN, inf and the largest numbers in all tensors; do is NaN
     where a row sees no key.
@@ -110,6 +111,8 @@ class BackwardReference(OperationReference):
             )
         if (left, right) != NO_WINDOW:
             window = (left, right)
+        absent = [it.name for it in problem.computed.outputs if not it.is_of_kind(problem)]
+        unneeded = tuple(name for name in GRADIENTS if name in (*unneeded, *absent))
         found = problem_options(problem, window=window, softcap=softcap, sinks=sinks, seed=seed)
         left, right = found["window"]
         if lens_q is None:
@@ -125,7 +128,7 @@ class BackwardReference(OperationReference):
             "lens_k": lens_k,
             "spare": spare,
             "more_keys": more_keys,
-            "unneeded": tuple(unneeded),
+            "unneeded": unneeded,
             "grad_dtype": grad_dtype,
             "deterministic": deterministic,
         }

@@ -237,6 +237,7 @@ def describe_problem(
         semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k, ranges)),
         cfg.family.operation,
         page,
+        cfg.family.gradients_of(cfg),
     )
     options: dict[str, Any] = {
         "causal": causal,

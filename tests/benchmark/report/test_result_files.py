@@ -148,17 +148,17 @@ def test_files_of_other_kinds_are_passed_over_beside_results(tmp_path: Path) -> 
     write_rows(tmp_path / "rows.csv", bench_rows())
     other = written(tmp_path / "best-public.csv", "problem,fa2\nb16,286\n")
     listed = written(tmp_path / "list.json", "{}")
-    results = read(other, tmp_path / "rows.csv", listed)
+    lines = written(tmp_path / "lines.jsonl", '{"what": "times", "ms": 1}\n')
+    results = read(other, tmp_path / "rows.csv", listed, lines)
     assert results.rows == tuple(bench_rows())
+    passed_over = "passed over: not a result of flashsmith"
     assert [s.what for s in results.sources] == [
-        *(
-            "passed over: not a result of flashsmith",
-            "benchmark rows",
-            "passed over: not a result of flashsmith",
-        )
+        *(passed_over, "benchmark rows", passed_over, passed_over)
     ]
     with pytest.raises(ArgumentError, match=r"best-public\.csv, line 1: these columns"):
         read(other, listed)
+    with pytest.raises(ArgumentError, match=r"lines\.jsonl, row 1: these are .*: what, ms;"):
+        read(lines)
 
 
 def test_a_damaged_file_is_refused_beside_results(tmp_path: Path) -> None:

@@ -158,7 +158,11 @@ def _is_figure(name: str, value: float | None) -> bool:
 
 
 def _read_lines(path: Path) -> Results:
-    profiled = any("ncu" in record for record in read_lines(path))
+    records = read_lines(path)
+    if records and not any(_ROW_COLUMNS & record.keys() for record in records):
+        shown = quoted(", ".join(records[0]), 120)[1:-1]
+        raise _NoResult(f"{path}, row 1: these are not of a result: {shown}; results are {READS}")
+    profiled = any("ncu" in record for record in records)
     return _read_profile(path) if profiled else _read_rows(path)
 
 

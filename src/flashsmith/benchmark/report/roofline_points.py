@@ -103,7 +103,7 @@ def _chart(
     ]
     caption = "A point is a length; each byte of q, k, v and o counted once."
     if len(traces) > _MOST_TRACES:
-        caption += f" {len(traces) - _MOST_TRACES} more lines are in the table."
+        caption += f" In the table alone: {len(traces) - _MOST_TRACES} more."
     dram = measured.rate("dram_read")
     known = facets(everything[0].row, without="mask")
     return roofline(", ".join(title), dram, level, lines, caption, known)

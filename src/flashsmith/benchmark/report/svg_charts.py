@@ -289,7 +289,7 @@ def roofline(
         slope = [(x_of(x), y_of(dram_tb_per_s * x)) for x in steps if dram_tb_per_s * x < limit]
         if slope:
             drawing.line("ceiling", *slope)
-            drawing.text(slope[0][0] + 6, slope[0][1] - 8, f"DRAM {dram_tb_per_s:.2f} TB/s")
+            drawing.text(slope[0][0] + 14, slope[0][1] - 8, f"DRAM {dram_tb_per_s:.2f} TB/s")
     for number, (words, trace) in enumerate(zip(lines, traces, strict=True)):
         place = number % len(_PLACES)
         path = [(x_of(x), y_of(y)) for x, y, _ in trace.points]
@@ -312,7 +312,7 @@ def ratio_strips(title: str, strips: Sequence[Strip], caption: str) -> Chart:
     ratios = [math.log(ratio) for strip in strips for ratio, *_ in strip.points]
     low, high = robust_range(ratios, reach=3.0)
     low, high = min(low, 0.0) - 0.04, max(high, 0.0) + 0.04
-    names = [cut(strip.name, 26) for strip in strips]
+    names = [cut(strip.name, 30) for strip in strips]
     left, right, step = 20 + 6.2 * max(map(len, names)), WIDTH - 14, 22.0
     bottom = 34 + step * len(strips)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flashsmith.chooser.cost_model.schedule import schedule
@@ -43,14 +44,14 @@ def estimate(
     if call is not None:
         waves = call.ctas / (call.resident * device.sm_count) if call.resident else float("inf")
         return Estimate(call.ms, call.ctas, call.resident, waves, call.rows, call.heads)
-    work: TileWork = cfg.family.tile_work(cfg, device, registers, spill_bytes)
-    further = cfg.family.further_work(cfg, device)
-    if not all(one.resident for one in (work, *further)):
+    loops: Sequence[TileWork] = cfg.family.loops(cfg, problem, device, registers, spill_bytes)
+    work = loops[0]
+    if not all(one.resident for one in loops):
         return Estimate(float("inf"), 0, 0, float("inf"), work.rows)
-    whole = schedule(work, problem, device.sm_count)
-    ms = whole.cycles / work.clock / 1e6
-    for one in further:
-        ms += schedule(one, problem, device.sm_count).cycles / one.clock / 1e6
+    scheduled = [schedule(one, problem, device.sm_count) for one in loops]
+    ms = sum(one.cycles / of.clock for one, of in zip(scheduled, loops, strict=True)) / 1e6
+    whole = scheduled[0]
     if ms:
         ms += cfg.family.helpers_ms(cfg, problem, device)
-    return Estimate(ms, whole.ctas, work.resident, whole.waves, work.rows)
+    heads = work.group(problem)
+    return Estimate(ms, whole.ctas, work.resident, whole.waves, work.rows, heads)

@@ -128,17 +128,17 @@ def kind_class(problem: Problem) -> str:
 
 
 @lru_cache(maxsize=64)
-def parse_class(text: str) -> tuple[str, Semantics]:
-    """The operation and the semantics that kind_class() wrote.
+def parse_class(text: str) -> tuple[str, Semantics, str]:
+    """The operation, the semantics and the gradients that kind_class() wrote.
 
     Raises ArgumentError when a word is unknown.
     """
-    computed, semantics, page = parse_kind(
+    computed, semantics, page, gradients = parse_kind(
         text + "+uneven" if "packed" in text.split("+") else text
     )
     if page:
         raise ArgumentError(f"semantics={quoted(text)}: kernels are not for one page size")
-    return computed, semantics
+    return computed, semantics, gradients
 
 
 @lru_cache(maxsize=256)

@@ -3,13 +3,15 @@
 The distance of an entry is counted in octaves, doublings of a size:
 
     |log2 of the ratio of seq_q| + the same of seq_k + half of that of batch x heads
-    + what its relation costs: 0 for the same GPU, dtype and semantics class; else 4 for the other
-      dtype, 6 for packed, 8 for softcap, 10 for another mask (5 between causal and a window), and
-      20 for another GPU of the same architecture, 1.5 if it has as many SMs, plus the octaves
-      between their numbers of SMs and between their L2s, so that the most similar GPU comes first.
+    + what its relation costs: 0 for the same GPU, dtype and semantics class; else 3 for other
+      gradients, 4 for the other dtype, 6 for packed, 8 for softcap, 10 for another mask (5 between
+      causal and a window), and 20 for another GPU of the same architecture, 1.5 if it has as many
+      SMs, plus the octaves between their numbers of SMs and between their L2s, so that the most
+      similar GPU comes first.
 
 Sizes are the measured problem's own. An entry of the problem's very key comes before all others.
-Operation, d_head and architecture must agree. A relation costs so much that an entry of another
+Operation, d_head and architecture must agree, and whether dq alone is needed, which other kernels
+compute. A relation costs so much that an entry of another
 class counts only where the problem's own class was not measured, or nowhere near. A GPU with as
 many SMs costs so little that a table of few problems does not hide that of its sister: what the
 H200's table chose on an H100 was at most 1.3% slower than the fastest of 16 kernels.
@@ -34,8 +36,10 @@ from flashsmith.chooser.winners.key import (
 )
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, Problem, Semantics, d_head_for, device_spec
+from flashsmith.operations.sizes import ONLY_DQ
 
 DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0
+GRADIENTS = 3.0
 SISTER_GPU = 1.5
 
 Sizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
@@ -92,7 +96,10 @@ class Index:
         buckets = tuple(map(bucket, sizes))
         found = []
         for kind, placed in kinds.items():
-            if parse_class(kind.semantics)[0] != problem.operation:
+            computed, _, gradients = parse_class(kind.semantics)
+            if computed != problem.operation:
+                continue
+            if gradients != problem.gradients and ONLY_DQ in (gradients, problem.gradients):
                 continue
             relation, cost = _relation(kind, wanted)
             cost += _cost_of_gpu(kind.gpu, device)
@@ -112,12 +119,15 @@ def _logs(sizes: Sizes) -> tuple[float, float, float]:
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
     """In what a kind of entries differs from the problem's, in words, and what that costs."""
-    (_, there), (_, here) = parse_class(measured.semantics), parse_class(wanted.semantics)
+    _, there, needed_there = parse_class(measured.semantics)
+    _, here, needed_here = parse_class(wanted.semantics)
     differences = []
     if not same_gpu(measured.gpu, wanted.gpu):
         differences.append((f"measured on {measured.gpu}", 0.0))  # see _cost_of_gpu()
     if measured.dtype != wanted.dtype:
         differences.append((f"measured with {measured.dtype}", DTYPE))
+    if needed_there != needed_here:
+        differences.append(("without dq" if needed_there else "with all gradients", GRADIENTS))
     if there.packed != here.packed:
         differences.append(("packed" if there.packed else "not packed", PACKED))
     if there.softcap != here.softcap:

@@ -16,6 +16,12 @@
 
 namespace flashsmith {
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kClusters = true;
+#else
+constexpr bool kClusters = false;
+#endif
+
 // CTAs that an SM has shared memory for.
 constexpr int ctas_by_smem(int bytes) {
     constexpr int kReserved = 1024;
@@ -57,7 +63,7 @@ struct StaticDecodeKernelConfig {
     static constexpr int chunk_rows = CFG.chunk_rows;
     static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
     static constexpr bool takes_chunks = false;
-    static constexpr bool merges_last = CFG.merge_last;
+    static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<warp_keys, d_head, true>;

@@ -2,7 +2,7 @@
 // consumer warpgroups. Each stage has two mbarriers: full, and empty.
 #pragma once
 
-#include "wgmma/barrier.cuh"
+#include "common/barrier.cuh"
 #include "wgmma/static_kernel_configuration.cuh"
 
 namespace flashsmith {

@@ -2,7 +2,7 @@
 // stage of the main loop, in a ring.
 #pragma once
 
-#include "wgmma/barrier.cuh"
+#include "common/barrier.cuh"
 #include "wgmma/static_kernel_configuration.cuh"
 
 namespace flashsmith {

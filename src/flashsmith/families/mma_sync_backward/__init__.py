@@ -15,6 +15,7 @@ from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKe
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
+from flashsmith.operations.sizes import NO_DQ, ONLY_DQ
 
 
 class MmaSyncBackwardFamily(Family):
@@ -83,13 +84,24 @@ class MmaSyncBackwardFamily(Family):
     ) -> TileWork:
         return cost.tile_work(cfg, device, registers)
 
-    def further_work(
-        self, cfg: FlashBackwardKernelConfig, device: DeviceSpec
+    def loops(
+        self,
+        cfg: Any,
+        problem: Problem,
+        device: DeviceSpec,
+        registers: int | None = None,
+        spill: int | None = None,
     ) -> Sequence[TileWork]:
-        return () if cfg.dq == DqMode.ATOMICS else (cost.queries_work(cfg, device),)
+        needed = problem.gradients
+        keys = cost.tile_work(cfg, device, registers, needed)
+        if cfg.dq == DqMode.ATOMICS or needed == NO_DQ:
+            return (keys,)
+        queries = cost.queries_work(cfg, device)
+        return (queries,) if needed == ONLY_DQ else (keys, queries)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-        return helpers_ms(problem, device, cfg.dq == DqMode.ATOMICS)
+        sums_dq = cfg.dq == DqMode.ATOMICS and problem.gradients != NO_DQ
+        return helpers_ms(problem, device, sums_dq)
 
     def dividing_tiles(self, cfg: FlashBackwardKernelConfig) -> dict[str, int]:
         return {"B_r": cfg.B_r, "B_c": cfg.B_c, "16 n_warps": cfg.dq_rows}

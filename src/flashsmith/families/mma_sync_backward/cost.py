@@ -23,6 +23,8 @@ from flashsmith.families.mma_sync_backward.config import (
 )
 from flashsmith.families.mma_sync_backward.rules import shares_dq
 from flashsmith.families.tile_work import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
+from flashsmith.operations.backward import n_products
+from flashsmith.operations.sizes import NO_DQ
 
 _WARP = THREADS_PER_WARP
 _MMA_FLOP = 4096  # of one m16n8k16
@@ -40,23 +42,21 @@ _CTA_CYCLES = 6000.0
 _BESIDE, _MOST_REGISTERS = 50, 255
 
 
-def tile_work(
-    cfg: FlashBackwardKernelConfig, device: DeviceSpec, registers: int | None
-) -> TileWork:
-    """The work of the kernel that keeps keys; ``registers`` as built, None: estimated."""
-    return _keys_work(cfg, device, registers)
-
-
 @lru_cache(maxsize=4096)
-def _keys_work(
-    cfg: FlashBackwardKernelConfig, device: DeviceSpec, registers: int | None
+def tile_work(
+    cfg: FlashBackwardKernelConfig,
+    device: DeviceSpec,
+    registers: int | None,
+    gradients: str = "",
 ) -> TileWork:
+    """The work of the kernel that keeps keys, for the gradients that a problem's word names;
+    ``registers`` as built, None: estimated."""
     needed = cfg.accumulators + 2 * cfg.scores + _BESIDE
     resident = _resident(cfg, device, cfg.keys_smem_bytes(), registers or needed)
     rates, element = rates_of(device), cfg.dtype.element_size
     scores, columns = cfg.B_r * cfg.B_c, cfg.column_warps
-    atomics = cfg.dq == DqMode.ATOMICS
-    products = (5 if atomics else 4) * scores * cfg.d_head * 2 / _MMA_FLOP
+    atomics = cfg.dq == DqMode.ATOMICS and gradients != NO_DQ
+    products = (n_products(gradients) if atomics else 4) * scores * cfg.d_head * 2 / _MMA_FLOP
     queries = cfg.B_r // columns
     # A warp's: K, V, Q and do for the scores; do and Q by columns; P and dS where they are shared.
     read = 2 * (cfg.keys_per_warp + queries) * cfg.d_head

@@ -133,17 +133,19 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="wait_for_launch_before",
     )
-    merge_last: bool = knob(
-        "whether the last CTA of a row tile merges the states of all of its runs, where these are "
-        "few; otherwise a launch of its own does",
-        word="merge_last",
-        default=False,
+    cluster: int = knob(
+        "CTAs of a cluster, at most, that have all parts of a row tile and merge them in their "
+        "shared memory (from sm_90), where these are few and short; 0: none",
+        values=(0, 8, 16),
+        word="cluster",
+        default=0,
+        lowest=0,
         effect=lambda cfg: (
-            "the last CTA of a row tile to be done merges its runs: small calls are one launch"
-            if cfg.merge_last
-            else "rows of several runs are merged by a second launch"
+            f"up to {cfg.cluster} parts of a row tile are merged without global memory"
+            if cfg.cluster
+            else "parts are merged by way of global memory"
         ),
-        where="merge_if_last",
+        where="ClusterMerge",
     )
 
     # --- shapes and resources --------------------------------------------------------------------

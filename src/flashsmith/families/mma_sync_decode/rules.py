@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
         _supported,
         (
             *("d_head", "B_r", "B_c", "n_warps", "stages", "min_keys", "parts_per_sm"),
-            *("chunk_rows", "rounds"),
+            *("chunk_rows", "rounds", "cluster"),
         ),
     ),
     Rule(
@@ -75,12 +75,6 @@ RULES: tuple[Rule, ...] = (
             <= 2 * _MAX_CHUNK_ELEMENTS.get(cfg.B_c, _MAX_OTHER_CHUNK_ELEMENTS)
         ),
         ("d_head", "B_c", "chunk_rows"),
-    ),
-    Rule(
-        "rounds_end_in_a_merge_launch",
-        "merge_last needs rounds = 1: the merge launch leaves the counter of runs zero",
-        lambda cfg, device: not cfg.merge_last or cfg.rounds == 1,
-        ("rounds", "merge_last"),
     ),
     Rule(
         "smem_within_limit",

@@ -1,0 +1,49 @@
+// The config that names a kernel of the wgmma_dq family, and what its main kernel is called with.
+// Plain C++20 without CUDA types: the host compiler, the kernels and the tests read this file.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+#include "backward/args.cuh"
+#include "common/constants.cuh"
+
+namespace flashsmith {
+
+// Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero
+// means 'as before'.
+struct HopperDqKernelConfig {
+    DType dtype;
+    int d_head;
+    int B_r;
+    int B_c;
+    int n_warpgroups;  // of consumers, 64 queries each; one more is the producer's
+    int k_stages;
+    int v_stages;
+    int producer_registers;
+    int consumer_registers;
+    bool late_dq;   // a step's dq is computed beside the next step's scores
+    bool pingpong;  // warpgroups issue their products in turns
+
+    constexpr auto operator<=>(const HopperDqKernelConfig&) const = default;
+
+    constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
+
+    // Bytes of Q and do, and of the stages of K and V.
+    constexpr int64_t tile_bytes() const {
+        return (2 * int64_t{B_r} + int64_t{k_stages + v_stages} * B_c) * d_head * kElementBytes;
+    }
+    // Dynamic shared memory of one CTA: the tiles and barriers.
+    static constexpr int kBarrierPage = 256;
+    constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
+};
+
+// Everything the main kernel needs: its only parameter, in constant memory.
+struct HopperDqKernelArgs {
+    TensorMap q, k, v, d_o;
+    BackwardKernelArgs problem;
+};
+
+using hopper_dq_kernel_fn = void (*)(const HopperDqKernelArgs);
+
+}  // namespace flashsmith

@@ -1,0 +1,265 @@
+// A consumer warpgroup: dq of its 64 queries.
+//
+// Scores lie queries by keys, so that dS, rounded, is the operand of dq += dS K as it lies in
+// registers: nothing but Q, do, K and V goes through shared memory, and dq is summed in registers,
+// in the order of the keys.
+#pragma once
+
+#include "common/accumulators.cuh"
+#include "common/softmax.cuh"
+#include "wgmma/pipeline.cuh"
+#include "wgmma_backward/store_gradient.cuh"
+#include "wgmma_dq/query_block.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct DqConsumer {
+    static_assert(Kernel::valid_config());
+    static constexpr HopperDqKernelConfig CFG = Kernel::CFG;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    using value_t = typename Kernel::value_t;
+    using Panel = typename Kernel::Panel;
+
+    // ---- state ----
+
+    const BackwardKernelArgs& args;
+    const uint32_t smem;
+    const QueryBlock<Kernel>& tile;
+    const int warpgroup, warp, lane;
+    const int row;  // this lane's first, of its sequence; the second is 8 behind it
+    int block;      // of keys
+
+    TilePipeline<CFG.k_stages, Kernel::KV_tile_bytes> K;
+    TilePipeline<CFG.v_stages, Kernel::KV_tile_bytes> V;
+
+    float lse[2], D[2];
+    typename Kernel::Scores S, dP;
+    typename Kernel::Rounded dS;
+    typename Kernel::dQ_t dq;
+
+    FS_DEVICE DqConsumer(const BackwardKernelArgs& args, uint32_t smem,
+                         const QueryBlock<Kernel>& tile, int warpgroup)
+        : args(args),
+          smem(smem),
+          tile(tile),
+          warpgroup(warpgroup),
+          warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
+          lane(lane_index()),
+          row(tile.first_row + warpgroup * kWarpgroupRows + warp * kWarpRows + lane / 4),
+          block(tile.blocks.begin),
+          K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
+          V(smem + Kernel::V_offset, smem + Kernel::V_barriers) {}
+
+    // ---- the algorithm ----
+
+    FS_DEVICE void run() {
+        zero(dq);
+        const int n_steps = tile.n_steps();
+        if (n_steps > 0) {
+            init_order();
+            load_statistics();
+            mbarrier_wait(smem + Kernel::Q_barrier, 0);
+            if constexpr (CFG.late_dq)
+                steps_with_late_dq(n_steps);
+            else
+                steps(n_steps);
+        }
+        store();
+    }
+
+    // S and dP, dS, then dq: the least registers.
+    FS_DEVICE void steps(int n_steps) {
+        mbarrier_wait(smem + Kernel::do_barrier, 0);
+#pragma unroll 1
+        for (; n_steps > 0; --n_steps) {
+            K.consumer_wait();
+            V.consumer_wait();
+            await_turn();
+            start_scores(S, Kernel::Q_offset, K.tile());
+            start_scores(dP, Kernel::do_offset, V.tile());
+            pass_turn();
+            wgmma_wait<1>(S);
+            exponentiate();
+            wgmma_wait<0>(dP);
+            V.consumer_release(warp, lane);
+            differentiate();
+            await_turn();
+            start_dq(K.tile());
+            pass_turn();
+            wgmma_wait<0>(dq, dS);
+            K.consumer_release(warp, lane);
+            ++block;
+        }
+    }
+
+    // A step's dq beside the next step's scores. No product is in flight where the loop begins:
+    // ptxas would serialise them all.
+    FS_DEVICE void steps_with_late_dq(int n_steps) {
+        K.consumer_wait();
+        await_turn();
+        start_scores(S, Kernel::Q_offset, K.tile());
+        mbarrier_wait(smem + Kernel::do_barrier, 0);
+        V.consumer_wait();
+        start_scores(dP, Kernel::do_offset, V.tile());
+        pass_turn();
+        wgmma_wait<1>(S);
+        exponentiate();
+        wgmma_wait<0>(dP);
+        V.consumer_release(warp, lane);
+        differentiate();
+#pragma unroll 1
+        while (--n_steps > 0) {
+            const uint32_t last_K = K.tile(), last_empty = K.barriers.empty(K.state.stage());
+            K.state.advance();
+            ++block;
+            K.consumer_wait();
+            V.consumer_wait();
+            await_turn();
+            start_scores(S, Kernel::Q_offset, K.tile());
+            start_dq(last_K);
+            start_scores(dP, Kernel::do_offset, V.tile());
+            pass_turn();
+            wgmma_wait<2>(S);
+            exponentiate();
+            wgmma_wait<1>(dq, dS);
+            if (lane == 0) mbarrier_arrive(last_empty);
+            wgmma_wait<0>(dP);
+            V.consumer_release(warp, lane);
+            differentiate();
+        }
+        await_turn();
+        start_dq(K.tile());
+        pass_turn();
+        wgmma_wait<0>(dq, dS);
+    }
+
+    // ---- turns ----
+
+    // With `pingpong` the warpgroups issue their products in turns, in a ring: while one
+    // multiplies, the others have exponentials. Hardware barriers: 0 is __syncthreads', then each
+    // warpgroup has one that admits it. The last one admits the first for the first time.
+    static constexpr int kFirstOrderBarrier = 1;
+    FS_DEVICE void init_order() const {
+        if constexpr (CFG.pingpong)
+            if (warpgroup == CFG.n_warpgroups - 1)
+                named_barrier_arrive(kFirstOrderBarrier, 2 * kWarpgroupThreads);
+    }
+    FS_DEVICE void await_turn() const {
+        if constexpr (CFG.pingpong)
+            named_barrier_wait(kFirstOrderBarrier + warpgroup, 2 * kWarpgroupThreads);
+    }
+    FS_DEVICE void pass_turn() const {
+        if constexpr (CFG.pingpong)
+            named_barrier_arrive(kFirstOrderBarrier + (warpgroup + 1) % CFG.n_warpgroups,
+                                 2 * kWarpgroupThreads);
+    }
+
+    // ---- products ----
+
+    // The same number, of which the compiler knows nothing: it would keep the descriptors of all
+    // products in registers.
+    FS_DEVICE static uint32_t anew(uint32_t x) {
+        asm volatile("" : "+r"(x));
+        return x;
+    }
+
+    // Of this warpgroup's rows of Q or do with a tile of keys.
+    FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t keys) {
+        const uint64_t a =
+            Panel::descriptor(anew(smem) + offset + warpgroup * kWarpgroupRows * Panel::kRowBytes);
+        const uint64_t b = Panel::descriptor(anew(keys));
+        wgmma_fence(scores);
+#pragma unroll
+        for (int step = 0; step < Kernel::d_steps; ++step)
+            Kernel::ScoresGemm::run(scores, a + Panel::template column_step<Kernel::B_r>(step),
+                                    b + Panel::template column_step<Kernel::B_c>(step), step > 0);
+        wgmma_commit();
+    }
+
+    // dq += dS K.
+    FS_DEVICE void start_dq(uint32_t keys) {
+        const uint64_t b = Panel::descriptor(anew(keys), Kernel::KV_panel_bytes);
+        wgmma_fence(dq, dS);
+#pragma unroll
+        for (int step = 0; step < Kernel::key_steps; ++step)
+            Kernel::dQGemm::run(dq, dS[step], b + Panel::row_step(step), 1);
+        wgmma_commit();
+    }
+
+    // ---- between the products ----
+
+    // Rows behind the last one have P = 0.
+    FS_DEVICE void load_statistics() {
+        const int64_t first = first_statistic<SEMANTICS>(args, tile.batch, tile.head, tile.q.first);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const bool exists = !SEMANTICS.uneven || row + 8 * r < tile.q.count;
+            lse[r] = exists ? args.lse_log2[first + row + 8 * r] : INFINITY;
+            D[r] = exists ? args.D[first + row + 8 * r] : 0.0f;
+        }
+    }
+
+    // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient.
+    FS_DEVICE void exponentiate() {
+        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+#pragma unroll
+        for (int n = 0; n < Kernel::B_c / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float p = exp2_approx(fmaf(S[0][n][e], args.scale_log2, -lse[e / 2]));
+                S[0][n][e] = SEMANTICS.softcap ? p * fmaf(-S[0][n][e], S[0][n][e], 1.0f) : p;
+            }
+    }
+
+    // dS = P (dP - D), rounded. Out of sight either may be anything, NaN too.
+    FS_DEVICE void differentiate() {
+#pragma unroll
+        for (int n = 0; n < Kernel::B_c / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - D[e / 2]);
+        if constexpr (Kernel::masked)
+            if (tile.blocks.needs_mask(block)) mask();
+#pragma unroll
+        for (int step = 0; step < Kernel::key_steps; ++step)
+            pack_fragment<value_t>(dS[step], dP[0][2 * step], dP[0][2 * step + 1]);
+    }
+
+    // dS of keys that a row does not see becomes 0.
+    FS_DEVICE void mask() {
+        const int first_column = block * Kernel::B_c + lane % 4 * 2;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const KeyRange seen = tile.visibility.keys(row + 8 * r);
+            const KeyRange columns{seen.first - first_column, seen.last - first_column};
+#pragma unroll
+            for (int n = 0; n < Kernel::B_c / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    if (8 * n + e > columns.last ||
+                        (SEMANTICS.mask == MaskKind::window && 8 * n + e < columns.first))
+                        dP[0][n][2 * r + e] = 0.0f;
+        }
+    }
+
+    // ---- the end ----
+
+    FS_DEVICE void store() {
+        // 0 times NaN was added to rows that see no key, where some key holds NaN.
+        const int unseeing = tile.visibility.first_seeing_row();
+#pragma unroll
+        for (int n = 0; n < Kernel::d_head / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (row + e / 2 * 8 < unseeing) dq[0][n][e] = 0.0f;
+        const int first = row - lane / 4;
+        const int64_t element = tile.batch * args.dq_batch_stride +
+                                tile.head * args.dq_head_stride +
+                                (tile.q.first + first) * args.dq_seq_stride;
+        store_gradient<value_t>(static_cast<char*>(args.dq) + element * (args.grads_fp32 ? 4 : 2),
+                                args.dq_seq_stride, tile.q.count - first, args.d, args.grads_fp32,
+                                dq, args.scale);
+    }
+};
+
+}  // namespace flashsmith

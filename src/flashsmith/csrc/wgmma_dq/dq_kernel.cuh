@@ -1,0 +1,47 @@
+// The gradient of q alone on wgmma and TMA (sm_90a), where k and v are frozen: the kernels of a
+// pass, in the order they run.
+//
+//     prepare        statistics of the rows
+//     gaps           packed: zeros outside of sequences
+//     main           dq, of a block of queries over all keys
+//     sinks          dsinks
+#pragma once
+
+#include "backward/rows_kernels.cuh"
+#include "wgmma_dq/consumer.cuh"
+#include "wgmma_dq/producer.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+FS_DEVICE void init_dq_barriers(uint32_t smem) {
+    constexpr int kWarps = Kernel::n_warpgroups * kWarpsPerWarpgroup;
+    mbarrier_init(smem + Kernel::Q_barrier, 1);
+    mbarrier_init(smem + Kernel::do_barrier, 1);
+    PipelineBarriers{smem + Kernel::K_barriers}.init(Kernel::CFG.k_stages, kWarps);
+    PipelineBarriers{smem + Kernel::V_barriers}.init(Kernel::CFG.v_stages, kWarps);
+    mbarrier_init_fence();
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
+    hopper_dq_kernel(const __grid_constant__ HopperDqKernelArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const uint32_t smem = shared_address(shared_memory);
+    const QueryBlock<Kernel> tile(args.problem, block_index());
+    if (!tile.exists()) return;
+    if (thread_index() == 0) init_dq_barriers<Kernel>(smem);
+    __syncthreads();
+
+    // The shuffle shows the compiler that it is the same in all lanes of a warp.
+    const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
+    if (warpgroup == 0) {
+        set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
+        if (thread_index() == 0) DqProducer<Kernel>(args, smem, tile).run();
+    } else {
+        set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
+        DqConsumer<Kernel>(args.problem, smem, tile, warpgroup - 1).run();
+    }
+}
+
+}  // namespace flashsmith

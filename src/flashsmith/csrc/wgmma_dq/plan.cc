@@ -1,0 +1,100 @@
+#include "wgmma_dq/plan.h"
+
+#include <climits>
+#include <cstddef>
+
+#include "backward/problem.h"
+#include "wgmma/copied_tensor.h"
+
+namespace flashsmith {
+namespace {
+
+constexpr int kArch = 90;
+constexpr uint32_t kRowsThreads = 256;
+
+// The kernels of a config, in the order of the family's templates.
+enum Kernel : size_t { main_kernel, prepare, gaps, sinks_kernel };
+
+std::vector<TensorMapSpec> tensor_maps(const HopperDqKernelConfig& config, const ForwardProblem& p,
+                                       const BackwardKernelArgs& args) {
+    using Args = HopperDqKernelArgs;
+    const Strides q_strides{args.q_batch_stride, args.q_seq_stride, args.q_head_stride};
+    const Strides do_strides{args.do_batch_stride, args.do_seq_stride, args.do_head_stride};
+    const Strides k_strides{args.k_batch_stride, args.k_seq_stride, args.k_head_stride};
+    const Strides v_strides{args.v_batch_stride, args.v_seq_stride, args.v_head_stride};
+    const CopiedTensor tensors[] = {
+        {"q", q, offsetof(Args, q), q_strides, p.seq_q, p.heads_q, p.total_q, config.B_r},
+        {"k", k, offsetof(Args, k), k_strides, p.seq_k, p.heads_k, p.total_k, config.B_c},
+        {"v", v, offsetof(Args, v), v_strides, p.seq_k, p.heads_k, p.total_k, config.B_c},
+        {"do", d_o, offsetof(Args, d_o), do_strides, p.seq_q, p.heads_q, p.total_q, config.B_r},
+    };
+    std::vector<TensorMapSpec> maps;
+    for (const CopiedTensor& tensor : tensors) {
+        const bool empty = tensor.is_empty(p, p.packed);
+        maps.push_back(tensor_map(config.d_head, config.dtype, p, p.packed,
+                                  empty ? single_row(tensor, q) : tensor));
+    }
+    return maps;
+}
+
+}  // namespace
+
+Plan plan_dq(const HopperDqKernelConfig& config, NumberReader& numbers, Tensors tensors,
+             const DeviceSpec& device, const Semantics& semantics) {
+    auto [p, args] = read_backward_problem(numbers, tensors);
+    require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
+    check_smem(config.smem_bytes(), device);
+    check_problem(p, semantics, config.d_head, kStatisticsRows);
+    if (!semantics.uneven)
+        require(p.d == config.d_head && p.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
+                    p.seq_k > 0,
+                "uneven: this library's kernels want whole tiles and d = d_head");
+    require(tensors[dk] == 0 && tensors[dv] == 0,
+            "dk, dv: this kernel computes dq alone; take another config");
+    const bool wants_sinks = tensors[dsinks] != 0;
+    require(!wants_sinks || tensors[sinks] != 0, "dsinks: asked for without sinks; give them");
+
+    const Statistics statistics = place_statistics(p, args);
+    const size_t bytes = static_cast<size_t>(statistics.rows) * sizeof(float);
+    Plan plan;
+    plan.workspaces = {{"lse_log2", bytes, Contents::undefined}, {"D", bytes, Contents::undefined}};
+
+    const auto add = [&](Kernel kernel, int64_t blocks, uint32_t threads) {
+        require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
+        const auto* argument = reinterpret_cast<const uint8_t*>(&args);
+        plan.launches.push_back({
+            .kernel = kernel,
+            .grid = {static_cast<uint32_t>(blocks), 1, 1},
+            .cluster = {1, 1, 1},
+            .block = {threads, 1, 1},
+            .smem_bytes = 0,
+            .argument_bytes = {argument, argument + sizeof args},
+            .addresses = backward_addresses(false),
+            .tensor_maps = {},
+        });
+    };
+    const int64_t heads_q = p.batch * p.heads_q;
+    add(prepare, heads_q * blocks_of(p.seq_q, kStatisticsRows), kRowsThreads);
+    if (p.packed)
+        add(gaps, blocks_of(p.total_q + p.total_k, kRowsThreads / kWarpSize), kRowsThreads);
+    if (tensors[dq] != 0) {
+        using Args = HopperDqKernelArgs;
+        Args main_args;
+        std::memset(&main_args, 0, sizeof main_args);  // padding too: equal plans have equal bytes
+        main_args.problem = args;
+        add(main_kernel, heads_q * blocks_of(p.seq_q, config.B_r),
+            static_cast<uint32_t>(config.n_threads()));
+        Launch& launch = plan.launches.back();
+        launch.smem_bytes = static_cast<int>(config.smem_bytes());
+        const auto* argument = reinterpret_cast<const uint8_t*>(&main_args);
+        launch.argument_bytes = {argument, argument + sizeof main_args};
+        for (AddressPatch& patch : launch.addresses)
+            patch.argument_offset += offsetof(Args, problem);
+        launch.tensor_maps = tensor_maps(config, p, args);
+    }
+    if (wants_sinks) add(sinks_kernel, p.heads_q, kRowsThreads);
+    plan.presence = backward_presence(tensors, semantics);
+    return plan;
+}
+
+}  // namespace flashsmith

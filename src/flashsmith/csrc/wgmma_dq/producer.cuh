@@ -1,0 +1,72 @@
+// The producer: one thread that copies Q and do once, and K and V step by step.
+#pragma once
+
+#include "wgmma/pipeline.cuh"
+#include "wgmma/tma.cuh"
+#include "wgmma_dq/query_block.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct DqProducer {
+    static constexpr HopperDqKernelConfig CFG = Kernel::CFG;
+    static constexpr bool kPacked = Kernel::SEMANTICS.packed;
+
+    const HopperDqKernelArgs& args;
+    const uint32_t smem;
+    const QueryBlock<Kernel>& tile;
+    TilePipeline<CFG.k_stages, Kernel::KV_tile_bytes> K;
+    TilePipeline<CFG.v_stages, Kernel::KV_tile_bytes> V;
+
+    FS_DEVICE DqProducer(const HopperDqKernelArgs& args, uint32_t smem,
+                         const QueryBlock<Kernel>& tile)
+        : args(args),
+          smem(smem),
+          tile(tile),
+          K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
+          V(smem + Kernel::V_offset, smem + Kernel::V_barriers) {}
+
+    FS_DEVICE void run() {
+        if (tile.n_steps() == 0) return;
+        int block = tile.blocks.begin;
+        load_queries(&args.q, Kernel::Q_offset, Kernel::Q_barrier);
+        load_keys(K, &args.k, block);
+        load_queries(&args.d_o, Kernel::do_offset, Kernel::do_barrier);
+        load_keys(V, &args.v, block);
+#pragma unroll 1
+        while (++block < tile.blocks.end) {
+            load_keys(K, &args.k, block);
+            load_keys(V, &args.v, block);
+        }
+    }
+
+  private:
+    FS_DEVICE void load_queries(const TensorMap* map, int offset, int barrier) {
+        mbarrier_arrive_expect(smem + barrier, Kernel::Q_tile_bytes);
+        load_panels(
+            smem + offset, Kernel::Q_panel_bytes, map,
+            box_of_rows<kPacked>(tile.first_row, tile.q.first, tile.q.count, tile.head, tile.batch),
+            smem + barrier);
+    }
+
+    template <class Pipeline>
+    FS_DEVICE void load_keys(Pipeline& pipeline, const TensorMap* map, int block) {
+        pipeline.producer_acquire();
+        load_panels(pipeline.tile(), Kernel::KV_panel_bytes, map,
+                    box_of_rows<kPacked>(block * Kernel::B_c, tile.k.first, tile.k.count,
+                                         tile.head_k, tile.batch),
+                    pipeline.full());
+        pipeline.state.advance();
+    }
+
+    FS_DEVICE void load_panels(uint32_t smem, int panel_bytes, const TensorMap* map,
+                               TmaBox<kPacked> box, uint32_t full) {
+#pragma unroll
+        for (int p = 0; p < Kernel::n_panels; ++p) {
+            box.column = p * Kernel::Panel::kColumns;
+            tma_load(smem + p * panel_bytes, map, box, full);
+        }
+    }
+};
+
+}  // namespace flashsmith

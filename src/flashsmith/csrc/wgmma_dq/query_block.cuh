@@ -1,0 +1,42 @@
+// What a CTA has to do: a block of queries of one head, and the blocks of keys that they see.
+#pragma once
+
+#include "backward/rows.cuh"
+#include "backward/visibility.cuh"
+#include "wgmma_dq/static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct QueryBlock {
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+
+    int batch, head, head_k, first_row;
+    SequenceRows q, k;
+    Visibility<SEMANTICS> visibility;
+    BlockRange blocks;  // of keys
+
+    // The blocks of a head, and the heads of a group, are neighbours: they find its keys in L2.
+    // Under a causal mask the last queries see the most keys, and go first.
+    FS_DEVICE QueryBlock(const BackwardKernelArgs& args, uint32_t number)
+        : visibility(args, 0, 0), blocks{0, 0, 0, 0} {
+        const uint32_t n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
+        const uint32_t sequence = number / n_blocks;
+        const uint32_t place = number - sequence * n_blocks;
+        first_row =
+            (SEMANTICS.mask == MaskKind::causal ? n_blocks - 1 - place : place) * Kernel::B_r;
+        batch = sequence / args.heads_q;
+        head = sequence % args.heads_q;
+        head_k = head / (args.heads_q / args.heads_k);
+        q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+        k = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
+        visibility = Visibility<SEMANTICS>(args, q.count, k.count);
+        if (exists()) blocks = visibility.key_blocks(first_row, Kernel::B_r, Kernel::B_c);
+    }
+
+    // A packed batch has as many blocks per sequence as its longest one needs.
+    FS_DEVICE bool exists() const { return !SEMANTICS.packed || first_row < q.count; }
+    FS_DEVICE int n_steps() const { return max(blocks.end - blocks.begin, 0); }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,90 @@
+// A config of the wgmma_dq family and what it is to compute, turned into types and constants.
+#pragma once
+
+#include <type_traits>
+
+#include "common/wgmma.cuh"
+#include "wgmma_dq/config.cuh"
+
+#ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
+#error \
+    "define FLASHSMITH_MAX_SMEM_PER_BLOCK: the bytes of shared memory a CTA may have on the target"
+#endif
+
+namespace flashsmith {
+
+template <HopperDqKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+struct StaticHopperDqKernelConfig {
+    static constexpr HopperDqKernelConfig CFG = CFG_;
+    static constexpr Semantics SEMANTICS = SEMANTICS_;
+    static constexpr bool masked = SEMANTICS.masked();
+
+    using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
+    static constexpr int d_head = CFG.d_head;
+    static constexpr int B_r = CFG.B_r;
+    static constexpr int B_c = CFG.B_c;
+    static constexpr int n_warpgroups = CFG.n_warpgroups;
+    static constexpr bool clears_dq_sums = false;  // there are none
+    static constexpr bool has_dq_counters = false;
+    // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
+    static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
+
+    // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
+    using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
+    static constexpr int n_panels = d_head / Panel::kColumns;
+    static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
+    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // of do too
+    static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
+    static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
+
+    // Products and their registers: scores are 64 queries by B_c keys.
+    using ScoresGemm = Wgmma<value_t, B_c, false>;
+    using dQGemm = Wgmma<value_t, d_head, true>;
+    static constexpr int d_steps = d_head / 16;
+    static constexpr int key_steps = B_c / 16;
+    using Scores = float[1][B_c / 8][4];
+    using Rounded = uint32_t[key_steps][4];
+    using dQ_t = float[1][d_head / 8][4];
+
+    // Shared memory, bytes from its start.
+    static constexpr int Q_offset = 0;
+    static constexpr int do_offset = Q_offset + Q_tile_bytes;
+    static constexpr int K_offset = do_offset + Q_tile_bytes;
+    static constexpr int V_offset = K_offset + CFG.k_stages * KV_tile_bytes;
+    static constexpr int barrier_offset = V_offset + CFG.v_stages * KV_tile_bytes;
+    static_assert(barrier_offset == CFG.tile_bytes());
+
+    // A barrier each for Q and do; pairs (full, empty) for every stage of K and V.
+    static constexpr int Q_barrier = barrier_offset;
+    static constexpr int do_barrier = Q_barrier + 8;
+    static constexpr int K_barriers = Q_barrier + 16;
+    static constexpr int V_barriers = K_barriers + 16 * CFG.k_stages;
+    static_assert(V_barriers + 16 * CFG.v_stages <= CFG.smem_bytes());
+
+    // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
+    // reasons.
+    static constexpr bool valid_config() {
+        static_assert(d_head % 32 == 0 && d_head <= 256,
+                      "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
+        static_assert(B_r == kWarpgroupRows * n_warpgroups, "B_r: a warpgroup has 64 queries");
+        static_assert(B_c % 16 == 0, "B_c: a step of dQ's product has 16 keys");
+        static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
+                      "the tiles need more shared memory than a CTA may have");
+        static_assert(can_be_set(CFG.producer_registers) && can_be_set(CFG.consumer_registers),
+                      "registers: setmaxnreg takes multiples of 8 between 24 and 240");
+        static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
+                          (n_warpgroups + 1) * registers_at_start,
+                      "registers: setmaxnreg waits for ever for more than there are");
+        static_assert(!CFG.late_dq || CFG.k_stages > 1,
+                      "late_dq: the last step's K is read beside the next one's");
+        static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
+        return true;
+    }
+
+  private:
+    static constexpr bool can_be_set(int registers) {
+        return registers >= 24 && registers <= 240 && registers % 8 == 0;
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,148 @@
+"""HopperDqKernelConfig: the knobs that name one kernel of the wgmma_dq family.
+
+The C++ struct of the same name (csrc/wgmma_dq/config.cuh) has the same fields in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.warpgroups import (
+    REGISTERS_WORD,
+    WARPGROUP_ROWS,
+    WARPGROUP_THREADS,
+    registers_knob,
+)
+from flashsmith.families.wgmma_dq import describe
+from flashsmith.operations.dtype import DType
+
+# Bytes of barriers beside the tiles.
+BARRIER_PAGE = 256
+D_HEADS = (64, 96, 128, 192, 256)
+_WARPGROUPS = (1, 2, 3)
+
+
+@dataclass(frozen=True, order=True)
+class HopperDqKernelConfig(KernelConfig):
+    """One backward pass of the wgmma_dq family (sm_90a), for dq alone, ordered field by field.
+
+    A later knob goes at the end with a zero default that means today's behaviour.
+
+    Raises:
+        ArgumentError: a field has the wrong type or is out of range.
+    """
+
+    FAMILY: ClassVar[str] = "wgmma_dq"
+    OLDEST_ARCH: ClassVar[int] = 90
+    # '(BF16, 128, 128, 64, 2): tma_dq+k_stages_3+v_stages_2+regs_24_240+late_dq+pingpong'
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warpgroups")
+    LEADING_WORD: ClassVar[str] = "tma_dq"
+    GROUPS: ClassVar[tuple[KnobGroup, ...]] = (REGISTERS_WORD,)
+
+    dtype: DType = knob(
+        "element type of the tensors",
+        values=tuple(DType),
+        effect=lambda cfg: "element type of q, k, v, o and dq; sums are fp32",
+        where="Wgmma",
+    )
+    d_head: int = knob(
+        "head dimension, elements",
+        values=D_HEADS,
+        effect=lambda cfg: (
+            f"S and dP take {cfg.d_head // 16} k16-steps each; dq has {cfg.d_head // 2} registers "
+            "a thread"
+        ),
+        where="StaticHopperDqKernelConfig",
+    )
+    B_r: int = knob(
+        "query rows that a CTA keeps",
+        values=tuple(WARPGROUP_ROWS * count for count in _WARPGROUPS),
+        effect=lambda cfg: f"a CTA owns {cfg.B_r} queries",
+        where="QueryBlock",
+    )
+    B_c: int = knob(
+        "keys of a loop step",
+        values=(64, 96, 128),
+        effect=lambda cfg: f"a loop step takes {cfg.B_c} keys: S has {cfg.B_c // 2} registers",
+        where="DqConsumer::steps",
+    )
+    n_warpgroups: int = knob(
+        "consumer warpgroups, 64 queries each; one more is the producer",
+        values=_WARPGROUPS,
+        effect=lambda cfg: (
+            f"{cfg.n_warpgroups} consumer warpgroups, 64 queries each; with the producer "
+            f"{cfg.n_threads} threads per CTA"
+        ),
+        where="DqConsumer",
+    )
+    k_stages: int = knob(
+        "K tiles held at once",
+        values=(1, 2, 3, 4),
+        word="k_stages",
+        default=2,
+        always=True,
+        effect=lambda cfg: describe.ring("K", cfg.k_stages),
+        where="DqProducer::load_keys",
+    )
+    v_stages: int = knob(
+        "V tiles held at once",
+        values=(1, 2, 3, 4),
+        word="v_stages",
+        default=2,
+        always=True,
+        effect=lambda cfg: describe.ring("V", cfg.v_stages),
+        where="DqProducer::load_keys",
+    )
+    producer_registers: int = registers_knob("producer", default=24, kernel="hopper_dq_kernel")
+    consumer_registers: int = registers_knob("consumer", default=240, kernel="hopper_dq_kernel")
+    late_dq: bool = knob(
+        "a step's dq is computed beside the next step's scores",
+        word="late_dq",
+        default=False,
+        effect=lambda cfg: (
+            "a step's dq is computed between the next step's S and dP, under its exponentials"
+            if cfg.late_dq
+            else "a step's dq is waited for before the next step's S"
+        ),
+        where="DqConsumer::steps_with_late_dq",
+    )
+    pingpong: bool = knob(
+        "warpgroups issue their products in turns",
+        word="pingpong",
+        default=False,
+        effect=lambda cfg: (
+            "warpgroups issue products in turns: one multiplies while others have exponentials"
+            if cfg.pingpong
+            else "warpgroups issue products whenever they have come to them"
+        ),
+        where="DqConsumer::await_turn",
+    )
+
+    # --- shapes and resources --------------------------------------------------------------------
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of a CTA."""
+        return WARPGROUP_THREADS * (self.n_warpgroups + 1)
+
+    @property
+    def accumulators(self) -> int:
+        """Registers a thread needs for dq, S and dP, and with late_dq for dS beside them."""
+        return self.d_head // 2 + self.B_c + self.late_dq * self.B_c // 4
+
+    def tile_bytes(self, elem_size: int = 2) -> int:
+        """Bytes of Q and do, and of the stages of K and V."""
+        rows = 2 * self.B_r + (self.k_stages + self.v_stages) * self.B_c
+        return rows * self.d_head * elem_size
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Dynamic shared memory of a CTA, bytes: the tiles and barriers."""
+        return self.tile_bytes(elem_size) + BARRIER_PAGE
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether kernels for whole tiles serve these sizes."""
+        whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
+        return whole and d == self.d_head and seq_k > 0

@@ -1,0 +1,39 @@
+"""Descriptions of a kernel of the wgmma_dq family, for `flashsmith explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+
+
+def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
+    """Where the tiles lie in a CTA's dynamic shared memory."""
+    tiles = [
+        ("Q", 1, cfg.B_r),
+        ("do", 1, cfg.B_r),
+        ("K", cfg.k_stages, cfg.B_c),
+        ("V", cfg.v_stages, cfg.B_c),
+    ]
+    return smem_regions(cfg, tiles, rest="barriers")
+
+
+def intensity(cfg: Any) -> Intensity:
+    """FLOP per byte in the loop over keys; what happens once per CTA does not count.
+
+    A step does 6 B_r B_c d FLOP. It reads K and V from global memory once per CTA; from shared
+    memory each warpgroup reads its rows of Q and do, V once and K twice.
+    """
+    flop = 6 * cfg.B_r * cfg.B_c * cfg.d_head
+    element = cfg.dtype.element_size
+    read = cfg.n_warpgroups * (2 * 64 + 3 * cfg.B_c) * cfg.d_head
+    return Intensity(
+        shared=flop / (read * element),
+        global_memory=flop / (2 * cfg.B_c * cfg.d_head * element),
+    )
+
+
+def ring(tile: str, stages: int) -> str:
+    if stages == 1:
+        return f"one {tile} tile, copied once the last product on it has finished"
+    return f"a ring of {stages} {tile} tiles, copied ahead by TMA"

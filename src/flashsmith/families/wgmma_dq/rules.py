@@ -1,0 +1,77 @@
+"""Which configs of the wgmma_dq family kernels can be built for. One rule, one predicate, one
+reason."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flashsmith.families.rule import Rule, supported
+from flashsmith.families.warpgroups import (
+    REGISTERS_BESIDE_TILES,
+    WARPGROUP_ROWS,
+    arch_rule,
+    register_rules,
+    registers_each,
+)
+from flashsmith.families.wgmma_dq.config import BARRIER_PAGE, HopperDqKernelConfig
+
+_supported = partial(
+    supported,
+    HopperDqKernelConfig,
+    must_be="{}: the wgmma_dq family has kernels for these only",
+)
+
+
+RULES: tuple[Rule, ...] = (
+    arch_rule(HopperDqKernelConfig.FAMILY),
+    *map(_supported, ("d_head", "B_c", "n_warpgroups", "k_stages", "v_stages")),
+    Rule(
+        "B_r_is_warpgroups",
+        "B_r must be 64 n_warpgroups: a warpgroup has 64 queries",
+        lambda cfg, device: cfg.B_r == WARPGROUP_ROWS * cfg.n_warpgroups,
+        ("B_r", "n_warpgroups"),
+    ),
+    Rule(
+        "late_dq_needs_two_K",
+        "k_stages must be at least 2 with late_dq, which reads the last step's K beside the next "
+        "one's",
+        lambda cfg, device: cfg.k_stages > 1 or not cfg.late_dq,
+        ("k_stages", "late_dq"),
+    ),
+    Rule(
+        "pingpong_needs_two_warpgroups",
+        "pingpong needs 2 or 3 consumer warpgroups, which take turns",
+        lambda cfg, device: cfg.n_warpgroups > 1 or not cfg.pingpong,
+        ("n_warpgroups", "pingpong"),
+    ),
+    *register_rules(),
+    Rule(
+        "registers_within_file",
+        "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
+        "start with, 512 / (n_warpgroups + 1) each, rounded down to a multiple of 8",
+        lambda cfg, device: (
+            cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
+            <= registers_each(cfg.n_warpgroups) * (cfg.n_warpgroups + 1)
+        ),
+        ("n_warpgroups", "producer_registers", "consumer_registers"),
+    ),
+    Rule(
+        "tiles_fit_registers",
+        "consumer_registers must hold a thread's share of dq (d_head / 2), of S and dP (B_c), with "
+        f"late_dq of dS (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
+        lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
+        ("d_head", "B_c", "late_dq", "consumer_registers"),
+        lambda cfg, device: f"the tiles take {cfg.accumulators}",
+    ),
+    Rule(
+        "smem_within_limit",
+        "the tiles, 2 d_head (2 B_r + (k_stages + v_stages) B_c) bytes, and "
+        f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
+        "CTA",
+        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
+        ("B_r", "B_c", "d_head", "k_stages", "v_stages"),
+        lambda cfg, device: (
+            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
+        ),
+    ),
+)

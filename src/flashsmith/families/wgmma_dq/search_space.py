@@ -1,0 +1,41 @@
+"""What `flashsmith tune` searches of the wgmma_dq family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from flashsmith.families.device import device_spec
+from flashsmith.families.legality import is_legal
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
+from flashsmith.families.wgmma_dq.config import HopperDqKernelConfig
+from flashsmith.families.wgmma_dq.sets import candidates, registers
+from flashsmith.operations.dtype import DType
+
+# Knobs that a step of the search leaves alone: a problem says them, or another knob.
+_FIXED = ("dtype", "d_head", "B_r", "n_warpgroups")
+
+
+def search_space(dtype: DType, d_head: int) -> list[HopperDqKernelConfig]:
+    """What the search begins with: the candidates, and all one step from them."""
+    device = device_spec("H200")
+    first = candidates(dtype, d_head, device)
+    found = dict.fromkeys([*first, *(other for cfg in first for other in moved(cfg))])
+    return [cfg for cfg in found if is_legal(cfg, device)]
+
+
+def moved(cfg: HopperDqKernelConfig) -> Iterator[HopperDqKernelConfig]:
+    """The configs with another value of one knob, or of all that warpgroups multiply."""
+    for knob in fields(cfg):
+        if knob.name not in _FIXED:
+            for value in knob.metadata["values"]:
+                yield replace(cfg, **{knob.name: value})
+    for count in (1, 2, 3):
+        producer, consumer = registers(count)
+        yield replace(
+            cfg,
+            n_warpgroups=count,
+            B_r=WARPGROUP_ROWS * count,
+            producer_registers=producer,
+            consumer_registers=consumer,
+        )

@@ -1,0 +1,63 @@
+"""The sets of the wgmma_dq family: what is chosen where nothing was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+from flashsmith.families.device import DeviceSpec, device_spec
+from flashsmith.families.legality import is_legal
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
+from flashsmith.families.wgmma_dq.config import D_HEADS, HopperDqKernelConfig
+from flashsmith.operations.dtype import DType
+
+
+class _Tile(NamedTuple):
+    B_c: int
+    n_warpgroups: int
+    k_stages: int
+    v_stages: int
+    late_dq: bool
+    pingpong: bool
+
+
+# By d_head, in order of preference.
+_TILES: dict[int, tuple[_Tile, ...]] = {
+    64: (_Tile(128, 2, 3, 3, True, True), _Tile(64, 3, 4, 4, True, True)),
+    96: (_Tile(128, 2, 2, 2, True, True),),
+    128: (_Tile(64, 2, 3, 3, True, True), _Tile(128, 2, 2, 2, False, False)),
+    192: (_Tile(64, 2, 2, 2, True, True),),
+    256: (_Tile(64, 2, 2, 1, True, True),),
+}
+
+
+def registers(n_warpgroups: int) -> tuple[int, int]:
+    """Of a producer and a consumer thread."""
+    return (32, 160) if n_warpgroups == 3 else (24, 240)
+
+
+def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[HopperDqKernelConfig]:
+    """The set 'hopper-dq': a kernel or two per dtype and d_head."""
+    device = device_spec("H200")
+    return [cfg for dtype, d in product(dtypes, D_HEADS) for cfg in candidates(dtype, d, device)]
+
+
+def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperDqKernelConfig]:
+    """Kernels for d_head that are legal on a device, in order of preference."""
+    made = (
+        HopperDqKernelConfig(
+            dtype,
+            d_head,
+            WARPGROUP_ROWS * tile.n_warpgroups,
+            tile.B_c,
+            tile.n_warpgroups,
+            tile.k_stages,
+            tile.v_stages,
+            *registers(tile.n_warpgroups),
+            late_dq=tile.late_dq,
+            pingpong=tile.pingpong,
+        )
+        for tile in _TILES.get(d_head, ())
+    )
+    return [cfg for cfg in made if is_legal(cfg, device)]
