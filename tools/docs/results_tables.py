@@ -257,7 +257,7 @@ def hand_written() -> str:
 
 # Three rounds of the cells, each of which began with another contender; and a run with FA2.
 ROUNDS, VERDICT = "backward-candidates-2.csv.gz", "verdict-backward.csv"
-WIDE, ORDERED, FROZEN = "backward-wide.csv", "backward-ordered.csv", "backward-frozen.csv"
+WIDE, ORDERED = "backward-wide.csv", "backward-ordered.csv"
 # Launches of one implementation spread by more where other work was on the GPU.
 UNDISTURBED = 0.1
 Key = tuple[str, ...]
@@ -406,37 +406,6 @@ def backward_wide() -> str:
     ]
     head = ["problem", "batch", "seq", "flashsmith", "cuDNN", "FA2", "over cuDNN", "over FA2"]
     return table([*head, "kernel"], lines)
-
-
-def fastest(rows: Iterable[Row], kind: str) -> Row | None:
-    """Of the rows of a kind that are right."""
-    timed = [row for row in rows if row["kind"] == kind and row["verdict"] == "pass"]
-    return min(timed, key=lambda row: float(row["ms"]), default=None)
-
-
-def backward_frozen() -> str:
-    """dq alone, and dk and dv alone, beside all gradients: our fastest kernel of each problem."""
-    points, lines = measured(FROZEN), []
-    for key, rows in points.items():
-        whole, peer = fastest(rows.values(), "ours"), fastest(rows.values(), "peer")
-        if key[2].endswith("_dq") or whole is None:
-            continue
-        line = [f"d {key[0]}, {mask_and_heads(key)}", f"{float(whole['ms']):.2f}"]
-        for word in ("only_dq", "no_dq"):
-            of_word = points.get((*key[:2], f"{key[2]}+{word}", *key[3:]), {}).values()
-            ours, theirs = fastest(of_word, "ours"), fastest(of_word, "peer")
-            if ours is None:
-                line += ["-"] * 4
-                continue
-            share = float(ours["ms"]) / float(whole["ms"])
-            over = None if theirs is None else float(theirs["ms"]) / float(ours["ms"])
-            line += [f"{float(ours['ms']):.2f}", f"{share:.2f}", f"{float(ours['tflops']):.0f}"]
-            line.append(shown(over))
-        lines.append([*line, "-" if peer is None else f"{float(peer['ms']):.2f}"])
-    head = ["problem", "all, ms"]
-    for what in ("dq", "dk, dv"):
-        head += [f"{what}, ms", "of all", "TFLOP/s", "over cuDNN"]
-    return table([*head, "cuDNN, all, ms"], lines)
 
 
 def backward_repeatable() -> str:
@@ -809,7 +778,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "backward": backward,
     "backward-cells": backward_cells,
     "backward-wide": backward_wide,
-    "backward-frozen": backward_frozen,
     "backward-repeatable": backward_repeatable,
     "backward-kernels": backward_kernels,
     "backward-profile": backward_profile,
