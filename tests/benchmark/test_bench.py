@@ -438,13 +438,14 @@ def test_a_cell_in_one_line() -> None:
     assert summary(PROBLEM, ROWS[:1]).endswith("nothing could be measured")
 
 
-def test_ours_of_a_backward_problem_is_attention_with_the_kernel_that_is_chosen() -> None:
-    problem = Problem.parse("b2 s64 h2 d64 fp16 backward")
+@pytest.mark.parametrize("word", ["", "only_dq", "no_dq"])
+def test_ours_of_a_backward_problem_is_attention_with_the_kernel_that_is_chosen(word: str) -> None:
+    problem = Problem.parse(f"b2 s64 h2 d64 fp16 backward {word}")
     (entry,) = BenchPlan((problem,), ours=True).entries(problem, A100)
     assert (entry.name, entry.attention) == ("ours", True)
     assert entry.config == choose_config(problem, A100)
     # Both directions are built before anything is measured.
-    forward = replace(problem, operation="forward")
+    forward = replace(problem, operation="forward", gradients="")
     uses = list(BenchPlan((problem,), ours=True).uses(A100))
     assert uses == [(entry.config, problem), (choose_config(forward, A100), forward)]
 

@@ -240,12 +240,18 @@ def exact_attention(q: Any, k: Any, v: Any, *, return_lse: bool, causal: bool) -
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("problem", [FULL, CAUSAL])
-def test_gradients_of_pytorchs_own_function(problem: Problem, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("problem", "needed"),
+    [(FULL, ""), (CAUSAL, ""), (CAUSAL, "only_dq"), (CAUSAL, "no_dq")],
+)
+def test_gradients_of_pytorchs_own_function(problem: Problem, needed: str, monkeypatch) -> None:
     """On the CPU: of the same tensors, for the same do, in our layout and by our names."""
     monkeypatch.setattr(workload_module, "attention", exact_attention)
-    w = workload_of(replace(problem, operation="backward"), 0, TorchOnTheHost())
+    problem = replace(problem, operation="backward", gradients=needed)
+    w = workload_of(problem, 0, TorchOnTheHost())
     assert isinstance(w, BackwardWorkload)
+    names = {"": ["dq", "dk", "dv"], "only_dq": ["dq"], "no_dq": ["dk", "dv"]}
+    assert list(w.output) == names[needed]
     peer = GradientPeer(peers_module.SdpaPeer("math", "MATH"))
     implementation = peer.prepare(w)
     gradients = implementation.output()

@@ -11,6 +11,7 @@ import pytest
 import shared_kernels
 
 import flashsmith
+from flashsmith.chooser import choose
 from flashsmith.chooser.backward import CHOOSERS
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
@@ -21,6 +22,7 @@ from flashsmith.families import (
     device_spec,
 )
 from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.runtime.arguments import check_serves
 from flashsmith.verify import reference_of
 from flashsmith.verify.gradient_tolerance import compare_gradients
 
@@ -128,6 +130,44 @@ def test_some_of_the_keys_with_the_statistics_of_all(call: dict[str, Any], gradi
     _, dk, dv, _ = backward(last, needs=(False, True, True, False))
     for ours, whole in ((dk, gradients.dk), (dv, gradients.dv)):
         np.testing.assert_allclose(ours, whole[:, 9:], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mask", ["", "causal "])
+@pytest.mark.parametrize("d", [64, 96, 128, 192, 256])
+def test_frozen_inputs_have_kernels_of_their_own(d: int, mask: str) -> None:
+    """On Hopper they compute no other gradients, at less FLOP, and repeat their bits."""
+    device = device_spec("H200")
+    problem = Problem.parse(f"b4 s4096 h16 d{d} bf16 {mask}backward")
+    expected = choose(problem, device).ms
+    for word, products in (("only_dq", 3), ("no_dq", 4)):
+        some = replace(problem, gradients=word)
+        assert Problem.parse(str(some)) == some
+        assert 5 * some.attn_flop() == products * problem.attn_flop()
+        choice = choose(some, device)
+        config, family = choice.config, choice.config.family
+        assert family.gradients_of(config) == word
+        assert CHOOSERS[True](some, device) == config
+        assert choice.ms < 0.95 * expected
+        with pytest.raises(ArgumentError, match=f"'{word}' problems alone"):
+            check_serves(config, problem)
+
+
+def test_other_gpus_serve_frozen_inputs_as_before() -> None:
+    for word in ("only_dq", "no_dq"):
+        config = CHOOSERS[True](Problem.parse(f"s4096 d128 bf16 backward {word}"), device_spec(80))
+        assert config.family.gradients_of(config) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("s64 d64 fp16 only_dq", "forward knows no such word"),
+        ("s64 d64 fp16 backward only_dq no_dq", "give one"),
+    ],
+)
+def test_gradients_that_no_problem_has(text: str, wrong: str) -> None:
+    with pytest.raises(ArgumentError, match=wrong):
+        Problem.parse(text)
 
 
 def test_repeatable_kernels_are_chosen_where_asked() -> None:

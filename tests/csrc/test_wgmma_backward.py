@@ -18,6 +18,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.families.wgmma_backward.config import DqSums
+from flashsmith.families.wgmma_backward.sets import without_dq
 from flashsmith.verify import Verdict, reference_of
 from flashsmith.verify import prove as prove_problem
 
@@ -87,6 +88,13 @@ SPLIT = config(
     "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+split_roles"
 )
 SPLIT_HALVES = replace(SPLIT, dtype=DType.FP16, d_head=192, early_rows=True)
+# dk and dv alone: in persistent CTAs of two warpgroups, and of wide heads.
+KEYS = config(
+    "(FP16, 64, 128, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_40_232"
+    "+scores_together+persistent+without_dq"
+)
+KEYS_SPLIT = without_dq(SPLIT_HALVES)
+MORE_KEYS = [without_dq(cfg) for cfg in (WIDE_UNDER_DK, TURNS, HALVES, SPLIT)]
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
@@ -96,12 +104,15 @@ WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (CAUSAL, WINDOW):
     shared_kernels.want(BOTH, semantics)
 shared_kernels.want(WHOLE, PLAIN)
-shared_kernels.want([SPLIT_HALVES, UNDER_DK], CAUSAL)
+shared_kernels.want([SPLIT_HALVES, UNDER_DK, KEYS], CAUSAL)
+shared_kernels.want([KEYS], WINDOW)
+shared_kernels.want([KEYS, KEYS_SPLIT], PLAIN)
 
 
 def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
     """The verdict on a problem; ``how`` are the reference's options or prove()'s."""
-    problem = Problem.parse(f"{text} d{cfg.d_head} {cfg.dtype.name.lower()} backward")
+    word = cfg.family.gradients_of(cfg)
+    problem = Problem.parse(f"{text} d{cfg.d_head} {cfg.dtype.name.lower()} backward {word}")
     shared_kernels.load([cfg], problem.required_semantics(cfg))
     passed = {
         name: how.pop(name) for name in ("inputs", "seed", "schedule_seed", "checks") if name in how
@@ -115,7 +126,14 @@ def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:
     return pytest.param(cfg, *rest, marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("cfg", [*WHOLE, *map(full, [AT_ONCE, *BULK, *ALL_EARLY, SPLIT])], ids=str)
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        *(*WHOLE, KEYS, KEYS_SPLIT),
+        *map(full, [AT_ONCE, *BULK, *ALL_EARLY, SPLIT, *MORE_KEYS]),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("schedule_seed", [None, 3])
 def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"
@@ -152,9 +170,10 @@ UNEVEN = {
         *((cfg, case) for cfg in BOTH for case in UNEVEN),
         (SPLIT_HALVES, "rows without keys"),
         (UNDER_DK, "longer keys"),
+        *((KEYS, case) for case in ("longer keys", "rows without keys")),
         *(
             full(cfg, case)
-            for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *ALL_EARLY, *SPLITS)
+            for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *ALL_EARLY, *SPLITS, *MORE_KEYS)
             for case in UNEVEN
         ),
     ],
@@ -166,7 +185,7 @@ def test_causal_and_uneven(cfg: HopperBackwardKernelConfig, case: str) -> None:
     assert verdict.ok, str(verdict)
 
 
-@pytest.mark.parametrize("cfg", [*BOTH, *map(full, SPLITS)], ids=str)
+@pytest.mark.parametrize("cfg", [*BOTH, *map(full, [*SPLITS, KEYS, KEYS_SPLIT])], ids=str)
 @pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
 def test_hard_inputs(cfg: HopperBackwardKernelConfig, inputs: str) -> None:
     for text in ("b2 s100:75 h2:1 causal", "b1 s70:150 h2 causal"):
@@ -177,9 +196,18 @@ def test_hard_inputs(cfg: HopperBackwardKernelConfig, inputs: str) -> None:
 PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
 
 
-@pytest.mark.parametrize("cfg", [*BOTH, *map(full, SPLITS)], ids=str)
 @pytest.mark.parametrize(
-    ("inputs", "limits"), [("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9))]
+    ("cfg", "inputs", "limits"),
+    [
+        make(cfg, inputs, limits)
+        for inputs, limits in (("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9)))
+        for make, cfg in (
+            *((pytest.param, cfg) for cfg in BOTH),
+            (pytest.param if inputs == "neighbours" else full, KEYS),
+            *((full, cfg) for cfg in (*SPLITS, *MORE_KEYS)),
+        )
+    ],
+    ids=str,
 )
 def test_packed_windows_with_a_softcap(
     cfg: HopperBackwardKernelConfig, inputs: str, limits: tuple[int | None, int | None]

@@ -120,6 +120,7 @@ SAMPLES = {
             "bulk_sums_are_whole": {**SPLIT, "bulk_sums": True},
             "early_rows_before_scores": {"early_rows": True},
             "dq_before_dk_is_lagged": {"dq_sums": DqSums.SUMS_UNDER_DK},
+            "without_dq_nothing_is_dqs": {"without_dq": True},
             "producer_registers_supported": {"producer_registers": 20},
             "consumer_registers_supported": {"consumer_registers": 236},
             "registers_within_file": {"producer_registers": 40},
@@ -145,6 +146,7 @@ SAMPLES = {
             "early_rows": {"early_rows": True},
             "dq_sums: split": {**SPLIT, "dq_sums": DqSums.SUMS_AT_ONCE},
             "dq_sums: a step": {"dq_sums": DqSums.SUMS_UNDER_DK},
+            "without_dq": {"without_dq": True},
             "q_stages": {"order": StepOrder.LATE_DQ, "q_stages": 1},
         },
         ("smem_bytes", "n_threads", "dq_columns", "shares_rows", "shares_columns", "key_groups"),
@@ -198,7 +200,6 @@ SAMPLES = {
             "chunk_keys_in_copies": {"d_head": 96, "B_c": 32, "n_warps": 2, "chunk_rows": 128},
             "chunk_rows_fit_registers": {"d_head": 256, "B_c": 64, "chunk_rows": 64},
             "parts_of_whole_stages": {"B_c": 128, "min_keys": 64},
-            "rounds_end_in_a_merge_launch": {"rounds": 2, "merge_last": True},
             "smem_within_limit": {"d_head": 256, "stages": 8},
         },
         {

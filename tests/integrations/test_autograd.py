@@ -168,6 +168,24 @@ def test_what_is_frozen_costs_nothing(
     assert asked[0].needs == (*(name in names for name in "qkv"), False)
 
 
+def test_the_forward_call_prepares_what_will_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the tensors that require gradients, and again where others do."""
+    found = []
+    right = torch_ops.backward_ahead
+
+    def noting(*asked: Any) -> Any:
+        found.append(right(*asked).gradients)
+        return right(*asked)
+
+    monkeypatch.setattr(torch_ops, "backward_ahead", noting)
+    call, leaves = small()
+    for names in ("qkv", "q", "kv", "v", "qv"):
+        for name, leaf in zip("qkv", leaves, strict=True):
+            leaf.requires_grad_(name in names)
+        flashsmith.attention(**call)
+    assert found == ["", "only_dq", "no_dq", "no_dq", ""]
+
+
 def test_through_the_log_sum_exp_alone(asked: list[BackwardOptions]) -> None:
     call, leaves = small(return_lse=True, return_row_max=True)
     _, lse, row_max = flashsmith.attention(**call)
@@ -366,6 +384,12 @@ def test_flop_are_counted() -> None:
         flashsmith.attention(**packed() | {"config": CFG})
     causal = 4 * 2 * 12 * 20 * 40 // 2
     assert counter.get_total_flops() == causal + causal * 5 // 2
+    for names, products in (("q", 3), ("kv", 4)):
+        for name, leaf in zip("qkv", leaves, strict=True):
+            leaf.requires_grad_(name in names)
+        with FlopCounterMode(display=False) as counter:
+            loss(call).backward()
+        assert counter.get_total_flops() == causal + causal * products // 2
     # Keys that the rows of each sequence see: 30 of 20, none of 9, 13 of 46, in windows.
     seen = sum(
         sum(-4 <= i + keys - rows - j <= 20 for i in range(rows) for j in range(keys))

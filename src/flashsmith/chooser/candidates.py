@@ -18,21 +18,30 @@ def candidates(
     device: DeviceSpec,
     masked: bool = False,
     operation: str = "forward",
+    gradients: str = "",
 ) -> tuple[KernelConfig, ...]:
     """The configs of an operation's families worth weighing for a head dimension on a device, in
     order of preference: a small gain on paper is not to make another kernel, which may have to be
-    built first. ``masked``: whether some rows see fewer keys than others."""
-    return _candidates(by_preference(operation), dtype, d_head, device, masked)
+    built first. ``masked``: whether some rows see fewer keys than others. ``gradients``: a
+    problem's word for those needed."""
+    return _candidates(by_preference(operation), dtype, d_head, device, masked, gradients)
 
 
 # By the families too: more may be registered at any time.
 @lru_cache(maxsize=512)
 def _candidates(
-    asked: tuple[Family, ...], dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    asked: tuple[Family, ...],
+    dtype: DType,
+    d_head: int,
+    device: DeviceSpec,
+    masked: bool,
+    gradients: str,
 ) -> tuple[KernelConfig, ...]:
-    return tuple(
-        config
+    found = (
+        family.for_gradients(config, gradients)
         for family in asked
         if family.has_cost_model
         for config in family.candidates(dtype, d_head, device, masked)
     )
+    serving = (it for it in found if it.family.gradients_of(it) in ("", gradients))
+    return tuple(dict.fromkeys(serving))

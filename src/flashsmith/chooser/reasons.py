@@ -139,7 +139,8 @@ def _not_weighed(family: Family, problem: Problem, device: DeviceSpec, measured:
         return "has no cost model and was not measured"
     masked = problem.semantics.mask != "none"
     d_head = d_head_for(problem)
-    weighed = candidates(problem.dtype, d_head, device, masked, problem.operation)
+    said = problem.operation, problem.gradients
+    weighed = candidates(problem.dtype, d_head, device, masked, *said)
     guesses = [(estimate(c, problem, device).ms, c) for c in weighed if family.name == c.FAMILY]
     if not guesses or not measured:
         return f"none of its kernels fits on {device.name}"

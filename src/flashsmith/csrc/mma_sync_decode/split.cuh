@@ -88,6 +88,13 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     s.run_levels = 0;
     s.runs = s.parts;
     if (s.is_chunk) return s;
+    if constexpr (Kernel::has_clusters) {
+        if (args.cluster_levels > 0) {
+            s.run_levels = args.cluster_run_levels;
+            s.runs = (s.parts + (1 << s.run_levels) - 1) >> s.run_levels;
+            return s;
+        }
+    }
     while (s.runs > 1 && units_of_part <= share >> (s.run_levels + 1)) {
         ++s.run_levels;
         s.runs = (s.runs + 1) / 2;
@@ -206,11 +213,10 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
 template <class Kernel>
 struct RunCount {
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
-        if (s.is_chunk != Kernel::takes_chunks) return 0;
-        if constexpr (Kernel::has_clusters)
-            if (!s.is_chunk && args.cluster_levels > 0)
-                return s.tiles * args.heads_k << args.cluster_levels;
-        return s.runs * s.tiles * args.heads_k;
+        if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
+            if (args.cluster_levels > 0)
+                return s.is_chunk ? 0 : s.tiles * args.heads_k << args.cluster_levels;
+        return s.is_chunk == Kernel::takes_chunks ? s.runs * s.tiles * args.heads_k : 0;
     }
 };
 
@@ -227,25 +233,26 @@ FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, Decod
     DecodeSequence& s = item.sequence;
     int rest;
     if (!find_sequence<Kernel, RunCount<Kernel>>(args, search, item.batch, s, rest)) return false;
-    // Each CTA of a cluster has a run, or none.
-    if constexpr (Kernel::has_clusters && !Kernel::takes_chunks) {
-        if (args.cluster_levels > 0) {
-            const int run = rest & ((1 << args.cluster_levels) - 1);
-            rest >>= args.cluster_levels;
-            item.head_k = rest / s.tiles;
-            item.tile = rest - item.head_k * s.tiles;
-            item.first_part = min(run, s.parts);
-            item.end_part = min(run + 1, s.parts);
-            return true;
-        }
-    }
+    bool in_cluster = false;
+    if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
+        in_cluster = args.cluster_levels > 0;
+    int run = 0;
     item.tile = 0;
+    if (in_cluster) {
+        // Each CTA of a cluster has a run, or one behind the last, without parts.
+        run = rest & ((1 << args.cluster_levels) - 1);
+        rest >>= args.cluster_levels;
+    }
     if (s.tiles > 1) {
         item.tile = rest % s.tiles;
         rest /= s.tiles;
     }
-    const int run = args.by_heads_k.divide(rest);
-    item.head_k = rest - run * args.heads_k;
+    if (in_cluster) {
+        item.head_k = rest;
+    } else {
+        run = args.by_heads_k.divide(rest);
+        item.head_k = rest - run * args.heads_k;
+    }
     item.first_part = run << s.run_levels;
     item.end_part = min(item.first_part + (1 << s.run_levels), s.parts);
     return true;

@@ -50,6 +50,7 @@ struct HopperBackwardKernelConfig {
     bool wide_stores;  // dk and dv are stored 16 bytes a lane
     bool bulk_sums;    // dq goes through shared memory, and TMA adds it to its sums
     bool early_rows;   // a step's lse and D are read before its products are issued
+    bool without_dq;   // dk and dv alone: q is frozen
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
@@ -58,12 +59,14 @@ struct HopperBackwardKernelConfig {
     // Warpgroups' worth of keys, 64 each.
     constexpr int key_groups() const { return split_roles ? 1 : n_warpgroups; }
 
+    // dS goes through shared memory for dq alone.
+    constexpr int n_ds_tiles() const { return without_dq ? 0 : ds_stages; }
     // Bytes of K and V, of the stages of Q, do and dS, of P where it passes between warpgroups, and
     // of dq on its way to its sums.
     constexpr int64_t tile_bytes() const {
         const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
         const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
-        return (columns * d_head + int64_t{ds_stages} * B_r * B_c) * kElementBytes + P_bytes +
+        return (columns * d_head + int64_t{n_ds_tiles()} * B_r * B_c) * kElementBytes + P_bytes +
                sums_bytes();
     }
     constexpr int sums_bytes() const {

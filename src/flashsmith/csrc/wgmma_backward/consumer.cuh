@@ -64,6 +64,7 @@ struct dSStages {
     }
     // What the warp has stored is to be seen by wgmma.
     FS_DEVICE void commit(int lane) {
+        if constexpr (Kernel::CFG.without_dq) return __syncwarp();
         tma_store_fence();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(barriers().full(written.stage()));
@@ -129,6 +130,9 @@ struct BackwardConsumer {
     // before dk's.
     static constexpr bool kSumsBesideScores = CFG.dq_sums == DqSums::beside_scores;
     static constexpr bool kdQBeforedk = CFG.dq_sums == DqSums::sums_under_dk;
+    // Whether a step adds its dq, or the last one's, between its products: not in turns.
+    static constexpr bool kAddsBetween =
+        kSumsBesideScores && !Kernel::takes_turns && !CFG.without_dq;
 
     // ---- state ----
 
@@ -210,7 +214,7 @@ struct BackwardConsumer {
         head = 0;
         dq_head = -1;
         turn = warpgroup;
-        dq_sums = first_dq_sums(keys);
+        if constexpr (!CFG.without_dq) dq_sums = first_dq_sums(keys);
         return keys.n_steps();
     }
 
@@ -219,7 +223,7 @@ struct BackwardConsumer {
         const int n_steps = begin(number);
         zero(dk);
         zero(dv);
-        if constexpr (kSumsBesideScores) zero(dq);
+        if constexpr (kSumsBesideScores && !CFG.without_dq) zero(dq);
         if (n_steps == 0) return;
         if constexpr (!CFG.persistent) K.consumer_wait();
         if constexpr (CFG.order == StepOrder::scores_together)
@@ -330,9 +334,9 @@ struct BackwardConsumer {
             --n_steps;
         }
 #pragma unroll 1
-        for (; n_steps > 0; --n_steps) step_with_scores_together<true>();
+        for (; n_steps > 0; --n_steps) step_with_scores_together<!CFG.without_dq>();
         if constexpr (CFG.persistent) V.consumer_release(warp, lane);
-        if constexpr (kSumsBesideScores && !Kernel::takes_turns) add_dq();
+        if constexpr (kAddsBetween) add_dq();
         if constexpr (CFG.lagged_dq) {
             if constexpr (Kernel::takes_turns) {
                 take_turn();
@@ -353,7 +357,7 @@ struct BackwardConsumer {
         if constexpr (kLoadsDFirst) load_rows(D, Kernel::D_offset, d_o.state.stage());
         order.wait();
         begin_S();
-        if constexpr (kSumsBesideScores && !Kernel::takes_turns) add_dq();
+        if constexpr (kAddsBetween) add_dq();
         begin_dP();
         order.arrive();
         if constexpr (kLoadsRowsEarly)
@@ -694,14 +698,16 @@ struct BackwardConsumer {
     // This warpgroup's keys of dS, queries by keys, for all to read once committed: the fence takes
     // its time, and the next products need not wait for it.
     FS_DEVICE void store_dS() {
-        using KeysPanel = typename Kernel::KeysPanel;
-        const uint32_t panel =
-            stages.acquire() + first_row() / kWarpgroupRows * Kernel::dS_panel_bytes;
-        const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-        const uint32_t place = panel + KeysPanel::offset(query, chunk);
+        if constexpr (!CFG.without_dq) {
+            using KeysPanel = typename Kernel::KeysPanel;
+            const uint32_t panel =
+                stages.acquire() + first_row() / kWarpgroupRows * Kernel::dS_panel_bytes;
+            const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+            const uint32_t place = panel + KeysPanel::offset(query, chunk);
 #pragma unroll
-        for (int step = 0; step < Kernel::query_steps; ++step)
-            stmatrix_x4_transposed(place + 16 * step * KeysPanel::kRowBytes, dS[step]);
+            for (int step = 0; step < Kernel::query_steps; ++step)
+                stmatrix_x4_transposed(place + 16 * step * KeysPanel::kRowBytes, dS[step]);
+        }
     }
 
     // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.

@@ -13,7 +13,7 @@ namespace {
 constexpr int kArch = 90;
 constexpr uint32_t kRowsThreads = 256;
 
-// The kernels of a config, in the order of the family's templates.
+// The kernels of a config, in the order of the family's templates; without_dq has no finish.
 enum Kernel : size_t { main_kernel, finish, prepare, gaps, sinks_kernel };
 
 std::vector<TensorMapSpec> tensor_maps(const HopperBackwardKernelConfig& config,
@@ -52,29 +52,31 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
                 "uneven: this library's kernels want whole tiles and d = d_head");
     const bool wants_sinks = tensors[dsinks] != 0;
     require(!wants_sinks || tensors[sinks] != 0, "dsinks: asked for without sinks; give them");
+    const bool has_dq = !config.without_dq;
+    require(has_dq || tensors[dq] == 0, "dq: this kernel computes dk and dv; take another config");
 
     const Statistics statistics = place_statistics(p, args);
     const size_t bytes = static_cast<size_t>(statistics.rows) * sizeof(float);
     Plan plan;
-    plan.workspaces = {
-        {"lse_log2", bytes, Contents::undefined},
-        {"D", bytes, Contents::undefined},
-        {"dq_sums",
-         bytes / static_cast<size_t>(config.B_r) * static_cast<size_t>(config.dq_block_floats()),
-         Contents::undefined},
-    };
+    plan.workspaces = {{"lse_log2", bytes, Contents::undefined}, {"D", bytes, Contents::undefined}};
+    if (has_dq) {
+        const size_t blocks = bytes / static_cast<size_t>(config.B_r);
+        plan.workspaces.push_back({"dq_sums",
+                                   blocks * static_cast<size_t>(config.dq_block_floats()),
+                                   Contents::undefined});
+    }
 
     const auto add = [&](Kernel kernel, int64_t blocks, uint32_t threads) {
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
         const auto* argument = reinterpret_cast<const uint8_t*>(&args);
         plan.launches.push_back({
-            .kernel = kernel,
+            .kernel = kernel - (!has_dq && kernel > finish),
             .grid = {static_cast<uint32_t>(blocks), 1, 1},
             .cluster = {1, 1, 1},
             .block = {threads, 1, 1},
             .smem_bytes = 0,
             .argument_bytes = {argument, argument + sizeof args},
-            .addresses = backward_addresses(true),
+            .addresses = backward_addresses(has_dq),
             .tensor_maps = {},
         });
     };

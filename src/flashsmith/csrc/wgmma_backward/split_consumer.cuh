@@ -65,12 +65,14 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
 #pragma unroll 1
         while (--n_steps > 0) {
             advance_block();
-            step<kOfV, true>();
+            step<kOfV, !Base::CFG.without_dq>();
         }
-        start_dq<0>();
-        finish_dq<0, 0>();
-        start_dq<1>();
-        finish_dq<1, 0>();
+        if constexpr (!Base::CFG.without_dq) {
+            start_dq<0>();
+            finish_dq<0, 0>();
+            start_dq<1>();
+            finish_dq<1, 0>();
+        }
     }
 
     template <bool kOfV, bool kWithdQ>

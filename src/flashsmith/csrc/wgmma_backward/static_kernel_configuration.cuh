@@ -25,7 +25,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr int key_groups = CFG.key_groups();
-    static constexpr bool clears_dq_sums = true;  // in prepare, and their counters
+    static constexpr bool clears_dq_sums = !CFG.without_dq;  // in prepare, and their counters
     static constexpr bool has_dq_counters = CFG.ordered_dq;
     static constexpr int consumer_threads = n_warpgroups * kWarpgroupThreads;
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
@@ -92,7 +92,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int Q_offset = V_offset + KV_tile_bytes;
     static constexpr int do_offset = Q_offset + CFG.q_stages * Q_tile_bytes;
     static constexpr int dS_offset = do_offset + CFG.do_stages * Q_tile_bytes;
-    static constexpr int P_offset = dS_offset + CFG.ds_stages * dS_tile_bytes;
+    static constexpr int P_offset = dS_offset + CFG.n_ds_tiles() * dS_tile_bytes;
     static constexpr int P_bytes = CFG.split_roles ? B_r * B_c * 4 : 0;
     static constexpr int sums_offset = P_offset + P_bytes;
     static constexpr int lse_offset = sums_offset + CFG.sums_bytes();
@@ -118,8 +118,9 @@ struct StaticHopperBackwardKernelConfig {
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
         static_assert(B_c == kWarpgroupRows * key_groups, "B_c: a warpgroup has 64 keys");
         static_assert(
-            !CFG.split_roles || (d_head > 128 && B_r == kWarpgroupRows && n_warpgroups == 2 &&
-                                 CFG.ds_stages > 1 && CFG.order == StepOrder::dv_first),
+            !CFG.split_roles ||
+                (d_head > 128 && B_r == kWarpgroupRows && n_warpgroups == 2 &&
+                 (CFG.ds_stages > 1 || CFG.without_dq) && CFG.order == StepOrder::dv_first),
             "split_roles: for wide heads, one warpgroup for dv and one for dk");
         static_assert(shares_rows || B_r == kWarpgroupRows,
                       "B_r: a part of dQ has 64 rows, for each warpgroup or for all");
@@ -154,6 +155,11 @@ struct StaticHopperBackwardKernelConfig {
                           (CFG.lagged_dq && (CFG.order == StepOrder::scores_together ||
                                              CFG.order == StepOrder::scores_ahead)),
                       "dq_sums: a step's own dq waits for all warpgroups' dS");
+        static_assert(
+            !CFG.without_dq || (CFG.ds_stages == 1 && !CFG.lagged_dq && !CFG.ordered_dq &&
+                                !CFG.bulk_sums && CFG.dq_sums == DqSums::beside_scores &&
+                                (CFG.split_roles || CFG.order == StepOrder::scores_together)),
+            "without_dq: scores_together or split_roles, and nothing that is dq's");
         static_assert(CFG.order == StepOrder::dv_first || CFG.order == StepOrder::scores_together ||
                           CFG.q_stages > 1,
                       "q_stages: the next step's S comes before dk of this one is done");

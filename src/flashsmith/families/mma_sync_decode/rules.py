@@ -77,12 +77,6 @@ RULES: tuple[Rule, ...] = (
         ("d_head", "B_c", "chunk_rows"),
     ),
     Rule(
-        "rounds_end_in_a_merge_launch",
-        "merge_last needs rounds = 1: the merge launch leaves the counter of runs zero",
-        lambda cfg, device: not cfg.merge_last or cfg.rounds == 1,
-        ("rounds", "merge_last"),
-    ),
-    Rule(
         "smem_within_limit",
         "the queries and the stages must fit in the shared memory that the device gives one CTA",
         lambda cfg, device: (

@@ -19,6 +19,7 @@ from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKer
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.semantics import Semantics
+from flashsmith.operations.sizes import NO_DQ
 
 
 class WgmmaBackwardFamily(WarpgroupFamily):
@@ -55,9 +56,10 @@ class WgmmaBackwardFamily(WarpgroupFamily):
     }
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
+        finish = {} if cfg.without_dq else {"finish": "hopper_backward_finish_kernel"}
         return {
             "main": self.cpp.kernel,
-            "finish": "hopper_backward_finish_kernel",
+            **finish,
             "prepare": "backward_prepare_kernel",
             "gaps": "backward_gaps_kernel",
             "sinks": "backward_sinks_kernel",
@@ -84,8 +86,16 @@ class WgmmaBackwardFamily(WarpgroupFamily):
     def moved(self, cfg: HopperBackwardKernelConfig) -> Iterable[HopperBackwardKernelConfig]:
         return search_space.moved(cfg)
 
+    def gradients_of(self, cfg: HopperBackwardKernelConfig) -> str:
+        return NO_DQ if cfg.without_dq else ""
+
+    def for_gradients(
+        self, cfg: HopperBackwardKernelConfig, gradients: str
+    ) -> HopperBackwardKernelConfig:
+        return sets.without_dq(cfg) if gradients == NO_DQ else cfg
+
     def is_deterministic(self, cfg: HopperBackwardKernelConfig) -> bool:
-        return cfg.ordered_dq
+        return cfg.ordered_dq or cfg.without_dq
 
     def with_registers(
         self, cfg: HopperBackwardKernelConfig, semantics: Semantics
@@ -119,7 +129,7 @@ class WgmmaBackwardFamily(WarpgroupFamily):
         return cost.tile_work(cfg, device)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-        return helpers_ms(problem, device, sums_dq=True)
+        return helpers_ms(problem, device, sums_dq=not cfg.without_dq)
 
     def dividing_tiles(self, cfg: HopperBackwardKernelConfig) -> dict[str, int]:
         return {"B_r": cfg.B_r, "B_c": cfg.B_c}

@@ -128,10 +128,11 @@ class HopperBackwardKernelConfig(KernelConfig):
         word="ds_stages",
         default=2,
         always=True,
-        effect=lambda cfg: (
+        effect=lambda cfg: describe.of_dq(
+            cfg,
             "dS is stored once the last step's dQ is done"
             if cfg.ds_stages == 1
-            else f"warpgroups may be {cfg.ds_stages - 1} steps apart in storing dS"
+            else f"warpgroups may be {cfg.ds_stages - 1} steps apart in storing dS",
         ),
         where="dSStages",
     )
@@ -168,10 +169,11 @@ class HopperBackwardKernelConfig(KernelConfig):
         "a step computes dq of the step before it",
         word="lagged_dq",
         default=False,
-        effect=lambda cfg: (
+        effect=lambda cfg: describe.of_dq(
+            cfg,
             "a step computes the dq of the last one, whose dS all warpgroups have long stored"
             if cfg.lagged_dq
-            else "a step's dq waits until all warpgroups have stored the step's dS"
+            else "a step's dq waits until all warpgroups have stored the step's dS",
         ),
         where="BackwardConsumer::start_dq",
     )
@@ -209,11 +211,12 @@ class HopperBackwardKernelConfig(KernelConfig):
         "blocks of keys add to dq one after the other: the same bits in every run",
         word="ordered_dq",
         default=False,
-        effect=lambda cfg: (
+        effect=lambda cfg: describe.of_dq(
+            cfg,
             "blocks of keys add to a block of dq from the first to the last, each after the one "
             "before it: the same bits in every run"
             if cfg.ordered_dq
-            else "blocks of keys add to dq in whatever order they come to it"
+            else "blocks of keys add to dq in whatever order they come to it",
         ),
         where="dQTurns",
     )
@@ -232,10 +235,11 @@ class HopperBackwardKernelConfig(KernelConfig):
         "dq goes through shared memory, and TMA adds it to its sums",
         word="bulk_sums",
         default=False,
-        effect=lambda cfg: (
+        effect=lambda cfg: describe.of_dq(
+            cfg,
             "dq goes through shared memory, and TMA adds it to its sums"
             if cfg.bulk_sums
-            else "lanes add dq to its sums out of their registers"
+            else "lanes add dq to its sums out of their registers",
         ),
         where="BackwardConsumer::add_dq_by_tma",
     )
@@ -249,6 +253,17 @@ class HopperBackwardKernelConfig(KernelConfig):
             else "a step's lse and D are read behind its products, and wait for their instructions"
         ),
         where="BackwardConsumer::load_rows",
+    )
+    without_dq: bool = knob(
+        "dk and dv alone, where q is frozen",
+        word="without_dq",
+        default=False,
+        effect=lambda cfg: (
+            "dk and dv alone: four products, no dS in shared memory, no sums of dq"
+            if cfg.without_dq
+            else "all gradients: five products"
+        ),
+        where="BackwardConsumer::step_with_scores_together",
     )
 
     # --- shapes and resources --------------------------------------------------------------------
@@ -299,12 +314,13 @@ class HopperBackwardKernelConfig(KernelConfig):
         return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of K and V, of the stages of Q, do and dS, of P with split roles, and of dq on its
-        way to its sums with bulk_sums."""
+        """Bytes of K and V, of the stages of Q, do and, but without_dq, dS, of P with split roles,
+        and of dq on its way to its sums with bulk_sums."""
         rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
         P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
+        ds_tiles = 0 if self.without_dq else self.ds_stages
         return (
-            (rows * self.d_head + self.ds_stages * self.B_r * self.B_c) * elem_size
+            (rows * self.d_head + ds_tiles * self.B_r * self.B_c) * elem_size
             + P_bytes
             + (self.bulk_sums * self.n_warpgroups * WARPGROUP_ROWS * self.dq_columns * _FLOAT_BYTES)
         )

@@ -56,17 +56,20 @@ def _step_cycles(
 ) -> float:
     """SM cycles of one step of the loop."""
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
-    products = 10 * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
+    products = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads K, V, and Q and do twice, with split roles half of that; dQ reads dS and K
     # by 64 rows. Q and do come, and dS, P between the roles and the sums of dQ go, through shared
     # memory, too.
     read = 2 * (WARPGROUP_ROWS + cfg.B_r) * cfg.d_head + 2 * cfg.B_r * cfg.d_head
     read *= cfg.key_groups
-    read += cfg.B_r * cfg.B_c * cfg.d_head // cfg.dq_columns
-    read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.d_head
-    written = 2 * cfg.B_r * cfg.d_head + (1 + 4 * cfg.split_roles) * cfg.B_r * cfg.B_c
-    sums = cfg.B_r * cfg.d_head * _FLOAT_BYTES
+    written = 2 * cfg.B_r * cfg.d_head + 4 * cfg.split_roles * cfg.B_r * cfg.B_c
+    sums = 0
+    if not cfg.without_dq:
+        read += cfg.B_r * cfg.B_c * cfg.d_head // cfg.dq_columns
+        read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.d_head
+        written += cfg.B_r * cfg.B_c
+        sums = cfg.B_r * cfg.d_head * _FLOAT_BYTES
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
     chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY
     chain += cfg.ordered_dq * _ORDER_LATENCY

@@ -15,23 +15,23 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
         ("Q", cfg.q_stages, cfg.B_r),
         ("do", cfg.do_stages, cfg.B_r),
     ]
-    scores = "dS, P" if cfg.split_roles else "dS, dq" if cfg.bulk_sums else "dS"
-    return smem_regions(cfg, tiles, rest=f"{scores}, statistics, barriers")
+    scores = ["dS"] * (not cfg.without_dq) + ["P"] * cfg.split_roles + ["dq"] * cfg.bulk_sums
+    return smem_regions(cfg, tiles, rest=", ".join([*scores, "statistics", "barriers"]))
 
 
 def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over queries; what happens once per CTA does not count.
 
-    A step does 10 B_r B_c d FLOP. It reads Q and do from global memory once per CTA; from shared
-    memory each warpgroup reads its keys of K and V, Q and do twice, and dS and K for its part of
-    dQ; with split roles one of K and V, and Q and do once.
+    A step does 10 B_r B_c d FLOP, 8 without dq. It reads Q and do from global memory once per CTA;
+    from shared memory each warpgroup reads its keys of K and V, Q and do twice, and dS and K for
+    its part of dQ; with split roles one of K and V, and Q and do once.
     """
-    flop = 10 * cfg.B_r * cfg.B_c * cfg.d_head
+    flop = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     products = 1 if cfg.split_roles else 2
     scores = products * (64 + cfg.B_r) * cfg.d_head
     gradients = products * cfg.B_r * cfg.d_head
-    dq = cfg.B_c * (64 + cfg.dq_columns)
+    dq = 0 if cfg.without_dq else cfg.B_c * (64 + cfg.dq_columns)
     return Intensity(
         shared=flop / (warpgroups * (scores + gradients + dq) * element),
         global_memory=flop / (2 * cfg.B_r * cfg.d_head * element),
@@ -48,7 +48,15 @@ ORDERS = {
 }
 
 
+def of_dq(cfg: Any, effect: str) -> str:
+    """The effect of a knob that is about dq."""
+    return "nothing: there is no dq" if cfg.without_dq else effect
+
+
 def order(cfg: Any) -> str:
+    if cfg.without_dq:
+        together = "S or dP, then dv or dk" if cfg.split_roles else "S and dP together, then dv, dk"
+        return f"{together}; no dq"
     if cfg.split_roles:
         return "S or dP, then dv or dk; a half of the last step's dq beside each"
     return ORDERS[cfg.order.name]
@@ -62,6 +70,8 @@ SUMS = {
 
 
 def sums(cfg: Any) -> str:
+    if cfg.without_dq:
+        return of_dq(cfg, "")
     if cfg.split_roles:
         return "dq is added by halves, each under another product"
     if cfg.takes_turns:

@@ -48,8 +48,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "roles_are_two",
-        "split_roles is for d_head above 128, with B_r 64, n_warpgroups 2, order dv_first and "
-        "ds_stages above 1: one warpgroup has dv, the other dk, in an order of their own",
+        "split_roles is for d_head above 128, with B_r 64, n_warpgroups 2, order dv_first and, but "
+        "without_dq, ds_stages above 1: one warpgroup has dv, the other dk, in an order of their "
+        "own",
         lambda cfg, device: (
             not cfg.split_roles
             or (
@@ -57,10 +58,10 @@ RULES: tuple[Rule, ...] = (
                 and cfg.B_r == WARPGROUP_ROWS
                 and cfg.n_warpgroups == 2
                 and cfg.order == StepOrder.DV_FIRST
-                and cfg.ds_stages > 1
+                and (cfg.ds_stages > 1 or cfg.without_dq)
             )
         ),
-        ("d_head", "B_r", "n_warpgroups", "order", "ds_stages", "split_roles"),
+        ("d_head", "B_r", "n_warpgroups", "order", "ds_stages", "split_roles", "without_dq"),
     ),
     Rule(
         "dq_has_64_rows",
@@ -149,6 +150,24 @@ RULES: tuple[Rule, ...] = (
         ),
         ("dq_sums", "lagged_dq", "order"),
     ),
+    Rule(
+        "without_dq_nothing_is_dqs",
+        "without_dq needs scores_together or split_roles, ds_stages 1, dq_sums beside_scores, and "
+        "no lagged_dq, ordered_dq and bulk_sums: there is no dS in shared memory and no dq to sum",
+        lambda cfg, device: (
+            not cfg.without_dq
+            or (
+                cfg.ds_stages == 1
+                and cfg.dq_sums == DqSums.BESIDE_SCORES
+                and not (cfg.lagged_dq or cfg.ordered_dq or cfg.bulk_sums)
+                and (cfg.split_roles or cfg.order == StepOrder.SCORES_TOGETHER)
+            )
+        ),
+        (
+            *("order", "split_roles", "ds_stages", "dq_sums", "lagged_dq", "ordered_dq"),
+            *("bulk_sums", "without_dq"),
+        ),
+    ),
     *register_rules(),
     Rule(
         "registers_within_file",
@@ -185,6 +204,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, "
+        "without_dq no dS, "
         "4 B_r B_c more with split_roles, 256 n_warpgroups bytes for each column of dQ that a "
         "warpgroup has with bulk_sums, 4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} of barriers, {ORDER_BYTES} more with ordered_dq, must fit in the shared "
@@ -200,6 +220,7 @@ RULES: tuple[Rule, ...] = (
             "split_roles",
             "ordered_dq",
             "bulk_sums",
+            "without_dq",
         ),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"

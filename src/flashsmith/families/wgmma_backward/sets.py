@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -59,6 +60,28 @@ _ORDERED: dict[int, _Tile] = {
     256: _Tile(64, 2, 2, StepOrder.DV_FIRST),
 }
 _ORDERED_MASKED = _ORDERED | {64: _Tile(64, 3, 2, _TOGETHER, persistent=True, wide_stores=True)}
+
+
+def without_dq(cfg: HopperBackwardKernelConfig) -> HopperBackwardKernelConfig:
+    """The kernel for dk and dv alone that is most like one for all gradients."""
+    order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
+    # Without the lag of dq ptxas serialises a persistent one of d 128, with 8 registers less.
+    persistent = cfg.persistent and cfg.d_head < WIDEST_WHOLE
+    producer, consumer = registers(cfg.n_warpgroups, persistent, False)
+    return replace(
+        cfg,
+        order=order,
+        ds_stages=1,
+        lagged_dq=False,
+        persistent=persistent,
+        producer_registers=producer,
+        consumer_registers=consumer,
+        dq_sums=DqSums.BESIDE_SCORES,
+        ordered_dq=False,
+        bulk_sums=False,
+        early_rows=cfg.early_rows and cfg.split_roles,
+        without_dq=True,
+    )
 
 
 def registers(n_warpgroups: int, persistent: bool, ordered_dq: bool) -> tuple[int, int]:
