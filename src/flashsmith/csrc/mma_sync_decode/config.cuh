@@ -26,6 +26,8 @@ struct FlashDecodeKernelConfig {
     bool early;
     bool merge_last;
     int cluster;
+    bool ahead;
+    bool pairs;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -36,8 +38,8 @@ struct FlashDecodeKernelConfig {
     // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
     // statistics, and where a run's states belong and the next search begins.
     constexpr int smem_bytes() const {
-        const int queries = B_r * d_head * element_bytes();
-        return queries + ring_bytes() + n_warps * B_r * 2 * 4 + 80;
+        const int queries = (ahead ? 2 : 1) * B_r * d_head * element_bytes();
+        return queries + ring_bytes() + n_warps * B_r * 2 * 4 + (ahead ? 160 : 80);
     }
 
     // Of the stages alone.
@@ -152,6 +154,7 @@ struct DecodeKernelArgs {
     // log2 of the CTAs of a cluster, which have all runs of a tile, each of a part, and merge them
     // among themselves; 0: there are no clusters.
     int32_t cluster_levels;
+    uint32_t most_items;  // runs, row tiles and K/V heads of all sequences, at most
 };
 
 // Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.

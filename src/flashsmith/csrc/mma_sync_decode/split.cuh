@@ -14,6 +14,7 @@
 namespace flashsmith {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr int kBits = 32;  // of an int
 
 struct DecodeSequence {
     int first_query, queries;  // of a packed tensor, and how many
@@ -84,6 +85,24 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     }
     units_of_part = max(units_of_part, s.is_chunk ? args.min_chunk_units : args.min_units);
     s.chunk = units_of_part * Kernel::B_c;
+    if constexpr (Kernel::copies_ahead) {
+        // Of quotients up to kMostParts an approximate one is off by one at most.
+        const int rounded = units + units_of_part - 1;
+        int parts = static_cast<int>(static_cast<float>(rounded) *
+                                     reciprocal_approx(static_cast<float>(units_of_part)));
+        if (parts * units_of_part > rounded) --parts;
+        if ((parts + 1) * units_of_part <= rounded) ++parts;
+        s.parts = max(parts, 1);
+        s.run_levels = 0;
+        s.runs = s.parts;
+        if (s.is_chunk) return s;
+        // The most levels of which a run is within the share, and no more than the tree has.
+        int levels = __clz(units_of_part) - __clz(share);
+        if (units_of_part > share >> max(levels, 0)) --levels;
+        s.run_levels = max(min(levels, kBits - __clz(s.parts - 1)), 0);
+        s.runs = (s.parts + (1 << s.run_levels) - 1) >> s.run_levels;
+        return s;
+    }
     s.parts = max((units + units_of_part - 1) / units_of_part, 1);
     s.run_levels = 0;
     s.runs = s.parts;
@@ -140,7 +159,7 @@ struct ItemSearch {
     uint32_t before = 0;  // items of the sequences before it
     int share;            // share_of_cta
     uint32_t index;       // of the item
-    static constexpr int kBytes = 16;
+    static constexpr int kBytes = 16, kIndexOffset = 12;
 
     FS_DEVICE ItemSearch(int share, uint32_t index) : share(share), index(index) {}
 

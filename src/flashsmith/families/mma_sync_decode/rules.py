@@ -83,6 +83,19 @@ RULES: tuple[Rule, ...] = (
         ("rounds", "merge_last"),
     ),
     Rule(
+        "stages_on_their_way_take_no_states",
+        "ahead needs merge_last off: a CTA merges states in place of its stages",
+        lambda cfg, device: not (cfg.ahead and cfg.merge_last),
+        ("merge_last", "ahead"),
+    ),
+    Rule(
+        "pairs_in_one_tile",
+        "pairs needs ahead and B_r 16: the second part's states take the place of rows that are not "
+        "there",
+        lambda cfg, device: not cfg.pairs or (cfg.ahead and cfg.B_r == MMA_ROWS),
+        ("B_r", "ahead", "pairs"),
+    ),
+    Rule(
         "smem_within_limit",
         "the queries and the stages must fit in the shared memory that the device gives one CTA",
         lambda cfg, device: (
