@@ -338,14 +338,45 @@ def test_the_table_says_which_family() -> None:
 
 
 def test_few_tiles_of_many_keys_are_computed_in_parts_by_shapes_alone() -> None:
-    few = ask("b1 s128:8192 h32:8 d128 fp16", tuned_table())
+    few = ask("b1 s128:8192 h32 d128 fp16", tuned_table())
     assert few.config.split_keys > 0
-    assert "whole tiles would leave SMs idle" in few.why
+    assert "tiles would leave rows or SMs idle" in few.why
     whole = replace(few.config, split_keys=0)
     assert whole in [one.config for one in few.runners_up]
     # A second launch is worth nothing to some microseconds of work, nor where tiles are many.
-    for text in ("b1 s128:256 h32:8 d128 fp16", "b8 s512:8192 h32:8 d128 fp16", TUNED):
+    for text in ("b1 s128:256 h32 d128 fp16", "b8 s512:8192 h32:8 d128 fp16", TUNED):
         assert ask(text, tuned_table()).config.split_keys == 0
+
+
+def test_few_queries_of_a_group_are_rows_of_one_tile_by_shapes_alone() -> None:
+    table = tuned_table()
+    table.add(Problem.parse(TUNED), H200, [ranked(WGMMA, 3.4, family="wgmma")])
+    few = ask("b8 s16:4096 h32:8 d128 fp16", table)
+    assert few.config.pack_gqa
+    assert "tiles would leave rows or SMs idle" in few.why
+    # Heads that share no keys, tiles that many queries fill, and groups that no box has.
+    for text in ("b8 s16:4096 h32 d128 fp16", "b8 s512:4096 h32:8 d128 fp16"):
+        assert not ask(text, table).config.pack_gqa
+    assert not any(
+        one.config.pack_gqa
+        for one in ask("b8 s16:4096 h48:8 d128 fp16", table).runners_up
+        if one.family == "wgmma"
+    )
+    alone = ask("b8 s16:4096 h48:8 d128 fp16", tuned_table())
+    assert alone.family == "mma_sync"
+    assert alone.config.pack_gqa
+
+
+def test_a_measured_config_that_packs_groups_serves_others_without() -> None:
+    packed = f"{WGMMA}+pack_gqa"
+    text, table = "b8 s16:4096 h32:8 d128 fp16", tuned_table()
+    table.add(Problem.parse(text), H200, [ranked(packed, 0.05, family="wgmma")])
+    assert str(ask(text, table).config) == packed
+    for heads in ("h32", "h32:1"):
+        other = ask(text.replace("h32:8", heads), table)
+        assert str(other.config) == (WGMMA if heads == "h32" else packed)
+        # Of the same sizes, but not the same tiles.
+        assert (other.ms > 0.05) == (heads == "h32")
 
 
 def test_what_was_measured_for_the_very_sizes_stands() -> None:
@@ -360,7 +391,7 @@ def test_what_was_measured_for_the_very_sizes_stands() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("b1 s1:65536 h32:8 d128 bf16", "seq_q = 1 fills"),
+        ("b1 s1:65536 h32:8 d128 bf16", "seq_q = 1 of 4 heads fills"),
         ("b1 s128 h2 d64 fp16", "of them idle"),
         ("b8 s4096 h16 d72 fp16", "d = 72 runs on d_head 96: 25% of both products"),
         ("b8 s1024 h16 d64 fp16 window", "the time is that of the last 512 keys"),

@@ -9,6 +9,7 @@ _QUERIES = "mma_sync_backward/queries_kernel.cuh"
 _FINISH = "mma_sync_backward/finish_kernel.cuh"
 _CONSUMER, _BLOCK = "wgmma_backward/consumer.cuh", "wgmma_backward/key_block.cuh"
 _STORE = "wgmma_backward/store_gradient.cuh"
+_SPLIT = "wgmma_backward/split_consumer.cuh"
 _PRODUCER, _ORDER = "wgmma_backward/producer.cuh", "wgmma_backward/dq_order.cuh"
 _ROWS, _SEEN = "backward/rows_kernels.cuh", "backward/visibility.cuh"
 _PLACES = "backward/rows.cuh"
@@ -212,11 +213,11 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("the first warpgroup's columns of dq", _CONSUMER,
                     "Kernel::shares_rows ? 0 : part * Kernel::dq_columns;", "0;"),
         SourcePatch("dS is not fenced", _CONSUMER,
-                    "commit(int lane) {\n        tma_store_fence();\n        __syncwarp();",
-                    "commit(int lane) {\n        __syncwarp();"),
+                    "tma_store_fence();\n        __syncwarp();\n        if (lane == 0)",
+                    "__syncwarp();\n        if (lane == 0)"),
         SourcePatch("dS without a wait for the warp", _CONSUMER,
-                    "commit(int lane) {\n        tma_store_fence();\n        __syncwarp();",
-                    "commit(int lane) {\n        tma_store_fence();"),
+                    "tma_store_fence();\n        __syncwarp();\n        if (lane == 0)",
+                    "tma_store_fence();\n        if (lane == 0)"),
         SourcePatch("one head of a group", _BLOCK, "n_heads = args.heads_q / args.heads_k;",
                     "n_heads = 1;"),
         SourcePatch("wrong group of heads", _BLOCK, "first_head = head_k * n_heads;",
@@ -274,9 +275,9 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "K.consumer_release(warp, lane);\n"
                     "                const uint32_t done = number();"),
         SourcePatch("V is not given back", _CONSUMER,
-                    "step_with_scores_together<true>();\n"
+                    "step_with_scores_together<!CFG.without_dq>();\n"
                     "        if constexpr (CFG.persistent) V.consumer_release(warp, lane);",
-                    "step_with_scores_together<true>();"),
+                    "step_with_scores_together<!CFG.without_dq>();"),
         SourcePatch("a block of keys is left out", _PRODUCER, "number = gridDim.x + given;",
                     "number = gridDim.x + given + 1;"),
         SourcePatch("the counter stays", _PRODUCER,
@@ -294,6 +295,25 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("rows that are not there", _STORE,
                     "if (exists && 8 * (n + lane % 4) < columns)",
                     "if (8 * (n + lane % 4) < columns)"),
+    ),
+    # Blocks of keys that no query sees.
+    "unseen keys": (
+        SourcePatch("a block without steps is not sent", _PRODUCER,
+                    "send_number(number);\n            mbarrier_arrive(K.full());",
+                    "send_number(number);"),
+        SourcePatch("the number of a block without steps before K's place is free", _PRODUCER,
+                    "send_number(number);\n            mbarrier_arrive(K.full());",
+                    "store_shared_16B(smem + Kernel::number_offset, {number, 0, 0, 0});\n"
+                    "            mbarrier_arrive(K.full());"),
+        SourcePatch("K's place stays behind a block without steps", _PRODUCER,
+                    "mbarrier_arrive(K.full());\n            K.state.advance();",
+                    "mbarrier_arrive(K.full());"),
+        SourcePatch("dk of a block without steps is the last one's", _CONSUMER,
+                    "zero(dk);\n        zero(dv);\n"
+                    "        if constexpr (kSumsBesideScores && !CFG.without_dq) zero(dq);\n"
+                    "        if (n_steps == 0) return;",
+                    "if (n_steps == 0) return;\n        zero(dk);\n        zero(dv);\n"
+                    "        if constexpr (kSumsBesideScores && !CFG.without_dq) zero(dq);"),
     ),
     "dq alone": (
         SourcePatch("dropped D", _DQ, "(dP[0][n][e] - D[e / 2])", "dP[0][n][e]"),
@@ -341,6 +361,35 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     "one place of do": (
         SourcePatch("do is given back while lanes read D", _CONSUMER,
                     "        __syncwarp();  // all lanes have read their rows' statistics\n", ""),
+    ),
+    "one place of do beside two scores": (
+        SourcePatch("do is given back while dv is computed", _CONSUMER,
+                    "wgmma_wait<kBeside ? 2 : 1>(dv, P);", "wgmma_wait<kBeside ? 3 : 2>(dv, P);"),
+    ),
+    "split": (
+        SourcePatch("P is not there yet", _SPLIT,
+                    "mbarrier_wait(P_barriers().full(0), P_phase());", ";"),
+        SourcePatch("P without a wait for the warp", _SPLIT,
+                    "__syncwarp();\n        if (lane == 0) mbarrier_arrive(P_barriers().full(0));",
+                    "if (lane == 0) mbarrier_arrive(P_barriers().full(0));"),
+        SourcePatch("P of the neighbour", _SPLIT, "S[0][n][1] = __uint_as_float(x.y);",
+                    "S[0][n][1] = __uint_as_float(x.x);"),
+        SourcePatch("the phase of every second step", _SPLIT,
+                    "Base::CFG.do_stages + d_o.state.stage()) % 2;", "Base::CFG.do_stages) % 2;"),
+        SourcePatch("dS is given back with the first half", _SPLIT,
+                    "if constexpr (kHalf == 1) this->stages.release(lane);",
+                    "if constexpr (kHalf == 0) this->stages.release(lane);"),
+        SourcePatch("the first half of dq twice", _SPLIT,
+                    "this->dq_sums + kHalf * kColumns[0] / 8 * kWarpgroupThreads * 4;",
+                    "this->dq_sums;"),
+        SourcePatch("the first warpgroup's half of K's last panel", _SPLIT,
+                    "keys += 2 * Kernel::KV_panel_bytes + warpgroup * Panel::kRowBytes / 2;",
+                    "keys += 2 * Kernel::KV_panel_bytes;"),
+        SourcePatch("dS before it is committed", _SPLIT,
+                    "if constexpr (!kOfV) this->stages.commit(lane);", ";"),
+        SourcePatch("scale in dv of split roles", _SPLIT,
+                    "this->store(args.dv, gradient(), 1.0f,",
+                    "this->store(args.dv, gradient(), args.scale,"),
     ),
     "ordered": (
         SourcePatch("no wait", _ORDER, "while (load_acquire(counter) != turn)", "while (false)"),

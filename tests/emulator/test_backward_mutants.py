@@ -21,7 +21,8 @@ from flashsmith.families import parse_kernel_name_into_config as config
 
 _STATISTICS = {"dlse": True, "sinks": True}
 _LENGTHS = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 90), "spare": 6}
-_NARROW = {"left": 9, "right": 9} | _LENGTHS
+_NEAR = {"left": 9, "right": 9}
+_NARROW = _NEAR | _LENGTHS
 _WIDE = {"left": 70, "right": 40, "lens_q": (200, 7), "lens_k": (160, 7), "softcap": 200.0}
 _CUT = "b2 s192:150 h1 d64 window softcap packed"
 _PACKED = "b4 s70:90 h4:2 d64 window softcap packed"
@@ -89,6 +90,32 @@ VICTIMS = {
         ),
         sm_count=2,
     ),
+    "unseen keys": OperationVictim(
+        config(
+            "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+            "+scores_together+lagged_dq+pingpong+persistent+sums_under_dk+wide_stores"
+        ),
+        Semantics("window", uneven=True),
+        (
+            Asked("b1 s70:600 h2:1 d64 window", options={"left": 150, "right": 0}),
+            *(
+                Asked("b1 s40:600 h4:2 d64 window", options=_NEAR, schedule_seed=n)
+                for n in range(3)
+            ),
+        ),
+        sm_count=1,
+    ),
+    "split": OperationVictim(
+        config(
+            "(FP16, 192, 64, 64, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+            "+split_roles+wide_stores+early_rows"
+        ),
+        Semantics("causal", uneven=True),
+        (
+            Asked("b1 s200:100 h2:1 d192 causal", options=_STATISTICS),
+            *(Asked("b1 s200:70 h1 d192 causal", schedule_seed=seed) for seed in range(3)),
+        ),
+    ),
     "ordered": OperationVictim(
         config(
             "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
@@ -121,6 +148,14 @@ VICTIMS = {
         Semantics(),
         (Asked("b1 s192:128 h1 d64"),),
     ),
+    "one place of do beside two scores": OperationVictim(
+        config(
+            "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_1+ds_stages_1+regs_24_240"
+            "+scores_together"
+        ),
+        Semantics(),
+        (Asked("b1 s192:128 h1 d64"),),
+    ),
     "two kernels": OperationVictim(
         config("(BF16, 64, 32, 32, 4): backward+columns_2"),
         Semantics("window", softcap=True, packed=True, uneven=True),
@@ -149,17 +184,27 @@ OPERATORS = (*operators(128), *SUM_OPERATORS)
 _ELSEWHERE = ("always accumulate", "never accumulate", "B's leading offset")
 HOPPER_OPERATORS = tuple(known for known in hopper_operators() if known.name not in _ELSEWHERE)
 #: Of each other operator.
-SAMPLED = {"atomics": 3, "two kernels": 3, "wgmma": 1}
+SAMPLED = {"atomics": 3, "two kernels": 3, "wgmma": 1, "bulk": 1}
 #: Kernels of each victim, and into how many tests their mutants are cut.
 PARTS = {
     "atomics": {"main": 3, "finish": 1, "prepare": 1, "sinks": 1},
     "two kernels": {"main": 3, "queries": 3, "prepare": 1, "gaps": 1, "sinks": 1},
     "wgmma": {"main": 5, "finish": 1},
+    "bulk": {"main": 5},
 }
 _CLEARED_IN_VAIN = (
     "A row that the kernel takes for one of a gap is written again by the kernels behind it. And "
     "none of a gap is taken for a sequence's: a sequence claims as many rows as the longest has at "
     "most, from its own first, from row 0 or from a later one's first; the next gap lies behind."
+)
+_DV_IS_WAITED_FOR = (
+    "The next wait is for dv, too, before anybody touches it or P. do is given back before it is "
+    "read, but the producer waits first for the place of Q of the same step, with as many stages, "
+    "which is given back behind all products. MISTAKES has it with fewer places of do."
+)
+_NO_UNSEEN_KEYS = (
+    "Of a block of keys that no query sees. With a causal mask the last query sees all keys: "
+    "MISTAKES has what is wrong there with a window."
 )
 EQUIVALENT = (
     Equivalent(
@@ -205,6 +250,128 @@ EQUIVALENT = (
         "wgmma_fence(scores);",
         "All but the first, which is missed, come behind another product's fence, dP's behind dv's "
         "and the next S's behind dk's, and in between no thread touches a register of theirs.",
+    ),
+    Equivalent(
+        ("drop fence",),
+        ("bulk",),
+        "main",
+        "wgmma_fence(scores);",
+        "All but the first, which is missed, come behind another product's fence, dP's behind S's "
+        "and S's behind the last step's dv's, and in between no thread touches a register of "
+        "theirs.",
+    ),
+    Equivalent(
+        ("drop fence",),
+        ("bulk",),
+        "main",
+        "wgmma_fence(gradient, a);",
+        "dk's comes behind dv's of the same step, and dS was rounded before that. dv's are missed.",
+    ),
+    Equivalent(
+        ("drop fence",),
+        ("bulk",),
+        "main",
+        "wgmma_fence(dq);",
+        "It comes behind dv's, and dq was read before that. In between it becomes 0, which the "
+        "product is told to ignore.",
+    ),
+    Equivalent(
+        ("drop barrier",),
+        ("bulk",),
+        "main",
+        "tma_store_fence();\n__syncwarp();\nif (lane == 0) mbarrier_arrive(barriers().full",
+        "Behind dS's stores the warpgroup has met to take its turn, so that the fence of the lane "
+        "that arrives is behind every lane's stores.",
+    ),
+    Equivalent(
+        ("do not wait",),
+        ("bulk",),
+        "main",
+        "while (!mbarrier_try_wait(barrier, parity)) {",
+        "The wait for dS's place in the first step of a block of keys. K of this block was asked "
+        "for when every warp had given back the last one's, behind all of its products.",
+        place=5,
+    ),
+    Equivalent(
+        ("do not wait",),
+        ("bulk",),
+        "main",
+        "while (!mbarrier_try_wait(barrier, parity)) {",
+        "The wait for dS of the step before, from the second step on. It comes behind a turn that "
+        "the other warpgroup gave when it had committed that dS, and begun its next scores.",
+        place=10,
+    ),
+    Equivalent(
+        ("do not wait",),
+        ("bulk",),
+        "main",
+        "while (!mbarrier_try_wait(barrier, parity)) {",
+        "The producer's wait for K's place. It has waited for it with the block's number.",
+        place=15,
+    ),
+    # Of a block's first step, and of the others.
+    *(
+        Equivalent(
+            ("do not wait",),
+            ("bulk",),
+            "main",
+            "while (!mbarrier_try_wait(barrier, parity)) {",
+            "The producer's wait for a place of do. It has waited for the place of Q of the same "
+            "step, with as many stages, and every warp releases do of a step before that step's Q.",
+            place=place,
+        )
+        for place in (16, 19)
+    ),
+    Equivalent(
+        ("do not wait",),
+        ("bulk",),
+        "main",
+        "while (!mbarrier_try_wait(barrier, parity)) {",
+        "The producer's wait for V's place. It has waited for K's, which a warp releases behind V.",
+        place=17,
+    ),
+    Equivalent(
+        ("do not wait",),
+        ("bulk",),
+        "main",
+        "while (!mbarrier_try_wait(barrier, parity)) {",
+        _NO_UNSEEN_KEYS,
+        place=20,
+    ),
+    Equivalent(
+        ("drop arrival",),
+        ("bulk",),
+        "main",
+        "send_number(number);\nmbarrier_arrive(K.full());\nK.state.advance();",
+        _NO_UNSEEN_KEYS,
+    ),
+    Equivalent(
+        ("drop wait", "weaken wait"),
+        ("bulk",),
+        "main",
+        "wgmma_wait<kBeside ? 2 : 1>(dv, P);\nd_o.consumer_release(warp, lane);",
+        _DV_IS_WAITED_FOR,
+    ),
+    # dv's, in the first step and in the others.
+    *(
+        Equivalent(
+            ("drop commit",),
+            ("bulk",),
+            "main",
+            "Kernel::GradientGemm::run(gradient, a[step], b + Panel::row_step(step), 1);\n"
+            "wgmma_commit();",
+            "The product joins the next one's group, and no wait is for it alone. "
+            + _DV_IS_WAITED_FOR,
+            place=place,
+        )
+        for place in (2, 6)
+    ),
+    Equivalent(
+        ("wait for reads",),
+        ("bulk",),
+        "main",
+        "cp.async.bulk.wait_group 0;",
+        "Nobody reads the sums before the next kernel, and a kernel's end waits for its writes.",
     ),
     Equivalent(
         ("drop fence",),
@@ -279,7 +446,7 @@ EQUIVALENT = (
     ),
     Equivalent(
         ("another barrier",),
-        ("wgmma",),
+        ("wgmma", "bulk"),
         "main",
         "__syncthreads();",
         "All threads meet at the other number, which only consumers use, later.",
@@ -302,7 +469,8 @@ HARMLESS = {
 
 
 def operators_of(name: str, role: str) -> tuple[Operator, ...]:
-    return HOPPER_OPERATORS if (name, role) == ("wgmma", "main") else OPERATORS
+    hopper = VICTIMS[name].arch == 90 and role == "main"
+    return HOPPER_OPERATORS if hopper else OPERATORS
 
 
 SUITE = MutantSuite(VICTIMS, PARTS, MISTAKES, EQUIVALENT, operators_of, SAMPLED)

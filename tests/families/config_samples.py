@@ -41,7 +41,8 @@ any_config = st.builds(
     min_ctas_per_sm=st.one_of(st.sampled_from([0, 2, 3, 4]), st.integers(0, _INT_MAX)),
     trim_masks=st.booleans(),
     l2_group_mib=st.one_of(st.sampled_from([0, 16, 32]), st.integers(0, _INT_MAX)),
-    split_keys=st.one_of(st.sampled_from([0, 2, 4, 8]), st.integers(0, _INT_MAX)),
+    split_keys=st.one_of(st.sampled_from([0, 2, 4, 8, 16, 32]), st.integers(0, _INT_MAX)),
+    pack_gqa=st.booleans(),
 )
 
 any_semantics = st.builds(
@@ -71,7 +72,7 @@ def random_configs(count: int, seed: int) -> list[FlashForwardKernelConfig]:
         "kv_stages": (1, 2, 5, 7),
         "min_ctas_per_sm": (1, 2, 5, 16),
         "l2_group_mib": (1, 8, 64),
-        "split_keys": (1, 3, 16),
+        "split_keys": (1, 3, 64),
     }
     loads = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 

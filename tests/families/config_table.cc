@@ -7,7 +7,7 @@ namespace {
 using flashsmith::DType;
 using flashsmith::FlashForwardKernelConfig;
 
-constexpr int kFields = 20;
+constexpr int kFields = 21;
 
 FlashForwardKernelConfig config_from(const int* v) {
     return {.dtype = static_cast<DType>(v[0]),
@@ -29,7 +29,8 @@ FlashForwardKernelConfig config_from(const int* v) {
             .min_ctas_per_sm = v[16],
             .trim_masks = v[17] != 0,
             .l2_group_mib = v[18],
-            .split_keys = v[19]};
+            .split_keys = v[19],
+            .pack_gqa = v[20] != 0};
 }
 
 }  // namespace

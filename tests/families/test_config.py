@@ -60,6 +60,7 @@ def test_the_thirteen_first_fields_are_frozen_and_later_ones_follow() -> None:
         "trim_masks",
         "l2_group_mib",
         "split_keys",
+        "pack_gqa",
     ]
     later = fields(FlashForwardKernelConfig)[13:]
     assert all(knob.default == 0 for knob in later)
@@ -133,8 +134,10 @@ def test_the_later_knobs_in_the_short_form() -> None:
         trim_masks=True,
         l2_group_mib=16,
         split_keys=4,
+        pack_gqa=True,
     )
-    assert str(cfg) == f"{LADDER_TOP}+stages_3+lazy_rescale+ping_pong+ctas_2+trim+l2_16+split_4"
+    later = "stages_3+lazy_rescale+ping_pong+ctas_2+trim+l2_16+split_4+pack_gqa"
+    assert str(cfg) == f"{LADDER_TOP}+{later}"
 
 
 def test_kernel_name_is_a_c_identifier_and_unique() -> None:
@@ -157,7 +160,7 @@ def test_cpp_struct_has_a_designated_initialiser_per_field() -> None:
         ".Q_mma_load_K_tiles = 0, .K_mma_load_K_tiles = 2, .V_mma_load_K_tiles = 2, "
         ".mma_double_buffer_loads = false, .optimized_softmax = true, "
         ".kv_stages = 0, .lazy_rescale = false, .ping_pong = false, .min_ctas_per_sm = 0, "
-        ".trim_masks = false, .l2_group_mib = 0, .split_keys = 0}"
+        ".trim_masks = false, .l2_group_mib = 0, .split_keys = 0, .pack_gqa = false}"
     )
 
 

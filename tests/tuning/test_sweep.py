@@ -32,7 +32,9 @@ from flashsmith.tuning.trial import Build
 from flashsmith.tuning.tune import make_race
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(10, 0.0, 0.04)), finalists=3, final_least=15)
-SETTINGS = Settings(HALVING, jobs=2, patience=2.0, compile_patience=2.0)
+# One process compiles: each takes a third of a second to start.
+SETTINGS = Settings(HALVING, jobs=1, patience=2.0, compile_patience=2.0)
+TWO_JOBS = replace(SETTINGS, jobs=2)
 CAUSAL = Problem.parse("b2 s512 h4 d128 fp16 causal")
 LONG = Problem.parse("b1 s2048 h4 d128 fp16")
 
@@ -131,7 +133,7 @@ def test_every_failure_costs_its_kernel_only(tmp_path: Path) -> None:
     for n in range(13, 18):
         kernels[NAMES[n]] = Kernel(ms=2 + n / 100)
     kernels[NAMES[0]] = Kernel(ms=1.9)
-    (race,) = sweep(World(kernels), tmp_path)
+    (race,) = sweep(World(kernels), tmp_path, settings=TWO_JOBS)
     assert order(race) == [NAMES[n] for n in (0, 13, 14, 15, 16, 17)]
     for n, (status, reason) in EXPECTED.items():
         trial = race.trials[NAMES[n]]
@@ -194,12 +196,10 @@ def test_a_library_that_is_gone_is_compiled_again(tmp_path: Path) -> None:
     log, gone = tmp_path / "log", tmp_path / "gone"
     kernels[NAMES[4]] = Kernel(ms=0.9)
     world = World(kernels, log=log, gone=gone)
-    settings = replace(SETTINGS, jobs=1)
-
     journal = Journal(tmp_path / "journal.jsonl", "here")
     progress, runner = SweepProgress(quiet=True), fakes.fake_runner(world)
     executor = LocalExecutor.of(runner)
-    whole = Sweep(races_of(world), runner, journal.part("here"), settings, progress, executor)
+    whole = Sweep(races_of(world), runner, journal.part("here"), SETTINGS, progress, executor)
     compiled = whole._compiled
 
     def lose(build: Build, found: Compiled) -> None:
@@ -285,7 +285,7 @@ def test_a_slow_compilation_delays_no_other_kernel(tmp_path: Path) -> None:
     kernels = times(best=1, count=9)
     kernels = but(kernels, {8: {"compile_seconds": 1.5}})
     log = tmp_path / "log"
-    (race,) = sweep(World(kernels, log=log), tmp_path)
+    (race,) = sweep(World(kernels, log=log), tmp_path, settings=TWO_JOBS)
     proven = [line for line in log.read_text().splitlines() if line.startswith("prove")]
     assert len(proven) == 9
     assert NAMES[8] in proven[-1] or proven[-1].split(" | ")[2] in race.trials
@@ -323,7 +323,7 @@ REQUESTS = ("prove", "check", "time", "final")
 def test_a_budget_ends_the_sweep_with_the_best_so_far(tmp_path: Path) -> None:
     log = tmp_path / "log"
     world = World(times(best=1, count=30), log=log)
-    settings = replace(SETTINGS, budget=40.0)
+    settings = replace(TWO_JOBS, budget=40.0)
     (race,) = sweep(world, tmp_path, settings=settings, clock=RequestClock(log))
     timed = [trial for trial in race.trials.values() if trial.samples]
     assert len(timed) == 15  # three quarters of the budget are 30 requests, two a kernel
@@ -341,7 +341,7 @@ def test_a_budget_ends_the_sweep_with_the_best_so_far(tmp_path: Path) -> None:
 def test_a_budget_is_divided_over_the_problems(tmp_path: Path) -> None:
     log = tmp_path / "log"
     world = World(times(best=1, count=30), log=log)
-    settings = replace(SETTINGS, budget=80.0)
+    settings = replace(TWO_JOBS, budget=80.0)
     clock = RequestClock(log)
     races = sweep(world, tmp_path, [PROBLEM, CAUSAL], settings, clock=clock)
     timed = [len([trial for trial in race.trials.values() if trial.samples]) for race in races]
@@ -356,7 +356,7 @@ def test_a_budget_reaches_problems_whose_reference_never_ends_its_rung(tmp_path:
     key = "; ".join(world.kernels)
     short = make_race(PROBLEM, fakes.DEVICE, key, HALVING)
     long = make_race(LONG, fakes.DEVICE, key, HALVING, reference=short)
-    settings = replace(SETTINGS, budget=80.0)
+    settings = replace(TWO_JOBS, budget=80.0)
     on_short, on_long = run(world, tmp_path, [short, long], settings, clock=RequestClock(log))
     assert on_short.measurements < 30
     assert on_long.measurements >= 10

@@ -13,7 +13,7 @@ among the fastest there, too, which is taken to have been as slow as the slowest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -46,8 +46,8 @@ EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 # fastest, or of one that is preferred. Less is within its error, and a new kernel must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
-# For one that splits keys where none was measured on the very problem; and in milliseconds, since a
-# second launch takes the host's time too.
+# For one that splits keys, or has the heads of a group in a tile, where none was measured on the
+# very problem; and in milliseconds, since a second launch takes the host's time too.
 GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
 # And for one that was not among the fastest where they were measured.
 GAIN_UNMEASURED = 0.10
@@ -122,30 +122,61 @@ def gather(
     else:
         evidence = _estimated(problem, device, table, notes, asked)
     evidence = _without_spills(evidence, problem, device, asked)
-    return _repeatable_first(_in_parts(evidence, problem, device))
+    return _repeatable_first(_of_few_tiles(evidence, problem, device))
 
 
-def _in_parts(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
-    """The same with a config as the choice that splits keys, where few tiles leave so many SMs idle
-    that it promises enough. What was measured for these sizes stands."""
+def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
+    """The same with a config as the choice that splits keys, or has the heads of a group in one
+    tile, where so many rows or SMs are idle that it promises enough. What was measured for these
+    sizes stands."""
     entry, chosen = evidence.entry, evidence.expected[0]
     if evidence.kind == "offered" or (
         entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
     ):
         return evidence
-    found = []
-    for one in evidence.expected:
-        whole = estimate(one.config, problem, device).ms
-        for config in one.config.family.split_variants(one.config, problem, device):
-            share = estimate(config, problem, device).ms / whole
-            found.append(Expected(config, one.ms * share))
-    best = min(found, key=lambda one: one.ms, default=chosen)
+    best = min(_variants(evidence, problem, device), key=lambda one: one.ms, default=chosen)
     if chosen.ms <= max(best.ms * (1 + GAIN_OF_PARTS), best.ms + LEAST_GAIN_OF_PARTS):
         return evidence
     rest = sorted(evidence.expected, key=lambda one: one.ms)
-    why = f"{evidence.why}; whole tiles would leave SMs idle, and {chosen.config} take "
+    why = f"{evidence.why}; its tiles would leave rows or SMs idle, and {chosen.config} take "
     why += f"{chosen.ms / best.ms - 1:.0%} longer on paper"
     return replace(evidence, expected=(best, *rest), why=why)
+
+
+def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Iterator[Expected]:
+    """Configs that share out the work of those in evidence in other tiles; with the heads of a
+    group in one also of the candidates of the choice's family, whose tiles have other heights."""
+    for one in evidence.expected:
+        family = one.config.family
+        found = (
+            *family.split_variants(one.config, problem, device),
+            *family.pack_variants(one.config, problem, device),
+        )
+        if found:
+            yield from _relative(one, found, problem, device)
+    chosen = evidence.expected[0]
+    family, d_head = chosen.config.family, chosen.config.d_head
+    if evidence.entry is None or not family.has_cost_model:
+        return
+    masked = problem.semantics.mask != "none"
+    known = {one.config for one in evidence.expected}
+    found = tuple(
+        other
+        for config in candidates(problem.dtype, d_head, device, masked, problem.operation)
+        if config.family is family and config not in known
+        for other in family.pack_variants(config, problem, device)
+    )
+    if found:
+        yield from _relative(chosen, found, problem, device)
+
+
+def _relative(
+    known: Expected, configs: Sequence[Any], problem: Problem, device: DeviceSpec
+) -> Iterator[Expected]:
+    """Configs with the times that the model gives them beside a known one."""
+    per_ms = known.ms / estimate(known.config, problem, device).ms
+    for config in configs:
+        yield Expected(config, estimate(config, problem, device).ms * per_ms)
 
 
 def _without_spills(
@@ -237,12 +268,15 @@ def _measured(
     entry = found.entry
     there = device if same_gpu(entry.key.gpu, device.name) else device_of(entry.key) or device
     very_one = not found.relation and _same_sizes(entry.problem, problem)
-    expected = [
-        Expected(config, one.ms)
-        if very_one
-        else Expected(config, one.ms * _growth(config, entry.problem, there, problem, device, one))
-        for config, one in usable
-    ]
+    stands = very_one and entry.problem.heads_k == problem.heads_k
+    expected = []
+    for usual, one in usable:
+        config, ms = usual.family.for_heads(usual, problem), one.ms
+        if not stands:
+            if entry.problem.gradients != problem.gradients:  # that of other gradients was measured
+                usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)
+            ms *= _growth(config, entry.problem, there, problem, device, usual)
+        expected.append(Expected(config, ms))
     ordered, slower = _by_preference(expected, GAIN_OVER_MEASURED)
     kind: EvidenceKind = "related" if found.relation else "table" if found.exact else "nearest"
     why = _why(found, len(usable), very_one) + slower
@@ -297,15 +331,13 @@ def _growth(
     there: DeviceSpec,
     problem: Problem,
     here: DeviceSpec,
-    ranked: Ranked | None = None,
+    measured_config: Any = None,
 ) -> float:
-    """How many times as long the problem takes as the measured one; the FLOP's ratio at least.
-    ``ranked``: what was measured there, where that may be a config for other gradients."""
+    """How many times as long the problem takes as the measured one, there by another config if one
+    is given; the FLOP's ratio at least."""
     if config.family.has_cost_model:
         now = estimate(config, problem, here).ms
-        if ranked is not None and measured.gradients != problem.gradients:
-            config = parse_kernel_name_into_config(ranked.config).with_knobs(dtype=config.dtype)
-        then = _estimated_before(config, measured, there)
+        then = _estimated_before(measured_config or config, measured, there)
         if 0 < then < float("inf"):
             return now / then
     return problem.attn_flop() / max(1, measured.attn_flop())

@@ -233,6 +233,16 @@ class Family:
             if other != cfg and all(rule.predicate(other, device) for rule in rules)
         ]
 
+    def for_heads(self, cfg: Any, problem: Problem) -> Any:
+        """The config that takes the place of one whose tiles are of other groups of heads than the
+        problem has; mostly `cfg` itself."""
+        return cfg
+
+    def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
+        """Legal configs that compute the problem as `cfg` does, but with a group's query heads as
+        rows of one tile, in parts of the keys or not; none where such tiles are not much fewer."""
+        return ()
+
     def splits_keys(self, cfg: Any) -> bool:
         """Whether a kernel may compute tiles in parts of their keys, as split_variants' do."""
         return False

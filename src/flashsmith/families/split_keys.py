@@ -15,6 +15,7 @@ from flashsmith.families.knob import knob
 from flashsmith.families.tile_work import TileWork, rates_of
 from flashsmith.operations.problem import Problem
 
+_PARTS = (2, 4, 8, 16, 32)
 _FLOAT_BYTES = 4
 # Milliseconds from the end of a launch to the work of the next.
 _LAUNCH_MS = 0.003
@@ -28,7 +29,7 @@ def split_keys_knob(default: int) -> Any:
     """The knob: parts of a tile; 0: tiles are computed whole."""
     return knob(
         "parts that a tile's keys are split into where tiles leave SMs idle; 0: none",
-        values=(0, 2, 4, 8),
+        values=(0, *_PARTS),
         word="split",
         default=default,
         lowest=0,
@@ -55,7 +56,7 @@ def with_merge(templates: Mapping[str, str], split_keys: int, merge: str) -> Map
 
 
 def tiles_to_split(
-    problem: Problem, parts: int, rows: int, keys: int, tiles: int, at_once: int
+    problem: Problem, parts: int, tokens: int, keys: int, tiles: int, at_once: int
 ) -> int:
     """How many of a problem's tiles are computed in parts: tiles_to_split() in
     csrc/host/forward_problem.cc, for the cost model."""
@@ -64,9 +65,9 @@ def tiles_to_split(
         return 0
     if problem.semantics.mask == "causal":
         seen = (
-            min(2 * seq_k - seq_q + rows, 2 * seq_k)
+            min(2 * seq_k - seq_q + tokens, 2 * seq_k)
             if seq_q <= seq_k
-            else (seq_k + rows) * seq_k // seq_q
+            else (seq_k + tokens) * seq_k // seq_q
         )
         if tiles * seen < at_once * 2 * seq_k:
             return tiles
@@ -86,8 +87,9 @@ def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> 
     """Milliseconds of the launch that merges a problem's parts, 0 where it has none."""
     if work.parts == 0:
         return 0.0
+    at_once = device.sm_count * work.resident
     split = tiles_to_split(
-        problem, work.parts, work.rows, work.keys, *_tiles(work, problem, device)
+        problem, work.parts, work.tokens(problem), work.keys, work.tiles(problem), at_once
     )
     if split == 0:
         return 0.0
@@ -100,18 +102,12 @@ def split_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpe
     """The configs that compute a problem of few tiles as `cfg` does, but in parts of its keys."""
     if cfg.split_keys or not work.resident:
         return ()
-    tiles, at_once = _tiles(work, problem, device)
+    tiles, at_once = work.tiles(problem), device.sm_count * work.resident
     if tiles > _MOST_ROUNDS * at_once:
         return ()
     return [
         replace(cfg, split_keys=parts)
-        for parts in (2, 4, 8)
+        for parts in _PARTS
         if problem.seq_k >= _LEAST_STEPS * parts * work.keys
-        and tiles_to_split(problem, parts, work.rows, work.keys, tiles, at_once)
+        and tiles_to_split(problem, parts, work.tokens(problem), work.keys, tiles, at_once)
     ]
-
-
-def _tiles(work: TileWork, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
-    """A problem's tiles, and how many are computed at the same time."""
-    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // work.rows)
-    return tiles, device.sm_count * work.resident

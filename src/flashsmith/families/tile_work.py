@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flashsmith.families.device import DeviceSpec
+from flashsmith.operations.problem import Problem
 
 
 class Rates(NamedTuple):
@@ -68,6 +69,7 @@ class TileWork(NamedTuple):
     the end.
     ``parts``: tiles that would leave SMs idle are computed in so many parts of their keys; each
     takes ``part_cycles`` more than its steps and a CTA's own.
+    ``packs_gqa``: rows are the query heads of a group, token after token.
     """
 
     rows: int
@@ -81,6 +83,20 @@ class TileWork(NamedTuple):
     of_keys: bool = False
     parts: int = 0
     part_cycles: float = 0.0
+    packs_gqa: bool = False
+
+    def group(self, problem: Problem) -> int:
+        """Rows of a token."""
+        return problem.heads_q // max(1, problem.heads_k) if self.packs_gqa else 1
+
+    def tokens(self, problem: Problem) -> int:
+        """Tokens whose rows are in a tile, at least in part."""
+        return -(-self.rows // self.group(problem))
+
+    def tiles(self, problem: Problem) -> int:
+        """Tiles of all queries."""
+        group = self.group(problem)
+        return problem.batch * problem.heads_q // group * -(-problem.seq_q * group // self.rows)
 
 
 class CallWork(NamedTuple):

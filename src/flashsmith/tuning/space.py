@@ -156,18 +156,23 @@ def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelCon
 def _with_parts(
     found: Sequence[KernelConfig], asked: Sequence[Family], problem: Problem, device: DeviceSpec
 ) -> list[KernelConfig]:
-    """The same and, where a problem's tiles are few, configs that split keys, of those of the
-    ``asked`` families that are the fastest on paper otherwise, or that a table has."""
+    """The same and, where a problem's tiles are few, configs that split keys or have the heads of a
+    group in a tile, of those of the ``asked`` families that are the fastest on paper otherwise, or
+    that a table has."""
     names = {cfg.FAMILY for cfg in found}
-    in_parts = [
+    variants = [
         other
         for family in asked
         if family.name in names and family.has_cost_model and family.runs_on(device)
         for one in gather(problem, device, _shipped(), family.name).expected[:_MOST_IN_PARTS]
-        for other in (one.config, *family.split_variants(one.config, problem, device))
-        if family.splits_keys(other)
+        for other in (
+            one.config,
+            *family.split_variants(one.config, problem, device),
+            *family.pack_variants(one.config, problem, device),
+        )
+        if other is not one.config or family.splits_keys(other)
     ]
-    return list(dict.fromkeys([*found, *in_parts]))
+    return list(dict.fromkeys([*found, *variants]))
 
 
 @lru_cache(maxsize=1)

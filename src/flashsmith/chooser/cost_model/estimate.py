@@ -53,4 +53,5 @@ def estimate(
     whole = scheduled[0]
     if ms:
         ms += cfg.family.helpers_ms(cfg, problem, device)
-    return Estimate(ms, whole.ctas, work.resident, whole.waves, work.rows)
+    heads = work.group(problem)
+    return Estimate(ms, whole.ctas, work.resident, whole.waves, work.rows, heads)

@@ -32,16 +32,17 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
     """The problem's CTAs on ``sm_count`` SMs; no CTA takes no time."""
     if work.of_keys:
         return _schedule_of_keys(work, problem, sm_count)
-    blocks = -(-problem.seq_q // work.rows)
-    ctas = problem.batch * problem.heads_q * blocks
+    group, tokens = work.group(problem), work.tokens(problem)
+    blocks = -(-problem.seq_q * group // work.rows)
+    ctas = work.tiles(problem)
     if ctas == 0:
         return Schedule(0, 0.0, 0.0)
     longest = -(-problem.seq_k // work.keys)
     at_once = sm_count * work.resident
-    split = tiles_to_split(problem, work.parts, work.rows, work.keys, ctas, at_once)
+    split = tiles_to_split(problem, work.parts, tokens, work.keys, ctas, at_once)
     part = work._replace(cta_cycles=work.cta_cycles + work.part_cycles)
     if problem.semantics.mask == "causal":
-        rows = work.masked_rows or work.rows
+        rows = -(-work.masked_rows // group) or tokens
         pieces = -(-problem.seq_q // rows)
         mean = _causal_steps(rows, work.keys, problem, pieces) / pieces
         if split == ctas:
@@ -52,7 +53,7 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
             cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
         if problem.window is not None:
-            longest = min(longest, _steps_of_window(work, problem.window[0]))
+            longest = min(longest, _steps_of_window(tokens, work.keys, problem.window[0]))
         cycles = _even_cycles(work, longest, ctas - split, sm_count)
         if split:
             steps = -(-longest // work.parts)
@@ -75,7 +76,7 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> Schedu
         cycles = _uneven_cycles(work, *args, sm_count)
     else:
         if problem.window is not None:
-            longest = min(longest, _steps_of_window(work, problem.window[0]))
+            longest = min(longest, _steps_of_window(work.rows, work.keys, problem.window[0]))
         cycles = _even_cycles(work, group * longest, ctas, sm_count)
     return Schedule(ctas, ctas / (sm_count * work.resident), cycles)
 
@@ -89,9 +90,9 @@ def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest
     return (seeing + rounded_up) / work.keys + (blocks - growing) * longest
 
 
-def _steps_of_window(work: TileWork, left: int) -> int:
+def _steps_of_window(rows: int, keys: int, left: int) -> int:
     """Steps of a CTA all of whose rows see `left` keys before their own."""
-    return -(-(left + work.rows) // work.keys) + 1
+    return -(-(left + rows) // keys) + 1
 
 
 def _even_cycles(work: TileWork, steps: int, ctas: int, sm_count: int) -> float:

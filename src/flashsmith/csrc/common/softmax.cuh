@@ -1,6 +1,8 @@
 // Online softmax in fp32 over accumulator tiles. Base 2 throughout: logits carry log2(e).
 #pragma once
 
+#include <type_traits>
+
 #include "common/accumulators.cuh"
 #include "common/forward_args.cuh"
 
@@ -142,36 +144,15 @@ struct OnlineSoftmax {
     // row_sum, the natural maximum in row_max, and in `factors` what normalize() takes. A row that
     // saw nothing, or scores of -inf alone, gives 0, and -inf or the sink alone.
     FS_DEVICE void finalize(float (&factors)[kMTiles][2], const float* sink) {
-        const float sink_ln = sink == nullptr ? 0.0f : *sink;
-        // Finite, so that differences are; a NaN stays one.
-        float sink_log2 = sink_ln * kLog2E;
-        sink_log2 = sink_log2 > kLargest ? kLargest : sink_log2 < -kLargest ? -kLargest : sink_log2;
-#pragma unroll
-        for (int m = 0; m < kMTiles; ++m)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float total = quad_sum(row_sum[m][r]);
-                // The largest score's exponential is above 0.
-                const bool empty = total == 0.0f, is_nan = total != total;
-                const float max_log2 = log2_units(row_max[m][r]);
-                const float accumulated = empty ? -kLargest : kLazy ? offset[m][r] : max_log2;
-                float base = accumulated;
-                float weight = 1.0f;  // of what was accumulated, in terms of `base`
-                if (sink != nullptr) {
-                    base = fmaxf(accumulated, sink_log2);
-                    weight = exp2_approx(accumulated - base);
-                    total = total * weight + exp2_approx(sink_log2 - base);
-                }
-                // A true division would branch, and all lanes would wait for it.
-                factors[m][r] = empty ? kEmptyRow : weight * reciprocal_approx(total);
-                // The largest sinks were clamped in base 2.
-                const bool sink_is_base = sink != nullptr && base == sink_log2;
-                const float base_ln = sink_is_base ? sink_ln : base * kLn2;
-                row_sum[m][r] = fmaf(log2_approx(total), kLn2, base_ln);
-                // Comparisons skip NaN: the maximum of the other scores is not the row's.
-                const bool unknown = is_nan && row_max[m][r] < INFINITY;
-                row_max[m][r] = empty ? -INFINITY : unknown ? NAN : max_log2 * kLn2;
-            }
+        const Sink of_all = sink_at(sink);
+        finalize_rows(factors, sink != nullptr, [&](int, int) { return of_all; });
+    }
+    // The same where rows have sinks of their own: that of the head that `head(m, r)` says.
+    template <class Head>
+    FS_DEVICE void finalize(float (&factors)[kMTiles][2], const float* sinks, const Head& head) {
+        finalize_rows(factors, sinks != nullptr, [&](int m, int r) {
+            return sink_at(sinks == nullptr ? nullptr : sinks + head(m, r));
+        });
     }
 
     // O of an empty row is 0 whatever was added to it: V may hold NaN where P is 0.
@@ -197,28 +178,80 @@ struct OnlineSoftmax {
 
     // Writes the log-sum-exp and the maximum (kMaxima: calls may ask for one) that finalize() left,
     // where they are asked for; kRowsEnd: of rows below `row_end`. `row(m, r)` is a row of the
-    // lane, `offset()` where row 0 is. Functions and references are evaluated where they are used:
-    // kernels compile to the same code as if this stood in them, which values from the caller would
-    // not give.
+    // lane, `offset()` where row 0 is, or `offset(i)` where row i is. Functions and references are
+    // evaluated where they are used: kernels compile to the same code as if this stood in them,
+    // which values from the caller would not give.
     template <bool kRowsEnd, bool kMaxima, class Row, class Offset>
     FS_DEVICE void store_statistics(const ForwardKernelArgs& args, const int& lane, const Row& row,
                                     const int& row_end, const Offset& offset) const {
         if ((args.lse == nullptr && (!kMaxima || args.row_max == nullptr)) || lane % 4 != 0) return;
-        const int64_t first = offset();
+        constexpr bool kEven = std::is_invocable_v<const Offset&>;
+        int64_t first = 0;
+        if constexpr (kEven) first = offset();
+        const auto at = [&](int i) {
+            if constexpr (kEven)
+                return first + i;
+            else
+                return offset(i);
+        };
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int i = row(m, r);
                 if (kRowsEnd && i >= row_end) continue;
-                if (args.lse != nullptr) args.lse[first + i] = row_sum[m][r];
-                if (kMaxima && args.row_max != nullptr) args.row_max[first + i] = row_max[m][r];
+                if (args.lse != nullptr) args.lse[at(i)] = row_sum[m][r];
+                if (kMaxima && args.row_max != nullptr) args.row_max[at(i)] = row_max[m][r];
             }
     }
 
   private:
     static constexpr float kLargest = 3.402823466e38f;  // finite fp32
     static constexpr float kEmptyRow = -1.0f;           // in place of a factor, which is >= 0
+
+    // A logit in both units.
+    struct Sink {
+        float ln, log2;
+    };
+    FS_DEVICE static Sink sink_at(const float* sink) {
+        const float ln = sink == nullptr ? 0.0f : *sink;
+        // Finite, so that differences are; a NaN stays one.
+        float log2 = ln * kLog2E;
+        log2 = log2 > kLargest ? kLargest : log2 < -kLargest ? -kLargest : log2;
+        return {ln, log2};
+    }
+
+    template <class SinkOf>
+    FS_DEVICE void finalize_rows(float (&factors)[kMTiles][2], bool has_sink,
+                                 const SinkOf& sink_of) {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const Sink sink = sink_of(m, r);
+                float total = quad_sum(row_sum[m][r]);
+                // The largest score's exponential is above 0.
+                const bool empty = total == 0.0f, is_nan = total != total;
+                const float max_log2 = log2_units(row_max[m][r]);
+                const float accumulated = empty ? -kLargest : kLazy ? offset[m][r] : max_log2;
+                float base = accumulated;
+                float weight = 1.0f;  // of what was accumulated, in terms of `base`
+                if (has_sink) {
+                    base = fmaxf(accumulated, sink.log2);
+                    weight = exp2_approx(accumulated - base);
+                    total = total * weight + exp2_approx(sink.log2 - base);
+                }
+                // A true division would branch, and all lanes would wait for it.
+                factors[m][r] = empty ? kEmptyRow : weight * reciprocal_approx(total);
+                // The largest sinks were clamped in base 2.
+                const bool sink_is_base = has_sink && base == sink.log2;
+                const float base_ln = sink_is_base ? sink.ln : base * kLn2;
+                row_sum[m][r] = fmaf(log2_approx(total), kLn2, base_ln);
+                // Comparisons skip NaN: the maximum of the other scores is not the row's.
+                const bool unknown = is_nan && row_max[m][r] < INFINITY;
+                row_max[m][r] = empty ? -INFINITY : unknown ? NAN : max_log2 * kLn2;
+            }
+    }
 
     FS_DEVICE float log2_units(float x) const { return kFoldScale ? x * scale_log2 : x; }
 

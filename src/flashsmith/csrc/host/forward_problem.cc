@@ -17,10 +17,6 @@ constexpr int kRowUnit = 8;  // elements of 16 bytes: rows begin and end at such
 // Positions and window limits stay below it, so that sums of two fit an int.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
 
-int32_t blocks_of(int64_t rows, int tile) {
-    return static_cast<int32_t>((rows + tile - 1) / tile);
-}
-
 constexpr const char* kOtherKind = "packed: this library's kernels are for the other kind";
 constexpr const char* kOtherOutput =
     "partial: sinks and row_max are of whole attention, k_begin and seqused_k of parts";
@@ -31,6 +27,23 @@ Strides read_strides(NumberReader& numbers) {
 }
 
 }  // namespace
+
+int32_t tiles_of(int64_t rows, int tile) {
+    return static_cast<int32_t>((rows + tile - 1) / tile);
+}
+
+ForwardProblem in_rows(ForwardProblem p, bool pack_gqa) {
+    if (!pack_gqa) return p;
+    p.seq_q *= p.heads_q / p.heads_k;
+    p.heads_q = p.heads_k;
+    require(p.seq_q < kMaxLength, "pack_gqa: queries x heads of a group must stay below 2^30");
+    return p;
+}
+
+int tokens_of(int B_r, const ForwardProblem& p, bool pack_gqa) {
+    const auto group = static_cast<int>(pack_gqa ? p.heads_q / p.heads_k : 1);
+    return (B_r + group - 1) / group;
+}
 
 ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors) {
     return {
@@ -80,8 +93,8 @@ ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     args.heads_q = static_cast<int32_t>(p.heads_q);
     args.heads_k = static_cast<int32_t>(p.heads_k);
     args.d = static_cast<int32_t>(p.d);
-    args.n_Q_blocks = blocks_of(p.seq_q, B_r);
-    args.n_KV_blocks = blocks_of(p.seq_k, B_c);
+    args.n_Q_blocks = tiles_of(p.seq_q, B_r);
+    args.n_KV_blocks = tiles_of(p.seq_k, B_c);
     args.window_left = static_cast<int32_t>(std::min(p.window_left, kMaxLength));
     args.window_right = static_cast<int32_t>(std::min(p.window_right, kMaxLength));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
@@ -119,7 +132,7 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
     }
     // Two steps, so that no product can overflow.
     const int64_t sequences = p.batch * p.heads_q;
-    require(sequences <= INT_MAX && sequences * blocks_of(p.seq_q, B_r) <= INT_MAX,
+    require(sequences <= INT_MAX && sequences * tiles_of(p.seq_q, B_r) <= INT_MAX,
             "batch x heads x Q blocks must stay within 2^31 - 1");
 }
 

@@ -43,6 +43,14 @@ ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors);
 void check_problem(const ForwardProblem& problem, const Semantics& semantics, int d_head, int B_r);
 ForwardKernelArgs forward_arguments(const ForwardProblem& problem, int B_r, int B_c);
 
+// A problem whose query heads of a group are rows of one tile (the knob pack_gqa), as tiles have
+// it: K/V heads of so many rows. And the queries that a tile's rows are of, at least in part.
+ForwardProblem in_rows(ForwardProblem problem, bool pack_gqa);
+int tokens_of(int B_r, const ForwardProblem& problem, bool pack_gqa);
+
+// Tiles of `tile` rows.
+int32_t tiles_of(int64_t rows, int tile);
+
 // How many of a call's tiles are computed in `parts` parts of their keys, where `at_once` are
 // computed at the same time: those of a last round that leaves SMs idle, or, causal, all of them
 // where the longest tile takes longer than an SM's share of the work. It follows from the lengths

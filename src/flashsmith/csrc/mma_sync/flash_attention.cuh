@@ -32,6 +32,7 @@ struct FlashForwardKernelConfig {
     bool trim_masks;
     int l2_group_mib;
     int split_keys;
+    bool pack_gqa;  // a tile's rows are the query heads of a group, token after token
 
     constexpr auto operator<=>(const FlashForwardKernelConfig&) const = default;
 

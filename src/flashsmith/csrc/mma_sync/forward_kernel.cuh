@@ -14,7 +14,9 @@ namespace flashsmith {
 // kernels with 32 rows a warp have none to spare.
 template <class Kernel>
 struct Coordinates {
-    int warp, lane, Q_block, batch, head;
+    int warp, lane, Q_block, batch;
+    int head;   // of the queries; pack_gqa: of the keys, whose group's heads are the rows
+    int group;  // rows of a token
     SequenceRows q, k;
 
     FS_DEVICE explicit Coordinates(const ForwardKernelArgs& args)
@@ -32,18 +34,23 @@ struct Coordinates {
             const uint32_t group_blocks = args.heads_per_group * args.n_Q_blocks;
             first = block / group_blocks * args.heads_per_group;
             block %= group_blocks;
-            heads = min(args.heads_per_group, args.batch * args.heads_q - int(first));
+            heads = min(args.heads_per_group, args.batch * tiled_heads(args) - int(first));
         }
         const uint32_t sequence = first + (heads == 1 ? block / args.n_Q_blocks : block % heads);
         Q_block = heads == 1 ? block % args.n_Q_blocks : block / heads;
         // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
         if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal)
             Q_block = args.n_Q_blocks - 1 - Q_block;
-        batch = sequence / args.heads_q;
-        head = sequence % args.heads_q;
+        batch = sequence / tiled_heads(args);
+        head = sequence % tiled_heads(args);
+        group = Kernel::packs_gqa ? args.heads_q / args.heads_k : 1;
         q = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q,
                                                     args.total_q);
         k = key_rows<Kernel::SEMANTICS>(args, batch);
+    }
+    // Heads that have tiles of their own.
+    FS_DEVICE static int tiled_heads(const ForwardKernelArgs& args) {
+        return Kernel::packs_gqa ? args.heads_k : args.heads_q;
     }
     // Parts of the tiles that are split come after the others.
     FS_DEVICE static uint32_t tile_of_block(const ForwardKernelArgs& args) {
@@ -53,9 +60,15 @@ struct Coordinates {
                 return args.n_whole_tiles + (block - args.n_whole_tiles) / Kernel::CFG.split_keys;
         return block;
     }
+    FS_DEVICE int rows() const { return q.count * group; }                      // of the sequence
     FS_DEVICE int first_row() const { return Q_block * Kernel::B_r; }           // of the Q block
     FS_DEVICE int warp_row() const { return warp * Kernel::N::rows_per_warp; }  // in the Q block
     FS_DEVICE int lane_row(int m, int r) const { return warp_row() + 16 * m + 8 * r + lane / 4; }
+    // Of a row of the sequence: its query's place there, and its head.
+    FS_DEVICE int token(int row) const { return Kernel::packs_gqa ? row / group : row; }
+    FS_DEVICE int head_of(int row) const {
+        return Kernel::packs_gqa ? head * group + row % group : head;
+    }
 };
 
 // One CTA's view of its problem and the steps of its loop, in the order they run.
@@ -82,16 +95,16 @@ struct ForwardBlock {
                            const Coordinates<Kernel>& at)
         : args(args),
           smem(smem),
-          Q_rows(at.q.count - at.first_row()),
+          Q_rows(at.rows() - at.first_row()),
           K_rows(at.k.count),
           visible(args, at.q.count, at.k.count),
           Q(smem + Kernel::Q_offset, at.lane, at.warp_row()),
           K(smem + Kernel::K_offset, at.lane),
           V(smem + Kernel::V_offset, at.lane),
           softmax(args.scale_log2) {
-        const int head_k = at.head / (args.heads_q / args.heads_k);
-        q = origin(args.q, at.batch * args.q_batch_stride + at.head * args.q_head_stride +
-                               (at.q.first + at.first_row()) * args.q_seq_stride);
+        const int head_k = Kernel::packs_gqa ? at.head : at.head / (args.heads_q / args.heads_k);
+        q = origin(args.q, at.batch * args.q_batch_stride + at.head_of(0) * args.q_head_stride +
+                               (at.q.first + first_even_row(at)) * args.q_seq_stride);
         k = origin(args.k, at.batch * args.k_batch_stride + head_k * args.k_head_stride +
                                at.k.first * args.k_seq_stride);
         v = origin(args.v, at.batch * args.v_batch_stride + head_k * args.v_head_stride +
@@ -101,19 +114,21 @@ struct ForwardBlock {
     // ---- copies ----
 
     FS_DEVICE void start_Q() {
-        start_copy<typename Kernel::CopyQ>(smem + Kernel::Q_offset, q, args.q_seq_stride, Q_rows);
+        start_copy<typename Kernel::CopyQ>(
+            smem + Kernel::Q_offset, q,
+            query_rows(args.q_seq_stride, args.q_head_stride, sizeof(value_t)), Q_rows);
     }
     FS_DEVICE void start_K(int block, uint32_t stage = 0) {
         start_copy<typename Kernel::CopyKV>(
             smem + Kernel::K_offset + stage,
-            k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride), args.k_seq_stride,
-            K_rows - block * Kernel::B_c);
+            k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride),
+            row_bytes(1, args.k_seq_stride), K_rows - block * Kernel::B_c);
     }
     FS_DEVICE void start_V(int block, uint32_t stage = 0) {
         start_copy<typename Kernel::CopyKV>(
             smem + Kernel::V_offset + stage,
-            v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride), args.v_seq_stride,
-            K_rows - block * Kernel::B_c);
+            v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride),
+            row_bytes(1, args.v_seq_stride), K_rows - block * Kernel::B_c);
     }
     // Ends a group of copies, to be waited for together; an empty one too, so that groups count
     // blocks.
@@ -135,7 +150,7 @@ struct ForwardBlock {
     // ---- the algorithm ----
 
     FS_DEVICE void run() {
-        BlockRange blocks = visible.blocks(first_row(), Kernel::B_r, Kernel::B_c);
+        BlockRange blocks = visible_blocks();
         if constexpr (Kernel::splits_keys)
             if (is_part()) blocks = part_of<Kernel::CFG.split_keys>(blocks, part());
         if ((!Kernel::masked && !Kernel::splits_keys) || blocks.begin < blocks.end)
@@ -143,21 +158,34 @@ struct ForwardBlock {
         const Coordinates<Kernel> at(args);
         float weights[N::m_tiles][2];
         const bool no_sinks = SEMANTICS.partial || is_part() || args.sinks == nullptr;
-        softmax.finalize(weights, no_sinks ? nullptr : args.sinks + at.head);
+        if constexpr (Kernel::packs_gqa)
+            softmax.finalize(weights, no_sinks ? nullptr : args.sinks, [&](int m, int r) {
+                return at.head_of(at.first_row() + at.lane_row(m, r));
+            });
+        else
+            softmax.finalize(weights, no_sinks ? nullptr : args.sinks + at.head);
         softmax.normalize(O, weights);
         if (is_part()) {
             store_part(at);
             return;
         }
         const auto row = [&](int m, int r) { return at.lane_row(m, r); };
-        softmax.template store_statistics<SEMANTICS.uneven, !SEMANTICS.partial>(
-            args, at.lane, row, Q_rows, [&] {
-                if constexpr (Kernel::splits_keys)
-                    return first_statistic<SEMANTICS>(args, at.batch, at.head) + at.q.first +
-                           at.first_row();
-                return at.batch * args.lse_batch_stride + at.head * args.lse_head_stride +
-                       at.q.first + at.first_row();
-            });
+        if constexpr (Kernel::packs_gqa)
+            softmax.template store_statistics<SEMANTICS.uneven, !SEMANTICS.partial>(
+                args, at.lane, row, Q_rows, [&](int tile_row) {
+                    const int row = at.first_row() + tile_row;
+                    return first_statistic<SEMANTICS>(args, at.batch, at.head_of(row)) +
+                           at.q.first + at.token(row);
+                });
+        else
+            softmax.template store_statistics<SEMANTICS.uneven, !SEMANTICS.partial>(
+                args, at.lane, row, Q_rows, [&] {
+                    if constexpr (Kernel::splits_keys)
+                        return first_statistic<SEMANTICS>(args, at.batch, at.head) + at.q.first +
+                               at.first_row();
+                    return at.batch * args.lse_batch_stride + at.head * args.lse_head_stride +
+                           at.q.first + at.first_row();
+                });
         if constexpr (SEMANTICS.partial)
             store_O_fp32(at);
         else
@@ -182,7 +210,9 @@ struct ForwardBlock {
         if constexpr (Kernel::masked && kMask)
             if (Kernel::trim_masks || blocks.needs_mask(block)) {
                 const Coordinates<Kernel> at(args);
-                const auto row = [&](int m, int r) { return at.first_row() + at.lane_row(m, r); };
+                const auto row = [&](int m, int r) {
+                    return at.token(at.first_row() + at.lane_row(m, r));
+                };
                 visible.mask(S, at.lane, row, block * Kernel::B_c);
             }
         softmax.template update<kFirst>(S, O);
@@ -198,8 +228,8 @@ struct ForwardBlock {
     FS_DEVICE bool sees(int block) const {
         const Coordinates<Kernel> at(args);
         const int row = at.first_row() + at.warp_row();
-        return visible.keys(row).first < (block + 1) * Kernel::B_c &&
-               visible.keys(row + N::rows_per_warp - 1).last >= block * Kernel::B_c;
+        return visible.keys(at.token(row)).first < (block + 1) * Kernel::B_c &&
+               visible.keys(at.token(row + N::rows_per_warp - 1)).last >= block * Kernel::B_c;
     }
 
     // ---- the epilogue ----
@@ -222,24 +252,27 @@ struct ForwardBlock {
                                     pack_16bit<value_t>(O[m][n][2 * r], O[m][n][2 * r + 1]));
         __syncwarp();
         char* o = const_cast<char*>(
-            origin(args.o, at.batch * args.o_batch_stride + at.head * args.o_head_stride +
-                               (at.q.first + at.first_row()) * args.o_seq_stride));
+            origin(args.o, at.batch * args.o_batch_stride + at.head_of(0) * args.o_head_stride +
+                               (at.q.first + first_even_row(at)) * args.o_seq_stride));
         typename Kernel::CopyO(at.lane, at.warp_row())
-            .shared_to_global(o, tile, row_bytes(1, args.o_seq_stride), extent(Q_rows));
+            .shared_to_global(o, tile,
+                              query_rows(args.o_seq_stride, args.o_head_stride, sizeof(value_t)),
+                              extent(Q_rows));
     }
 
     // Not rounded, straight from registers.
     FS_DEVICE void store_O_fp32(const Coordinates<Kernel>& at) const {
         auto* o = static_cast<float*>(args.o) + at.batch * args.o_batch_stride +
-                  at.head * args.o_head_stride + (at.q.first + at.first_row()) * args.o_seq_stride +
-                  at.lane % 4 * 2;
-        store_rows(at, o, args.o_seq_stride);
+                  at.head_of(0) * args.o_head_stride +
+                  (at.q.first + first_even_row(at)) * args.o_seq_stride + at.lane % 4 * 2;
+        store_rows(at, o, query_rows(args.o_seq_stride, args.o_head_stride, 1));
     }
 
     // The same to the rows of a part, and their statistics.
     FS_DEVICE void store_part(const Coordinates<Kernel>& at) const {
         const int64_t first = int64_t{block_index() - args.n_whole_tiles} * Kernel::B_r;
-        store_rows(at, args.parts + first * Kernel::d_head + at.lane % 4 * 2, Kernel::d_head);
+        store_rows(at, args.parts + first * Kernel::d_head + at.lane % 4 * 2,
+                   int64_t{Kernel::d_head});
         if (at.lane % 4 != 0) return;
         float2* statistics = part_statistics<Kernel::d_head>(args) + first;
 #pragma unroll
@@ -265,7 +298,8 @@ struct ForwardBlock {
 
     // Four lanes write 32 bytes of a row, a whole sector. `o` is where this lane's columns of the Q
     // block's first row begin.
-    FS_DEVICE void store_rows(const Coordinates<Kernel>& at, float* o, int64_t stride) const {
+    template <class Rows>
+    FS_DEVICE void store_rows(const Coordinates<Kernel>& at, float* o, Rows rows) const {
 #pragma unroll
         for (int m = 0; m < N::m_tiles; ++m)
 #pragma unroll
@@ -275,12 +309,33 @@ struct ForwardBlock {
 #pragma unroll
                 for (int n = 0; n < N::PV_n_tiles; ++n)
                     if (8 * n < args.d)
-                        store_global_8B(o + row * stride + 8 * n,
+                        store_global_8B(o + row_offset(rows, row) + 8 * n,
                                         float2{O[m][n][2 * r], O[m][n][2 * r + 1]});
             }
     }
 
-    FS_DEVICE int first_row() const { return Coordinates<Kernel>(args).first_row(); }
+    // K/V blocks that some row of the Q block sees.
+    FS_DEVICE BlockRange visible_blocks() const {
+        const Coordinates<Kernel> at(args);
+        const int first = at.first_row();
+        if constexpr (!Kernel::packs_gqa) return visible.blocks(first, Kernel::B_r, Kernel::B_c);
+        const int tokens = at.token(first + Kernel::B_r - 1) - at.token(first) + 1;
+        return visible.blocks(at.token(first), tokens, Kernel::B_c);
+    }
+
+    // Rows of q and o, `unit` bytes to a stride's element: from row 0 of the Q block on, or where
+    // they are the heads of a group, from the sequence's first on.
+    FS_DEVICE auto query_rows(int64_t seq_stride, int64_t head_stride, int64_t unit) const {
+        if constexpr (Kernel::packs_gqa) {
+            const Coordinates<Kernel> at(args);
+            return GroupRows{at.first_row(), at.group, seq_stride * unit, head_stride * unit};
+        } else {
+            return seq_stride * unit;
+        }
+    }
+    FS_DEVICE static int first_even_row(const Coordinates<Kernel>& at) {
+        return Kernel::packs_gqa ? 0 : at.first_row();
+    }
     FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
 
     FS_DEVICE static const char* origin(const void* tensor, int64_t elements) {
@@ -290,13 +345,13 @@ struct ForwardBlock {
         return rows * seq_stride * int64_t{sizeof(value_t)};
     }
 
-    template <class Copy>
-    FS_DEVICE void start_copy(uint32_t tile, const char* gmem, int64_t seq_stride, int rows) {
+    template <class Copy, class Rows>
+    FS_DEVICE void start_copy(uint32_t tile, const char* gmem, Rows steps, int rows) {
         const Copy copy(thread_index());
         if constexpr (Kernel::async_copy)
-            copy.global_to_shared_async(tile, gmem, row_bytes(1, seq_stride), extent(rows));
+            copy.global_to_shared_async(tile, gmem, steps, extent(rows));
         else
-            copy.global_to_shared(tile, gmem, row_bytes(1, seq_stride), extent(rows));
+            copy.global_to_shared(tile, gmem, steps, extent(rows));
     }
 };
 
@@ -306,7 +361,7 @@ __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Coordinates<Kernel> at(args);
     // A packed batch has as many Q blocks per sequence as its longest one needs.
-    if (Kernel::SEMANTICS.packed && at.first_row() >= at.q.count) return;
+    if (Kernel::SEMANTICS.packed && at.first_row() >= at.rows()) return;
     ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
 }
 
@@ -318,13 +373,13 @@ __global__ void __launch_bounds__(kPartMergeThreads)
     if (thread.tile * Kernel::CFG.split_keys * Kernel::B_r >= args.part_rows) return;
     const Coordinates<Kernel> at(args, args.n_whole_tiles + thread.tile);
     const int row = at.first_row() + thread.tile_row;
-    if (row >= at.q.count || thread.column >= args.d) return;
+    if (row >= at.rows() || thread.column >= args.d) return;
     merge_parts<Kernel>(
         args,
         {.part_row = thread.tile * Kernel::CFG.split_keys * Kernel::B_r + thread.tile_row,
          .batch = at.batch,
-         .head = at.head,
-         .row = row,
+         .head = at.head_of(row),
+         .row = at.token(row),
          .q_first = int(at.q.first)},
         thread.column);
 }

@@ -11,6 +11,29 @@ struct TileExtent {
     int rows, chunks;
 };
 
+// Where rows of a tensor lie beside the first, in bytes or elements: `step` apart.
+FS_DEVICE int64_t row_offset(int64_t step, int row) {
+    return row * step;
+}
+// From `row` to the one `rows` later.
+FS_DEVICE int64_t next_row(int64_t step, int, int rows) {
+    return rows * step;
+}
+
+// The same of rows that are the heads of a group, token after token (pack_gqa): row 0 is the
+// sequence's row `first`, and offsets are from that of its first token and head.
+struct GroupRows {
+    int first, group;
+    int64_t token_step, head_step;
+};
+FS_DEVICE int64_t row_offset(const GroupRows& rows, int row) {
+    const int token = (rows.first + row) / rows.group, head = (rows.first + row) % rows.group;
+    return token * rows.token_step + head * rows.head_step;
+}
+FS_DEVICE int64_t next_row(const GroupRows& rows, int row, int further) {
+    return row_offset(rows, row + further) - row_offset(rows, row);
+}
+
 // One thread's share of copying the wide panels, or the narrow one, of a tile's rows.
 //
 // Neighbouring threads take neighbouring chunks of a row, so a row leaves global memory in whole
@@ -51,14 +74,16 @@ struct PanelCopy {
                                     : Panel::offset(row + pass * kRowStep, chunk);
         return tile + kTileOffset + panel * Panel::kBytes + offset;
     }
-    FS_DEVICE int64_t first_byte(int64_t row_bytes) const {
-        return row * row_bytes + (kFirstChunk + chunk) * kChunkBytes;
+    template <class Rows>
+    FS_DEVICE int64_t first_byte(Rows rows) const {
+        return row_offset(rows, row) + (kFirstChunk + chunk) * kChunkBytes;
     }
     static constexpr int kPanelBytes = 8 * kChunkBytes;  // of a row, in global memory
 
-    FS_DEVICE void global_to_shared_async(uint32_t tile, const char* gmem, int64_t row_bytes,
+    template <class Rows>
+    FS_DEVICE void global_to_shared_async(uint32_t tile, const char* gmem, Rows rows,
                                           TileExtent extent) const {
-        gmem += first_byte(row_bytes);
+        gmem += first_byte(rows);
 #pragma unroll
         for (int i = 0; i < kPasses; ++i) {
 #pragma unroll
@@ -70,13 +95,14 @@ struct PanelCopy {
                 else
                     cp_async_16B(target(tile, i, p), gmem + p * kPanelBytes);
             }
-            gmem += kRowStep * row_bytes;
+            gmem += next_row(rows, row + i * kRowStep, kRowStep);
         }
     }
 
-    FS_DEVICE void global_to_shared(uint32_t tile, const char* gmem, int64_t row_bytes,
+    template <class Rows>
+    FS_DEVICE void global_to_shared(uint32_t tile, const char* gmem, Rows rows,
                                     TileExtent extent) const {
-        gmem += first_byte(row_bytes);
+        gmem += first_byte(rows);
 #pragma unroll
         for (int i = 0; i < kPasses; i += kBatchPasses) {
             uint4 batch[kBatchPasses][kPanels];
@@ -88,7 +114,7 @@ struct PanelCopy {
                     if (active(i + b) && present(i + b, p, extent))
                         batch[b][p] = load_global_16B(gmem + p * kPanelBytes);
                 }
-                gmem += kRowStep * row_bytes;
+                gmem += next_row(rows, row + (i + b) * kRowStep, kRowStep);
             }
 #pragma unroll
             for (int b = 0; b < kBatchPasses; ++b)
@@ -98,16 +124,16 @@ struct PanelCopy {
         }
     }
 
-    FS_DEVICE void shared_to_global(char* gmem, uint32_t tile, int64_t row_bytes,
-                                    TileExtent extent) const {
-        gmem += first_byte(row_bytes);
+    template <class Rows>
+    FS_DEVICE void shared_to_global(char* gmem, uint32_t tile, Rows rows, TileExtent extent) const {
+        gmem += first_byte(rows);
 #pragma unroll
         for (int i = 0; i < kPasses; ++i) {
 #pragma unroll
             for (int p = 0; p < kPanels; ++p)
                 if (active(i) && present(i, p, extent))
                     store_global_16B(gmem + p * kPanelBytes, load_shared_16B(target(tile, i, p)));
-            gmem += kRowStep * row_bytes;
+            gmem += next_row(rows, row + i * kRowStep, kRowStep);
         }
     }
 };
@@ -124,26 +150,28 @@ struct TileCopy {
         : thread(thread), first_row(first_row) {}
 
     // Issues the tile's cp.async; the caller commits and waits.
-    FS_DEVICE void global_to_shared_async(uint32_t tile, const char* gmem, int64_t row_bytes,
+    template <class Rows>
+    FS_DEVICE void global_to_shared_async(uint32_t tile, const char* gmem, Rows rows,
                                           TileExtent extent) const {
         if constexpr (Layout::kWidePanels > 0)
-            Wide(thread, first_row).global_to_shared_async(tile, gmem, row_bytes, extent);
+            Wide(thread, first_row).global_to_shared_async(tile, gmem, rows, extent);
         if constexpr (Layout::kHasNarrowPanel)
-            Narrow(thread, first_row).global_to_shared_async(tile, gmem, row_bytes, extent);
+            Narrow(thread, first_row).global_to_shared_async(tile, gmem, rows, extent);
     }
-    FS_DEVICE void global_to_shared(uint32_t tile, const char* gmem, int64_t row_bytes,
+    template <class Rows>
+    FS_DEVICE void global_to_shared(uint32_t tile, const char* gmem, Rows rows,
                                     TileExtent extent) const {
         if constexpr (Layout::kWidePanels > 0)
-            Wide(thread, first_row).global_to_shared(tile, gmem, row_bytes, extent);
+            Wide(thread, first_row).global_to_shared(tile, gmem, rows, extent);
         if constexpr (Layout::kHasNarrowPanel)
-            Narrow(thread, first_row).global_to_shared(tile, gmem, row_bytes, extent);
+            Narrow(thread, first_row).global_to_shared(tile, gmem, rows, extent);
     }
-    FS_DEVICE void shared_to_global(char* gmem, uint32_t tile, int64_t row_bytes,
-                                    TileExtent extent) const {
+    template <class Rows>
+    FS_DEVICE void shared_to_global(char* gmem, uint32_t tile, Rows rows, TileExtent extent) const {
         if constexpr (Layout::kWidePanels > 0)
-            Wide(thread, first_row).shared_to_global(gmem, tile, row_bytes, extent);
+            Wide(thread, first_row).shared_to_global(gmem, tile, rows, extent);
         if constexpr (Layout::kHasNarrowPanel)
-            Narrow(thread, first_row).shared_to_global(gmem, tile, row_bytes, extent);
+            Narrow(thread, first_row).shared_to_global(gmem, tile, rows, extent);
     }
 };
 

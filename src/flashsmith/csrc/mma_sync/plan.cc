@@ -34,17 +34,20 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r);
+    const ForwardProblem rows = in_rows(p, config.pack_gqa);
     if (!semantics.uneven)
-        require(p.d == config.d_head && p.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
+        require(p.d == config.d_head && rows.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
                     p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     ForwardKernelArgs args = forward_arguments(p, config.B_r, config.B_c);
-    args.heads_per_group = heads_per_group(config, p);
-    int64_t blocks = p.batch * p.heads_q * args.n_Q_blocks, split = 0;
+    if (config.pack_gqa) args.n_Q_blocks = tiles_of(rows.seq_q, config.B_r);
+    args.heads_per_group = heads_per_group(config, rows);
+    int64_t blocks = p.batch * rows.heads_q * args.n_Q_blocks, split = 0;
     if (config.split_keys > 0) {
         const int64_t at_once = int64_t{device.sm_count} * ctas_per_sm(config, device);
-        split = tiles_to_split(p, semantics, config.split_keys, config.B_r, config.B_c, blocks,
-                               at_once);
+        split =
+            tiles_to_split(p, semantics, config.split_keys,
+                           tokens_of(config.B_r, p, config.pack_gqa), config.B_c, blocks, at_once);
         set_parts(args, split, config.split_keys, config.B_r);
         args.n_whole_tiles = static_cast<int32_t>(blocks - split);
         blocks += split * (config.split_keys - 1);

@@ -49,6 +49,7 @@ struct StaticForwardKernelConfig {
     static constexpr bool trim_masks = CFG.trim_masks && masked;
     static constexpr bool groups_heads = CFG.l2_group_mib > 0;
     static constexpr bool splits_keys = CFG.split_keys > 0;
+    static constexpr bool packs_gqa = CFG.pack_gqa;
     static constexpr int min_ctas_per_sm = CFG.min_ctas_per_sm;
 
     // Shared memory, bytes from its start: Q (and later O), the K tiles, the V tiles.

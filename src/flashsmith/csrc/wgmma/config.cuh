@@ -47,6 +47,7 @@ struct HopperForwardKernelConfig {
     bool direct_O;       // O leaves from registers, so that Q's slot is free before O is done
     int short_block;     // a warpgroup's last block may end after so many keys; 0: it may not
     int split_keys;      // parts of a tile's keys where tiles would leave SMs idle; 0: none
+    bool pack_gqa;       // a tile's rows are the query heads of a group, token after token
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 
@@ -118,7 +119,8 @@ struct HopperForwardKernelArgs {
     // keeps_short_tiles_back().
     int32_t first_of_last_heads, first_short_tile, long_tiles;  // long_tiles: of a head
     // Parts of a split tile, tiles of a head, query heads of a sequence, query heads that share a
-    // key head; longest first also query heads (of all sequences) and tiles of a head group.
+    // key head; longest first also query heads (of all sequences) and tiles of a head group. With
+    // pack_gqa tiles, and all counts of heads but that of a group, are of key heads.
     Divisor parts_per_tile, tiles_per_head, heads_q, heads_per_kv_head, heads_per_group,
         tiles_per_group;
 };

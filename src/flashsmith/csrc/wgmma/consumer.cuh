@@ -139,9 +139,10 @@ struct Consumer {
     // Steps of 16 keys of the warpgroup's last block that hold a key which some row sees.
     FS_DEVICE int steps_of_last_block(int block) const {
         if constexpr (!Kernel::has_short_blocks) return Kernel::PV_steps;
-        const int last_row = min(tile.first_row + kWarpgroupRows, tile.q_count) - 1;
+        const int end = token_of<Kernel>(args, tile.first_row + kWarpgroupRows);
+        const int last = min(end, tile.q_count) - 1;
         const VisibleKeys<SEMANTICS> visible(problem, tile.q_count, tile.k_count);
-        return (visible.keys(last_row).last - block * Kernel::B_c) / 16 + 1;
+        return (visible.keys(last).last - block * Kernel::B_c) / 16 + 1;
     }
     // Whether fewer than all steps serve.
     FS_DEVICE static bool is_short(int steps) {
@@ -234,7 +235,7 @@ struct Consumer {
         if constexpr (Kernel::masked && (kFirst || SEMANTICS.mask != MaskKind::none))
             if (blocks.needs_mask(block))
                 VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
-                    .mask(S, lane, row_of_lane(), block * Kernel::B_c);
+                    .mask(S, lane, token_of_lane(), block * Kernel::B_c);
         // If maxima are asked for, every row's is exact.
         const float threshold =
             SEMANTICS.partial || problem.row_max == nullptr ? CFG.rescale_threshold : 0;
@@ -281,13 +282,17 @@ struct Consumer {
     FS_DEVICE auto row_of_lane() const {
         return [&](int, int r) { return tile.first_row + warp * kWarpRows + 8 * r + lane / 4; };
     }
+    FS_DEVICE auto token_of_lane() const {
+        return [&](int m, int r) { return token_of<Kernel>(args, row_of_lane()(m, r)); };
+    }
 
     // Of the tile's blocks those that this warpgroup's rows see.
     FS_DEVICE BlockRange blocks_of_warpgroup() const {
         if (tile.first_row >= tile.row_end) return {tile.block_end, tile.block_end, 0, 0};
         if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
-        BlockRange blocks = VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
-                                .blocks(tile.first_row, kWarpgroupRows, Kernel::B_c);
+        BlockRange blocks =
+            visible_blocks<Kernel>(VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count),
+                                   args, tile.first_row, kWarpgroupRows);
         if constexpr (Kernel::splits_keys) {
             blocks.begin = max(blocks.begin, tile.block_begin);
             blocks.end = min(blocks.end, tile.block_end);
@@ -317,21 +322,34 @@ struct Consumer {
             if (lane == 0) mbarrier_arrive(Q_barriers().empty(slot()));
         }
         const float* sinks = SEMANTICS.partial || is_part() ? nullptr : problem.sinks;
-        softmax.finalize(row_weights, sinks == nullptr ? nullptr : sinks + tile.head);
+        if constexpr (Kernel::packs_gqa)
+            softmax.finalize(row_weights, sinks, [&](int m, int r) {
+                return head_of<Kernel>(args, tile.head, row_of_lane()(m, r));
+            });
+        else
+            softmax.finalize(row_weights, sinks == nullptr ? nullptr : sinks + tile.head);
         if constexpr (Kernel::splits_keys) {
             if (is_part()) {
                 store_part_statistics();
                 return;
             }
         }
-        softmax.template store_statistics<true, !SEMANTICS.partial>(
-            problem, lane, row_of_lane(), tile.row_end, [&] {
-                if constexpr (Kernel::splits_keys)
-                    return first_statistic<SEMANTICS>(problem, tile.batch, tile.head) +
-                           tile.q_first;
-                return tile.batch * problem.lse_batch_stride + tile.head * problem.lse_head_stride +
-                       tile.q_first;
-            });
+        if constexpr (Kernel::packs_gqa)
+            softmax.template store_statistics<true, !SEMANTICS.partial>(
+                problem, lane, row_of_lane(), tile.row_end, [&](int row) {
+                    const int head = head_of<Kernel>(args, tile.head, row);
+                    return first_statistic<SEMANTICS>(problem, tile.batch, head) + tile.q_first +
+                           token_of<Kernel>(args, row);
+                });
+        else
+            softmax.template store_statistics<true, !SEMANTICS.partial>(
+                problem, lane, row_of_lane(), tile.row_end, [&] {
+                    if constexpr (Kernel::splits_keys)
+                        return first_statistic<SEMANTICS>(problem, tile.batch, tile.head) +
+                               tile.q_first;
+                    return tile.batch * problem.lse_batch_stride +
+                           tile.head * problem.lse_head_stride + tile.q_first;
+                });
     }
     // Whether this tile's rows are merged with those of other parts.
     FS_DEVICE bool is_part() const {

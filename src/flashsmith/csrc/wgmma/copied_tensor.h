@@ -1,6 +1,7 @@
 // Tensor maps of the tensors that a plan's kernels copy by TMA. Plain C++20 without CUDA headers.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -13,7 +14,8 @@ inline constexpr int64_t kStrideUnit = 16;
 inline constexpr int64_t kStrideLimit = int64_t{1} << 40;
 inline constexpr uint64_t kWrap = uint64_t{1} << 34;
 
-// A tensor that TMA copies, in boxes of `box_rows` rows of a head.
+// A tensor that TMA copies, in boxes of `box_rows` rows of a head; or, where the heads of a group
+// are rows, of `box_heads` heads of as many tokens as make up so many rows.
 struct CopiedTensor {
     const char* name;
     size_t index;  // in the operation's order
@@ -21,6 +23,7 @@ struct CopiedTensor {
     Strides strides;
     int64_t rows, heads, total;  // rows of a sequence; packed: of all of them
     int box_rows;
+    int box_heads = 0;
     bool is_single_row = false;
 
     bool is_empty(const ForwardProblem& p, bool packed) const {
@@ -52,7 +55,8 @@ inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
 // Columns, rows, heads, batch; packed, columns, rows twice, heads, and a step that takes back the
 // rows that were counted twice: see box_of_rows() in wgmma/tma.cuh. kRowsOfMap times kWrap is
 // 2^64, which to an address is nothing. A map that began some rows before the tensor would do with
-// fewer dimensions, but TMA faults where no memory is, though no box touches it.
+// fewer dimensions, but TMA faults where no memory is, though no box touches it. Where boxes have
+// several heads, these come before rows: see box_of_group().
 inline TensorMapSpec tensor_map(int d_head, DType dtype, const ForwardProblem& p, bool packed,
                                 const CopiedTensor& tensor) {
     const uint32_t columns = d_head % 64 == 0 ? 64 : 32;
@@ -83,6 +87,17 @@ inline TensorMapSpec tensor_map(int d_head, DType dtype, const ForwardProblem& p
         map.strides_bytes = {row, head,
                              stride_bytes(tensor, "batch", tensor.strides.batch, p.batch)};
         map.box = {columns, box_rows, 1, 1};
+    }
+    if (tensor.box_heads > 0) {
+        const size_t heads_at = packed ? 3 : 2;
+        const auto to_front = [](auto& values, size_t from, size_t to) {
+            std::rotate(values.begin() + to, values.begin() + from, values.begin() + from + 1);
+        };
+        to_front(map.sizes, heads_at, 1);
+        to_front(map.strides_bytes, heads_at - 1, 0);
+        to_front(map.box, heads_at, 1);
+        map.box[1] = tensor.box_heads;
+        map.box[2] = box_rows / tensor.box_heads;
     }
     return map;
 }

@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(kPartMergeThreads)
     merge_parts<Kernel>(problem,
                         {.part_row = info.part_row + thread.tile_row,
                          .batch = info.batch,
-                         .head = info.head,
-                         .row = row,
+                         .head = head_of<Kernel>(args, info.head, row),
+                         .row = token_of<Kernel>(args, row),
                          .q_first = info.q_first},
                         thread.column);
 }

@@ -52,8 +52,9 @@ struct OutputStore {
         const ForwardKernelArgs& problem = args.problem;
         const int row = first_row + warp * kWarpRows + lane / 4, odd = lane % 2;
         auto* o = static_cast<uint16_t*>(problem.o) + info.batch * problem.o_batch_stride +
-                  (info.q_first + row) * problem.o_seq_stride + info.head * problem.o_head_stride +
-                  8 * odd + lane % 4 / 2 * 4;
+                  (info.q_first + token_of<Kernel>(args, row)) * problem.o_seq_stride +
+                  head_of<Kernel>(args, info.head, row) * problem.o_head_stride + 8 * odd +
+                  lane % 4 / 2 * 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const bool exists = row + 8 * r < info.row_end;
@@ -64,7 +65,7 @@ struct OutputStore {
                 if (exists && (!Kernel::SEMANTICS.uneven || 8 * (n + odd) < problem.d))
                     store_global_8B(o + 8 * n, odd ? uint2{swapped, right} : uint2{left, swapped});
             }
-            o += 8 * problem.o_seq_stride;
+            o += eight_rows(row);
         }
     }
 
@@ -75,9 +76,9 @@ struct OutputStore {
         const ForwardKernelArgs& problem = args.problem;
         const int row = first_row + warp * kWarpRows + lane / 4;
         auto* o = static_cast<float*>(problem.o) + info.batch * problem.o_batch_stride +
-                  (info.q_first + row) * problem.o_seq_stride + info.head * problem.o_head_stride +
-                  lane % 4 * 2;
-        store_rows(O, o, problem.o_seq_stride, row, info.row_end);
+                  (info.q_first + token_of<Kernel>(args, row)) * problem.o_seq_stride +
+                  head_of<Kernel>(args, info.head, row) * problem.o_head_stride + lane % 4 * 2;
+        store_rows(O, o, eight_rows(row), row, info.row_end);
     }
 
     // To the rows of a part.
@@ -86,7 +87,7 @@ struct OutputStore {
         const int lane = lane_index();  // as in write_rows()
         const int row = warp * kWarpRows + lane / 4;
         auto* o = args.problem.parts + int64_t{info.part_row + row} * Kernel::d_head + lane % 4 * 2;
-        store_rows(O, o, Kernel::d_head, first_row + row, info.row_end);
+        store_rows(O, o, 8 * Kernel::d_head, first_row + row, info.row_end);
     }
 
     // The last store has been read; Q's slot is free.
@@ -105,8 +106,20 @@ struct OutputStore {
     }
 
   private:
-    // `o` is where this lane's elements of `row` begin.
-    FS_DEVICE void store_rows(const typename Kernel::O_t& O, float* o, int64_t stride, int row,
+    // From a row of o to the eighth after it, elements.
+    FS_DEVICE int64_t eight_rows(int row) const {
+        const ForwardKernelArgs& problem = args.problem;
+        if constexpr (!Kernel::packs_gqa) return 8 * problem.o_seq_stride;
+        const auto offset = [&](int row) {
+            return token_of<Kernel>(args, row) * problem.o_seq_stride +
+                   head_of<Kernel>(args, 0, row) * problem.o_head_stride;
+        };
+        return offset(row + 8) - offset(row);
+    }
+
+    // `o` is where this lane's elements of `row` begin, and `step` how far it is to those of its
+    // other row.
+    FS_DEVICE void store_rows(const typename Kernel::O_t& O, float* o, int64_t step, int row,
                               int row_end) const {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -116,7 +129,7 @@ struct OutputStore {
                     if (8 * n < args.problem.d)
                         store_global_8B(o + 8 * n, float2{O[0][n][2 * r], O[0][n][2 * r + 1]});
             }
-            o += 8 * stride;
+            o += step;
         }
     }
 
@@ -143,8 +156,7 @@ struct OutputStore {
     }
 
     FS_DEVICE void store_panels(uint32_t tile, const TileInfo& info, int row) const {
-        auto box = box_of_rows<Kernel::SEMANTICS.packed>(row, info.q_first, info.row_end, info.head,
-                                                         info.batch);
+        auto box = box_of_queries<Kernel>(args, info, row);
 #pragma unroll
         for (int p = 0; p < Kernel::n_panels; ++p) {
             box.column = p * Panel::kColumns;

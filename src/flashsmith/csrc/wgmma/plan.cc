@@ -42,11 +42,14 @@ std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
     using Args = HopperForwardKernelArgs;
     using Order = ForwardTensor;
     const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
+    const auto group = static_cast<int>(config.pack_gqa ? p.heads_q / p.heads_k : 0);
     const CopiedTensor tensors[] = {
-        {"q", Order::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
+        {"q", Order::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows,
+         group},
         {"k", Order::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
         {"v", Order::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
-        {"o", Order::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kWarpRows},
+        {"o", Order::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kWarpRows,
+         std::min(group, kWarpRows)},
     };
     std::vector<TensorMapSpec> maps;
     for (const CopiedTensor& tensor : tensors) {
@@ -84,6 +87,15 @@ int64_t heads_per_group(const HopperForwardKernelConfig& config, const ForwardPr
     return (kv_heads + groups - 1) / groups * (p.heads_q / p.heads_k);
 }
 
+// A warpgroup's rows are whole tokens.
+void check_group(const ForwardProblem& p) {
+    const int64_t group = p.heads_q / p.heads_k;
+    require(kWarpgroupRows % group == 0,
+            "pack_gqa: heads_q / heads_k is " + std::to_string(group) +
+                "; a warpgroup's 64 rows take groups of 1, 2, 4, 8, 16, 32 or 64 heads; take a "
+                "config without pack_gqa, or one of the mma.sync family");
+}
+
 // How many of a head's tiles have fewer rows than the others: see TileScheduler::rows_of().
 int64_t short_tiles(const HopperForwardKernelConfig& config, int64_t seq_q) {
     const int64_t rest = (seq_q + kWarpgroupRows - 1) / kWarpgroupRows % config.n_warpgroups;
@@ -106,7 +118,9 @@ void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConf
 // A tile is what a cluster computes together, `at_once` of them at a time. How many are computed in
 // parts of their keys.
 int64_t set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
-                  const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
+                  const ForwardProblem& problem, const Semantics& semantics, int64_t at_once) {
+    const ForwardProblem p = in_rows(problem, config.pack_gqa);
+    args.problem.n_Q_blocks = tiles_of(p.seq_q, config.B_r);
     const int64_t of_head =
         (args.problem.n_Q_blocks + config.cluster_size - 1) / config.cluster_size;
     const int64_t heads = heads_per_group(config, p);
@@ -117,7 +131,8 @@ int64_t set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig
     if (parts == 1 || split * parts > at_once) split = 0;
     if (config.split_keys > 0) {
         parts = config.split_keys;
-        split = tiles_to_split(p, semantics, parts, config.B_r, config.B_c, tiles, at_once);
+        const int tokens = tokens_of(config.B_r, problem, config.pack_gqa);
+        split = tiles_to_split(problem, semantics, parts, tokens, config.B_c, tiles, at_once);
         set_parts(args.problem, split, config.split_keys, config.B_r);
     }
     args.n_whole_tiles = static_cast<int32_t>(tiles - split);
@@ -126,7 +141,7 @@ int64_t set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig
     args.tiles_per_head = divide_by(of_head);
     set_last_heads(args, config, p, semantics, at_once);
     args.heads_q = divide_by(p.heads_q);
-    args.heads_per_kv_head = divide_by(p.heads_q / p.heads_k);
+    args.heads_per_kv_head = divide_by(problem.heads_q / problem.heads_k);
     args.heads_per_group = divide_by(heads);
     args.tiles_per_group = divide_by(heads * of_head);
     return config.split_keys > 0 ? split : 0;
@@ -140,6 +155,7 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r);
+    if (config.pack_gqa) check_group(p);
     if (!semantics.uneven)
         require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole K/V tiles and d = d_head");

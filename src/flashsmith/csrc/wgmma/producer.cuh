@@ -58,8 +58,7 @@ struct Producer {
             const TileInfo info = tile.template of_warpgroup<Kernel>(w);
             info.template store<Kernel::info_has_q_count>(info_slot());
             Q.producer_expect();
-            const auto box = box_of_rows<kPacked>(info.first_row, info.q_first, info.row_end,
-                                                  info.head, info.batch);
+            const auto box = box_of_queries<Kernel>(args, info, info.first_row);
             load_panels<Kernel::Q_panel_bytes>(Q.tile(), &args.q, box, Q.full());
             Q.state.advance();
         }

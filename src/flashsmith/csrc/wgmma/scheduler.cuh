@@ -4,6 +4,7 @@
 
 #include "common/split_keys.cuh"
 #include "wgmma/pipeline.cuh"
+#include "wgmma/tma.cuh"
 
 namespace flashsmith {
 
@@ -11,10 +12,32 @@ FS_DEVICE uint32_t quotient(uint32_t n, const Divisor& by) {
     return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// Up to B_r rows of one head's queries and the K/V blocks they see.
+// Of a row in its sequence: its query's place there, and its head, where the tile's is `head`. With
+// pack_gqa that is of the keys, and a group has a power of two of heads: plan.cc sees to it.
+template <class Kernel>
+FS_DEVICE int token_of(const HopperForwardKernelArgs& args, int row) {
+    return Kernel::packs_gqa ? row >> args.heads_per_kv_head.shift : row;
+}
+template <class Kernel>
+FS_DEVICE int head_of(const HopperForwardKernelArgs& args, int head, int row) {
+    const int group = args.heads_per_kv_head.divisor;
+    return Kernel::packs_gqa ? head * group + (row & (group - 1)) : head;
+}
+
+// K/V blocks that some of so many rows see.
+template <class Kernel>
+FS_DEVICE BlockRange visible_blocks(const VisibleKeys<Kernel::SEMANTICS>& visible,
+                                    const HopperForwardKernelArgs& args, int first_row, int rows) {
+    if constexpr (!Kernel::packs_gqa) return visible.blocks(first_row, rows, Kernel::B_c);
+    const int first = token_of<Kernel>(args, first_row);
+    const int last = token_of<Kernel>(args, first_row + max(rows, 1) - 1);
+    return visible.blocks(first, last - first + 1, Kernel::B_c);
+}
+
+// Up to B_r rows of one head's queries, or of a group's, and the K/V blocks they see.
 struct WorkTileInfo {
     int first_row, row_end;  // in its sequence
-    int head, batch;
+    int head, batch;         // pack_gqa: the keys' head
     int block_begin, block_end;
     int q_first, q_count;  // rows of the sequence: its first in the tensor, and how many
     int k_count;
@@ -96,6 +119,19 @@ struct WorkTilePart : WorkTileInfo {
 template <class Kernel>
 using TileInfoOf = std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>;
 
+// The box of a tile's queries that begins at `row`.
+template <class Kernel>
+FS_DEVICE auto box_of_queries(const HopperForwardKernelArgs& args, const WorkTileInfo& info,
+                              int row) {
+    constexpr bool kPacked = Kernel::SEMANTICS.packed;
+    if constexpr (Kernel::packs_gqa)
+        return box_of_group<kPacked>(token_of<Kernel>(args, row), info.q_first,
+                                     token_of<Kernel>(args, info.row_end),
+                                     head_of<Kernel>(args, info.head, row), info.batch);
+    else
+        return box_of_rows<kPacked>(row, info.q_first, info.row_end, info.head, info.batch);
+}
+
 // Hands out the tiles of one CTA, one after the other. The CTAs of a cluster have neighbouring
 // tiles of one head, which count as one here, and go through the same K/V blocks: those that any of
 // them sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would
@@ -174,7 +210,7 @@ struct TileScheduler {
             const uint32_t offset = tile - group * args.tiles_per_group.divisor;
             const uint32_t first_head = group * args.heads_per_group.divisor;
             const uint32_t heads =
-                min(args.heads_per_group.divisor, p.batch * p.heads_q - first_head);
+                min(args.heads_per_group.divisor, p.batch * tiled_heads() - first_head);
             // The last group may have fewer.
             const uint32_t row = heads == args.heads_per_group.divisor
                                      ? quotient(offset, args.heads_per_group)
@@ -195,15 +231,17 @@ struct TileScheduler {
             tile_of_head = tile - batch_head * args.tiles_per_head.divisor;
         }
         const int batch = quotient(batch_head, args.heads_q);
-        const int head = batch_head - batch * p.heads_q;
+        const int head = batch_head - batch * tiled_heads();
         const SequenceRows q =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_q, batch, p.seq_q, p.total_q);
         const SequenceRows k = key_rows<SEMANTICS>(p, batch);
         constexpr int kRows = kCtas * Kernel::B_r;
-        const auto [first_row, row_end] = rows_of(tile_of_head, part, q.count);
+        int q_rows = q.count;
+        if constexpr (Kernel::packs_gqa) q_rows *= args.heads_per_kv_head.divisor;
+        const auto [first_row, row_end] = rows_of(tile_of_head, part, q_rows);
         const int rows = kCtas > 1 ? kRows : row_end - first_row;
-        BlockRange blocks =
-            VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, rows, Kernel::B_c);
+        BlockRange blocks = visible_blocks<Kernel>(VisibleKeys<SEMANTICS>(p, q.count, k.count),
+                                                   args, first_row, rows);
         if constexpr (Kernel::splits_keys)
             if (part_row != kNoPart) blocks = part_of<CFG.split_keys>(blocks, part_of_keys);
         const WorkTileInfo info = {
@@ -219,7 +257,7 @@ struct TileScheduler {
             .q_count = q.count,
             .k_count = k.count,
             .k_first = int(k.first),
-            .head_k = int(quotient(head, args.heads_per_kv_head)),
+            .head_k = Kernel::packs_gqa ? head : int(quotient(head, args.heads_per_kv_head)),
         };
         if constexpr (Kernel::splits_keys)
             return {info, part_row};
@@ -243,6 +281,11 @@ struct TileScheduler {
             mbarrier_arrive_remote(cluster_address(barriers.empty(0), 0));
         }
         broadcast_state.advance();
+    }
+
+    // Of a sequence those that have tiles of their own.
+    FS_DEVICE int tiled_heads() const {
+        return Kernel::packs_gqa ? args.problem.heads_k : args.problem.heads_q;
     }
 
     // Of a head's tile, or of one part of it, in a sequence of `count` rows. Under a mask the first

@@ -26,6 +26,7 @@ struct StaticHopperKernelConfig {
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr bool clusters = CFG.cluster_size > 1;
     static constexpr bool splits_keys = CFG.split_keys > 0;
+    static constexpr bool packs_gqa = CFG.pack_gqa;
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
     static constexpr int registers_at_start = 512 / ((n_warpgroups + 1) * CFG.ctas_per_sm) / 8 * 8;
 

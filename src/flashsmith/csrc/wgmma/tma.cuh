@@ -31,6 +31,17 @@ FS_DEVICE TmaBox<kPacked> box_of_rows(int row, int sequence_first, int count, in
         return {0, row, head, batch};
 }
 
+// The same of a group's query heads, token after token, from `token` and `head` on: there is one
+// dimension more in a box, and heads come before rows.
+template <bool kPacked>
+FS_DEVICE TmaBox<kPacked> box_of_group(int token, int sequence_first, int count, int head,
+                                       int batch) {
+    if constexpr (kPacked)
+        return {0, head, kRowsOfMap - count + token, sequence_first + count};
+    else
+        return {0, head, token, batch};
+}
+
 FS_DEVICE void tma_prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

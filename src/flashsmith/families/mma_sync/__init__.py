@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion,
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.pack_gqa import pack_variants
 from flashsmith.families.split_keys import merge_ms, split_variants, with_merge, with_parts
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
@@ -103,6 +105,17 @@ class MmaSyncFamily(Family):
         self, cfg: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> float:
         return merge_ms(self.tile_work(cfg, device, None, None), cfg, problem, device)
+
+    def for_heads(
+        self, cfg: FlashForwardKernelConfig, problem: Problem
+    ) -> FlashForwardKernelConfig:
+        return replace(cfg, pack_gqa=False) if problem.heads_q == problem.heads_k else cfg
+
+    def pack_variants(
+        self, cfg: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> Sequence[FlashForwardKernelConfig]:
+        found = pack_variants(cfg, self.tile_work(cfg, device, None, None), problem, device)
+        return [one for one in found if is_legal(one, device)]
 
     def splits_keys(self, cfg: FlashForwardKernelConfig) -> bool:
         return cfg.split_keys > 0

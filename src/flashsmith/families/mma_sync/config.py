@@ -12,6 +12,7 @@ from typing import ClassVar
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.mma_sync import describe
+from flashsmith.families.pack_gqa import pack_gqa_knob
 from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.operations.dtype import DType
 
@@ -207,6 +208,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         where="Coordinates",
     )
     split_keys: int = split_keys_knob(default=0)
+    pack_gqa: bool = pack_gqa_knob(default=False)
 
     # --- shapes and resources --------------------------------------------------------------------
 

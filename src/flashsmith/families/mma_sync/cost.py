@@ -51,6 +51,7 @@ def tile_work(
     spilled = estimated_spill_bytes(cfg) if spill is None else spill
     resident, rates = resident_ctas(cfg, device, per_thread), rates_of(device)
     return TileWork(
+        packs_gqa=cfg.pack_gqa,
         rows=cfg.B_r,
         keys=cfg.B_c,
         resident=resident,

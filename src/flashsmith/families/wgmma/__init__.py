@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,9 +11,10 @@ from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import is_legal
+from flashsmith.families.pack_gqa import pack_variants
 from flashsmith.families.split_keys import merge_ms, split_variants, with_merge, with_parts
 from flashsmith.families.tile_work import TileWork
-from flashsmith.families.warpgroups import WarpgroupFamily
+from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupFamily
 from flashsmith.families.wgmma import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma.config import DEFAULT_SECTION_MIB, HopperForwardKernelConfig
 from flashsmith.operations.dtype import DType
@@ -104,6 +106,19 @@ class WgmmaFamily(WarpgroupFamily):
         self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> float:
         return merge_ms(self.tile_work(cfg, device, None, None), cfg, problem, device)
+
+    def for_heads(
+        self, cfg: HopperForwardKernelConfig, problem: Problem
+    ) -> HopperForwardKernelConfig:
+        group = problem.heads_q // max(1, problem.heads_k)
+        return cfg if group > 1 and WARPGROUP_ROWS % group == 0 else replace(cfg, pack_gqa=False)
+
+    def pack_variants(
+        self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> Sequence[HopperForwardKernelConfig]:
+        found = pack_variants(cfg, self.tile_work(cfg, device, None, None), problem, device)
+        fitting = (one for one in found if one == self.for_heads(one, problem))
+        return [one for one in fitting if is_legal(one, device)]
 
     def splits_keys(self, cfg: HopperForwardKernelConfig) -> bool:
         return cfg.split_keys > 0

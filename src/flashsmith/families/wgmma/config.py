@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.pack_gqa import pack_gqa_knob
 from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.families.warpgroups import (
     REGISTER_COUNTS,
@@ -258,6 +259,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="Consumer::run_QK_gemm_of",
     )
     split_keys: int = split_keys_knob(default=0)
+    pack_gqa: bool = pack_gqa_knob(default=False)
 
     # --- shapes and resources --------------------------------------------------------------------
 

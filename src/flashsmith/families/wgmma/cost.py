@@ -52,6 +52,7 @@ def tile_work(
     hidden = cfg.q_buffers == 2 or cfg.separate_O
     persistent = cfg.schedule != Schedule.ONE_TILE
     return TileWork(
+        packs_gqa=cfg.pack_gqa,
         rows=cfg.B_r,
         keys=cfg.B_c,
         resident=resident,

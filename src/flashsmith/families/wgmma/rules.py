@@ -210,7 +210,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     _supported(
         "split_keys",
-        "0, 2, 4 or 8: one launch merges at most 8 parts",
+        "0, 2, 4, 8, 16 or 32: one launch merges at most 32 parts",
     ),
     Rule(
         "split_keys_needs_no_cluster",

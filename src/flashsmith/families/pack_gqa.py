@@ -1,0 +1,48 @@
+"""pack_gqa, the knob of forward kernels whose tiles hold the query heads of a group as rows.
+
+Query heads that share a K/V head see the same keys. As rows of one tile, token after token, they
+read K and V once for all, and few queries fill more of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.knob import knob
+from flashsmith.families.split_keys import split_variants
+from flashsmith.families.tile_work import TileWork
+from flashsmith.operations.problem import Problem
+
+# Tiles of one head for each of a group that make the group worth trying.
+_LEAST_RATIO = 1.25
+
+
+def pack_gqa_knob(default: bool) -> Any:
+    """The knob: whether a tile's rows are the heads of a group; else they are of one head."""
+    return knob(
+        "rows of a tile are the query heads of a group, token after token",
+        word="pack_gqa",
+        default=default,
+        effect=_in_words,
+        where="visible_blocks",
+    )
+
+
+def _in_words(cfg: Any) -> str:
+    if not cfg.pack_gqa:
+        return "a tile's rows are queries of one head"
+    return "a tile's rows are the query heads that share a K/V head, token after token"
+
+
+def pack_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
+    """The configs that compute a problem as `cfg` does, but in tiles whose rows are the heads of a
+    group, whole or in parts of the keys; none where such tiles are not much fewer."""
+    packed = work._replace(packs_gqa=True, parts=0)
+    are_fewer = packed.tiles(problem) * _LEAST_RATIO < work.tiles(problem)
+    if cfg.pack_gqa or not work.resident or not are_fewer:
+        return ()
+    whole = replace(cfg, pack_gqa=True, split_keys=0)
+    return (whole, *split_variants(whole, packed, problem, device))
