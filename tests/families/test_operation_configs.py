@@ -200,8 +200,6 @@ SAMPLES = {
             "chunk_keys_in_copies": {"d_head": 96, "B_c": 32, "n_warps": 2, "chunk_rows": 128},
             "chunk_rows_fit_registers": {"d_head": 256, "B_c": 64, "chunk_rows": 64},
             "parts_of_whole_stages": {"B_c": 128, "min_keys": 64},
-            "rounds_end_in_a_merge_launch": {"rounds": 2, "merge_last": True},
-            "stages_on_their_way_take_no_states": {"merge_last": True, "ahead": True},
             "pairs_in_one_tile": {"pairs": True},
             "smem_within_limit": {"d_head": 256, "stages": 8},
         },

@@ -61,7 +61,7 @@ void Plan::check(size_t n_kernels, size_t n_tensors) const {
     };
     expect(workspaces.size() <= kMostWorkspaces, "more than 16 workspaces");
     expect(layout_of(workspaces).kept_bytes <= kMostKeptBytes,
-           "more than 1,024 bytes of workspaces that are kept zero");
+           "more than 64 bytes of workspaces that are kept zero");
     for (const Launch& launch : launches) {
         const size_t bytes = launch.argument_bytes.size();
         const auto check_part = [&](size_t offset, size_t size, const Place& place) {

@@ -3,15 +3,13 @@
 
 #include <cuda.h>
 
-#include <algorithm>
 #include <atomic>
-#include <bit>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "host/cuda_check.h"
@@ -24,9 +22,8 @@ constexpr size_t kSlotsPerChunk = 1024;
 // More streams than a process has at a time; one that makes a stream for every task must not fill
 // memory.
 constexpr size_t kMostStreams = 1024;
-// Captured launches that keep their slots for good: of the smallest ones 1 MiB in all, of the
-// largest 16. With a user object to return the slot a graph's replay takes 2 us longer: too long
-// for a decoding model's attention.
+// Captured launches that keep their slots for good, 1 MiB in all. With a user object to return the
+// slot a graph's replay takes 2 us longer: too long for a decoding model's attention.
 constexpr size_t kMostKept = 16384;
 
 // While it lives, this thread may allocate although some stream is being captured.
@@ -43,19 +40,14 @@ class AllocationDuringCapture {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Slots are powers of two from here on, so that most take no more than a counter needs.
-constexpr size_t kLeastBytes = 64;
-
-// Memory of one CUDA context, as zeroed slots of a size, one after the other.
+// Memory of one CUDA context, as zeroed slots one after the other.
 class Slots {
   public:
-    explicit Slots(size_t slot_bytes) : slot_bytes_(slot_bytes) {}
-
     void* take() {
         if (void* slot = take_free()) return slot;
         const std::lock_guard lock(mutex_);
         if (used_ == kSlotsPerChunk) allocate();
-        return chunk_ + slot_bytes_ * used_++;
+        return chunk_ + KeptWorkspace::kMostBytes * used_++;
     }
 
     // The slot of a stream, by the stream's id: no later stream gets it, unlike its handle. Null
@@ -107,7 +99,7 @@ class Slots {
     // Zeroed on a stream of its own: the default stream must not be touched during a capture.
     void allocate() {
         const AllocationDuringCapture allowed;
-        const size_t bytes = kSlotsPerChunk * slot_bytes_;
+        constexpr size_t bytes = kSlotsPerChunk * KeptWorkspace::kMostBytes;
         void* chunk = nullptr;
         check(cudaMalloc(&chunk, bytes), "cudaMalloc");
         cudaStream_t stream = nullptr;
@@ -124,7 +116,6 @@ class Slots {
         used_ = 0;
     }
 
-    const size_t slot_bytes_;
     std::mutex mutex_, free_mutex_, streams_mutex_;
     char* chunk_ = nullptr;
     size_t used_ = kSlotsPerChunk;
@@ -143,15 +134,15 @@ unsigned long long context_id() {
 }
 
 // Never destroyed: the driver may give slots back while the process ends.
-Slots& slots_of_current_context(size_t slot_bytes) {
-    using Key = std::tuple<int, unsigned long long, size_t>;
+Slots& slots_of_current_context() {
+    using Key = std::pair<int, unsigned long long>;
     static auto& mutex = *new std::mutex;
     static auto& slots = *new std::map<Key, Slots>;
     int device = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
-    const Key key{device, context_id(), slot_bytes};
+    const Key key{device, context_id()};
     const std::lock_guard lock(mutex);
-    return slots.try_emplace(key, slot_bytes).first->second;
+    return slots[key];
 }
 
 struct CapturedSlot {
@@ -215,7 +206,7 @@ KeptWorkspace::KeptWorkspace(size_t bytes, void* stream_handle) : stream_(stream
                                  std::to_string(kMostBytes));
     const auto stream = static_cast<cudaStream_t>(stream_);
     const cudaGraph_t graph = captured_graph(stream);
-    Slots& slots = slots_of_current_context(std::bit_ceil(std::max(bytes, kLeastBytes)));
+    Slots& slots = slots_of_current_context();
     if (graph != nullptr) {
         address_ = slot_of_graph(slots, graph);
         return;

@@ -24,7 +24,6 @@ struct FlashDecodeKernelConfig {
     int chunk_rows;
     int rounds;
     bool early;
-    bool merge_last;
     int cluster;
     bool ahead;
     bool pairs;
@@ -39,11 +38,9 @@ struct FlashDecodeKernelConfig {
     // statistics, and where a run's states belong and the next search begins.
     constexpr int smem_bytes() const {
         const int queries = (ahead ? 2 : 1) * B_r * d_head * element_bytes();
-        return queries + ring_bytes() + n_warps * B_r * 2 * 4 + (ahead ? 160 : 80);
+        const int streamed = 2 * stages * B_c * d_head * element_bytes();
+        return queries + streamed + n_warps * B_r * 2 * 4 + (ahead ? 160 : 80);
     }
-
-    // Of the stages alone.
-    constexpr int ring_bytes() const { return 2 * stages * B_c * d_head * element_bytes(); }
 
     // Of the kernel for sequences with many rows, whose warps have 16 rows each.
     constexpr int chunk_threads() const { return 32 * (chunk_rows / 16); }
@@ -57,10 +54,6 @@ struct FlashDecodeKernelConfig {
 
 // Parts of a sequence at most, whatever the device.
 constexpr int kMostParts = 2048;
-
-// Runs of a tile that its last CTA merges, and bytes of their sums, at most: more are the merge
-// kernel's, which has a CTA a row. And how a row's runs join, beside the sums.
-constexpr int kMostArrivals = 32, kMostMergedBytes = 64 * 1024, kJoinBytes = 8 * kMostArrivals;
 
 // Division by a number known on the host, of dividends below 2^31: a multiplication and a shift.
 struct Divisor {
@@ -147,13 +140,9 @@ struct DecodeKernelArgs {
     int32_t most_chunk_parts, min_chunk_units;
     int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
 
-    // Runs that are done, of each row tile of each K/V head of each sequence, where the last one to
-    // be done merges them; null: the merge kernel does.
-    uint32_t* arrivals;
-    int32_t merged_tiles;  // of a K/V head
-    // log2 of the CTAs of a cluster, which have all runs of a tile, each of a part, and merge them
-    // among themselves; 0: there are no clusters.
-    int32_t cluster_levels;
+    // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
+    // and of the parts of such runs; 0: there are no clusters.
+    int32_t cluster_levels, cluster_run_levels;
     uint32_t most_items;  // runs, row tiles and K/V heads of all sequences, at most
 };
 

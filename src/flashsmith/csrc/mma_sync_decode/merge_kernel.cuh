@@ -132,11 +132,11 @@ FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
         *args.run_counter = 0;  // for the next call
 }
 
-// All rows of the sequences that have several runs, but those that CTAs have merged already.
+// All rows of the sequences that have several runs, but those that clusters have merged.
 template <class Kernel>
 struct MergedRows {
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
-        if ((args.arrivals != nullptr || args.cluster_levels > 0) && !s.is_chunk) return 0;
+        if (args.cluster_levels > 0 && !s.is_chunk) return 0;
         return s.runs > 1 ? s.queries * args.heads_per_group * args.heads_k : 0;
     }
 };

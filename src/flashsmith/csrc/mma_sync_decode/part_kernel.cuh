@@ -18,29 +18,12 @@
 
 namespace flashsmith {
 
-// Counts up in global memory, from `last` back to 0; what it was. Who counts later sees what this
-// thread wrote, or saw, before.
-FS_DEVICE uint32_t arrive(uint32_t* gmem, uint32_t last) {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(gmem), "r"(last)
-                 : "memory");
-    return before;
-}
-
 // All CTAs of the cluster have come to the first when a thread leaves the second.
 FS_DEVICE void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 FS_DEVICE void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-FS_DEVICE uint32_t load_shared_4B(uint32_t smem) {
-    uint32_t x;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(smem) : "memory");
-    return x;
 }
 
 // What the end of a part needs to know of its run. In the steps before there are no registers for
@@ -93,56 +76,6 @@ struct RunTarget {
     FS_DEVICE int runs() const { return (parts + (1 << run_levels) - 1) >> run_levels; }
 };
 
-// How the runs of a row join in their tree, in shared memory: the factors of two subtrees' sums at
-// the number of the second one's first run, and at 0 the statistics of all. What RowState::join
-// would compute for every four columns is computed once, each lane having a run.
-struct RunJoins {
-    static constexpr float kSkips = -1.0f;  // in place of a factor: that side has no keys
-    const uint32_t place;
-
-    FS_DEVICE RunJoins(uint32_t joins, int row) : place(joins + row * kJoinBytes) {}
-
-    template <class Kernel>
-    FS_DEVICE void keep(const PartStates<Kernel>& kept, int runs, int run_levels, int row) const {
-        const int lane = lane_index();
-        RowState state;
-        if (lane < runs) {
-            const float* const its = kept.statistics(lane << run_levels, row);
-            state = RowState(*reinterpret_cast<const float2*>(its), {});
-        }
-#pragma unroll
-        for (int step = 1; step < kMostArrivals; step *= 2) {
-            RowState next;
-            next.maximum = __shfl_down_sync(kWholeWarp, state.maximum, step);
-            next.sum = __shfl_down_sync(kWholeWarp, state.sum, step);
-            const float joined = fmaxf(state.maximum, next.maximum);
-            float first = exp2_approx(state.maximum - joined);
-            float second = exp2_approx(next.maximum - joined);
-            if (next.is_empty())
-                second = kSkips;
-            else if (state.is_empty())
-                first = kSkips;
-            state.join(next);
-            if (lane % (2 * step) == 0)
-                store_shared_8B(place + (lane + step) * 8, {as_uint(first), as_uint(second)});
-        }
-        if (lane == 0) store_shared_8B(place, state.bits_of_statistics());
-    }
-
-    FS_DEVICE void join(RowState& state, const RowState& next, int run) const {
-        const float2 factors = load_shared_float2(place + run * 8);
-        if (factors.y == kSkips) return;
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            state.o[e] = factors.x == kSkips ? next.o[e]
-                                             : fmaf(factors.y, next.o[e], factors.x * state.o[e]);
-    }
-    FS_DEVICE void finish(RowState& state) const {
-        const float2 its = load_shared_float2(place);
-        state.maximum = its.x, state.sum = its.y;
-    }
-};
-
 // The states of a tile's runs in the shared memory of a cluster: each CTA pushes those of its run
 // to the CTAs that merge them, eight threads' worth of columns to each by turns, and merges its own
 // columns when all have come. Nothing goes by way of global memory.
@@ -155,16 +88,20 @@ struct ClusterMerge {
     const int levels, rank, turns;  // turns of a CTA's at most
 
     FS_DEVICE ClusterMerge(const DecodeKernelArgs& args, uint32_t smem, int rows)
-        : barrier(smem + Kernel::kept_states_offset),
+        : barrier(barrier_of(args, smem)),
           states(barrier + 16),
           levels(args.cluster_levels),
           rank(cluster_rank()),
           turns(((rows * kColumns / kTurn - 1) >> levels) + 1) {}
 
+    // Behind the states of a run's subtrees.
+    FS_DEVICE static uint32_t barrier_of(const DecodeKernelArgs& args, uint32_t smem) {
+        return smem + Kernel::kept_states_offset + args.kept_levels * args.kept_level_bytes;
+    }
     // Before any CTA of the cluster pushes.
-    FS_DEVICE static void begin(uint32_t smem) {
+    FS_DEVICE static void begin(const DecodeKernelArgs& args, uint32_t smem) {
         if (thread_index() == 0) {
-            mbarrier_init(smem + Kernel::kept_states_offset, 1);
+            mbarrier_init(barrier_of(args, smem), 1);
             mbarrier_init_fence();
         }
         __syncwarp();
@@ -549,7 +486,6 @@ struct DecodeRun {
                             uint32_t target_place) const {
         constexpr int kColumns = Kernel::d_head / 4;
         const int lane = lane_index();  // no address from it is worth a register in the steps
-        bool merges = false;
         // Of four neighbouring tiles of columns, the others are 128 bytes apart.
         uint32_t first_sums[4];
 #pragma unroll
@@ -574,23 +510,20 @@ struct DecodeRun {
             __syncthreads();
             const RunTarget target(target_place);
             if constexpr (Kernel::has_clusters)
-                if (args.cluster_levels > 0 && m == 0) cluster_wait();
+                if (args.cluster_levels > 0 && m == 0 && parts_left == 1) cluster_wait();
             const int units = min(rows - 16 * m, 16) * kColumns;
             for (int i = thread_index(); i < units; i += Kernel::n_threads) {
                 const int row = i / kColumns, column = i % kColumns * 4;
                 finish_part(target, target.end_part - parts_left,
                             state_of_warps(stage, m, row, column), 16 * m + row, column);
             }
-            if constexpr (Kernel::merges_last)
-                merges = args.arrivals != nullptr && parts_left == 1 && !target.has_all_parts();
             __syncthreads();  // copies, or other rows, take the place of these states
         }
-        if (merges) merge_if_last();
     }
 
     // What the cluster has to do beside the CTA's run. One without a run merges, too.
     FS_DEVICE void begin_in_cluster() const {
-        ClusterMerge<Kernel>(args, smem, rows).expect(rows, item.sequence.parts);
+        ClusterMerge<Kernel>(args, smem, rows).expect(rows, item.sequence.runs);
         if (item.first_part < item.end_part) return;
         if (thread_index() == 0)
             RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
@@ -600,87 +533,13 @@ struct DecodeRun {
         const RunTarget target(smem + Kernel::target_offset);
         const ClusterMerge<Kernel> cluster(args, smem, rows);
         const int columns = cluster.own_columns(rows);
-        if (target.parts == 1 || thread_index() >= columns) return;
+        if (target.runs() == 1 || thread_index() >= columns) return;
         mbarrier_wait(cluster.barrier, 0);
         for (int i = thread_index(); i < columns; i += Kernel::n_threads) {
             const int index = cluster.index_of(i), row = index / cluster.kColumns;
-            store_merged(target, cluster.merged(target.parts, i), target.tile * Kernel::B_r + row,
+            store_merged(target, cluster.merged(target.runs(), i), target.tile * Kernel::B_r + row,
                          index % cluster.kColumns * 4);
         }
-    }
-
-    // The last CTA that is done with a run of the tile merges all of them, in the merge kernel's
-    // tree.
-    FS_DEVICE void merge_if_last() const {
-        const RunTarget target(smem + Kernel::target_offset);
-        const int runs = target.runs();
-        // The states of the CTA are written: they are before the barrier that all have passed.
-        if (thread_index() == 0) {
-            uint32_t* const counter =
-                args.arrivals + (target.batch * args.heads_k + target.head_k) * args.merged_tiles +
-                target.tile;
-            store_shared_4B(arrival_place(), arrive(counter, runs - 1));
-        }
-        __syncthreads();
-        if (load_shared_4B(arrival_place()) != static_cast<uint32_t>(runs - 1)) return;
-        merge_runs(target, runs);
-    }
-
-    // Where the warps' statistics are until the exchange is over.
-    FS_DEVICE uint32_t arrival_place() const { return statistics(0, 0); }
-
-    // In place of the stages: the runs' sums, and behind them of each row how its runs join.
-    FS_DEVICE uint32_t run_sums(int index) const { return smem + Kernel::ring_offset + 16 * index; }
-
-    FS_DEVICE void merge_runs(const RunTarget& target, int runs) const {
-        constexpr int kColumns = Kernel::d_head / 4;
-        const PartStates<Kernel> kept = states(target);
-        const int first = target.tile * Kernel::B_r, of_run = rows * kColumns;
-        for (int run = 0; run < runs; ++run) {
-            const float* const sums = kept.sums(run << target.run_levels, first);
-            for (int i = thread_index(); i < of_run; i += Kernel::n_threads)
-                cp_async_16B(run_sums(run * of_run + i), sums + 4 * i);
-        }
-        cp_async_commit();
-        const uint32_t joins = run_sums(runs * of_run);
-        for (int row = warp; row < rows; row += Kernel::n_warps)
-            RunJoins(joins, row).keep(kept, runs, target.run_levels, first + row);
-        cp_async_wait<0>();
-        __syncthreads();
-        for (int i = thread_index(); i < of_run; i += Kernel::n_threads) {
-            const int row = i / kColumns;
-            store_merged(target, merged_runs(RunJoins(joins, row), runs, i, of_run), first + row,
-                         i % kColumns * 4);
-        }
-        __syncthreads();  // copies take the place of these sums
-    }
-
-    // Four columns of a row, the first run's at `index`.
-    FS_DEVICE RowState merged_runs(const RunJoins& joins, int runs, int index, int of_run) const {
-        constexpr int kAhead = kMostArrivals / 2;
-        RowState all;
-#pragma unroll 1
-        for (int first = 0; first < runs; first += kAhead) {
-            uint4 ahead[kAhead] = {};
-#pragma unroll
-            for (int i = 0; i < kAhead; ++i)
-                if (first + i < runs)
-                    ahead[i] = load_shared_16B(run_sums((first + i) * of_run + index));
-            RowState states[kAhead];
-#pragma unroll
-            for (int i = 0; i < kAhead; ++i) states[i] = RowState({}, ahead[i]);
-#pragma unroll
-            for (int step = 1; step < kAhead; step *= 2)
-#pragma unroll
-                for (int i = 0; i < kAhead; i += 2 * step)
-                    joins.join(states[i], states[i + step], first + i + step);
-            if (first == 0)
-                all = states[0];
-            else
-                joins.join(all, states[0], kAhead);
-        }
-        joins.finish(all);
-        return all;
     }
 
     FS_DEVICE RowState state_of_warps(int stage, int m, int row, int column) const {
@@ -718,7 +577,8 @@ struct DecodeRun {
             if constexpr (Kernel::has_clusters) {
                 if (args.cluster_levels > 0) {
                     ClusterMerge<Kernel>(args, smem, rows)
-                        .push(state, target.first_part, row * (Kernel::d_head / 4) + column / 4);
+                        .push(state, target.first_part >> target.run_levels,
+                              row * (Kernel::d_head / 4) + column / 4);
                     return;
                 }
             }
@@ -782,7 +642,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         if (!in_cluster) return compute_runs_ahead<Kernel, kPaged>(args, smem);
     }
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
-        if (in_cluster) ClusterMerge<Kernel>::begin(smem);
+        if (in_cluster) ClusterMerge<Kernel>::begin(args, smem);
     // The first launch of a call may be early itself: lengths are of the launch before, too.
     if (args.new_k == nullptr) wait_for_launch_before();
     DecodeItem item;

@@ -139,6 +139,8 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
 // rounds.
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
+// Keys of a sequence that clusters merge, and of a run that has more than one part.
+constexpr int64_t kMostClusterKeys = 8192, kMostClusterRunKeys = 256;
 
 // Whether as many CTAs fit on an SM with more shared memory.
 bool holds(const FlashDecodeKernelConfig& config, int more_bytes, int ctas,
@@ -264,29 +266,32 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, device))
             ++args.kept_levels;
     }
-    // The last CTA of a tile merges where that is little for one, and there are few to count.
-    args.merged_tiles = static_cast<int32_t>(blocks_of(args.merged_rows, config.B_r));
-    const int64_t most_runs = std::min(parts, parts_of_capacity);
-    const int64_t merged_bytes =
-        most_runs * args.slot_rows * config.d_head * int64_t{sizeof(float)};
-    const int64_t arrivals = heads * args.merged_tiles * int64_t{sizeof(uint32_t)};
-    bool merges_last = config.merge_last && others_are_split && most_runs <= kMostArrivals &&
-                       merged_bytes <= kMostMergedBytes &&
-                       merged_bytes + args.slot_rows * kJoinBytes <= config.ring_bytes() &&
-                       arrivals <= int64_t{kMostKeptBytes};
-    // A cluster merges the parts of a tile, where there are CTAs enough for all at once.
-    const auto of_cluster = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(most_runs)));
-    const int64_t of_four_columns = int64_t{args.slot_rows} * config.d_head / 4;
-    const int64_t received = 16 + blocks_of(of_four_columns, 8 * of_cluster) * 8 * of_cluster * 32;
-    const int64_t in_clusters = heads * tiles * of_cluster;
-    const bool clusters = config.cluster >= of_cluster && device.arch >= 90 && others_are_split &&
-                          in_clusters <= resident &&
-                          holds(config, static_cast<int>(received), fitting, device);
-    merges_last = merges_last && !clusters;
-    if (clusters) args.cluster_levels = std::countr_zero(static_cast<uint64_t>(of_cluster));
-    const bool merges = merges_last || clusters
-                            ? chunks.head_rows > 0
-                            : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
+    // A cluster merges the parts of a tile: where all are there at once and none is long, the
+    // merge's launch counts for more than how evenly clusters lie on SMs.
+    int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
+    cluster = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(cluster)));
+    const int64_t part_keys = std::max(blocks_of(units, parts), min_units) * config.B_c;
+    while (heads * tiles * cluster > resident && cluster > 2 &&
+           part_keys << (args.cluster_run_levels + 1) <= kMostClusterRunKeys) {
+        cluster /= 2;
+        ++args.cluster_run_levels;
+    }
+    const int64_t received =
+        16 + blocks_of(int64_t{args.slot_rows} * config.d_head / 4, 8 * cluster) * 8 * cluster * 32;
+    const int64_t cluster_smem =
+        config.smem_bytes() + received + int64_t{args.cluster_run_levels} * args.kept_level_bytes;
+    const bool clusters =
+        config.cluster >= cluster && cluster > 1 && device.arch >= 90 && others_are_split &&
+        p.seq_k <= kMostClusterKeys && cluster_smem <= device.max_smem_per_block &&
+        heads * tiles * cluster <= ctas_that_fit(static_cast<int>(cluster_smem), config.n_threads(),
+                                                 device.max_smem_per_sm, 0) *
+                                       int64_t{device.sm_count};
+    if (clusters) {
+        args.cluster_levels = std::countr_zero(static_cast<uint64_t>(cluster));
+        args.kept_levels = args.cluster_run_levels;
+    }
+    const bool merges = clusters ? chunks.head_rows > 0
+                                 : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
 
     Plan plan;
     args.chunk_states = heads * args.most_slots * args.slot_rows;
@@ -305,20 +310,16 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const size_t counter = plan.workspaces.size();
     const bool counts = merges && args.share_of_units > 0 && config.rounds > 1;
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
-    // Each tile's last CTA leaves its own zero.
-    if (merges_last)
-        plan.workspaces.push_back({"arrivals", static_cast<size_t>(arrivals), Contents::kept_zero});
-
     // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
     const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes,
-                         int64_t cluster = 1) {
+                         int64_t of_cluster = 1) {
         require(blocks <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
         plan.launches.push_back({
             .kernel = kernel,
             .grid = {static_cast<uint32_t>(blocks), 1, 1},
-            .cluster = {static_cast<uint32_t>(cluster), 1, 1},
+            .cluster = {static_cast<uint32_t>(of_cluster), 1, 1},
             .block = {static_cast<uint32_t>(threads), 1, 1},
             .smem_bytes = smem_bytes,
             .argument_bytes = {argument, argument + sizeof args},
@@ -329,9 +330,6 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         if (counts)
             plan.launches.back().addresses.push_back(
                 {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
-        if (merges_last)
-            plan.launches.back().addresses.push_back(
-                {offsetof(DecodeKernelArgs, arrivals), in_workspace(plan.workspaces.size() - 1)});
     };
     if (tensors[new_k] != 0) {
         const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);
@@ -358,8 +356,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     }
     require(items <= INT_MAX, kTooMany);
     if (clusters)
-        add(is_paged ? paged : dense, in_clusters, config.n_threads(),
-            config.smem_bytes() + static_cast<int>(received), of_cluster);
+        add(is_paged ? paged : dense, heads * tiles * cluster, config.n_threads(),
+            static_cast<int>(cluster_smem), cluster);
     else if (has_others)
         add(is_paged ? paged : dense, std::min(items, resident), config.n_threads(),
             config.smem_bytes() + args.kept_levels * args.kept_level_bytes);

@@ -71,6 +71,15 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     return static_cast<int>(fminf(units * args.share_of_units, 1 << 30));
 }
 
+// Of quotients up to kMostParts, where an approximate one is off by one at most.
+FS_DEVICE int short_quotient(int dividend, int divisor) {
+    int quotient = static_cast<int>(static_cast<float>(dividend) *
+                                    reciprocal_approx(static_cast<float>(divisor)));
+    if (quotient * divisor > dividend) --quotient;
+    if ((quotient + 1) * divisor <= dividend) ++quotient;
+    return quotient;
+}
+
 template <class Kernel>
 FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, int share) {
     DecodeSequence s = undivided_sequence<Kernel>(args, batch);
@@ -85,17 +94,21 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     }
     units_of_part = max(units_of_part, s.is_chunk ? args.min_chunk_units : args.min_units);
     s.chunk = units_of_part * Kernel::B_c;
+    if constexpr (Kernel::copies_ahead)
+        s.parts = max(short_quotient(units + units_of_part - 1, units_of_part), 1);
+    else
+        s.parts = max((units + units_of_part - 1) / units_of_part, 1);
+    s.run_levels = 0;
+    s.runs = s.parts;
+    if (s.is_chunk) return s;
+    if constexpr (Kernel::has_clusters) {
+        if (args.cluster_levels > 0) {
+            s.run_levels = args.cluster_run_levels;
+            s.runs = (s.parts + (1 << s.run_levels) - 1) >> s.run_levels;
+            return s;
+        }
+    }
     if constexpr (Kernel::copies_ahead) {
-        // Of quotients up to kMostParts an approximate one is off by one at most.
-        const int rounded = units + units_of_part - 1;
-        int parts = static_cast<int>(static_cast<float>(rounded) *
-                                     reciprocal_approx(static_cast<float>(units_of_part)));
-        if (parts * units_of_part > rounded) --parts;
-        if ((parts + 1) * units_of_part <= rounded) ++parts;
-        s.parts = max(parts, 1);
-        s.run_levels = 0;
-        s.runs = s.parts;
-        if (s.is_chunk) return s;
         // The most levels of which a run is within the share, and no more than the tree has.
         int levels = __clz(units_of_part) - __clz(share);
         if (units_of_part > share >> max(levels, 0)) --levels;
@@ -103,10 +116,6 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
         s.runs = (s.parts + (1 << s.run_levels) - 1) >> s.run_levels;
         return s;
     }
-    s.parts = max((units + units_of_part - 1) / units_of_part, 1);
-    s.run_levels = 0;
-    s.runs = s.parts;
-    if (s.is_chunk) return s;
     while (s.runs > 1 && units_of_part <= share >> (s.run_levels + 1)) {
         ++s.run_levels;
         s.runs = (s.runs + 1) / 2;
@@ -225,11 +234,10 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
 template <class Kernel>
 struct RunCount {
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
-        if (s.is_chunk != Kernel::takes_chunks) return 0;
-        if constexpr (Kernel::has_clusters)
-            if (!s.is_chunk && args.cluster_levels > 0)
-                return s.tiles * args.heads_k << args.cluster_levels;
-        return s.runs * s.tiles * args.heads_k;
+        if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
+            if (args.cluster_levels > 0)
+                return s.is_chunk ? 0 : s.tiles * args.heads_k << args.cluster_levels;
+        return s.is_chunk == Kernel::takes_chunks ? s.runs * s.tiles * args.heads_k : 0;
     }
 };
 
@@ -246,25 +254,26 @@ FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, Decod
     DecodeSequence& s = item.sequence;
     int rest;
     if (!find_sequence<Kernel, RunCount<Kernel>>(args, search, item.batch, s, rest)) return false;
-    // Each CTA of a cluster has a run, or none.
-    if constexpr (Kernel::has_clusters && !Kernel::takes_chunks) {
-        if (args.cluster_levels > 0) {
-            const int run = rest & ((1 << args.cluster_levels) - 1);
-            rest >>= args.cluster_levels;
-            item.head_k = rest / s.tiles;
-            item.tile = rest - item.head_k * s.tiles;
-            item.first_part = min(run, s.parts);
-            item.end_part = min(run + 1, s.parts);
-            return true;
-        }
-    }
+    bool in_cluster = false;
+    if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
+        in_cluster = args.cluster_levels > 0;
+    int run = 0;
     item.tile = 0;
+    if (in_cluster) {
+        // Each CTA of a cluster has a run, or one behind the last, without parts.
+        run = rest & ((1 << args.cluster_levels) - 1);
+        rest >>= args.cluster_levels;
+    }
     if (s.tiles > 1) {
         item.tile = rest % s.tiles;
         rest /= s.tiles;
     }
-    const int run = args.by_heads_k.divide(rest);
-    item.head_k = rest - run * args.heads_k;
+    if (in_cluster) {
+        item.head_k = rest;
+    } else {
+        run = args.by_heads_k.divide(rest);
+        item.head_k = rest - run * args.heads_k;
+    }
     item.first_part = run << s.run_levels;
     item.end_part = min(item.first_part + (1 << s.run_levels), s.parts);
     return true;

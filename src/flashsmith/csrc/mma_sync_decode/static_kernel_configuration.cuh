@@ -63,7 +63,6 @@ struct StaticDecodeKernelConfig {
     static constexpr int chunk_rows = CFG.chunk_rows;
     static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
     static constexpr bool takes_chunks = false;
-    static constexpr bool merges_last = CFG.merge_last;
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;

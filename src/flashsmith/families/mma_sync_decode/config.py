@@ -133,21 +133,9 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="wait_for_launch_before",
     )
-    merge_last: bool = knob(
-        "whether the last CTA of a row tile merges the states of all of its runs, where these are "
-        "few; otherwise a launch of its own does",
-        word="merge_last",
-        default=False,
-        effect=lambda cfg: (
-            "the last CTA of a row tile to be done merges its runs: small calls are one launch"
-            if cfg.merge_last
-            else "rows of several runs are merged by a second launch"
-        ),
-        where="merge_if_last",
-    )
     cluster: int = knob(
         "CTAs of a cluster, at most, that have all parts of a row tile and merge them in their "
-        "shared memory (from sm_90), where the GPU has room for all at once; 0: none",
+        "shared memory (from sm_90), where these are few and short; 0: none",
         values=(0, 8, 16),
         word="cluster",
         default=0,

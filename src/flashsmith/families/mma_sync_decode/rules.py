@@ -77,18 +77,6 @@ RULES: tuple[Rule, ...] = (
         ("d_head", "B_c", "chunk_rows"),
     ),
     Rule(
-        "rounds_end_in_a_merge_launch",
-        "merge_last needs rounds = 1: the merge launch leaves the counter of runs zero",
-        lambda cfg, device: not cfg.merge_last or cfg.rounds == 1,
-        ("rounds", "merge_last"),
-    ),
-    Rule(
-        "stages_on_their_way_take_no_states",
-        "ahead needs merge_last off: a CTA merges states in place of its stages",
-        lambda cfg, device: not (cfg.ahead and cfg.merge_last),
-        ("merge_last", "ahead"),
-    ),
-    Rule(
         "pairs_in_one_tile",
         "pairs needs ahead and B_r 16: the second part's states take the place of rows that are not "
         "there",
