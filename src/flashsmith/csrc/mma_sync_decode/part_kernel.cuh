@@ -232,7 +232,8 @@ struct DecodeRun {
         return keys;
     }
 
-    // Stages of keys from the run's first one on: the first with a key, and the one behind the last.
+    // Stages of keys from the run's first one on: the first with a key, and the one behind the
+    // last.
     FS_DEVICE int first_step() const {
         return begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
     }
@@ -293,8 +294,7 @@ struct DecodeRun {
             if constexpr (Kernel::takes_chunks)
                 store_own_rows(softmax, o);
             else
-                exchange(parts_left, stage_before(stage), softmax, o,
-                         smem + Kernel::target_offset);
+                exchange(parts_left, stage_before(stage), softmax, o, smem + Kernel::target_offset);
         }
     }
 

@@ -78,8 +78,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "pairs_in_one_tile",
-        "pairs needs ahead and B_r 16: the second part's states take the place of rows that are not "
-        "there",
+        "pairs needs ahead and B_r 16: the second part's states take the place of rows that are "
+        "not there",
         lambda cfg, device: not cfg.pairs or (cfg.ahead and cfg.B_r == MMA_ROWS),
         ("B_r", "ahead", "pairs"),
     ),
