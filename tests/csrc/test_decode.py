@@ -46,6 +46,8 @@ SMALL = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2")
 SEVERAL_RUNS = replace(SMALL, rounds=4)
 EARLY = replace(SMALL, early=True)
 CLUSTERS = replace(SMALL, cluster=8)
+AHEAD = replace(SMALL, stages=3, ahead=True)
+PAIRS = replace(AHEAD, rounds=4, pairs=True)
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
 # Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
@@ -53,7 +55,7 @@ CHUNKS = replace(SMALL, chunk_rows=64)
 PLAIN, CAUSAL = Semantics(), Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
-    shared_kernels.want([SMALL, SEVERAL_RUNS], semantics)
+    shared_kernels.want([SMALL, SEVERAL_RUNS, AHEAD, PAIRS], semantics)
 shared_kernels.want([WIDE], CAUSAL)
 shared_kernels.want([SEVERAL_RUNS, EARLY], arch=90)
 for semantics in (PLAIN, WINDOW):
@@ -222,6 +224,19 @@ def test_runs_of_any_length_leave_every_bit(packed: bool) -> None:
             first = rows.stop
             assert_same((o[rows], lse[:, rows]), (one_o, one_lse))
     assert stored[0] > stored[1] > stored[2]
+
+
+@pytest.mark.parametrize(("page", "packed"), [(0, False), (24, True)])
+def test_one_stream_of_copies_leaves_every_bit(page: int, packed: bool) -> None:
+    """CTAs with several runs, of sequences with few steps and with none, and with one run; of two
+    parts at an exchange, with and without a neighbour, and of more rows than two have room for."""
+    lengths = (700, 0, 65, 330)
+    queries = (2, 1, 4, 5) if packed else (1,) * len(lengths)
+    for times, cfg, seed in ((4, AHEAD, 1), (4, PAIRS, None), (12, replace(PAIRS, rounds=1), 1)):
+        many = draw(lengths, queries) * times
+        caches = paged(many, page) if page else dense(many, 700)
+        expected = attend(many, caches, packed=packed)
+        assert_same(attend(many, caches, packed=packed, cfg=cfg, schedule_seed=seed), expected)
 
 
 @pytest.mark.parametrize(("page", "packed", "times"), [(0, True, 1), (24, False, 2)])
@@ -465,6 +480,13 @@ PROOFS = [
         {"append": True, "rotary": "halves", "window": (70, 0), "sinks": True},
     ),
     (WIDE, "b1 s20:200 h2:1 d96 causal", {"append": True, "rotary": "interleaved"}),
+    (AHEAD, "b9 s1:330 h7:1 d64", {"lens_k": (330, 0, 65, 200, 1, 330, 0, 128, 330)}),
+    (PAIRS, "b9 s1:330 h7:1 d64", {"lens_k": (330, 0, 65, 200, 1, 330, 0, 128, 330)}),
+    (
+        PAIRS,
+        "b6 s5:300 h4:2 d40 window softcap packed page8",
+        {"append": True, "rotary": "halves", "window": (70, 0), "sinks": True},
+    ),
     # Of 64 rows each, one and two tiles; the first is split, and so is a token beside them.
     (
         CHUNKS,

@@ -63,6 +63,7 @@ _PART, _SPLIT = "mma_sync_decode/part_kernel.cuh", "mma_sync_decode/split.cuh"
 _MERGE, _STATE = "mma_sync_decode/merge_kernel.cuh", "mma_sync_decode/row_state.cuh"
 _APPEND = "mma_sync_decode/append_kernel.cuh"
 _CHUNK = "mma_sync_decode/chunk_kernel.cuh"
+_AHEAD = "mma_sync_decode/runs_ahead.cuh"
 
 #: By victim, since each of them has some of the code alone.
 MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
@@ -303,6 +304,33 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("a cluster's items are its runs", _SPLIT,
                     "s.tiles * args.heads_k << args.cluster_levels;",
                     "s.runs * s.tiles * args.heads_k;"),
+    ),
+    "ahead": (
+        SourcePatch("the next run's queries over this one's", _AHEAD,
+                    "start_queries(queries_place(turn ^ 1));",
+                    "start_queries(queries_place(turn));"),
+        SourcePatch("the next run's queries before they are there", _AHEAD,
+                    "cp_async_wait<kStages - 2>();", ";"),
+        SourcePatch("a stage of the stream early", _AHEAD,
+                    "cp_async_wait<kStages - 1>();\n                    __syncwarp();",
+                    "cp_async_wait<kStages>();\n                    __syncwarp();"),
+        SourcePatch("the next run's end over this one's", _AHEAD,
+                    "keep_item(target_place(turn ^ 1),", "keep_item(target_place(turn),"),
+        SourcePatch("a stage behind the last", _AHEAD,
+                    "copied_stage == kStages - 1 ? 0 :", "copied_stage == kStages ? 0 :"),
+        SourcePatch("the first part twice", _AHEAD,
+                    "run.state_of_warps(stage, 0, row + 8, column)",
+                    "run.state_of_warps(stage, 0, row, column)"),
+        SourcePatch("the first of two parts is left out", _AHEAD, "before.join(state);",
+                    "before = state;"),
+        SourcePatch("two parts wait as one does", _AHEAD, "row, column, are_two);",
+                    "row, column);"),
+        SourcePatch("a part waits for none", _AHEAD, "if (!holds && parts_left > 1) {",
+                    "if (!holds) {"),
+        SourcePatch("statistics of the first part for both", _AHEAD,
+                    "run.statistics(run.warp, own_row + 8)", "run.statistics(run.warp, own_row)"),
+        SourcePatch("two parts of more rows than there is room for", _AHEAD, "run.rows <= 8",
+                    "true"),
     ),
     "chunks": (
         SourcePatch("rows of the first warp", _PART,

@@ -163,6 +163,16 @@ VICTIMS = {
         sm_count=64,
         arch=90,
     ),
+    "ahead": OperationVictim(
+        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+ahead+pairs"),
+        Semantics("causal", uneven=True),
+        (
+            AskedDecode("b8 s1:460 h24:4 d40 causal", options={"lens_k": (460, 130, 0, 65) * 2}),
+            # Two tiles of rows.
+            AskedDecode("b5 s9:330 h6:2 d40 causal", options={"lens_k": (330, 0, 65, 200, 9)}),
+        ),
+        sm_count=3,
+    ),
     "append": OperationVictim(
         config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),

@@ -93,8 +93,6 @@ MISTAKES = {
         SourcePatch("tokens and heads change places", _MMA,
                     "at.group, seq_stride * unit, head_stride * unit};",
                     "at.group, head_stride * unit, seq_stride * unit};"),
-        SourcePatch("a warp sees by rows", _MMA, "visible.keys(at.token(row)).first",
-                    "visible.keys(row).first"),
         SourcePatch("a warp sees to its first row", _MMA,
                     "visible.keys(at.token(row + N::rows_per_warp - 1)).last",
                     "visible.keys(at.token(row)).last"),

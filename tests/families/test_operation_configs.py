@@ -200,6 +200,7 @@ SAMPLES = {
             "chunk_keys_in_copies": {"d_head": 96, "B_c": 32, "n_warps": 2, "chunk_rows": 128},
             "chunk_rows_fit_registers": {"d_head": 256, "B_c": 64, "chunk_rows": 64},
             "parts_of_whole_stages": {"B_c": 128, "min_keys": 64},
+            "pairs_in_one_tile": {"pairs": True},
             "smem_within_limit": {"d_head": 256, "stages": 8},
         },
         {

@@ -25,6 +25,8 @@ struct FlashDecodeKernelConfig {
     int rounds;
     bool early;
     int cluster;
+    bool ahead;
+    bool pairs;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -35,9 +37,9 @@ struct FlashDecodeKernelConfig {
     // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
     // statistics, and where a run's states belong and the next search begins.
     constexpr int smem_bytes() const {
-        const int queries = B_r * d_head * element_bytes();
+        const int queries = (ahead ? 2 : 1) * B_r * d_head * element_bytes();
         const int streamed = 2 * stages * B_c * d_head * element_bytes();
-        return queries + streamed + n_warps * B_r * 2 * 4 + 80;
+        return queries + streamed + n_warps * B_r * 2 * 4 + (ahead ? 160 : 80);
     }
 
     // Of the kernel for sequences with many rows, whose warps have 16 rows each.
@@ -141,6 +143,7 @@ struct DecodeKernelArgs {
     // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
     // and of the parts of such runs; 0: there are no clusters.
     int32_t cluster_levels, cluster_run_levels;
+    uint32_t most_items;  // runs, row tiles and K/V heads of all sequences, at most
 };
 
 // Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.

@@ -11,3 +11,4 @@
 #include "mma_sync_decode/chunk_kernel.cuh"
 #include "mma_sync_decode/merge_kernel.cuh"
 #include "mma_sync_decode/part_kernel.cuh"
+#include "mma_sync_decode/runs_ahead.cuh"

@@ -49,6 +49,29 @@ struct RunTarget {
         store_shared_16B(place + 32, pack(s.queries * heads_per_group, 0, 0, 0));
     }
 
+    // With what the steps need, too.
+    static constexpr int kItemBytes = 64;
+    FS_DEVICE static void keep_item(uint32_t place, const DecodeItem& item, int heads_per_group) {
+        const DecodeSequence& s = item.sequence;
+        keep(place, item, heads_per_group);
+        const uint4 rest{uint32_t(s.queries), uint32_t(s.keys), uint32_t(s.begin),
+                         uint32_t(s.chunk)};
+        store_shared_16B(place + 48, rest);
+    }
+    FS_DEVICE static DecodeItem item(uint32_t place) {
+        const RunTarget target(place);
+        const uint4 rest = load_shared_16B(place + 48);
+        DecodeItem item;
+        item.batch = target.batch, item.head_k = target.head_k, item.tile = target.tile;
+        item.first_part = target.first_part, item.end_part = target.end_part;
+        DecodeSequence& s = item.sequence;
+        s.first_query = target.first_query, s.parts = target.parts;
+        s.run_levels = target.run_levels;
+        s.queries = rest.x, s.keys = rest.y, s.begin = rest.z, s.chunk = rest.w;
+        s.is_chunk = false;
+        return item;
+    }
+
     FS_DEVICE bool has_all_parts() const { return first_part == 0 && end_part == parts; }
     FS_DEVICE int runs() const { return (parts + (1 << run_levels) - 1) >> run_levels; }
 };
@@ -141,7 +164,7 @@ struct DecodeRun {
     const DecodeItem& item;
     const uint32_t smem, ring;
     const int warp, lane;
-    const int first_row, rows;    // of the tile, in the K/V head's rows
+    int first_row, rows;          // of the tile, in the K/V head's rows
     int run_begin;                // first key of the run
     int begin, end;               // keys that some row of the tile sees, of the run
     int seen_begin, seen_end;     // keys that some row of the warp sees, of the run
@@ -154,10 +177,15 @@ struct DecodeRun {
           smem(smem),
           ring(smem + Kernel::ring_offset + thread_index() / kWarpSize * Kernel::ring_bytes),
           warp(thread_index() / kWarpSize),
-          lane(lane_index()),
-          first_row(item.tile * Kernel::B_r),
-          rows(min(Kernel::B_r, item.sequence.queries * args.heads_per_group - first_row)) {
+          lane(lane_index()) {
+        read_item();
+    }
+
+    // Once more when the item has become another.
+    FS_DEVICE void read_item() {
         const DecodeSequence& s = item.sequence;
+        first_row = item.tile * Kernel::B_r;
+        rows = min(Kernel::B_r, s.queries * args.heads_per_group - first_row);
         run_begin = s.begin + item.first_part * s.chunk;
         const KeyRange top = keys_of_row(0), bottom = keys_of_row(rows - 1);
         begin = max(run_begin, top.first);
@@ -195,9 +223,18 @@ struct DecodeRun {
         return keys;
     }
 
+    // Stages of keys from the run's first one on: the first with a key, and the one behind the
+    // last.
+    FS_DEVICE int first_step() const {
+        return begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
+    }
+    FS_DEVICE int end_step() const {
+        return end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
+    }
+
     // Leaves at `place` in shared memory where the CTA's next search begins.
     FS_DEVICE void run(ItemSearch search, uint32_t place) const {
-        start_queries();
+        start_queries(smem);
         cp_async_commit();
         if (!Kernel::takes_chunks && thread_index() == 0) {
             RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
@@ -206,8 +243,7 @@ struct DecodeRun {
             else
                 search.index = gridDim.x + atomicAdd(args.run_counter, 1);
         }
-        const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
-        const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
+        const int first_step = this->first_step(), steps = end_step();
 
         // A page's number is on its way while the stages before are copied.
         int entries[kStages];
@@ -249,7 +285,7 @@ struct DecodeRun {
             if constexpr (Kernel::takes_chunks)
                 store_own_rows(softmax, o);
             else
-                exchange(parts_left, stage_before(stage), softmax, o);
+                exchange(parts_left, stage_before(stage), softmax, o, smem + Kernel::target_offset);
         }
     }
 
@@ -274,7 +310,7 @@ struct DecodeRun {
     // ---- copies ----
 
     // Rows that the tile has not are zero.
-    FS_DEVICE void start_queries() const {
+    FS_DEVICE void start_queries(uint32_t tile) const {
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         using QueriesLayout = typename Kernel::QueriesLayout;
         const int head_q = item.head_k * args.heads_per_group;
@@ -295,7 +331,7 @@ struct DecodeRun {
                           QueriesLayout::template Panel<false>::offset(row, chunk % 8)
                     : QueriesLayout::kNarrowOffset +
                           QueriesLayout::template Panel<true>::offset(row, chunk % 8);
-            cp_async_16B_or_zeros(smem + offset, source, present);
+            cp_async_16B_or_zeros(tile + offset, source, present);
         }
     }
 
@@ -346,8 +382,17 @@ struct DecodeRun {
                 k_offset = block * args.k_cache_strides.batch + in_block * args.k_cache_strides.row;
                 v_offset = block * args.v_cache_strides.batch + in_block * args.v_cache_strides.row;
             } else {
-                k_offset = key * args.k_cache_strides.row;
-                v_offset = key * args.v_cache_strides.row;
+                if constexpr (Kernel::copies_ahead) {
+                    // One product, and an addition for each other row.
+                    const int64_t first = first_key + lane / Panel::kChunks;
+                    k_offset = first * args.k_cache_strides.row +
+                               i * (kRowStep * args.k_cache_strides.row);
+                    v_offset = first * args.v_cache_strides.row +
+                               i * (kRowStep * args.v_cache_strides.row);
+                } else {
+                    k_offset = key * args.k_cache_strides.row;
+                    v_offset = key * args.v_cache_strides.row;
+                }
             }
             const int first = (kFirstChunk + chunk) * kChunkElements;
             const char* const k_row = k_head + (k_offset + first) * kElementBytes;
@@ -428,8 +473,8 @@ struct DecodeRun {
 
     // The warps' states through shared memory, merged in the warps' order; and the part's with
     // those before it in the run.
-    FS_DEVICE void exchange(int parts_left, int stage, const Softmax& softmax,
-                            const Sums& o) const {
+    FS_DEVICE void exchange(int parts_left, int stage, const Softmax& softmax, const Sums& o,
+                            uint32_t target_place) const {
         constexpr int kColumns = Kernel::d_head / 4;
         const int lane = lane_index();  // no address from it is worth a register in the steps
         // Of four neighbouring tiles of columns, the others are 128 bytes apart.
@@ -454,7 +499,7 @@ struct DecodeRun {
                                     {as_uint(o[m][n][2 * r]), as_uint(o[m][n][2 * r + 1])});
             }
             __syncthreads();
-            const RunTarget target(smem + Kernel::target_offset);
+            const RunTarget target(target_place);
             if constexpr (Kernel::has_clusters)
                 if (args.cluster_levels > 0 && m == 0 && parts_left == 1) cluster_wait();
             const int units = min(rows - 16 * m, 16) * kColumns;
@@ -507,8 +552,8 @@ struct DecodeRun {
     // Merges a part's state with those of subtrees that it completes, and keeps the sum until the
     // keys behind it are done. A run that ends early, with its sequence, completes all that it has.
     FS_DEVICE void finish_part(const RunTarget& target, int part, RowState state, int row,
-                               int column) const {
-        for (int level = 0; level < target.run_levels; ++level) {
+                               int column, int first_level = 0) const {
+        for (int level = first_level; level < target.run_levels; ++level) {
             if ((part >> level & 1) != 0) {
                 RowState before = kept_state(target, part, level, row, column);
                 before.join(state);
@@ -578,9 +623,15 @@ struct DecodeRun {
 };
 
 template <class Kernel, bool kPaged>
+FS_DEVICE void compute_runs_ahead(const DecodeKernelArgs& args, uint32_t smem);
+
+template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     const bool in_cluster =
         Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
+    if constexpr (Kernel::copies_ahead) {
+        if (!in_cluster) return compute_runs_ahead<Kernel, kPaged>(args, smem);
+    }
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
         if (in_cluster) ClusterMerge<Kernel>::begin(args, smem);
     // The first launch of a call may be early itself: lengths are of the launch before, too.

@@ -253,6 +253,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t heads = p.batch * p.heads_k;
     const int64_t items =
         has_others ? heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity)) : 0;
+    args.most_items = static_cast<uint32_t>(std::min<int64_t>(items, INT_MAX));
     const int fitting =
         ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
     const int64_t resident = fitting * int64_t{device.sm_count};

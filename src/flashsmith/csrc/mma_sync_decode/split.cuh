@@ -14,6 +14,7 @@
 namespace flashsmith {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr int kBits = 32;  // of an int
 
 struct DecodeSequence {
     int first_query, queries;  // of a packed tensor, and how many
@@ -70,6 +71,15 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     return static_cast<int>(fminf(units * args.share_of_units, 1 << 30));
 }
 
+// Of quotients up to kMostParts, where an approximate one is off by one at most.
+FS_DEVICE int short_quotient(int dividend, int divisor) {
+    int quotient = static_cast<int>(static_cast<float>(dividend) *
+                                    reciprocal_approx(static_cast<float>(divisor)));
+    if (quotient * divisor > dividend) --quotient;
+    if ((quotient + 1) * divisor <= dividend) ++quotient;
+    return quotient;
+}
+
 template <class Kernel>
 FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, int share) {
     DecodeSequence s = undivided_sequence<Kernel>(args, batch);
@@ -84,7 +94,10 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     }
     units_of_part = max(units_of_part, s.is_chunk ? args.min_chunk_units : args.min_units);
     s.chunk = units_of_part * Kernel::B_c;
-    s.parts = max((units + units_of_part - 1) / units_of_part, 1);
+    if constexpr (Kernel::copies_ahead)
+        s.parts = max(short_quotient(units + units_of_part - 1, units_of_part), 1);
+    else
+        s.parts = max((units + units_of_part - 1) / units_of_part, 1);
     s.run_levels = 0;
     s.runs = s.parts;
     if (s.is_chunk) return s;
@@ -94,6 +107,14 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
             s.runs = (s.parts + (1 << s.run_levels) - 1) >> s.run_levels;
             return s;
         }
+    }
+    if constexpr (Kernel::copies_ahead) {
+        // The most levels of which a run is within the share, and no more than the tree has.
+        int levels = __clz(units_of_part) - __clz(share);
+        if (units_of_part > share >> max(levels, 0)) --levels;
+        s.run_levels = max(min(levels, kBits - __clz(s.parts - 1)), 0);
+        s.runs = (s.parts + (1 << s.run_levels) - 1) >> s.run_levels;
+        return s;
     }
     while (s.runs > 1 && units_of_part <= share >> (s.run_levels + 1)) {
         ++s.run_levels;
@@ -147,7 +168,7 @@ struct ItemSearch {
     uint32_t before = 0;  // items of the sequences before it
     int share;            // share_of_cta
     uint32_t index;       // of the item
-    static constexpr int kBytes = 16;
+    static constexpr int kBytes = 16, kIndexOffset = 12;
 
     FS_DEVICE ItemSearch(int share, uint32_t index) : share(share), index(index) {}
 

@@ -68,15 +68,20 @@ struct StaticDecodeKernelConfig {
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<warp_keys, d_head, true>;
 
+    // Whether a run's last steps start the next one's copies, which takes places for its queries
+    // and for what its end needs to know; and whether two parts' states are one exchange.
+    static constexpr bool copies_ahead = CFG.ahead;
+    static constexpr bool exchanges_pairs = CFG.pairs;
+
     // Shared memory, bytes from its start. Each warp has stages of its own, in each K and then V.
-    static constexpr int ring_offset = QueriesLayout::kBytes;
+    static constexpr int ring_offset = (copies_ahead ? 2 : 1) * QueriesLayout::kBytes;
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
     static constexpr int ring_bytes = stages * stage_bytes;  // from a warp's to the next one's
     static constexpr int statistics_offset = ring_offset + n_warps * ring_bytes;
     static constexpr int search_offset = statistics_offset + n_warps * B_r * 8;
     static_assert(search_offset % 32 == 0, "two searches by turns");
     static constexpr int target_offset = search_offset + 32;
-    static constexpr int kept_states_offset = target_offset + 48;
+    static constexpr int kept_states_offset = target_offset + (copies_ahead ? 128 : 48);
     static_assert(kept_states_offset == CFG.smem_bytes());
 
     static_assert(16 * d_head * 4 <= stage_bytes, "a warp's sums of 16 rows take a stage's place");
@@ -113,6 +118,7 @@ struct StaticDecodeKernelConfig {
 template <class Kernel>
 struct ChunkKernelConfig : Kernel {
     static constexpr bool takes_chunks = true;
+    static constexpr bool copies_ahead = false;
 
     static constexpr int B_r = Kernel::chunk_rows;
     static constexpr int n_warps = B_r / 16;

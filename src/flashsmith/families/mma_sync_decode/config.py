@@ -147,6 +147,28 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="ClusterMerge",
     )
+    ahead: bool = knob(
+        "whether the last steps of a run of parts start the copies of the CTA's next run, and each "
+        "stage is copied to as soon as it was multiplied",
+        word="ahead",
+        default=False,
+        effect=lambda cfg: (
+            "a CTA's runs are one stream of copies, all stages on their way while a warp waits"
+            if cfg.ahead
+            else "each run of parts begins with an empty pipeline"
+        ),
+        where="RunsAhead",
+    )
+    pairs: bool = knob(
+        "whether warps exchange the states of two neighbouring parts at once, where a row tile has "
+        "eight rows at most",
+        word="pairs",
+        default=False,
+        effect=lambda cfg: (
+            "two parts are one exchange between warps" if cfg.pairs else "each part is an exchange"
+        ),
+        where="RunsAhead",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -198,10 +220,11 @@ class FlashDecodeKernelConfig(KernelConfig):
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of a CTA, bytes: the queries, the stages of K and V, the row
         statistics of the warps, and where a run's states belong."""
-        queries = self.B_r * self.d_head * elem_size
+        places = 2 if self.ahead else 1
+        queries = places * self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
-        return queries + streamed + statistics + _TARGET_BYTES
+        return queries + streamed + statistics + places * _TARGET_BYTES
 
     def chunk_smem_bytes(self) -> int:
         """The same of the kernel for sequences with many rows: the queries and the stages."""

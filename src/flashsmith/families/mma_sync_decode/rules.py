@@ -77,6 +77,13 @@ RULES: tuple[Rule, ...] = (
         ("d_head", "B_c", "chunk_rows"),
     ),
     Rule(
+        "pairs_in_one_tile",
+        "pairs needs ahead and B_r 16: the second part's states take the place of rows that are "
+        "not there",
+        lambda cfg, device: not cfg.pairs or (cfg.ahead and cfg.B_r == MMA_ROWS),
+        ("B_r", "ahead", "pairs"),
+    ),
+    Rule(
         "smem_within_limit",
         "the queries and the stages must fit in the shared memory that the device gives one CTA",
         lambda cfg, device: (
