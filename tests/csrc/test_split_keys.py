@@ -43,6 +43,8 @@ for known in (PLAIN, CAUSAL, PACKED):
 for known in (PLAIN, WINDOW, PARTIAL):
     shared_kernels.want([MMA], known)
 shared_kernels.want([replace(MMA, split_keys=0)], PLAIN)  # type: ignore[type-var]
+GROUPS = replace(THROUGH_Q, pack_gqa=True)  # type: ignore[type-var]
+shared_kernels.want([GROUPS], PACKED)
 
 
 def params(*plain: str) -> list[ParameterSet]:
@@ -215,7 +217,7 @@ def outputs(
     return [result.o[first : first + lens_q[1]], result.lse[:, first : first + lens_q[1]]]
 
 
-@pytest.mark.parametrize("cfg", params("through Q"))
+@pytest.mark.parametrize("cfg", [*params("through Q"), pytest.param(GROUPS, id="groups")])
 def test_a_packed_sequence_has_the_same_bits_beside_any_others(cfg: KernelConfig) -> None:
     shared_kernels.load([cfg], PACKED)
     alone = outputs(cfg, 0, (0, 101, 0), (0, 210, 0))

@@ -147,6 +147,11 @@ def test_a_merge_that_is_not_there_or_too_early_is_missed() -> None:
     assert SUITE.unnoticed_plans("mma_sync", wrong) == set()
 
 
+def test_mistakes_are_in_the_sources() -> None:
+    """A change of the kernels' source has not made them void."""
+    assert SUITE.void_mistakes() == []
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_the_first_mistakes_are_caught(place: int) -> None:
     assert SUITE.unnoticed_mistakes("mma_sync", slice(place, place + 1)) == set()

@@ -297,6 +297,10 @@ def test_more_ranks(ranks: int, tmp_path: Path) -> None:
             cases[f"{schedule} {mask} packed"] = Case(
                 schedule, (2 * ranks, longer, 0), (6 * ranks, even, 4 * ranks), **some
             )
+    for batch in (1, 2):
+        cases[f"prefixes {batch}"] = Case(
+            "allgather", (even,), batch=batch, causal=True, sinks=True, dlse=True, **heads
+        )
     found = run_ranks(ranks, tmp_path, cases)
     for name, case in cases.items():
         results = found_by(found, name)

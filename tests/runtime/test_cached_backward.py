@@ -4,6 +4,7 @@ that must be refused is refused all the same. No GPU: host tensors pass for one'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -13,7 +14,12 @@ import pytest
 from flashsmith import backward
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
-from flashsmith.runtime import backward_pass, cached_launches, forget_cached_launches
+from flashsmith.runtime import (
+    backward_pass,
+    cached_launches,
+    forget_cached_launches,
+    operation_run,
+)
 from flashsmith.runtime.cached_launches import backward_signature
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
@@ -151,6 +157,48 @@ def test_what_a_kernel_cannot_read_is_copied_every_time(
 
 def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:
     check_signatures_differ(gpu, backward, (*CALLS.values(), *COPIED.values()))
+
+
+def test_small_workspaces_are_kept_on_the_default_stream(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither another thread nor another stream has them, nor has a large block's call."""
+    seen: list[tuple[int, int]] = []
+    gpu.launcher = lambda stream, *at: seen.append((stream, at[14]))
+    made: list[Any] = []
+    right = TorchTensors.allocator
+
+    def noting(self: Any, like: Any, shape: Any, dtype: str) -> Callable[[], Any]:
+        new = right(self, like, shape, dtype)
+
+        def allocate() -> Any:
+            made.append(new())  # alive, so that no other has its address
+            return made[-1]
+
+        return allocate if dtype == "int32" else new
+
+    monkeypatch.setattr(TorchTensors, "allocator", noting)
+
+    def blocks(of_size: int, stream: int = 0, count: int = 3) -> list[int]:
+        gpu.block_bytes, gpu.stream = of_size, stream
+        forget_cached_launches()
+        gpu.kernels.clear()
+        for _ in range(count + 1):
+            backward(**dense())
+        found = seen[-count:]  # the first one is checked
+        assert {stream for stream, _ in found} == {stream}
+        assert all(any(it.data_ptr() == at for it in made) for _, at in found)
+        assert all(it.numel() * it.element_size() >= of_size for it in made[-1:])
+        return [at for _, at in found]
+
+    small = blocks(4096) + blocks(operation_run.KEPT_BYTES)
+    assert len(set(small)) == 1
+    assert len({*small, *blocks(4096, stream=7)}) == 4
+    assert len({*small, *blocks(operation_run.KEPT_BYTES + 4)}) == 4
+    with ThreadPoolExecutor(1) as pool:
+        elsewhere = pool.submit(blocks, 4096).result()
+    assert len(set(elsewhere)) == 1
+    assert elsewhere[0] != small[0]
 
 
 def test_a_copy_for_an_address_is_not_for_others(gpu: PretendedGpu) -> None:

@@ -8,7 +8,8 @@ of another problem as a rule, so each config's is carried over:
 The estimates' own error cancels as far as it is the same on both sides. What is left is what the
 cost model is sure of: how much work there is, and how it divides into waves. So a config that won
 with thousands of CTAs gives way where its large tiles would leave SMs idle; to one that was not
-among the fastest there, too, which is taken to have been as slow as the slowest that is named.
+among the fastest there, too, which is taken to have been as slow as the slowest that is named, and
+no faster beside the fastest than on paper.
 """
 
 from __future__ import annotations
@@ -269,9 +270,11 @@ def _measured(
     there = device if same_gpu(entry.key.gpu, device.name) else device_of(entry.key) or device
     very_one = not found.relation and _same_sizes(entry.problem, problem)
     stands = very_one and entry.problem.heads_k == problem.heads_k
-    expected = []
+    expected, named = [], {config for config, _ in usable}
     for usual, one in usable:
         config, ms = usual.family.for_heads(usual, problem), one.ms
+        if config != usual and config in named:
+            continue  # it was measured itself
         if not stands:
             if entry.problem.gradients != problem.gradients:  # that of other gradients was measured
                 usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)
@@ -302,11 +305,18 @@ def _with_others(
     family = ordered[0].config.FAMILY
     if not ordered[0].config.family.has_cost_model:
         return ordered
-    slowest = max(one.ms for config, one in usable if family == config.FAMILY)
+    of_family = [(config, one.ms) for config, one in usable if family == config.FAMILY]
+    slowest = max(ms for _, ms in of_family)
+    fastest, least = min(of_family, key=lambda one: one[1])
+    per_ms = least / _estimated_before(fastest, measured, there)
     named = {config for config, _ in usable}
     masked = problem.semantics.mask != "none"
     others = [
-        Expected(config, slowest * _growth(config, measured, there, problem, device))
+        Expected(
+            config,
+            max(slowest, per_ms * _estimated_before(config, measured, there))
+            * _growth(config, measured, there, problem, device),
+        )
         for config in candidates(
             problem.dtype,
             ordered[0].config.d_head,

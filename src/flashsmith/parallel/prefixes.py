@@ -55,12 +55,12 @@ def _gather(call: Call, k: Any, v: Any, confirm: Callable[[], None] | None = Non
     whole = k.new_empty((2, batch, sum(places), heads, d)).unbind()
     if batch == 1:
         # Rows of ranks are neighbours already.
-        k_halves, v_halves = (it[0].contiguous().split(chunk) for it in (k, v))
-        k_places, v_places = (it[0].split(places) for it in whole)
+        k_halves, v_halves = (it[0].contiguous().chunk(2) for it in (k, v))
+        k_places, v_places = (it[0].split_with_sizes(places) for it in whole)
         gather = call.group.all_gather_into
     else:
-        k_halves, v_halves = (it.split(chunk, 1) for it in (k, v))
-        k_places, v_places = (it.split(places, 1) for it in whole)
+        k_halves, v_halves = (it.chunk(2, 1) for it in (k, v))
+        k_places, v_places = (it.split_with_sizes(places, 1) for it in whole)
         gather = functools.partial(_gather_batch, call.group)
     k_places[2].copy_(k_halves[1])
     v_places[2].copy_(v_halves[1])
@@ -112,9 +112,8 @@ def _attend(call: Call, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tupl
 
 
 def forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
-    chunk = q.shape[1] // 2
     o = torch.empty_like(q)
-    (q_earlier, q_later), (o_earlier, o_later) = q.split(chunk, 1), o.split(chunk, 1)
+    (q_earlier, q_later), (o_earlier, o_later) = q.chunk(2, 1), o.chunk(2, 1)
     keys = _gather(call, k, v, call.confirm)
     keys.wait_for_earlier()
     earlier = _attend(call, q_earlier, keys.earlier, o_earlier, sinks)
@@ -133,8 +132,8 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
     q, k, v, o, sinks, *lses = saved
     group, ranks, rank = call.group, call.group.size, call.group.rank
     chunk = q.shape[1] // 2
-    of_chunks = [it.split(chunk, 1) for it in (do, q, o)]
-    dlses = (None, None) if dlse is None else [it.contiguous() for it in dlse.split(chunk, -1)]
+    of_chunks = [it.chunk(2, 1) for it in (do, q, o)]
+    dlses = (None, None) if dlse is None else [it.contiguous() for it in dlse.chunk(2, -1)]
     needs_kv = needs[1] or needs[2]
 
     def differentiate(half: int, kv: Sequence[Any]) -> Any:
@@ -183,7 +182,7 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
         to_earlier = group.all_to_all(of_earlier)
     if needs[0]:
         dq = torch.empty_like(q)
-        for into, gradients in zip(dq.split(chunk, 1), (earlier, later), strict=True):
+        for into, gradients in zip(dq.chunk(2, 1), (earlier, later), strict=True):
             into.copy_(gradients.dq)
     if needs_kv:
         # In the order of ranks, of which the last that sees a later chunk is its own.
@@ -191,7 +190,7 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
         totals = [_added([*to_later.wait().unbind(), own]), _added(to_earlier.wait().unbind())]
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         for place, into in enumerate((dk, dv)):
-            for half, total in zip(into.split(chunk, 1), reversed(totals), strict=True):
+            for half, total in zip(into.chunk(2, 1), reversed(totals), strict=True):
                 half.copy_(total[place])
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)

@@ -182,11 +182,12 @@ class CachedBackward(CachedOperation):
             do_at, q_at, k_at, v_at, o_at, lse_at,
             dq_at, dk_at, dv_at, dsinks_at, dlse_at, sinks_at, cu_q_at, cu_k_at,
         )  # fmt: skip
+        stream = self._stream_of(self._ordinal)
         if self._new_block is not None:
-            block = self._new_block()  # alive until the launch
+            block = self._block_on(stream)  # alive until the launch
             at += (block.data_ptr(),)
         try:
-            self._function(self._stream_of(self._ordinal), *at)
+            self._function(stream, *at)
         except RuntimeError as error:
             raise self._launch.refused(error) from None
         note_launch("gpu", self._n_kernels)

@@ -3,6 +3,7 @@ prepare_operation() to run one call many times, on other tensors as a CachedOper
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from flashsmith.runtime.tensors import (
 
 # Blocks of workspaces are allocated in elements of so many bytes, int32.
 BLOCK_ELEMENT = 4
+# Up to so many bytes a thread's calls share one.
+KEPT_BYTES = 1 << 20
 # What a problem without it lacks, and the word of those that have it.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
@@ -115,6 +118,38 @@ class CachedOperation:
         # On the current stream, which is the launch's.
         block = (-(-launch.block_bytes // BLOCK_ELEMENT),)
         self._new_block = framework.allocator(first.source, block, "int32") if block[0] else None
+        self._new_kept = None
+        if 0 < launch.block_bytes <= KEPT_BYTES:
+            kept = (KEPT_BYTES // BLOCK_ELEMENT,)
+            self._new_kept = framework.allocator(first.source, kept, "int32")
+
+    def _block_on(self, stream: int) -> Any:
+        """The block of a call on a stream, which has one; to be held until it is launched.
+
+        A small one of a thread's calls on the stream with handle 0 is the same for all: these run
+        one after the other, and the stream is neither captured nor followed by another with its
+        handle. On an H200 allocating and freeing it takes 3 µs of the 60 that such a call has.
+        """
+        new = self._new_kept
+        if stream != 0 or new is None:
+            assert self._new_block is not None
+            return self._new_block()
+        place = self._framework, self._ordinal
+        block = _kept.blocks.get(place)
+        if block is None:
+            block = _kept.blocks[place] = new()
+        return block
+
+
+class _Kept(threading.local):
+    """Blocks that a thread's calls share, by framework and GPU."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[RepeatableFramework, int], Any] = {}
+
+
+# Another thread's launches could come between those of a plan, so each has its own.
+_kept = _Kept()
 
 
 def run_operation(

@@ -68,9 +68,6 @@ class Event {
 
 }  // namespace
 
-// CTAs of a cluster that every GPU with clusters has room for.
-constexpr uint32_t kMostPortableCtas = 8;
-
 PreparedPlan::PreparedPlan(Plan plan, const std::vector<const void*>& kernels, int device)
     : plan_(std::move(plan)), layout_(layout_of(plan_.workspaces)), device_(device) {
     for (Launch& launch : plan_.launches) {
@@ -88,11 +85,6 @@ void PreparedPlan::raise_smem_limits() const {
     for (const auto& [kernel, bytes] : limits)
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
               "raising the kernel's shared-memory limit");
-    for (const Step& step : steps_)
-        if (step.launch.cluster[0] > kMostPortableCtas)
-            check(cudaFuncSetAttribute(step.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed,
-                                       1),
-                  "allowing the kernel's clusters");
     smem_limits_raised_.store(true, std::memory_order_relaxed);
 }
 

@@ -59,6 +59,7 @@ struct RunTarget {
 template <class Kernel>
 struct ClusterMerge {
     static constexpr int kColumns = Kernel::d_head / 4, kTurn = 8, kBytes = 32;
+    static constexpr int kMostRuns = Kernel::CFG.cluster;
     static_assert(kColumns % kTurn == 0);
 
     const uint32_t barrier, states;
@@ -110,27 +111,17 @@ struct ClusterMerge {
         return ((own / kTurn << levels) + rank) * kTurn + own % kTurn;
     }
     FS_DEVICE RowState merged(int runs, int own) const {
-        constexpr int kAhead = 8;
-        RowState all;
-#pragma unroll 1
-        for (int first = 0; first < runs; first += kAhead) {
-            RowState ahead[kAhead];
+        RowState of_runs[kMostRuns];
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) {
-                const uint32_t at = place(first + i, own);
-                if (first + i < runs)
-                    ahead[i] = RowState(load_shared_float2(at + 16), load_shared_16B(at));
-            }
-#pragma unroll
-            for (int step = 1; step < kAhead; step *= 2)
-#pragma unroll
-                for (int i = 0; i < kAhead; i += 2 * step) ahead[i].join(ahead[i + step]);
-            if (first == 0)
-                all = ahead[0];
-            else
-                all.join(ahead[0]);
+        for (int i = 0; i < kMostRuns; ++i) {
+            const uint32_t at = place(i, own);
+            if (i < runs) of_runs[i] = RowState(load_shared_float2(at + 16), load_shared_16B(at));
         }
-        return all;
+#pragma unroll
+        for (int step = 1; step < kMostRuns; step *= 2)
+#pragma unroll
+            for (int i = 0; i < kMostRuns; i += 2 * step) of_runs[i].join(of_runs[i + step]);
+        return of_runs[0];
     }
 };
 

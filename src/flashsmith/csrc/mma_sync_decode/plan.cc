@@ -265,12 +265,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, device))
             ++args.kept_levels;
     }
-    // A cluster merges the parts of a tile: where all are there at once and none is long, the
-    // merge's launch counts for more than how evenly clusters lie on SMs.
+    // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
+    // two on an SM, or more tiles, the merge's launch is faster.
     int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
     cluster = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(cluster)));
     const int64_t part_keys = std::max(blocks_of(units, parts), min_units) * config.B_c;
-    while (heads * tiles * cluster > resident && cluster > 2 &&
+    while (heads * cluster > device.sm_count && cluster > 2 &&
            part_keys << (args.cluster_run_levels + 1) <= kMostClusterRunKeys) {
         cluster /= 2;
         ++args.cluster_run_levels;
@@ -279,12 +279,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         16 + blocks_of(int64_t{args.slot_rows} * config.d_head / 4, 8 * cluster) * 8 * cluster * 32;
     const int64_t cluster_smem =
         config.smem_bytes() + received + int64_t{args.cluster_run_levels} * args.kept_level_bytes;
-    const bool clusters =
-        config.cluster >= cluster && cluster > 1 && device.arch >= 90 && others_are_split &&
-        p.seq_k <= kMostClusterKeys && cluster_smem <= device.max_smem_per_block &&
-        heads * tiles * cluster <= ctas_that_fit(static_cast<int>(cluster_smem), config.n_threads(),
-                                                 device.max_smem_per_sm, 0) *
-                                       int64_t{device.sm_count};
+    const bool clusters = config.cluster >= cluster && cluster > 1 && device.arch >= 90 &&
+                          others_are_split && p.seq_k <= kMostClusterKeys &&
+                          cluster_smem <= device.max_smem_per_block && tiles == 1 &&
+                          heads * cluster <= device.sm_count;
     if (clusters) {
         args.cluster_levels = std::countr_zero(static_cast<uint64_t>(cluster));
         args.kept_levels = args.cluster_run_levels;

@@ -136,7 +136,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     cluster: int = knob(
         "CTAs of a cluster, at most, that have all parts of a row tile and merge them in their "
         "shared memory (from sm_90), where these are few and short; 0: none",
-        values=(0, 8, 16),
+        values=(0, 8),
         word="cluster",
         default=0,
         lowest=0,
