@@ -255,9 +255,9 @@ def hand_written() -> str:
 # --- the backward pass ---------------------------------------------------------------------------
 
 
-# Three rounds of the cells, each of which began with another contender; and a run with FA2.
-ROUNDS, VERDICT = "backward-candidates-2.csv.gz", "verdict-backward.csv"
-WIDE, ENTRIES = "backward-wide.csv", "backward-entries.csv.gz"
+# Three runs of the cells, each of which began with another contender; FA2 and FA4 in the first.
+VERDICTS = tuple(f"verdict-backward-{run}.csv" for run in range(3))
+WIDE, ENTRIES, FROZEN = "backward-wide.csv", "backward-entries.csv.gz", "backward-frozen.csv"
 # Launches of one implementation spread by more where other work was on the GPU.
 UNDISTURBED = 0.1
 Key = tuple[str, ...]
@@ -270,6 +270,7 @@ class Cell:
     rates: dict[str, float]
     over_cudnn: list[float]
     over_best: list[float]
+    over_fa4: float
     config: str
 
 
@@ -282,29 +283,21 @@ def key_of(problem: str) -> Key:
 
 @cache
 def cells() -> dict[Key, Cell]:
-    """The 24 cells: of each the candidate with the best median of the rounds."""
-    found: dict[Key, dict[str, list[Row]]] = {}
-    for row in read(ROUNDS):
-        if row["stage"].startswith("round"):
-            of_cell = found.setdefault(key_of(row["problem"]), {})
-            of_cell.setdefault(row["contender"], []).append(row)
-    fa2 = {key: rate(rows, "fa2") for key, rows in measured(VERDICT).items()}
-
-    def rate_of(rows: Iterable[Row]) -> float:
-        return statistics.median(float(row["tflops"]) for row in rows)
-
-    chosen = {}
-    for key in sorted(found, key=lambda key: (-int(key[0]), key[1:3], int(key[4]))):
-        peers = {name: rows for name, rows in found[key].items() if len(rows) == 3}
-        cudnn = rate_of(peers.pop("cudnn"))
-        best = peers[max(peers, key=lambda name: rate_of(peers[name]))]
-        chosen[key] = Cell(
-            {"ours": rate_of(best), "cudnn": cudnn, "fa2": fa2[key] or 0.0},
-            [float(row["over_cudnn"]) for row in best],
-            [float(row["over_best"]) for row in best],
-            plain_config(best[0]["config"]),
-        )
-    return chosen
+    """The 24 cells over the runs."""
+    runs = [measured(name) for name in VERDICTS]
+    best = {row["problem"]: float(row["best_over_cudnn"]) for row in read(BEST_BACKWARD)}
+    found = {}
+    for key in sorted(runs[0], key=lambda key: (-int(key[0]), key[1:3], int(key[4]))):
+        rates = {
+            name: statistics.median([it for run in runs if (it := rate(run[key], name))])
+            for name in ("ours", "cudnn", "fa2")
+        }
+        over_cudnn = [float(ratio(run[key], "cudnn") or 0.0) for run in runs]
+        over_best = [over / best[problem_of(key)] for over in over_cudnn]
+        config = plain_config(runs[0][key]["ours"]["config"])
+        over_fa4 = float(ratio(runs[0][key], "flash_attn_4") or 0.0)
+        found[key] = Cell(rates, over_cudnn, over_best, over_fa4, config)
+    return found
 
 
 def problem_of(key: Key) -> str:
@@ -361,9 +354,10 @@ def backward() -> str:
             mean_least([statistics.median(getattr(cell, field)) for cell in group])
             for field in ("over_cudnn", "over_best")
         ]
+        of_group.append(mean_least([cell.over_fa4 for cell in group]))
         lines.append([name, str(len(group)), f"{min(rates):.0f} to {max(rates):.0f}", *of_group])
     head = ["", "cells", "TFLOP/s", "over cuDNN: mean, least", "over the best: mean, least"]
-    return table(head, lines)
+    return table([*head, "over FA4, one run: mean, least"], lines)
 
 
 def backward_cells() -> str:
@@ -376,12 +370,13 @@ def backward_cells() -> str:
             *(f"{cell.rates[name]:.0f}" for name in ("ours", "cudnn", "fa2")),
             spread(cell.over_cudnn),
             spread(cell.over_best),
+            f"{cell.over_fa4:.3f}",
             backward_names()[cell.config],
         ]
         for key, cell in cells().items()
     ]
     head = ["problem", "batch", "seq", "flashsmith", "cuDNN", "FA2", "over cuDNN", "over the best"]
-    return table([*head, "kernel"], lines)
+    return table([*head, "over FA4", "kernel"], lines)
 
 
 def mask_and_heads(key: Key) -> str:
@@ -406,6 +401,37 @@ def backward_wide() -> str:
     ]
     head = ["problem", "batch", "seq", "flashsmith", "cuDNN", "FA2", "over cuDNN", "over FA2"]
     return table([*head, "kernel"], lines)
+
+
+def fastest(rows: Iterable[Row], kind: str) -> Row | None:
+    """Of the rows of a kind that are right."""
+    timed = [row for row in rows if row["kind"] == kind and row["verdict"] == "pass"]
+    return min(timed, key=lambda row: float(row["ms"]), default=None)
+
+
+def backward_frozen() -> str:
+    """dq alone, and dk and dv alone, beside all gradients: our fastest kernel of each problem."""
+    points, lines = measured(FROZEN), []
+    for key, rows in points.items():
+        whole, peer = fastest(rows.values(), "ours"), fastest(rows.values(), "peer")
+        if key[2].endswith("_dq") or whole is None:
+            continue
+        line = [f"d {key[0]}, {mask_and_heads(key)}", f"{float(whole['ms']):.2f}"]
+        for word in ("only_dq", "no_dq"):
+            of_word = points.get((*key[:2], f"{key[2]}+{word}", *key[3:]), {}).values()
+            ours, theirs = fastest(of_word, "ours"), fastest(of_word, "peer")
+            if ours is None:
+                line += ["-"] * 4
+                continue
+            share = float(ours["ms"]) / float(whole["ms"])
+            over = None if theirs is None else float(theirs["ms"]) / float(ours["ms"])
+            line += [f"{float(ours['ms']):.2f}", f"{share:.2f}", f"{float(ours['tflops']):.0f}"]
+            line.append(shown(over))
+        lines.append([*line, "-" if peer is None else f"{float(peer['ms']):.2f}"])
+    head = ["problem", "all, ms"]
+    for what in ("dq", "dk, dv"):
+        head += [f"{what}, ms", "of all", "TFLOP/s", "over cuDNN"]
+    return table([*head, "cuDNN, all, ms"], lines)
 
 
 def backward_repeatable() -> str:
@@ -786,6 +812,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "backward": backward,
     "backward-cells": backward_cells,
     "backward-wide": backward_wide,
+    "backward-frozen": backward_frozen,
     "backward-repeatable": backward_repeatable,
     "backward-kernels": backward_kernels,
     "backward-profile": backward_profile,
