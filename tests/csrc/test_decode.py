@@ -230,8 +230,8 @@ def test_clusters_merge_to_the_bits_of_the_merge_kernel(
 ) -> None:
     """CTAs with a run and without, and in the larger call runs of two parts; sequences of one part
     and of no key."""
-    device = replace(device_spec("H200"), sm_count=16)
-    queries = (2, 1, 6, 5) if packed else (1,) * 4
+    device = replace(device_spec("H200"), sm_count=64)
+    queries = (2, 1, 5, 4) if packed else (1,) * 4
     sequences = draw((330, 0, 65, 200), queries) * times
     caches = paged(sequences, page) if page else dense(sequences, 330)
     counts = Counter[str]()

@@ -153,12 +153,12 @@ VICTIMS = {
         Semantics("causal", uneven=True),
         (
             AskedDecode("b3 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0)}),
-            # Two tiles of rows, and columns that CTAs share unevenly.
+            # Columns that CTAs share unevenly.
             AskedDecode(
-                "b3 s9:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
+                "b3 s5:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
             ),
             # CTAs without a column of a row.
-            AskedDecode("b14 s1:300 h6 d56 causal", "far_scores", {"lens_k": (300, 130) * 7}),
+            AskedDecode("b2 s1:300 h4 d56 causal", "far_scores", {"lens_k": (300, 130)}),
         ),
         sm_count=64,
         arch=90,
