@@ -308,7 +308,10 @@ def _with_others(
     of_family = [(config, one.ms) for config, one in usable if family == config.FAMILY]
     slowest = max(ms for _, ms in of_family)
     fastest, least = min(of_family, key=lambda one: one[1])
-    per_ms = least / _estimated_before(fastest, measured, there)
+    before = _estimated_before(fastest, measured, there)
+    if not before:  # a table may name a problem that computes nothing
+        return ordered
+    per_ms = least / before
     named = {config for config, _ in usable}
     masked = problem.semantics.mask != "none"
     others = [
