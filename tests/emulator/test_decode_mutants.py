@@ -152,7 +152,7 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
         Semantics("causal", uneven=True),
         (
-            AskedDecode("b3 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0)}),
+            AskedDecode("b4 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0, 130)}),
             # Columns that CTAs share unevenly.
             AskedDecode(
                 "b3 s5:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
