@@ -4,12 +4,14 @@ producer, copies by TMA while the others, the consumers, have its registers (set
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
 from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.legality import compiled_d_head
 from flashsmith.families.rule import Rule
+from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 
 HOPPER_ARCH = 90
@@ -84,7 +86,26 @@ def register_rules() -> tuple[Rule, ...]:
     return tuple(map(rule, REGISTERS_WORD.knobs))
 
 
-# --- the family ----------------------------------------------------------------------------------
+# Of the backward families, whose CTAs have an SM each.
+REGISTERS_WITHIN_FILE = Rule(
+    "registers_within_file",
+    "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
+    "start with, 512 / (n_warpgroups + 1) each, rounded down to a multiple of 8",
+    lambda cfg, device: (
+        cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
+        <= registers_each(cfg.n_warpgroups) * (cfg.n_warpgroups + 1)
+    ),
+    ("n_warpgroups", "producer_registers", "consumer_registers"),
+)
+PINGPONG_NEEDS_TWO = Rule(
+    "pingpong_needs_two_warpgroups",
+    "pingpong needs 2 or 3 consumer warpgroups, which take turns",
+    lambda cfg, device: cfg.n_warpgroups > 1 or not cfg.pingpong,
+    ("n_warpgroups", "pingpong"),
+)
+
+
+# --- the families --------------------------------------------------------------------------------
 
 
 class WarpgroupFamily(Family):
@@ -112,3 +133,30 @@ class WarpgroupFamily(Family):
             f"{registers} at launch, then {cfg.producer_registers} per producer and "
             f"{cfg.consumer_registers} per consumer thread"
         )
+
+
+class WarpgroupBackwardFamily(WarpgroupFamily):
+    """One of the backward pass, with kernels of few head dimensions."""
+
+    operation = "backward"
+    has_cost_model = True
+    d_heads: ClassVar[tuple[int, ...]]
+    repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
+        "producer_registers": (24, 32, 40),
+    }
+
+    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+        d_head = compiled_d_head(problem.d)
+        arch = super().unserved(problem, device)
+        if arch is None and d_head not in self.d_heads:
+            served = ", ".join(map(str, self.d_heads))
+            return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
+        return arch
+
+    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+        served = [d_head for d_head in self.d_heads if d <= d_head]
+        return self.candidates(dtype, served[0], self.roomiest_device, False) if served else ()
+
+    def dividing_tiles(self, cfg: Any) -> dict[str, int]:
+        return {"B_r": cfg.B_r, "B_c": cfg.B_c}

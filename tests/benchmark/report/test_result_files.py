@@ -213,9 +213,8 @@ def test_everything_of_a_measurement_is_read_as_it_lies_in_its_folder() -> None:
     results = read(*sorted(paths), RAW / "roofline.txt")
     assert {source.path for source in results.sources} >= set(paths)
     assert len(results.rows) > 1000
-    (roofline,) = results.rooflines
+    (roofline,) = (it for it in results.rooflines if it.time == "2026-11-21T03:49:43+00:00")
     assert roofline.rate("mma_registers_fp16") == 619
-    assert roofline.time == "2026-11-21T03:49:43+00:00"
     assert len(results.versions) > 2
     assert len(make_page(results).html) < 5e6
 

@@ -11,9 +11,8 @@ from flashsmith.families.backward_work import helpers_ms
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
-from flashsmith.families.legality import compiled_d_head
 from flashsmith.families.tile_work import TileWork
-from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupFamily
+from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupBackwardFamily
 from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKernelConfig
 from flashsmith.operations.dtype import DType
@@ -22,21 +21,17 @@ from flashsmith.operations.semantics import Semantics
 from flashsmith.operations.sizes import NO_DQ
 
 
-class WgmmaBackwardFamily(WarpgroupFamily):
+class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     """Kernels of warpgroups with 64 keys each, or the same 64; one more copies queries by TMA."""
 
     config_class = HopperBackwardKernelConfig
     title = "wgmma backward"
-    operation = "backward"
+    d_heads = D_HEADS
     rules = rules.RULES
     settled_first = (
         "dtype", "d_head", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages",
         "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
-    repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
-        "producer_registers": (24, 32, 40),
-    }
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma_backward"
     cpp = Cpp(
         config_header="wgmma_backward/config.cuh",
@@ -64,14 +59,6 @@ class WgmmaBackwardFamily(WarpgroupFamily):
             "gaps": "backward_gaps_kernel",
             "sinks": "backward_sinks_kernel",
         }
-
-    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
-        d_head = compiled_d_head(problem.d)
-        arch = super().unserved(problem, device)
-        if arch is None and d_head not in D_HEADS:
-            served = ", ".join(map(str, D_HEADS))
-            return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
-        return arch
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
@@ -114,12 +101,6 @@ class WgmmaBackwardFamily(WarpgroupFamily):
             pingpong=True,
         )
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
-        d_heads = [d_head for d_head in D_HEADS if d <= d_head]
-        return sets.candidates(dtype, d_heads[0], self.roomiest_device) if d_heads else ()
-
-    has_cost_model = True
-
     def compile_cost(self, cfg: HopperBackwardKernelConfig) -> float:
         return cost.COMPILE_COST
 
@@ -130,9 +111,6 @@ class WgmmaBackwardFamily(WarpgroupFamily):
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
         return helpers_ms(problem, device, sums_dq=not cfg.without_dq)
-
-    def dividing_tiles(self, cfg: HopperBackwardKernelConfig) -> dict[str, int]:
-        return {"B_r": cfg.B_r, "B_c": cfg.B_c}
 
     def smem_map(self, cfg: HopperBackwardKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)

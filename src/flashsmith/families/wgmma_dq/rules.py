@@ -7,11 +7,12 @@ from functools import partial
 
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import (
+    PINGPONG_NEEDS_TWO,
     REGISTERS_BESIDE_TILES,
+    REGISTERS_WITHIN_FILE,
     WARPGROUP_ROWS,
     arch_rule,
     register_rules,
-    registers_each,
 )
 from flashsmith.families.wgmma_dq.config import BARRIER_PAGE, HopperDqKernelConfig
 
@@ -38,23 +39,9 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.k_stages > 1 or not cfg.late_dq,
         ("k_stages", "late_dq"),
     ),
-    Rule(
-        "pingpong_needs_two_warpgroups",
-        "pingpong needs 2 or 3 consumer warpgroups, which take turns",
-        lambda cfg, device: cfg.n_warpgroups > 1 or not cfg.pingpong,
-        ("n_warpgroups", "pingpong"),
-    ),
+    PINGPONG_NEEDS_TWO,
     *register_rules(),
-    Rule(
-        "registers_within_file",
-        "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
-        "start with, 512 / (n_warpgroups + 1) each, rounded down to a multiple of 8",
-        lambda cfg, device: (
-            cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
-            <= registers_each(cfg.n_warpgroups) * (cfg.n_warpgroups + 1)
-        ),
-        ("n_warpgroups", "producer_registers", "consumer_registers"),
-    ),
+    REGISTERS_WITHIN_FILE,
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dq (d_head / 2), of S and dP (B_c), with "
