@@ -53,6 +53,12 @@ VICTIMS = {
             AskedDecode("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
             # Rows that see no key, beside keys whose values are not finite.
             AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
+            # Sequences whose keys count where a lane looks through several at once.
+            AskedDecode(
+                "b100 s1:380 h1 d40 causal",
+                options={"lens_k": tuple(380 * (i in (1, 34, 64, 99)) for i in range(100))},
+                sm_count=2,
+            ),
         ),
         sm_count=5,
     ),
@@ -100,6 +106,11 @@ VICTIMS = {
             AskedDecode(
                 "b35 s9:70 h4:2 d40 window softcap packed page7", options={"window": (55, 0)}
             ),
+            # The last sequence's runs are merged.
+            AskedDecode(
+                "b2 s5:520 h12:4 d40 window softcap packed page24",
+                options={"window": (450, 0), "lens_k": (5, 520)},
+            ),
         ),
         sm_count=5,
     ),
@@ -144,9 +155,9 @@ VICTIMS = {
     "kept": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
-        # Runs of two parts and of four, not all of a sequence, with states in global memory.
+        # Runs of four parts, half of a sequence's, with states in global memory.
         (AskedDecode("b8 s1:460 h24:4 d40 causal", "nonfinite", {"lens_k": (460, 130) * 4}),),
-        sm_count=8,
+        sm_count=9,
     ),
     "cluster": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
@@ -243,7 +254,7 @@ EQUIVALENT = (
                 "It is 0 of every sequence whose queries are not packed.",
             ),
             (
-                ("cluster",),
+                ("dense", "cluster"),
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
                 "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
                 "s.keys",
@@ -257,7 +268,7 @@ EQUIVALENT = (
                 "Without a window every sequence's first part begins at 0.",
             ),
             (
-                ("cluster",),
+                ("dense", "cluster"),
                 "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
                 "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
                 "s.is_chunk",
@@ -265,13 +276,22 @@ EQUIVALENT = (
             ),
         )
     ),
-    Equivalent(
-        ("shuffle nothing",),
-        ("cluster",),
-        "main",
-        "s.runs = __shfl_sync(kWholeWarp, own.runs, i);",
-        "Of a CTA's second search. CTAs of a cluster, which alone read it, search once.",
-        place=-2,
+    # The number of runs: CTAs of clusters alone read it.
+    *(
+        Equivalent(
+            ("shuffle nothing",),
+            (name,),
+            "main",
+            "s.run_levels = __shfl_sync(kWholeWarp, own.run_levels, i);\n"
+            "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
+            "s.tiles",
+            proof,
+            place,
+        )
+        for name, proof, place in (
+            ("dense", "This kernel has no clusters.", None),
+            ("cluster", "Of a CTA's second search. A cluster's CTAs search once.", -2),
+        )
     ),
     Equivalent(
         ("drop barrier",),
