@@ -204,7 +204,8 @@ def wrong_plans(victim: OperationVictim, plan: LaunchPlan) -> Iterator[tuple[str
         if role not in ("prepare", "gaps"):
             yield f"{role} first", _first(launch.kernel)
     for workspace in plan.workspaces:
-        yield f"half of {workspace.name}", _shorter(workspace.name)
+        if workspace.nbytes > 4:  # by a counter that is not there a kernel may never end
+            yield f"half of {workspace.name}", _shorter(workspace.name)
         if workspace.contents == Contents.ZEROED:
             yield f"{workspace.name} not zeroed", _not_zeroed(workspace.name)
 
