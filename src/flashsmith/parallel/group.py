@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashsmith.errors import ArgumentError, FlashsmithError, GroupError
 from flashsmith.parallel.board import Board
+from flashsmith.parallel.peers import MOST, Peers
 from flashsmith.printable import quoted
 
 # Its name from PyTorch 2.13 on, and before.
@@ -142,6 +143,23 @@ class Group:
         with self.waiting_for_others():
             dist.all_gather(list(found.unbind()), given, group=self._of_host())
         return found.numpy().tobytes()
+
+    def peers(self, devices: Hashable, device: Any, nbytes: int) -> Peers | None:
+        """Slots of at least so many bytes in memory that the ranks, on these devices, copy from
+        each other; None where they cannot, or the slots would be too large."""
+        board = _boards.get(self.handle)
+        if board is None or nbytes > MOST:
+            return None
+        of_group = _peers.setdefault(self.handle, {})
+        found = of_group.get(devices)
+        if devices not in of_group or (found is not None and found.capacity < nbytes):
+            if found is not None:
+                with self.waiting_for_others():
+                    found.close()
+            found = of_group[devices] = Peers.shared(
+                self.rank, self.size, device, nbytes, self.exchange, board.same
+            )
+        return found
 
     @contextlib.contextmanager
     def waiting_for_others(self) -> Iterator[None]:
@@ -386,6 +404,8 @@ def _process_group(given: Any) -> Any:
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # None for groups of several hosts.
 _boards: WeakKeyDictionary[Any, Board | None] = WeakKeyDictionary()
+# By the ranks' devices; None where one cannot read another's memory.
+_peers: WeakKeyDictionary[Any, dict[Hashable, Peers | None]] = WeakKeyDictionary()
 # By group: this process's rank with all ranks' numbers in the world; and what they have agreed on,
 # by this one's message.
 _members: WeakKeyDictionary[Any, tuple[int, list[int]]] = WeakKeyDictionary()

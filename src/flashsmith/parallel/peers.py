@@ -1,0 +1,252 @@
+"""Memory that the ranks of one host copy from each other: GPUs by their copy engines, which take
+nothing of the SMs that kernels run on, and need no kernel's place on them as NCCL's do.
+
+A rank writes what the others are to have into a slot of its own memory, says so on the board, and
+copies what it needs from theirs. There are two slots, used by turns:
+
+    begin      the current stream waits until nobody copies from the slot any more
+    offer      an event follows what has been written; the ranks meet on the board, so that each
+               has recorded its event before another's stream is told to wait for it
+    copy       on the stream of transfers, behind the events of both sides
+    arrived    what the current stream waits for
+    end        an event follows the copies, for the others' begin() after next
+
+No GPU waits for an event that is yet to be recorded: a rank that does not come is missed on the
+board, by the host, within the group's timeout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from flashsmith.errors import FlashsmithError
+from flashsmith.runtime import driver
+
+# Bytes of a slot up to which memory is kept for this; more is left to the group's backend.
+MOST = 256 << 20
+_LEAST = 1 << 20
+# Of what a rank tells the others about its memory.
+_NAME = 512
+
+
+class Peers:
+    """One rank's view of the memory of all ranks of a group. Every rank makes the same calls."""
+
+    def __init__(
+        self, rank: int, size: int, memory: Any, capacity: int, same: Callable[[int], Any]
+    ) -> None:
+        self.rank, self.size, self.capacity = rank, size, capacity
+        self._memory, self._same, self._number = memory, same, 0
+        self._views: tuple[dict[Any, Any], ...] = ({}, {})
+
+    @staticmethod
+    def shared(
+        rank: int,
+        size: int,
+        device: Any,
+        nbytes: int,
+        exchange: Callable[[bytes], bytes],
+        same: Callable[[int], Any],
+    ) -> Peers | None:
+        """Slots of at least so many bytes; None where a rank's memory cannot be read by all. All
+        ranks call this."""
+        capacity = 1 << (max(nbytes, _LEAST) - 1).bit_length()
+        memory, name = None, b""
+        try:
+            memory = MEMORIES[device.type](device, rank, 2 * capacity)
+            name = memory.name
+        except (KeyError, FlashsmithError, RuntimeError):
+            pass
+        given = exchange(name.ljust(_NAME, b"\0"))
+        names = [given[at : at + _NAME] for at in range(0, len(given), _NAME)]
+        opened = False
+        if memory is not None and all(name.strip(b"\0") for name in names):
+            try:
+                memory.open(names)
+                opened = True
+            except (FlashsmithError, RuntimeError):
+                pass
+        if exchange(bytes([opened])) == b"\1" * size:
+            return Peers(rank, size, memory, capacity, same)
+        if memory is not None:
+            memory.leave()
+        exchange(b"\0")  # nobody has it open
+        if memory is not None:
+            memory.free()
+        return None
+
+    def close(self) -> None:
+        """Gives the memory back. All ranks call this."""
+        self._memory.leave()
+        self._meet()  # nobody has it open
+        self._memory.free()
+
+    def begin(self) -> int:
+        """The slot of the next transfer, for the current stream to write to."""
+        self._number += 1
+        slot = self._number % 2
+        self._memory.wait_until_read(slot)
+        return slot
+
+    def view(self, slot: int, key: Hashable, make: Callable[[Callable[..., Any]], Any]) -> Any:
+        """``make``'s result, kept by ``key``; it is given a function of an offset in bytes, a shape
+        and a dtype, to a tensor in the slot."""
+        views = self._views[slot]
+        if key not in views:
+            if len(views) >= 64:
+                views.clear()
+            memory, first = self._memory.memory, slot * self.capacity
+
+            def tensor(offset: int, shape: Sequence[int], dtype: Any) -> Any:
+                nbytes = dtype.itemsize
+                for extent in shape:
+                    nbytes *= extent
+                return memory[first + offset : first + offset + nbytes].view(dtype).view(shape)
+
+            views[key] = make(tensor)
+        return views[key]
+
+    def offer(self, slot: int) -> None:
+        """What the current stream has written to the slot is there for the others, and theirs for
+        copy()."""
+        self._memory.publish(slot)
+        self._meet()
+        self._memory.begin_reading(slot)
+
+    def _meet(self) -> None:
+        if not self._same(-1 - self._number)():
+            raise RuntimeError("the ranks are not at the same transfer")
+
+    def copy(self, slot: int, parts: Sequence[tuple[int, int, int, int]]) -> Callable[[], None]:
+        """Copies parts: of a rank's slot, from an offset to one of this slot, so many bytes. The
+        result has the current stream wait for them and all before."""
+        first = slot * self.capacity
+        self._memory.read(
+            [(rank, first + there, first + here, nbytes) for rank, there, here, nbytes in parts]
+        )
+        return self._memory.arrived()
+
+    def end(self, slot: int) -> None:
+        """After the last copy() of a transfer."""
+        self._memory.end_reading(slot)
+
+
+class _IpcMemHandle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
+
+
+_LAZY_PEER_ACCESS = 1
+
+
+class _Address:
+    """Memory as PyTorch takes it in: ``__cuda_array_interface__``."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+class GpuMemory:
+    """Of this rank's GPU, and of the others' by CUDA's handles between processes."""
+
+    def __init__(self, device: Any, rank: int, nbytes: int) -> None:
+        from flashsmith.parallel.group import transfer_stream
+
+        self._device, self._rank = device, rank
+        self._ordinal = device.index
+        address, handle = ctypes.c_uint64(), _IpcMemHandle()
+        with driver.current_gpu(self._ordinal):
+            driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+            self._address = address.value
+            driver.call("cuIpcGetMemHandle", ctypes.byref(handle), address)
+        self.memory = torch.as_tensor(_Address(self._address, nbytes), device=device)
+        if self.memory.data_ptr() != self._address:
+            raise RuntimeError("PyTorch has copied the memory")
+        self._bases: list[int] = []
+        self._side = transfer_stream(device)
+        self._main = torch.cuda.current_stream(device)
+        # Of each slot: after this rank has written, and after it has copied from the others.
+        self._written, self._read = (
+            [torch.cuda.Event(interprocess=True) for _ in range(2)] for _ in range(2)
+        )
+        for event in (*self._written, *self._read):
+            event.record(self._main)
+        events = b"".join(event.ipc_handle() for event in (*self._written, *self._read))
+        self.name = bytes(handle.reserved) + events
+
+    def open(self, names: Sequence[bytes]) -> None:
+        self._their_written: list[list[Any]] = [[], []]
+        self._their_read: list[list[Any]] = [[], []]
+        for rank, name in enumerate(names):
+            if rank == self._rank:
+                self._bases.append(self._address)
+                continue
+            base = ctypes.c_uint64()
+            handle = _IpcMemHandle.from_buffer_copy(name[:64])
+            with driver.current_gpu(self._ordinal):
+                driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, _LAZY_PEER_ACCESS)
+            self._bases.append(base.value)
+            for place, events in enumerate((*self._their_written, *self._their_read), 1):
+                its = name[64 * place : 64 * (place + 1)]
+                events.append(torch.cuda.Event.from_ipc_handle(self._device, its))
+
+    def leave(self) -> None:
+        """Waits for this rank's streams, and closes the others' memory."""
+        torch.cuda.synchronize(self._device)
+        with driver.current_gpu(self._ordinal):
+            for rank, base in enumerate(self._bases):
+                if rank != self._rank:
+                    driver.call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
+
+    def free(self) -> None:
+        with driver.current_gpu(self._ordinal):
+            driver.call("cuMemFree_v2", ctypes.c_uint64(self._address))
+
+    def wait_until_read(self, slot: int) -> None:
+        main = torch.cuda.current_stream(self._device)
+        if main != self._main:
+            # Kernels of the stream before read the slots, too.
+            main.wait_stream(self._main)
+            self._main = main
+        for event in self._their_read[slot]:
+            main.wait_event(event)
+
+    def publish(self, slot: int) -> None:
+        self._written[slot].record(self._main)
+
+    def begin_reading(self, slot: int) -> None:
+        self._side.wait_event(self._written[slot])
+        for event in self._their_written[slot]:
+            self._side.wait_event(event)
+
+    def read(self, parts: Sequence[tuple[int, int, int, int]]) -> None:
+        stream = ctypes.c_void_p(self._side.cuda_stream)
+        with driver.current_gpu(self._ordinal):
+            for rank, there, here, nbytes in parts:
+                driver.call(
+                    "cuMemcpyAsync",
+                    ctypes.c_uint64(self._address + here),
+                    ctypes.c_uint64(self._bases[rank] + there),
+                    ctypes.c_size_t(nbytes),
+                    stream,
+                )
+
+    def arrived(self) -> Callable[[], None]:
+        event = torch.cuda.Event()
+        event.record(self._side)
+        return lambda: self._main.wait_event(event)
+
+    def end_reading(self, slot: int) -> None:
+        self._read[slot].record(self._side)
+
+
+# By the type of a device.
+MEMORIES: dict[str, Any] = {"cuda": GpuMemory}
