@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
+from flashsmith.errors import GroupError  # noqa: E402
 from flashsmith.parallel.peers import Peers  # noqa: E402
 
 SLOT = 64
@@ -109,8 +110,10 @@ class Memory:
         self._gpu.record("side", event)
         return lambda: self._gpu.wait("main", event)
 
-    def end_reading(self, slot: int) -> None:
-        self._gpu.record("side", self.is_read[slot])
+    def end_reading(self, slot: int) -> Callable[[], None]:
+        event = self.is_read[slot]
+        self._gpu.record("side", event)
+        return lambda: self._gpu.wait("main", event)
 
 
 class Meeting:
@@ -119,13 +122,13 @@ class Meeting:
     def __init__(self, ranks: int) -> None:
         self._barrier, self._words = threading.Barrier(ranks), [0] * ranks
 
-    def same(self, rank: int) -> Callable[[int], Callable[[], bool]]:
-        def ask(word: int) -> Callable[[], bool]:
+    def same(self, rank: int) -> Callable[[int], bool]:
+        def ask(word: int) -> bool:
             self._words[rank] = word
             self._barrier.wait(20)
             found = len(set(self._words)) == 1
             self._barrier.wait(20)
-            return lambda: found
+            return found
 
         return ask
 
@@ -155,11 +158,9 @@ def wrong_reads(ranks: int, seed: int, careless: str = "") -> int:
 
             gpu.ask("main", write)
             peers.offer(slot)
-            arrivals = [
-                (part, peers.copy(slot, [(it, it, it, 1) for it in part]))
-                for part in (others[:1], others[1:])
-            ]
-            peers.end(slot)
+            parts = others[:1], others[1:]
+            copies = ([(it, it, it, 1) for it in part] for part in parts)
+            arrivals = list(zip(parts, peers.copy(slot, *copies), strict=True))
             # What came by the transfer before may be needed while this one is under way.
             finish()
 
@@ -193,6 +194,6 @@ def test_a_missing_wait_is_seen(careless: str) -> None:
 
 
 def test_ranks_out_of_step_are_an_error() -> None:
-    peers = Peers(0, 2, Memory(Gpus(1, 0).gpus[0], Gpus(1, 0)), SLOT, lambda word: lambda: False)
-    with pytest.raises(RuntimeError, match="not at the same transfer"):
+    peers = Peers(0, 2, Memory(Gpus(1, 0).gpus[0], Gpus(1, 0)), SLOT, lambda word: False)
+    with pytest.raises(GroupError, match="not at the same transfer"):
         peers.offer(peers.begin())

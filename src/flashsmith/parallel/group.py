@@ -6,6 +6,7 @@ Every function here is called by all ranks of the group, in the same order.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashsmith.errors import ArgumentError, FlashsmithError, GroupError
 from flashsmith.parallel.board import Board
-from flashsmith.parallel.peers import MOST, Peers
+from flashsmith.parallel.peers import MOST, Peers, transfer_stream
 from flashsmith.printable import quoted
 
 # Its name from PyTorch 2.13 on, and before.
@@ -154,10 +155,10 @@ class Group:
         found = of_group.get(devices)
         if devices not in of_group or (found is not None and found.capacity < nbytes):
             if found is not None:
-                with self.waiting_for_others():
-                    found.close()
+                found.close()
+            same = functools.partial(_same_on_board, board, self.rank, self.size)
             found = of_group[devices] = Peers.shared(
-                self.rank, self.size, device, nbytes, self.exchange, board.same
+                self.rank, self.size, device, nbytes, self.exchange, same
             )
         return found
 
@@ -169,11 +170,7 @@ class Group:
         except FlashsmithError:
             raise
         except RuntimeError as failure:
-            raise GroupError(
-                f"group: rank {self.rank} of {self.size} lost the others: one has ended, or did "
-                "not make the same call within the group's timeout; see that rank's own error. "
-                f"torch.distributed says: {failure}"
-            ) from failure
+            raise _lost(self.rank, self.size, failure) from failure
 
     # --- tensors ----------------------------------------------------------------------------------
 
@@ -355,16 +352,6 @@ def used_until_now(tensor: Any) -> Any:
     return _event(tensor.device) if tensor.is_cuda else None
 
 
-_streams: dict[Any, Any] = {}
-
-
-def transfer_stream(device: Any) -> Any:
-    """The stream that a GPU's transfers wait on, so that they need not wait for its kernels."""
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
-
-
 def _bytes(tensor: Any) -> Any:
     """A dense tensor's memory as a dtype that every backend carries."""
     # Of a dimension of one element any stride counts as dense, but not for a view as bytes.
@@ -398,6 +385,21 @@ def _process_group(given: Any) -> Any:
         f"group={quoted(given)}: give a ProcessGroup, a DeviceMesh of one dimension, or None for "
         "all processes"
     )
+
+
+def _lost(rank: int, size: int, failure: Exception) -> GroupError:
+    return GroupError(
+        f"group: rank {rank} of {size} lost the others: one has ended, or did not make the same "
+        "call within the group's timeout; see that rank's own error. torch.distributed says: "
+        f"{failure}"
+    )
+
+
+def _same_on_board(board: Board, rank: int, size: int, word: int) -> bool:
+    try:
+        return board.same(word)()
+    except RuntimeError as failure:
+        raise _lost(rank, size, failure) from failure
 
 
 # Groups of the host for groups that carry no tensors of it.

@@ -7,9 +7,8 @@ copies what it needs from theirs. There are two slots, used by turns:
     begin      the current stream waits until nobody copies from the slot any more
     offer      an event follows what has been written; the ranks meet on the board, so that each
                has recorded its event before another's stream is told to wait for it
-    copy       on the stream of transfers, behind the events of both sides
-    arrived    what the current stream waits for
-    end        an event follows the copies, for the others' begin() after next
+    copy       on the stream of transfers, behind the events of all; one follows that the current
+               stream waits for, and the others' begin() after next
 
 No GPU waits for an event that is yet to be recorded: a rank that does not come is missed on the
 board, by the host, within the group's timeout.
@@ -18,12 +17,13 @@ board, by the host, within the group's timeout.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
-from flashsmith.errors import FlashsmithError
+from flashsmith.errors import FlashsmithError, GroupError
 from flashsmith.runtime import driver
 
 # Bytes of a slot up to which memory is kept for this; more is left to the group's backend.
@@ -37,7 +37,7 @@ class Peers:
     """One rank's view of the memory of all ranks of a group. Every rank makes the same calls."""
 
     def __init__(
-        self, rank: int, size: int, memory: Any, capacity: int, same: Callable[[int], Any]
+        self, rank: int, size: int, memory: Any, capacity: int, same: Callable[[int], bool]
     ) -> None:
         self.rank, self.size, self.capacity = rank, size, capacity
         self._memory, self._same, self._number = memory, same, 0
@@ -50,7 +50,7 @@ class Peers:
         device: Any,
         nbytes: int,
         exchange: Callable[[bytes], bytes],
-        same: Callable[[int], Any],
+        same: Callable[[int], bool],
     ) -> Peers | None:
         """Slots of at least so many bytes; None where a rank's memory cannot be read by all. All
         ranks call this."""
@@ -112,27 +112,50 @@ class Peers:
 
     def offer(self, slot: int) -> None:
         """What the current stream has written to the slot is there for the others, and theirs for
-        copy()."""
+        copy(). Raises GroupError where a rank does not come."""
         self._memory.publish(slot)
         self._meet()
-        self._memory.begin_reading(slot)
 
     def _meet(self) -> None:
-        if not self._same(-1 - self._number)():
-            raise RuntimeError("the ranks are not at the same transfer")
+        if not self._same(-1 - self._number):
+            raise GroupError("group: the ranks are not at the same transfer of one call")
 
-    def copy(self, slot: int, parts: Sequence[tuple[int, int, int, int]]) -> Callable[[], None]:
-        """Copies parts: of a rank's slot, from an offset to one of this slot, so many bytes. The
-        result has the current stream wait for them and all before."""
-        first = slot * self.capacity
-        self._memory.read(
-            [(rank, first + there, first + here, nbytes) for rank, there, here, nbytes in parts]
-        )
-        return self._memory.arrived()
+    def copy(
+        self, slot: int, *groups: Sequence[tuple[int, int, int, int]]
+    ) -> list[Callable[[], None]]:
+        """Copies groups of parts one after another: of a rank's slot, from an offset to one of this
+        slot, so many bytes. The results have the current stream wait for a group and those before.
+        To be called once for each transfer."""
+        first, memory = slot * self.capacity, self._memory
+        memory.begin_reading(slot)
+        arrivals: list[Callable[[], None]] = []
+        last = max((place for place, parts in enumerate(groups) if parts), default=0)
+        for place, parts in enumerate(groups):
+            if parts:
+                memory.read(
+                    [
+                        (rank, first + there, first + here, nbytes)
+                        for rank, there, here, nbytes in parts
+                    ]
+                )
+            if place == last:
+                arrivals.append(memory.end_reading(slot))
+            else:
+                arrivals.append(memory.arrived() if parts else _nothing_to_wait_for)
+        return arrivals
 
-    def end(self, slot: int) -> None:
-        """After the last copy() of a transfer."""
-        self._memory.end_reading(slot)
+
+def _nothing_to_wait_for() -> None: ...
+
+
+_streams: dict[Any, Any] = {}
+
+
+def transfer_stream(device: Any) -> Any:
+    """The stream that a GPU's transfers wait on, so that they need not wait for its kernels."""
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
 
 
 class _IpcMemHandle(ctypes.Structure):
@@ -158,8 +181,6 @@ class GpuMemory:
     """Of this rank's GPU, and of the others' by CUDA's handles between processes."""
 
     def __init__(self, device: Any, rank: int, nbytes: int) -> None:
-        from flashsmith.parallel.group import transfer_stream
-
         self._device, self._rank = device, rank
         self._ordinal = device.index
         address, handle = ctypes.c_uint64(), _IpcMemHandle()
@@ -228,24 +249,22 @@ class GpuMemory:
             self._side.wait_event(event)
 
     def read(self, parts: Sequence[tuple[int, int, int, int]]) -> None:
-        stream = ctypes.c_void_p(self._side.cuda_stream)
-        with driver.current_gpu(self._ordinal):
-            for rank, there, here, nbytes in parts:
-                driver.call(
-                    "cuMemcpyAsync",
-                    ctypes.c_uint64(self._address + here),
-                    ctypes.c_uint64(self._bases[rank] + there),
-                    ctypes.c_size_t(nbytes),
-                    stream,
-                )
+        stream = self._side.cuda_stream
+        for rank, there, here, nbytes in parts:
+            driver.copy(
+                self._address + here, self._bases[rank] + there, nbytes, self._ordinal, stream
+            )
 
     def arrived(self) -> Callable[[], None]:
+        """After what has been read so far."""
         event = torch.cuda.Event()
         event.record(self._side)
-        return lambda: self._main.wait_event(event)
+        return functools.partial(self._main.wait_event, event)
 
-    def end_reading(self, slot: int) -> None:
-        self._read[slot].record(self._side)
+    def end_reading(self, slot: int) -> Callable[[], None]:
+        event = self._read[slot]
+        event.record(self._side)
+        return functools.partial(self._main.wait_event, event)
 
 
 # By the type of a device.

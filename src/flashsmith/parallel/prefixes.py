@@ -51,14 +51,11 @@ class _Keys(NamedTuple):
     wait_for_later: Callable[[], None]
 
 
-def _gather(call: Call, k: Any, v: Any, confirm: Callable[[], None] | None = None) -> _Keys:
-    """Begins to gather K and V; ``confirm`` is called before anything is sent."""
-    if confirm is not None:
-        confirm()
+def _gather(call: Call, peers: Peers | None, k: Any, v: Any) -> _Keys:
+    """Begins to gather K and V."""
     ranks, rank = call.group.size, call.group.rank
-    peers = _peers(call, k)
     if peers is not None:
-        return _copy_keys(call, peers, k, v)
+        return _copy_keys(peers, k, v)
     batch, rows, heads, d = k.shape
     chunk = rows // 2
     places = ranks * chunk, ranks * chunk, chunk
@@ -104,14 +101,14 @@ class _Places(NamedTuple):
     """A slot with K and V in it: this rank's own chunks, what its chunks see, and what that takes
     of other ranks' slots (Peers.copy), for the earlier and for the later chunk."""
 
-    own: list[Any]
+    own: list[list[Any]]
     earlier: list[Any]
     later: list[Any]
     for_earlier: list[tuple[int, int, int, int]]
     for_later: list[tuple[int, int, int, int]]
 
 
-def _copy_keys(call: Call, peers: Peers, k: Any, v: Any) -> _Keys:
+def _copy_keys(peers: Peers, k: Any, v: Any) -> _Keys:
     ranks, rank = peers.size, peers.rank
     batch, rows, heads, d = shape = k.shape
     chunk, places = rows // 2, 2 * ranks + 1
@@ -119,7 +116,7 @@ def _copy_keys(call: Call, peers: Peers, k: Any, v: Any) -> _Keys:
     def make(tensor: Callable[..., Any]) -> _Places:
         both = tensor(0, (2, batch, places * chunk, heads, d), k.dtype)
         of_places = both.unflatten(2, (places, chunk))
-        own = [of_places[side][:, at] for at in (ranks + rank, 2 * ranks) for side in (0, 1)]
+        own = [[side[:, at] for side in of_places] for at in (ranks + rank, 2 * ranks)]
         size = chunk * heads * d * k.element_size()
 
         def parts(owner: int, there: int, here: int) -> list[tuple[int, int, int, int]]:
@@ -140,14 +137,20 @@ def _copy_keys(call: Call, peers: Peers, k: Any, v: Any) -> _Keys:
 
     slot = peers.begin()
     it = peers.view(slot, ("keys", shape, k.dtype), make)
-    (k_earlier, k_later), (v_earlier, v_later) = k.chunk(2, 1), v.chunk(2, 1)
-    torch._foreach_copy_(it.own, [k_earlier, v_earlier, k_later, v_later])
-    with call.group.waiting_for_others():
-        peers.offer(slot)
-    wait_for_earlier = peers.copy(slot, it.for_earlier)
-    wait_for_later = peers.copy(slot, it.for_later)
-    peers.end(slot)
-    return _Keys(it.earlier, it.later, wait_for_earlier, wait_for_later)
+    k_halves, v_halves = k.chunk(2, 1), v.chunk(2, 1)
+
+    def write(half: int) -> None:
+        # One after another: a copy of dense memory is no kernel.
+        for into, both in zip(it.own[half], (k_halves, v_halves), strict=True):
+            into.copy_(both[half])
+
+    write(0)
+    if rank:
+        write(1)
+    peers.offer(slot)
+    if not rank:
+        write(1)  # nobody else sees it
+    return _Keys(it.earlier, it.later, *peers.copy(slot, it.for_earlier, it.for_later))
 
 
 def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
@@ -189,7 +192,8 @@ def _attend(call: Call, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tupl
 def forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
     o = torch.empty_like(q)
     (q_earlier, q_later), (o_earlier, o_later) = q.chunk(2, 1), o.chunk(2, 1)
-    keys = _gather(call, k, v, call.confirm)
+    call.confirm()
+    keys = _gather(call, _peers(call, k), k, v)
     keys.wait_for_earlier()
     earlier = _attend(call, q_earlier, keys.earlier, o_earlier, sinks)
     keys.wait_for_later()
@@ -234,7 +238,8 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
         """dk and dv of each chunk, (batch, rows, heads, d)."""
         return list(zip(*(it.split(chunk, 1) for it in gradients[1:3]), strict=True))
 
-    keys = _gather(call, k, v)
+    peers = _peers(call, k)
+    keys = _gather(call, peers, k, v)
     keys.wait_for_earlier()
     keys.wait_for_later()
     later = differentiate(1, keys.later)
@@ -242,7 +247,6 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
         # What it gives to later chunks of others travels while the earlier chunk is computed.
         of_later = by_chunk(later)
         own = of_later[-1]
-        peers = _peers(call, k)
         sent = dict(zip(range(rank + 1, ranks), of_later, strict=False))
         come_to_later = _exchange(call, peers, own[0], sent, range(rank))
     earlier = differentiate(0, keys.earlier)
@@ -309,11 +313,10 @@ def _exchange(
     with group.waiting_for_others():
         peers.offer(slot)
     come = {owner: ranks - 1 + place(rank, owner) for owner in owners}
-    arrived = peers.copy(
+    (arrived,) = peers.copy(
         slot,
         [(it, place(it, rank) * nbytes, here * nbytes, nbytes) for it, here in come.items()],
     )
-    peers.end(slot)
 
     def wait_for_peers() -> dict[int, _Pair]:
         arrived()
