@@ -116,3 +116,26 @@ def test_ranks_of_other_hosts_have_none(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert shared(monkeypatch, tmp_path, other_host=True) == [None, None]
     assert not list(tmp_path.iterdir())
     assert shared(monkeypatch, tmp_path / "none") == [None, None]
+
+
+def test_a_rank_that_is_lost_meanwhile_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_FOLDER", tmp_path)
+
+    def exchange(mine: bytes) -> bytes:
+        assert list(tmp_path.iterdir())
+        raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        Board.shared(0, 2, TIMEOUT, exchange)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_folder_is_no_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*given: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.mmap, "mmap", full)
+    assert shared(monkeypatch, tmp_path) == [None, None]
+    assert not list(tmp_path.iterdir())

@@ -40,16 +40,18 @@ class Board:
     def shared(rank: int, size: int, timeout: float, exchange: Exchange) -> Board | None:
         """The board of these ranks; None where they are not on one host. All of them call this."""
         path, token, memory = _made(size) if rank == 0 else ("", b"", None)
-        given = exchange(path.encode().ljust(_PATH, b"\0") + token.ljust(_TOKEN, b"\0"))
-        if rank:
-            memory = _found(
-                given[:_PATH].rstrip(b"\0").decode(), given[_PATH : _PATH + _TOKEN], size
-            )
-        if memory is not None:
-            _PID.pack_into(memory, _TOKEN + rank * _PID.size, os.getpid())
-        all_have = exchange(bytes([memory is not None])) == b"\1" * size
-        if path:
-            os.unlink(path)
+        try:
+            given = exchange(path.encode().ljust(_PATH, b"\0") + token.ljust(_TOKEN, b"\0"))
+            if rank:
+                memory = _found(
+                    given[:_PATH].rstrip(b"\0").decode(), given[_PATH : _PATH + _TOKEN], size
+                )
+            if memory is not None:
+                _PID.pack_into(memory, _TOKEN + rank * _PID.size, os.getpid())
+            all_have = exchange(bytes([memory is not None])) == b"\1" * size
+        finally:
+            if path:
+                os.unlink(path)
         board = None
         if memory is not None and all_have:
             board = Board(memory, rank, size, timeout)
@@ -120,11 +122,15 @@ def _made(size: int) -> tuple[str, bytes, mmap.mmap | None]:
     if _FOLDER.is_dir():
         with contextlib.suppress(OSError):
             handle, path = tempfile.mkstemp(prefix="flashsmith-", dir=_FOLDER)
-            with open(handle, "r+b") as file:
-                token = secrets.token_bytes(_TOKEN)
-                file.write(token.ljust(_bytes_of(size), b"\0"))
-                file.flush()
-                return path, token, mmap.mmap(file.fileno(), _bytes_of(size))
+            try:
+                with open(handle, "r+b") as file:
+                    token = secrets.token_bytes(_TOKEN)
+                    # Written, not truncated: a folder that is full is an error here, not later.
+                    file.write(token.ljust(_bytes_of(size), b"\0"))
+                    file.flush()
+                    return path, token, mmap.mmap(file.fileno(), _bytes_of(size))
+            except OSError:
+                os.unlink(path)
     return "", b"", None
 
 
