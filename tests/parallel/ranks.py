@@ -172,6 +172,9 @@ class HostMemory:
     def end_reading(self, slot: int) -> Callable[[], None]:
         return self.arrived()
 
+    def has_read(self, slot: int) -> bool:
+        return True
+
 
 def run_copied(case: Case) -> dict[str, Any]:
     """run_case where ranks copy from each other's memory, with slots that grow."""
@@ -183,7 +186,7 @@ def run_copied(case: Case) -> dict[str, Any]:
         read(self, parts)
 
     HostMemory.read = counted  # type: ignore[method-assign]
-    peers.MEMORIES["cpu"], peers._LEAST = HostMemory, 1
+    peers.MEMORIES["cpu"], peers._STEP = HostMemory, 1
     try:
         group = dist.new_group()
         smaller = [parallel.shard(case.draw()[name][:1], group=group) for name in "qkv"]

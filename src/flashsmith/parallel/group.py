@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashsmith.errors import ArgumentError, FlashsmithError, GroupError
 from flashsmith.parallel.board import Board
-from flashsmith.parallel.peers import MOST, Peers, transfer_stream
+from flashsmith.parallel.peers import MOST, Others, Peers, transfer_stream
 from flashsmith.printable import quoted
 
 # Its name from PyTorch 2.13 on, and before.
@@ -157,9 +157,8 @@ class Group:
             if found is not None:
                 found.close()
             same = functools.partial(_same_on_board, board, self.rank, self.size)
-            found = of_group[devices] = Peers.shared(
-                self.rank, self.size, device, nbytes, self.exchange, same
-            )
+            others = Others(self.rank, self.size, same, board.lost, board.timeout)
+            found = of_group[devices] = Peers.shared(others, device, nbytes, self.exchange)
         return found
 
     @contextlib.contextmanager

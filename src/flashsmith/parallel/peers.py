@@ -11,15 +11,22 @@ copies what it needs from theirs. There are two slots, used by turns:
                stream waits for, and the others' begin() after next
 
 No GPU waits for an event that is yet to be recorded: a rank that does not come is missed on the
-board, by the host, within the group's timeout.
+board, by the host, within the group's timeout. What is recorded may still never happen, as when a
+process is killed whose GPU had work to do: the watch ends the processes that wait for it, as NCCL's
+watchdog does.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 
@@ -28,36 +35,41 @@ from flashsmith.runtime import driver
 
 # Bytes of a slot up to which memory is kept for this; more is left to the group's backend.
 MOST = 256 << 20
-_LEAST = 1 << 20
+# What slots grow by, so that they seldom do.
+_STEP = 16 << 20
 # Of what a rank tells the others about its memory.
 _NAME = 512
+
+
+class Others(NamedTuple):
+    """How one rank gets on with the others of its group, over the host."""
+
+    rank: int
+    size: int
+    same: Callable[[int], bool]  # whether all say this number; raises GroupError
+    lost: Callable[[], str]  # who has ended, or ''
+    timeout: float  # seconds
 
 
 class Peers:
     """One rank's view of the memory of all ranks of a group. Every rank makes the same calls."""
 
-    def __init__(
-        self, rank: int, size: int, memory: Any, capacity: int, same: Callable[[int], bool]
-    ) -> None:
-        self.rank, self.size, self.capacity = rank, size, capacity
-        self._memory, self._same, self._number = memory, same, 0
+    def __init__(self, others: Others, memory: Any, capacity: int) -> None:
+        self.rank, self.size, self.capacity = others.rank, others.size, capacity
+        self._others, self._memory, self._number = others, memory, 0
+        self._waiting = Waiting(others.timeout)
         self._views: tuple[dict[Any, Any], ...] = ({}, {})
 
     @staticmethod
     def shared(
-        rank: int,
-        size: int,
-        device: Any,
-        nbytes: int,
-        exchange: Callable[[bytes], bytes],
-        same: Callable[[int], bool],
+        others: Others, device: Any, nbytes: int, exchange: Callable[[bytes], bytes]
     ) -> Peers | None:
         """Slots of at least so many bytes; None where a rank's memory cannot be read by all. All
-        ranks call this."""
-        capacity = 1 << (max(nbytes, _LEAST) - 1).bit_length()
+        ranks call this. ``exchange`` gives as many bytes to each, and all of them, by rank."""
+        capacity = -(-max(nbytes, 1) // _STEP) * _STEP
         memory, name = None, b""
         try:
-            memory = MEMORIES[device.type](device, rank, 2 * capacity)
+            memory = MEMORIES[device.type](device, others.rank, 2 * capacity)
             name = memory.name
         except (KeyError, FlashsmithError, RuntimeError):
             pass
@@ -70,8 +82,11 @@ class Peers:
                 opened = True
             except (FlashsmithError, RuntimeError):
                 pass
-        if exchange(bytes([opened])) == b"\1" * size:
-            return Peers(rank, size, memory, capacity, same)
+        if exchange(bytes([opened])) == b"\1" * others.size:
+            peers = Peers(others, memory, capacity)
+            _watcher()
+            _watched.add(peers)
+            return peers
         if memory is not None:
             memory.leave()
         exchange(b"\0")  # nobody has it open
@@ -117,7 +132,7 @@ class Peers:
         self._meet()
 
     def _meet(self) -> None:
-        if not self._same(-1 - self._number):
+        if not self._others.same(-1 - self._number):
             raise GroupError("group: the ranks are not at the same transfer of one call")
 
     def copy(
@@ -144,8 +159,58 @@ class Peers:
                 arrivals.append(memory.arrived() if parts else _nothing_to_wait_for)
         return arrivals
 
+    def waits_too_long(self, now: float) -> str:
+        """Why this rank waits for ever, at a time in seconds; '' while it need not."""
+        is_done = self._memory.has_read(self._number % 2)
+        return self._waiting.reason(now, self._number, is_done, self._others.lost())
+
 
 def _nothing_to_wait_for() -> None: ...
+
+
+class Waiting:
+    """For how long the last transfer has not ended."""
+
+    # Seconds that a GPU may still need when a process has ended.
+    PATIENCE = 5.0
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout, self._number, self._since = timeout, -1, 0.0
+
+    def reason(self, now: float, number: int, is_done: bool, lost: str) -> str:
+        if is_done or number != self._number:
+            self._number, self._since = number, now
+        waited = now - self._since
+        if lost and waited > self.PATIENCE:
+            return f"{lost}, and its GPU has waited for it for {waited:.0f} s"
+        if waited > self._timeout:
+            return f"its GPU has waited for another for {waited:.0f} s"
+        return ""
+
+
+_watched: WeakSet[Peers] = WeakSet()
+
+
+@functools.cache
+def _watcher() -> threading.Thread:
+    """The thread that ends this process when its GPU waits for ever."""
+    thread = threading.Thread(target=_watch, name="flashsmith-peers", daemon=True)
+    thread.start()
+    return thread
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(1.0)
+        for peers in list(_watched):
+            if why := peers.waits_too_long(time.monotonic()):
+                print(
+                    f"flashsmith.parallel: rank {peers.rank} of {peers.size}: {why}; this process "
+                    "ends, as by NCCL's watchdog",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os.abort()
 
 
 _streams: dict[Any, Any] = {}
@@ -163,6 +228,7 @@ class _IpcMemHandle(ctypes.Structure):
 
 
 _LAZY_PEER_ACCESS = 1
+_RELAXED = 2
 
 
 class _Address:
@@ -254,6 +320,14 @@ class GpuMemory:
             driver.copy(
                 self._address + here, self._bases[rank] + there, nbytes, self._ordinal, stream
             )
+
+    def has_read(self, slot: int) -> bool:
+        """Whether the last end_reading() of the slot has been reached; from any thread."""
+        with torch.cuda.device(self._device):
+            # Another thread may be capturing a graph, which such a question would end.
+            mode = ctypes.c_int(_RELAXED)
+            driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            return bool(self._read[slot].query())
 
     def arrived(self) -> Callable[[], None]:
         """After what has been read so far."""
