@@ -80,6 +80,12 @@ inline Plan plan_two_steps(NumberReader& numbers) {
             plan.launches.push_back(plan.launches[0]);
             plan.launches.back().smem_bytes = 512;
             break;
+        case 11:  // nothing either
+            plan.launches[1].programmatic = true;
+            break;
+        case 12:
+            plan.launches[0].cluster = {3, 1, 1};
+            break;
     }
     return plan;
 }
