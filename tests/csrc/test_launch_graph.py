@@ -18,6 +18,7 @@ X, O = 1 << 40, 2 << 40  # noqa: E741
 OUT_OF_MEMORY = 2
 # Calls that are launched one kernel after the other, before there is a graph.
 BEFORE = 2
+MOST_GRAPHS = 256
 
 Launch = Callable[..., None]
 
@@ -167,9 +168,10 @@ def test_where_cuda_refuses_a_graph_the_kernels_are_launched(
     graphs = library.count("cudaGraphLaunch")
     calls = len(library.launches()) // 2
     library.fail(name, OUT_OF_MEMORY)
-    for i in range(5):
-        launch(STREAM, X + 4096 * i)
-    assert [given(library, calls + i)[1] for i in range(5)] == [X + 4096 * i for i in range(5)]
+    tensors = [X + 4096 * i for i in range(1, 6)]
+    for x in tensors:
+        launch(STREAM, x)
+    assert [given(library, calls + i)[1] for i in range(5)] == tensors
     assert library.count("cudaGraphLaunch") == graphs + (name == "cudaGraphLaunch")
     assert library.cuda.pretended_graphs() == 0
 
@@ -181,6 +183,50 @@ def test_a_refused_launch_says_why(library: PretendedLibrary, launch: Launch) ->
     library.fail("cudaLaunchKernel", OUT_OF_MEMORY)
     with pytest.raises(RuntimeError, match="cudaLaunchKernel: cudaErrorMemoryAllocation"):
         launch()
+
+
+def test_a_tensor_map_that_is_refused_leaves_no_kernel_with_other_arguments(
+    library: PretendedLibrary,
+) -> None:
+    function = prepare(library, wrong=13)
+    memory = np.zeros(4096, np.uint8)
+    block = memory.ctypes.data + -memory.ctypes.data % 256
+    others = (*(0, 0), O, *(0,) * 7, block)
+    for _ in range(4):
+        function(STREAM, X, *others)
+    library.fail("cuTensorMapEncodeTiled", 1)
+    with pytest.raises(RuntimeError, match="cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE: x"):
+        function(STREAM, X + 4096, *others)
+    function(STREAM, X, *others)
+    function(STREAM, X + 4096, *others)
+    assert [given(library, call)[1] for call in (3, 4, 5)] == [X, X, X + 4096]
+    assert counts(library) == (2 * BEFORE, 4, 1)
+
+
+def test_errors_where_they_happen_want_launches(
+    library: PretendedLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value, graphs in (("1", 0), ("0", 1)):
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
+        function = prepare(library)
+        for _ in range(BEFORE + 1):
+            function(STREAM, X, 0, 0, O)
+        assert library.count("cudaGraphLaunch") == graphs
+
+
+def test_graphs_are_bounded(fresh_library: Callable[[], PretendedLibrary]) -> None:
+    library = fresh_library()
+    functions = [prepare(library) for _ in range(MOST_GRAPHS + 3)]
+    for function in functions:
+        for _ in range(BEFORE + 1):
+            function(STREAM, X, 0, 0, O)
+    assert library.count("cudaGraphLaunch") == MOST_GRAPHS
+    assert library.cuda.pretended_graphs() == 2 * MOST_GRAPHS
+    last = functions[-1]
+    del function
+    functions[:-1] = []
+    last(STREAM, X, 0, 0, O)
+    assert library.count("cudaGraphLaunch") == MOST_GRAPHS + 1
 
 
 def test_a_graph_goes_with_its_plan(library: PretendedLibrary) -> None:
