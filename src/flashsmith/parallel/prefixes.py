@@ -310,8 +310,7 @@ def _exchange(
     pairs = peers.view(slot, ("gradients", like.shape), make)
     if parts:
         torch._foreach_copy_([it for to in sent for it in pairs[place(rank, to)]], parts)
-    with group.waiting_for_others():
-        peers.offer(slot)
+    peers.offer(slot)
     come = {owner: ranks - 1 + place(rank, owner) for owner in owners}
     (arrived,) = peers.copy(
         slot,
