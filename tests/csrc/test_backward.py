@@ -182,7 +182,8 @@ def gradients(
 
 @pytest.mark.parametrize("cfg", BOTH, ids=str)
 def test_nothing_else_is_computed(cfg: FlashBackwardKernelConfig) -> None:
-    """What is asked for has the bits that it has beside the others; the rest costs no products."""
+    """What is asked for has the bits that it has beside the others, dq of atomic sums but for their
+    order; the rest costs no products."""
     every = gradients(cfg)
     assert every.emulation is not None
     products = every.emulation.instructions
@@ -194,7 +195,10 @@ def test_nothing_else_is_computed(cfg: FlashBackwardKernelConfig) -> None:
         assert not some.emulation.findings
         cost[unwanted] = some.emulation.instructions[mma] / products[mma]
         for name, found in some.outputs.items():
-            np.testing.assert_array_equal(found, every.outputs[name])
+            summed = name == "dq" and cfg.dq == DqMode.ATOMICS
+            np.testing.assert_allclose(
+                found, every.outputs[name], rtol=2**-9 if summed else 0, atol=2**-14 * summed
+            )
     shares = {DqMode.TWO_KERNELS: (4 / 7, 3 / 7), DqMode.ATOMICS: (4 / 5, 3 / 5)}
     without_dq, dq_alone = shares[cfg.dq]
     assert abs(cost["dq",] - without_dq) < 0.04
