@@ -182,8 +182,8 @@ def gradients(
 
 @pytest.mark.parametrize("cfg", BOTH, ids=str)
 def test_nothing_else_is_computed(cfg: FlashBackwardKernelConfig) -> None:
-    """What is asked for has the bits that it has beside the others, dq of atomic sums but for their
-    order; the rest costs no products."""
+    """What is asked for is what it is beside the others; the rest costs no products. Two ulps, since
+    the emulator sums a chain of products as one, and chains end where a branch does."""
     every = gradients(cfg)
     assert every.emulation is not None
     products = every.emulation.instructions
@@ -195,10 +195,7 @@ def test_nothing_else_is_computed(cfg: FlashBackwardKernelConfig) -> None:
         assert not some.emulation.findings
         cost[unwanted] = some.emulation.instructions[mma] / products[mma]
         for name, found in some.outputs.items():
-            summed = name == "dq" and cfg.dq == DqMode.ATOMICS
-            np.testing.assert_allclose(
-                found, every.outputs[name], rtol=2**-9 if summed else 0, atol=2**-14 * summed
-            )
+            np.testing.assert_allclose(found, every.outputs[name], rtol=2**-9, atol=2**-14)
     shares = {DqMode.TWO_KERNELS: (4 / 7, 3 / 7), DqMode.ATOMICS: (4 / 5, 3 / 5)}
     without_dq, dq_alone = shares[cfg.dq]
     assert abs(cost["dq",] - without_dq) < 0.04
