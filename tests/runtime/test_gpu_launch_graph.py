@@ -16,6 +16,11 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 CALLS = 12
+SPLIT = (
+    "(BF16, 128, 64, 64, 1wg): tma+stages_2+q_buffers_1+regs_24_232+overlap+dynamic+rescale_8"
+    "+ctas_2+split_16+pack_gqa"
+)
+ATOMICS = "(BF16, 128, 64, 64, 4): backward+columns_2+stages_2+dq_atomics"
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +74,47 @@ def test_a_repeated_call_is_one_graph_of_other_arguments() -> None:
     names = launched(lambda: gradients(cases[0]))
     assert names
     assert all("GraphLaunch" in name for name in names)
+
+
+def test_forward_passes_in_parts_too() -> None:
+    """Parts of the keys, then their merge, which leaves the counters zero."""
+    config = flashsmith.parse_kernel_name_into_config(SPLIT)
+    cases = []
+    for seed in range(CALLS):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        cases.append(
+            [
+                torch.randn(
+                    1, length, 4, 128, device="cuda", dtype=torch.bfloat16, generator=generator
+                )
+                for length in (64, 4096, 4096)
+            ]
+        )
+
+    def call(case: Any) -> Any:
+        return flashsmith.attention(*case, return_lse=True, config=config)
+
+    expected = []
+    for case in cases:
+        forget_cached_launches()
+        expected.append(call(case))
+    found = [call(case) for case in cases]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same(ours, theirs)
+    names = launched(lambda: call(cases[0]))
+    assert names
+    assert all("GraphLaunch" in name for name in names)
+
+
+def test_sums_are_zeroed_before_every_graph() -> None:
+    """Atomics add to them, in an order that timing decides."""
+    config = flashsmith.parse_kernel_name_into_config(ATOMICS)
+    cases = [drawn(seed) for seed in range(CALLS)]
+    for case in (*cases, *cases):
+        found = flashsmith.backward(*case, causal=True, config=config)[:3]
+        for ours, theirs in zip(found, gradients(case), strict=True):
+            error = (ours.float() - theirs.float()).norm() / theirs.float().norm()
+            assert error.item() < 0.01
 
 
 def test_captured_and_replayed_between_calls() -> None:
