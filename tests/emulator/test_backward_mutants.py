@@ -46,6 +46,8 @@ VICTIMS = {
             Asked("b1 s100:40 h1 d64 causal", options=_STATISTICS, spoiled="no sink"),
             Asked("b1 s770:770 h1 d8 causal", options=_STATISTICS, spoiled="no do"),
             Asked("b1 s70:100 h1 d64 causal", options={"grad_dtype": "float32"}),
+            Asked("b1 s100:70 h2:1 d64 causal", options={"unneeded": ("dk",)}),
+            Asked("b1 s100:70 h2:1 d64 causal", options={"unneeded": ("dv",)}),
         ),
     ),
     "unmasked": OperationVictim(
@@ -174,6 +176,8 @@ VICTIMS = {
             Asked(_PACKED, options=_NARROW, spoiled="last value"),
             Asked(_LONG, options=_STATISTICS | _LONGEST, spoiled="no do"),
             Asked(_PACKED, options={"grad_dtype": "float32"} | _NARROW),
+            Asked(_PACKED, options=_NARROW | {"unneeded": ("dk",)}),
+            Asked(_PACKED, options=_NARROW | {"unneeded": ("dv",)}),
         ),
     ),
 }
@@ -539,7 +543,7 @@ def test_the_kernels_themselves_are_right(name: str) -> None:
     assert not VICTIMS[name].run().caught
 
 
-PLANS = ["dq_sums not zeroed", "without finish", "finish first", "queries first", "half of D"]
+PLANS = ["half of dq_sums", "without finish", "finish first", "queries first", "half of D"]
 
 
 @pytest.mark.parametrize(
