@@ -11,7 +11,7 @@ from flashsmith.operations.dtype import DType
 
 # (B_r, B_c, n_warps, column_warps, stages) by d_head, in order of preference; the last of each fits
 # 101,376 bytes of shared memory with either way of dq. Those of d 64 and 128 were the fastest of 57
-# and 51 on an H200, whose first one of d 128 an A100 has room for with one stage; those of 32 and 96
+# and 51 on an H200 (an A100 has room for the first of d 128 with one stage); those of 32 and 96
 # follow them, and those of 192 and 256 were not compared.
 _TILES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
     32: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
