@@ -34,28 +34,43 @@ def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> Aske
     )
 
 
-def _sparse(keys: int) -> AskedDecode:
-    """More sequences than a warp looks through at once, of which a lane's every first, second and
-    further one has keys: few enough that without any of them runs are shorter."""
-    lens_k = tuple(keys * (i in _HAVING) for i in range(100))
-    return AskedDecode(f"b100 s1:{keys} h2:1 d40 causal", options={"lens_k": lens_k}, sm_count=2)
+# Keys behind the longest sequence, so that a CTA does not read the whole of a cache at once.
+LONG = 1720
+
+#: Sequences that have keys, of so many: of a hundred a lane's every first, second and further one,
+#: of 32 those whose lanes no step of a sum over the warp adds up alone.
+_HAVING = {100: (1, 20, 34, 64, 97), 32: (13, 15, 22, 23, 31)}
 
 
-def _sparse_packed() -> AskedDecode:
-    """The same of packed queries. Sequences without queries would make runs longer."""
-    without = [i + 1 for i in _HAVING]
+def _sparse(keys: int, batch: int) -> AskedDecode:
+    """So few sequences with keys that without any of them, or with it twice, runs are shorter or
+    longer."""
     return AskedDecode(
-        "b100 s1:1500 h2:1 d40 window softcap packed page24",
+        f"b{batch} s1:{keys} h{200 // batch // 2 * 2}:1 d40 causal",
         options={
-            "window": (1500, 0),
-            "lens_q": tuple(int(i not in without) for i in range(100)),
-            "lens_k": tuple(300 * (i in _HAVING) + 1500 * (i in without) for i in range(100)),
+            "capacity": LONG + 100,
+            "lens_k": tuple(keys * (i in _HAVING[batch]) for i in range(batch)),
         },
         sm_count=2,
     )
 
 
-_HAVING = (1, 20, 34, 64, 97)
+def _sparse_packed(batch: int) -> AskedDecode:
+    """The same of packed queries. Sequences without queries would make runs longer."""
+    having = _HAVING[batch]
+    without = {i + 1 for i in having}.difference(having)
+    return AskedDecode(
+        f"b{batch} s1:1500 h{200 // batch // 2 * 2}:1 d40 window softcap packed page24",
+        options={
+            "window": (1500, 0),
+            "capacity": LONG // 24,
+            "lens_q": tuple(int(i not in without) for i in range(batch)),
+            "lens_k": tuple(300 * (i in having) + 1500 * (i in without) for i in range(batch)),
+        },
+        sm_count=2,
+    )
+
+
 VICTIMS = {
     "dense": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
@@ -75,7 +90,8 @@ VICTIMS = {
             AskedDecode("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
             # Rows that see no key, beside keys whose values are not finite.
             AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
-            _sparse(300),
+            _sparse(300, 100),
+            _sparse(300, 32),
         ),
         sm_count=5,
     ),
@@ -83,12 +99,14 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+rounds_2"),
         Semantics("causal", uneven=True),
         (
-            AskedDecode("b1 s1:2600 h80:2 d56 causal", options={"sinks": True}),
+            # Runs for each warp of the merge.
+            AskedDecode("b1 s1:3400 h80:2 d56 causal", options={"sinks": True}),
             # Weights beside a wrong maximum are infinite.
             AskedDecode("b1 s1:2600 h80:2 d56 causal", "far_scores"),
             AskedDecode("b1 s1:2600 h80:2 d56 causal", "large_scores"),
             # Runs of two parts that CTAs take as a counter says.
-            _sparse(300),
+            _sparse(300, 100),
+            _sparse(300, 32),
         ),
         sm_count=75,
     ),
@@ -128,9 +146,10 @@ VICTIMS = {
             # The last sequence's runs are merged.
             AskedDecode(
                 "b2 s5:520 h12:4 d40 window softcap packed page24",
-                options={"window": (450, 0), "lens_k": (5, 520)},
+                options={"window": (450, 0), "lens_k": (5, 520), "capacity": LONG // 24},
             ),
-            _sparse_packed(),
+            _sparse_packed(100),
+            _sparse_packed(32),
         ),
         sm_count=5,
     ),
@@ -189,10 +208,11 @@ VICTIMS = {
             # in global memory, and CTAs with more than one.
             AskedDecode(
                 "b7 s1:460 h16:1 d40 causal",
-                options={"lens_k": (460, 1, 460, 0, 460, 130, 460)},
+                options={"lens_k": (460, 1, 460, 0, 460, 130, 460), "capacity": LONG},
                 sm_count=2,
             ),
-            _sparse(380),
+            _sparse(380, 100),
+            _sparse(380, 32),
             AskedDecode("b4 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0, 130)}),
             # Columns that CTAs share unevenly.
             AskedDecode(
