@@ -25,6 +25,7 @@ struct FlashDecodeKernelConfig {
     int rounds;
     bool early;
     int cluster;
+    int long_ctas;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -121,6 +122,9 @@ struct DecodeKernelArgs {
     int32_t merged_rows;  // rows of a K/V head that may have several parts
     // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
     float share_of_units;
+    // With `long_ctas`: blocks of B_c keys of a run above which so many CTAs work, the others leave;
+    // and that `rounds` leaves to a run.
+    int32_t long_run, long_grid;
     // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.
     int32_t kept_levels, kept_level_bytes;
     Divisor by_parts, by_group, by_page, by_heads_k, by_merged_rows;

@@ -139,6 +139,8 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
 // rounds.
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
+// Keys and values of a run that is long.
+constexpr int kLongRunBytes = 2 << 20;
 // Keys of a sequence that clusters merge, and of a run that has more than one part.
 constexpr int64_t kMostClusterKeys = 8192, kMostClusterRunKeys = 256;
 
@@ -256,11 +258,15 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int fitting =
         ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
     const int64_t resident = fitting * int64_t{device.sm_count};
+    args.long_run = kLongRunBytes / (2 * config.B_c * config.d_head * config.element_bytes());
+    args.long_grid = static_cast<int32_t>(
+        std::min({items, resident, config.long_ctas * int64_t{device.sm_count}}));
     args.kept_level_bytes =
         args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
     if (items > resident && others_are_split) {
-        args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
-                              static_cast<float>(resident * config.rounds);
+        const int64_t of_share = config.long_ctas > 0 ? resident : resident * config.rounds;
+        args.share_of_units =
+            kRoundingUp * static_cast<float>(p.heads_k) / static_cast<float>(of_share);
         while (args.kept_levels < kMostKeptLevels &&
                holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, device))
             ++args.kept_levels;

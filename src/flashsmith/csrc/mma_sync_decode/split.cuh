@@ -67,7 +67,18 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) units += __shfl_xor_sync(kWholeWarp, units, step);
-    return static_cast<int>(fminf(units * args.share_of_units, 1 << 30));
+    float share = units * args.share_of_units;
+    if constexpr (Kernel::CFG.long_ctas > 0)
+        share = fmaxf(share / Kernel::CFG.rounds, fminf(share, static_cast<float>(args.long_run)));
+    return static_cast<int>(fminf(share, 1 << 30));
+}
+
+// CTAs that take runs, those of the lowest numbers: where runs are long, fewer than there are.
+template <class Kernel>
+FS_DEVICE uint32_t working_ctas(const DecodeKernelArgs& args, int share) {
+    if constexpr (Kernel::CFG.long_ctas > 0)
+        if (share > args.long_run) return args.long_grid;
+    return gridDim.x;
 }
 
 template <class Kernel>

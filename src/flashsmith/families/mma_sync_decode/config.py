@@ -15,6 +15,7 @@ from flashsmith.operations.dtype import DType
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 _STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
+LONG_RUN_BYTES = 2 << 20  # of keys and values
 _TARGET_BYTES = 80  # where the states of a CTA's run belong, and its next searches
 
 
@@ -146,6 +147,20 @@ class FlashDecodeKernelConfig(KernelConfig):
             else "parts are merged by way of global memory"
         ),
         where="ClusterMerge",
+    )
+    long_ctas: int = knob(
+        "CTAs of an SM that work where runs are long; 0: all that it holds",
+        values=(0, 1, 2),
+        word="ctas",
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"where a CTA's run has more than {LONG_RUN_BYTES >> 20} MiB, {cfg.long_ctas} work on "
+            "an SM; shorter runs are not cut into rounds"
+            if cfg.long_ctas
+            else "all CTAs that fit on an SM work"
+        ),
+        where="working_ctas",
     )
 
     # --- shapes and resources --------------------------------------------------------------------
