@@ -51,6 +51,9 @@ struct FlashDecodeKernelConfig {
     constexpr int most_rows_without_chunks() const { return chunk_rows / 2; }
 };
 
+// Keys and values of a long run.
+constexpr int kLongRunBytes = 2 << 20;
+
 // Parts of a sequence at most, whatever the device.
 constexpr int kMostParts = 2048;
 
@@ -122,9 +125,6 @@ struct DecodeKernelArgs {
     int32_t merged_rows;  // rows of a K/V head that may have several parts
     // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
     float share_of_units;
-    // With `long_ctas`: blocks of B_c keys of a run above which so many CTAs work, the others leave;
-    // and that `rounds` leaves to a run.
-    int32_t long_run, long_grid;
     // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.
     int32_t kept_levels, kept_level_bytes;
     Divisor by_parts, by_group, by_page, by_heads_k, by_merged_rows;
@@ -145,6 +145,8 @@ struct DecodeKernelArgs {
     // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
     // and of the parts of such runs; 0: there are no clusters.
     int32_t cluster_levels, cluster_run_levels;
+
+    int32_t long_grid;  // CTAs that work where runs are long
 };
 
 // Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.

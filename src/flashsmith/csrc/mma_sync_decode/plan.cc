@@ -139,8 +139,6 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
 // rounds.
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
-// Keys and values of a run that is long.
-constexpr int kLongRunBytes = 2 << 20;
 // Keys of a sequence that clusters merge, and of a run that has more than one part.
 constexpr int64_t kMostClusterKeys = 8192, kMostClusterRunKeys = 256;
 
@@ -258,7 +256,6 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int fitting =
         ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
     const int64_t resident = fitting * int64_t{device.sm_count};
-    args.long_run = kLongRunBytes / (2 * config.B_c * config.d_head * config.element_bytes());
     args.long_grid = static_cast<int32_t>(
         std::min({items, resident, config.long_ctas * int64_t{device.sm_count}}));
     args.kept_level_bytes =

@@ -69,7 +69,7 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     for (int step = 16; step > 0; step /= 2) units += __shfl_xor_sync(kWholeWarp, units, step);
     float share = units * args.share_of_units;
     if constexpr (Kernel::CFG.long_ctas > 0)
-        share = fmaxf(share / Kernel::CFG.rounds, fminf(share, static_cast<float>(args.long_run)));
+        share = fmaxf(share / Kernel::CFG.rounds, fminf(share, Kernel::long_run));
     return static_cast<int>(fminf(share, 1 << 30));
 }
 
@@ -77,7 +77,7 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
 template <class Kernel>
 FS_DEVICE uint32_t working_ctas(const DecodeKernelArgs& args, int share) {
     if constexpr (Kernel::CFG.long_ctas > 0)
-        if (share > args.long_run) return args.long_grid;
+        if (share > Kernel::long_run) return args.long_grid;
     return gridDim.x;
 }
 

@@ -65,6 +65,9 @@ struct StaticDecodeKernelConfig {
     static constexpr bool takes_chunks = false;
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
 
+    // Blocks of B_c keys above which a run is long.
+    static constexpr int long_run = kLongRunBytes / (2 * B_c * d_head * CFG.element_bytes());
+
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<warp_keys, d_head, true>;
 
