@@ -25,7 +25,7 @@ struct FlashDecodeKernelConfig {
     int rounds;
     bool early;
     int cluster;
-    int long_ctas;
+    int long_rounds;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -145,8 +145,6 @@ struct DecodeKernelArgs {
     // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
     // and of the parts of such runs; 0: there are no clusters.
     int32_t cluster_levels, cluster_run_levels;
-
-    int32_t long_grid;  // CTAs that work where runs are long
 };
 
 // Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.

@@ -201,11 +201,10 @@ struct DecodeRun {
         cp_async_commit();
         if (!Kernel::takes_chunks && thread_index() == 0) {
             RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
-            if (args.run_counter == nullptr)
-                search.index += working_ctas<Kernel>(args, search.share);
+            if (takes_from_counter<Kernel>(args, search.share))
+                search.index = gridDim.x + atomicAdd(args.run_counter, 1);
             else
-                search.index = working_ctas<Kernel>(args, search.share) +
-                               atomicAdd(args.run_counter, 1);
+                search.index += gridDim.x;
         }
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
@@ -588,8 +587,6 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     if (args.new_k == nullptr) wait_for_launch_before();
     DecodeItem item;
     ItemSearch search(Kernel::takes_chunks ? 0 : share_of_cta<Kernel>(args), block_index());
-    if constexpr (Kernel::CFG.long_ctas > 0 && !Kernel::takes_chunks)
-        if (block_index() >= working_ctas<Kernel>(args, search.share)) return;
     bool found = find_item<Kernel>(args, search, item);
     wait_for_launch_before();
     allow_next_launch();

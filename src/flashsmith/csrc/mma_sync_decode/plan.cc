@@ -256,14 +256,11 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int fitting =
         ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
     const int64_t resident = fitting * int64_t{device.sm_count};
-    args.long_grid = static_cast<int32_t>(
-        std::min({items, resident, config.long_ctas * int64_t{device.sm_count}}));
     args.kept_level_bytes =
         args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
     if (items > resident && others_are_split) {
-        const int64_t of_share = config.long_ctas > 0 ? resident : resident * config.rounds;
-        args.share_of_units =
-            kRoundingUp * static_cast<float>(p.heads_k) / static_cast<float>(of_share);
+        args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
+                              static_cast<float>(resident * config.rounds);
         while (args.kept_levels < kMostKeptLevels &&
                holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, device))
             ++args.kept_levels;
@@ -308,7 +305,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     // The merge leaves it zero.
     const size_t counter = plan.workspaces.size();
-    const bool counts = merges && args.share_of_units > 0 && config.rounds > 1;
+    const bool counts =
+        merges && args.share_of_units > 0 && (config.rounds > 1 || config.long_rounds > 0);
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
     // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;

@@ -68,17 +68,17 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) units += __shfl_xor_sync(kWholeWarp, units, step);
     float share = units * args.share_of_units;
-    if constexpr (Kernel::CFG.long_ctas > 0)
-        share = fmaxf(share / Kernel::CFG.rounds, fminf(share, Kernel::long_run));
+    if constexpr (Kernel::CFG.long_rounds > 0)
+        share = fmaxf(share / Kernel::CFG.long_rounds, fminf(share, Kernel::long_run));
     return static_cast<int>(fminf(share, 1 << 30));
 }
 
-// CTAs that take runs, those of the lowest numbers: where runs are long, fewer than there are.
+// Whether CTAs take runs from a counter, not by turns: for short runs that costs more than it
+// gains.
 template <class Kernel>
-FS_DEVICE uint32_t working_ctas(const DecodeKernelArgs& args, int share) {
-    if constexpr (Kernel::CFG.long_ctas > 0)
-        if (share > Kernel::long_run) return args.long_grid;
-    return gridDim.x;
+FS_DEVICE bool takes_from_counter(const DecodeKernelArgs& args, int share) {
+    return args.run_counter != nullptr &&
+           (Kernel::CFG.long_rounds == 0 || share > Kernel::long_run);
 }
 
 template <class Kernel>

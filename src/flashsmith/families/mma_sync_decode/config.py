@@ -148,19 +148,19 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="ClusterMerge",
     )
-    long_ctas: int = knob(
-        "CTAs of an SM that work where runs are long; 0: all that it holds",
-        values=(0, 1, 2),
-        word="ctas",
+    long_rounds: int = knob(
+        "runs of parts that a CTA has at least where runs are long; 0: as elsewhere",
+        values=(0, 2, 4),
+        word="long_rounds",
         default=0,
         lowest=0,
         effect=lambda cfg: (
-            f"where a CTA's run has more than {LONG_RUN_BYTES >> 20} MiB, {cfg.long_ctas} work on "
-            "an SM; shorter runs are not cut into rounds"
-            if cfg.long_ctas
-            else "all CTAs that fit on an SM work"
+            f"a CTA's share of all keys is cut into {cfg.long_rounds} runs of parts where these "
+            f"still have more than {LONG_RUN_BYTES >> 20} MiB, and CTAs take them as they come"
+            if cfg.long_rounds
+            else "long runs are taken as short ones are"
         ),
-        where="working_ctas",
+        where="takes_from_counter",
     )
 
     # --- shapes and resources --------------------------------------------------------------------
