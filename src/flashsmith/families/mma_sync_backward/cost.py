@@ -85,7 +85,7 @@ def tile_work(
         smem=(read + streamed + exchanged * scores) * element,
         sums=cfg.B_r * cfg.d_head if atomics else 0,
         streamed=streamed * element,
-        barriers=1 + exchanged,
+        barriers=1 + (columns > 1),
         rates=rates,
     )
 
