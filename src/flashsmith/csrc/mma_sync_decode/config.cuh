@@ -25,7 +25,6 @@ struct FlashDecodeKernelConfig {
     int rounds;
     bool early;
     int cluster;
-    int long_rounds;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -50,9 +49,6 @@ struct FlashDecodeKernelConfig {
     // a tile. A sequence's own queries say it.
     constexpr int most_rows_without_chunks() const { return chunk_rows / 2; }
 };
-
-// Keys and values of a long run.
-constexpr int kLongRunBytes = 2 << 20;
 
 // Parts of a sequence at most, whatever the device.
 constexpr int kMostParts = 2048;

@@ -201,10 +201,10 @@ struct DecodeRun {
         cp_async_commit();
         if (!Kernel::takes_chunks && thread_index() == 0) {
             RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
-            if (takes_from_counter<Kernel>(args, search.share))
-                search.index = gridDim.x + atomicAdd(args.run_counter, 1);
-            else
+            if (args.run_counter == nullptr)
                 search.index += gridDim.x;
+            else
+                search.index = gridDim.x + atomicAdd(args.run_counter, 1);
         }
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
@@ -458,12 +458,11 @@ struct DecodeRun {
             if constexpr (Kernel::has_clusters)
                 if (args.cluster_levels > 0 && m == 0 && parts_left == 1) cluster_wait();
             const int units = min(rows - 16 * m, 16) * kColumns;
-            const int part = target.end_part - parts_left;
-            int i = thread_index();
-            constexpr int kAtOnce = Kernel::states_at_once;
-            for (; i + (kAtOnce - 1) * Kernel::n_threads < units; i += kAtOnce * Kernel::n_threads)
-                finish_columns<kAtOnce>(target, part, stage, m, i);
-            for (; i < units; i += Kernel::n_threads) finish_columns<1>(target, part, stage, m, i);
+            for (int i = thread_index(); i < units; i += Kernel::n_threads) {
+                const int row = i / kColumns, column = i % kColumns * 4;
+                finish_part(target, target.end_part - parts_left,
+                            state_of_warps(stage, m, row, column), 16 * m + row, column);
+            }
             __syncthreads();  // copies, or other rows, take the place of these states
         }
     }
@@ -505,47 +504,20 @@ struct DecodeRun {
         return state;
     }
 
-    // Merges a part's states, of the thread's `first` four columns and those that are n_threads on,
-    // with those of subtrees that it completes, and keeps the sums until the keys behind it are
-    // done. A run that ends early, with its sequence, completes all that it has.
-    template <int kCount>
-    FS_DEVICE void finish_columns(const RunTarget& target, int part, int stage, int m,
-                                  int first) const {
-        constexpr int kColumns = Kernel::d_head / 4;
-        RowState state[kCount];
-        int row[kCount], column[kCount];
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            const int index = first + i * Kernel::n_threads;
-            row[i] = 16 * m + index / kColumns;
-            column[i] = index % kColumns * 4;
-            state[i] = state_of_warps(stage, m, index / kColumns, column[i]);
-        }
+    // Merges a part's state with those of subtrees that it completes, and keeps the sum until the
+    // keys behind it are done. A run that ends early, with its sequence, completes all that it has.
+    FS_DEVICE void finish_part(const RunTarget& target, int part, RowState state, int row,
+                               int column) const {
         for (int level = 0; level < target.run_levels; ++level) {
             if ((part >> level & 1) != 0) {
-                RowState before[kCount];
-#pragma unroll
-                for (int i = 0; i < kCount; ++i)
-                    before[i] = kept_state(target, part, level, row[i], column[i]);
-#pragma unroll
-                for (int i = 0; i < kCount; ++i) {
-                    before[i].join(state[i]);
-                    state[i] = before[i];
-                }
+                RowState before = kept_state(target, part, level, row, column);
+                before.join(state);
+                state = before;
             } else if (part + 1 < target.end_part) {
-#pragma unroll
-                for (int i = 0; i < kCount; ++i)
-                    keep_state(state[i], target, part, level, row[i], column[i]);
+                keep_state(state, target, part, level, row, column);
                 return;
             }
         }
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) finish_run(target, state[i], row[i], column[i]);
-    }
-
-    // Stores the state of a run.
-    FS_DEVICE void finish_run(const RunTarget& target, const RowState& state, int row,
-                              int column) const {
         const int of_head = target.tile * Kernel::B_r + row;
         if (!target.has_all_parts()) {
             if constexpr (Kernel::has_clusters) {

@@ -305,8 +305,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     // The merge leaves it zero.
     const size_t counter = plan.workspaces.size();
-    const bool counts =
-        merges && args.share_of_units > 0 && (config.rounds > 1 || config.long_rounds > 0);
+    const bool counts = merges && args.share_of_units > 0 && config.rounds > 1;
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
     // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;

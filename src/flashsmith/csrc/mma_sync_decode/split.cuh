@@ -67,18 +67,7 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) units += __shfl_xor_sync(kWholeWarp, units, step);
-    float share = units * args.share_of_units;
-    if constexpr (Kernel::CFG.long_rounds > 0)
-        share = fmaxf(share / Kernel::CFG.long_rounds, fminf(share, Kernel::long_run));
-    return static_cast<int>(fminf(share, 1 << 30));
-}
-
-// Whether CTAs take runs from a counter, not by turns: for short runs that costs more than it
-// gains.
-template <class Kernel>
-FS_DEVICE bool takes_from_counter(const DecodeKernelArgs& args, int share) {
-    return args.run_counter != nullptr &&
-           (Kernel::CFG.long_rounds == 0 || share > Kernel::long_run);
+    return static_cast<int>(fminf(units * args.share_of_units, 1 << 30));
 }
 
 template <class Kernel>

@@ -65,12 +65,6 @@ struct StaticDecodeKernelConfig {
     static constexpr bool takes_chunks = false;
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
 
-    // Of 16 rows a thread merges so many states at a time, whose loads do not wait for each other.
-    static constexpr int states_at_once = std::clamp(16 * d_head / 4 / n_threads, 1, 4);
-
-    // Blocks of B_c keys above which a run is long.
-    static constexpr int long_run = kLongRunBytes / (2 * B_c * d_head * CFG.element_bytes());
-
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<warp_keys, d_head, true>;
 

@@ -15,7 +15,6 @@ from flashsmith.operations.dtype import DType
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 _STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
-LONG_RUN_BYTES = 2 << 20  # of keys and values
 _TARGET_BYTES = 80  # where the states of a CTA's run belong, and its next searches
 
 
@@ -147,20 +146,6 @@ class FlashDecodeKernelConfig(KernelConfig):
             else "parts are merged by way of global memory"
         ),
         where="ClusterMerge",
-    )
-    long_rounds: int = knob(
-        "runs of parts that a CTA has at least where runs are long; 0: as elsewhere",
-        values=(0, 2, 4),
-        word="long_rounds",
-        default=0,
-        lowest=0,
-        effect=lambda cfg: (
-            f"a CTA's share of all keys is cut into {cfg.long_rounds} runs of parts where these "
-            f"still have more than {LONG_RUN_BYTES >> 20} MiB, and CTAs take them as they come"
-            if cfg.long_rounds
-            else "long runs are taken as short ones are"
-        ),
-        where="takes_from_counter",
     )
 
     # --- shapes and resources --------------------------------------------------------------------

@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
         _supported,
         (
             *("d_head", "B_r", "B_c", "n_warps", "stages", "min_keys", "parts_per_sm"),
-            *("chunk_rows", "rounds", "cluster", "long_rounds"),
+            *("chunk_rows", "rounds", "cluster"),
         ),
     ),
     Rule(
