@@ -109,21 +109,22 @@ struct dQTurns {
         const KeyBlock<Kernel> keys(args.problem, number);
         int n_steps = keys.n_steps();
         if (n_steps == 0) return;
-        // How many blocks of its sequence come before it. The last of those adds to blocks of
-        // queries before shared_end; nobody comes before it at the others.
-        const uint32_t turn = keys.first_key / Kernel::B_c;
-        const int shared_end =
-            turn == 0 ? 0
-                      : Visibility<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
-                            .query_blocks(keys.first_key - Kernel::B_c, Kernel::B_c, Kernel::B_r)
-                            .end;
+        // How many blocks of its sequence come before it. The last of those adds to these blocks of
+        // queries; nobody comes before it at the others.
+        const int place = keys.first_key / Kernel::B_c;
+        const uint32_t turn = keys.direction < 0 ? place : (keys.k.count - 1) / Kernel::B_c - place;
+        BlockRange shared{};
+        if (turn > 0)
+            shared = Visibility<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
+                         .query_blocks(keys.first_key + keys.direction * Kernel::B_c, Kernel::B_c,
+                                       Kernel::B_r);
         // As KeyBlock advances, with the fewest registers.
         const auto first = keys.first_step();
         const int n_heads = keys.n_heads;
         const int64_t head_sums = Kernel::first_dq_sum(args.problem.statistics_head_stride);
         int block = first.block, head = 0, warpgroup = part;
         uint32_t* counter = counter_of(keys.statistic(args.problem, first));
-        bool ours = block >= shared_end;
+        bool ours = !is_in(shared, block);
 #pragma unroll 1
         while (true) {
             if (!ours)
@@ -134,18 +135,21 @@ struct dQTurns {
             counter += head_sums;
             if (++head == n_heads) {
                 head = 0;
-                --block;
-                counter -= n_heads * head_sums + Kernel::dq_block_floats;
+                block += keys.direction;
+                counter += keys.direction * Kernel::dq_block_floats - n_heads * head_sums;
             }
             mbarrier_wait(order.added(part), odd);
             odd ^= 1;
             // One fence releases these sums, and acquires the next ones where their turn has come.
             const bool is_last = --n_steps == 0;
-            ours = is_last || block >= shared_end || load_relaxed(counter) == turn;
+            ours = is_last || !is_in(shared, block) || load_relaxed(counter) == turn;
             fence_acq_rel();
             store_relaxed(done, turn + 1);
             if (is_last) return;
         }
+    }
+    FS_DEVICE static bool is_in(const BlockRange& range, int block) {
+        return range.begin <= block && block < range.end;
     }
     // Behind the sums of a block of queries.
     FS_DEVICE uint32_t* counter_of(int64_t statistic) const {
