@@ -1,9 +1,14 @@
 // The order in which blocks of keys add to the dq of a block of queries.
 //
 // Without it fp32 sums come together as CTAs run. With `ordered_dq` each part of a block's dq has a
-// counter in global memory that says whose turn it is: blocks of keys go from the first one to the
-// last, in launch order, so that a CTA waits only for CTAs that were launched before, however few
-// are resident.
+// counter in global memory that says whose turn it is: blocks of keys go in launch order, so that a
+// CTA waits only for CTAs that were launched before, however few are resident.
+//
+// The first ones first, all blocks of keys would begin at the same queries under a causal mask,
+// each of them waiting for the one before. The last ones first, and queries from the diagonal on,
+// each comes to a block of queries a block of keys' width behind the one before it. But then the
+// longest CTA of a head is its last: the heads that end a launch, and heads that share keys, whose
+// CTAs are the longest, begin with the first keys.
 //
 // The way to L2 and back, and the sums' own way there, take longer than all that a consumer could
 // do meanwhile. So a warp beside the producer's waits for each turn of a part, a step ahead of the
