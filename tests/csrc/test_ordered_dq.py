@@ -156,6 +156,14 @@ def test_every_mask_from_the_diagonal(
         assert_repeatable(cfg, alone, [(1, 2), (3, 1), (132, None)], **PROBLEMS[text])
 
 
+@pytest.mark.full
+def test_groups_of_heads_without_an_order(tmp_path: Path) -> None:
+    with in_small_groups(WIDE, CAUSAL, tmp_path):
+        _, reasons, kinds = outcome(WIDE, "b2 s100:300 h4:2 causal")
+    assert not reasons
+    assert not kinds
+
+
 def changed(cfg: HopperBackwardKernelConfig, change: Callable[[str], str]) -> dict[str, str]:
     """The PTX of its kernels, by entry, with a change of the main one's."""
     kernel = loaded_kernels.get(cfg, 90, CAUSAL)
