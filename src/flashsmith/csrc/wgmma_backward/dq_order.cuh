@@ -39,10 +39,14 @@ FS_DEVICE void fence_acq_rel() {
 
 // What a warp that keeps turns and the warpgroups that add say to each other: a barrier of each
 // warpgroup for its turns, since one that waits for every third turn must not see the others', and
-// one of each part for its sums.
+// one of each part for its sums. With split roles a part is a half of both warpgroups' columns:
+// they add the two halves half a step apart, and a turn of both would be passed on and waited for
+// between the second one and the next step's first.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
+    static constexpr int kAddingWarps =
+        kWarpsPerWarpgroup * (Kernel::CFG.split_roles ? Kernel::n_warpgroups : 1);
     uint32_t smem;
 
     FS_DEVICE uint32_t granted(int warpgroup) const {
@@ -57,7 +61,7 @@ struct dQOrder {
             for (int warpgroup = 0; warpgroup < Kernel::n_warpgroups; ++warpgroup)
                 mbarrier_init(granted(warpgroup), 1);
             for (int part = 0; part < Kernel::dq_parts; ++part)
-                mbarrier_init(added(part), kWarpsPerWarpgroup);
+                mbarrier_init(added(part), kAddingWarps);
         }
     }
     // A consumer: until its next sums may be added; whether an odd number of turns came before.

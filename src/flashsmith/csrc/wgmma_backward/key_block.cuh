@@ -38,8 +38,7 @@ struct KeyBlock {
         uint32_t sequence = number / n_blocks;
         uint32_t place = number - sequence * n_blocks;
         if constexpr (kTogether) {
-            const uint32_t resident = kOrdered && n_heads == 1 ? 2 * kResidentCtas : kResidentCtas;
-            const uint32_t together = max(resident / n_blocks, 1u);
+            const uint32_t together = max(kResidentCtas / n_blocks, 1u);
             const uint32_t sequences = args.batch * args.heads_k;
             // The first group may have fewer heads, the last one has as many as there are.
             const uint32_t groups_behind = (sequences - 1 - sequence) / together;
