@@ -24,6 +24,17 @@ struct Launch {
     uint8_t arguments[kArgumentBytes];
 };
 
+// A graph's kernels, or those of an executable made of it.
+struct Node {
+    const void* kernel;
+    dim3 grid, block;
+    size_t smem_bytes;
+    std::vector<uint8_t> arguments;
+};
+struct Graph {
+    std::vector<Node> nodes;
+};
+
 struct UserObject {
     void* data;
     cudaHostFn_t destroy;
@@ -42,6 +53,8 @@ struct Machine {
     std::map<void*, size_t> memory;
     std::map<uint64_t, int> smem_limits;  // bytes, by kernel
     std::vector<Launch> launches;
+    std::map<void*, Graph> graphs;  // made by the host code, and their executables
+    uintptr_t next_graph = 0xA000;
 };
 
 Machine& machine() {
@@ -100,6 +113,19 @@ void note_launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, void**
     launch.smem_bytes = static_cast<uint32_t>(smem_bytes);
     std::memcpy(launch.arguments, parameters[0], kArgumentBytes);
     machine().launches.push_back(launch);
+}
+
+// The arguments are copied, kArgumentBytes of them, as the real ones are.
+Node node_of(const cudaKernelNodeParams& p) {
+    const auto* const bytes = static_cast<const uint8_t*>(p.kernelParams[0]);
+    return {p.func, p.gridDim, p.blockDim, p.sharedMemBytes, {bytes, bytes + kArgumentBytes}};
+}
+
+// A node is its graph's handle and its own number.
+constexpr uintptr_t kMostNodes = 16;
+cudaGraphNode_t node_handle(cudaGraph_t graph, size_t index) {
+    return reinterpret_cast<cudaGraphNode_t>(reinterpret_cast<uintptr_t>(graph) * kMostNodes +
+                                             index);
 }
 
 // ---- the driver ----
@@ -315,6 +341,69 @@ cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object
     return cudaSuccess;
 }
 
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+    FLASHSMITH_CALLED;
+    const bool active = machine().capturing.contains(stream);
+    *status = active ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned int) {
+    FLASHSMITH_CALLED;
+    *graph = reinterpret_cast<cudaGraph_t>(++machine().next_graph);
+    machine().graphs[*graph] = {};
+    return cudaSuccess;
+}
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t* node, cudaGraph_t graph,
+                                   const cudaGraphNode_t* after, size_t n_after,
+                                   const cudaKernelNodeParams* parameters) {
+    FLASHSMITH_CALLED;
+    auto& nodes = machine().graphs.at(graph).nodes;
+    const bool follows = nodes.empty()
+                             ? n_after == 0
+                             : n_after == 1 && *after == node_handle(graph, nodes.size() - 1);
+    if (!follows) return cudaErrorInvalidValue;  // as if side by side
+    *node = node_handle(graph, nodes.size());
+    nodes.push_back(node_of(*parameters));
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned long long) {
+    FLASHSMITH_CALLED;
+    if (anything_is_captured()) return cudaErrorStreamCaptureUnsupported;
+    *executable = reinterpret_cast<cudaGraphExec_t>(++machine().next_graph);
+    machine().graphs[*executable] = machine().graphs.at(graph);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
+    FLASHSMITH_CALLED;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t executable, cudaGraphNode_t node,
+                                             const cudaKernelNodeParams* parameters) {
+    FLASHSMITH_CALLED;
+    const size_t index = reinterpret_cast<uintptr_t>(node) % kMostNodes;
+    machine().graphs.at(executable).nodes.at(index) = node_of(*parameters);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+    FLASHSMITH_CALLED;
+    if (machine().capturing.contains(stream)) return cudaErrorStreamCaptureUnsupported;
+    for (Node& node : machine().graphs.at(executable).nodes) {
+        void* parameters[] = {node.arguments.data()};
+        note_launch(node.kernel, node.grid, node.block, {1, 1, 1}, parameters, node.smem_bytes,
+                    stream);
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+    FLASHSMITH_CALLED;
+    return machine().graphs.erase(executable) == 1 ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    FLASHSMITH_CALLED;
+    return machine().graphs.erase(graph) == 1 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** parameters,
                              size_t smem_bytes, cudaStream_t stream) {
     FLASHSMITH_CALLED;
@@ -350,6 +439,7 @@ void pretended_reset(int devices) {
     m.capturing.clear();
     m.launches.clear();
     m.memory.clear();
+    m.graphs.clear();
     m.smem_limits.clear();
     current_device = 0;
     has_context = true;
@@ -376,6 +466,11 @@ int pretended_count(const char* name) {
 }
 int pretended_current_device() {
     return current_device;
+}
+// Graphs and executables that were made and not destroyed.
+int pretended_graphs() {
+    const Lock lock(machine().mutex);
+    return static_cast<int>(machine().graphs.size());
 }
 long long pretended_memory_bytes() {
     const Lock lock(machine().mutex);

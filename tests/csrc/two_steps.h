@@ -80,6 +80,17 @@ inline Plan plan_two_steps(NumberReader& numbers) {
             plan.launches.push_back(plan.launches[0]);
             plan.launches.back().smem_bytes = 512;
             break;
+        case 11:  // nothing either
+            plan.launches[1].programmatic = true;
+            break;
+        case 12:
+            plan.launches[0].cluster = {3, 1, 1};
+            break;
+        case 13:
+            plan.launches[1].argument_bytes.resize(256);
+            plan.launches[1].tensor_maps = {
+                {128, in_tensor(0), "x", 5, {64, 8, 1, 1}, {128, 1024, 1024}, {64, 8, 1, 1}, 128}};
+            break;
     }
     return plan;
 }

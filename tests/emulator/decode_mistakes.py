@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backward_cases import Asked, Spoiled
@@ -22,6 +22,8 @@ class AskedDecode(Asked):
 
     #: Of the inputs: with some, no sequence has page 0, where bad entries lead.
     seed: int = 0
+    #: For a planned device of so many SMs; None: as many as its victim's has.
+    sm_count: int | None = None
 
     def problem(self, cfg: KernelConfig) -> Problem:
         return Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()} decode")
@@ -40,6 +42,8 @@ class AskedDecode(Asked):
         **how: Any,
     ) -> tuple[str, ...]:
         case, _ = spoiled or self.case(cfg)
+        if self.sm_count is not None:
+            how["arch"] = replace(how["arch"], sm_count=self.sm_count)
         result = _REFERENCE.run(
             cfg,
             case,

@@ -33,7 +33,8 @@ class Equivalent:
     role: str
     source: str
     proof: str
-    #: Of the operator's mutants in the kernel only that of a number, in text order.
+    #: Of the operator's mutants in the kernel only that of a number, in text order (negative: from
+    #: the last one on).
     place: int | None = None
 
 

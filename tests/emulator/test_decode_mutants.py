@@ -152,13 +152,26 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
         Semantics("causal", uneven=True),
         (
+            # CTAs without a column of a row.
+            AskedDecode("b2 s1:300 h4 d56 causal", "far_scores", {"lens_k": (300, 130)}),
+            # More sequences than clusters fit: runs of four parts, whose states are in shared and
+            # in global memory, and CTAs with more than one.
+            AskedDecode(
+                "b7 s1:460 h16:1 d40 causal",
+                options={"lens_k": (460, 1, 460, 0, 460, 130, 460)},
+                sm_count=2,
+            ),
+            # Sequences whose keys count where a lane looks through several at once.
+            AskedDecode(
+                "b100 s1:460 h1 d40 causal",
+                options={"lens_k": tuple(460 * (i in (1, 34, 64, 99)) for i in range(100))},
+                sm_count=2,
+            ),
             AskedDecode("b4 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0, 130)}),
             # Columns that CTAs share unevenly.
             AskedDecode(
                 "b3 s5:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
             ),
-            # CTAs without a column of a row.
-            AskedDecode("b2 s1:300 h4 d56 causal", "far_scores", {"lens_k": (300, 130)}),
         ),
         sm_count=64,
         arch=90,
@@ -219,21 +232,55 @@ EQUIVALENT = (
             "copy from next chunk",
         )
     ),
-    Equivalent(
-        ("shuffle nothing",),
-        ("dense",),
-        "main",
-        "batch = search.first + i;\ns.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
-        "It is 0 of every sequence whose queries are not packed.",
+    # Numbers of a sequence that all sequences of a launch share.
+    *(
+        Equivalent(("shuffle nothing",), victims, "main", source, proof)
+        for victims, source, proof in (
+            (
+                ("dense", "cluster"),
+                "batch = search.first + i;\n"
+                "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
+                "It is 0 of every sequence whose queries are not packed.",
+            ),
+            (
+                ("cluster",),
+                "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
+                "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
+                "s.keys",
+                "Where queries are not packed it is seq_q, in lanes without a sequence too.",
+            ),
+            (
+                ("dense", "cluster"),
+                "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
+                "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
+                "s.chunk",
+                "Without a window every sequence's first part begins at 0.",
+            ),
+            (
+                ("cluster",),
+                "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
+                "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
+                "s.is_chunk",
+                "It follows from seq_q, in lanes without a sequence too.",
+            ),
+        )
     ),
     Equivalent(
         ("shuffle nothing",),
-        ("dense",),
+        ("cluster",),
         "main",
-        "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
-        "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
-        "s.chunk",
-        "Without a window every sequence's first part begins at 0.",
+        "s.runs = __shfl_sync(kWholeWarp, own.runs, i);",
+        "Of a CTA's second search. CTAs of a cluster, which alone read it, search once.",
+        place=-2,
+    ),
+    Equivalent(
+        ("drop barrier",),
+        ("cluster",),
+        "main",
+        "}\n__syncwarp();\ncluster_arrive();",
+        "It orders no access: what thread 0 has initialised its fence and its own arrival publish. "
+        "It has the lanes meet for the aligned arrival, as they do behind every branch in the "
+        "emulator.",
     ),
 )
 # Of chunks two of each operator, but no shuffles: what finds items and pages is that of "paged".

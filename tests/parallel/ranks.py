@@ -260,19 +260,22 @@ def empty_shards(rank: int) -> dict[str, Any]:
 
 
 def without_a_host_backend(rank: int) -> Any:
-    """What a group of NCCL does to agree: a group of gloo of its own, made once."""
-    carried = Group._backend
+    """What a group of NCCL does to agree: a group of gloo of its own, made once; here without a
+    board, as of several hosts."""
+    carried, board = Group._backend, Group._board
     Group._backend = lambda self, kind: None if kind == "cpu" else carried(self, kind)
+    Group._board = lambda self: None
     try:
         group = dist.new_group(timeout=datetime.timedelta(seconds=33))
         said = [Group(group).agree(Message({"rank": rank})).said() for _ in range(2)]
+        assert said[1] is said[0]
         made = Group(group)._of_host()
         assert made is not group
         timeout = str(made._get_backend(torch.device("cpu")).options._timeout)
         wrong = text_of(lambda: Group(group).check_device("q", torch.zeros(1)))
         return said, dist.get_backend(made), timeout, wrong
     finally:
-        Group._backend = carried
+        Group._backend, Group._board = carried, board
 
 
 def agreed_before(rank: int) -> dict[str, Any]:

@@ -536,6 +536,17 @@ def test_the_number_of_repeatable_forward_passes_is_bounded(
     assert len(torch_ops._repeatable) == kept
 
 
+def test_lengths_and_frozen_tensors_that_alternate_are_each_repeated(gpu: PretendedGpu) -> None:
+    calls = [(length, frozen) for length in (8, 16) for frozen in (None, 0, 1)]
+    for turn in range(4):
+        for length, frozen in calls:
+            leaves = [it.requires_grad_(i != frozen) for i, it in enumerate(qkv(length, length))]
+            o = flashsmith.attention(*leaves, causal=True)
+            assert turn < 2 or o.grad_fn.name().startswith("RepeatedAttention")
+            found = torch.autograd.grad(o.sum(), [it for it in leaves if it.requires_grad])
+            assert [it.shape[1] for it in found] == [length] * (3 - (frozen is not None))
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_a_config_that_cannot_read_a_tensor(name: str, gpu: PretendedGpu) -> None:
     """Said at the forward call, with the config of gradients that can; do is copied instead."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from flashsmith.families import DType
 from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.backward_grid import BackwardCase
 from flashsmith.verify.backward_reference import BackwardInputs, draw_backward_inputs
-from flashsmith.verify.engine import TorchEngine
+from flashsmith.verify.engine import NumpyEngine, TorchEngine
 from flashsmith.verify.gradient_tolerance import ExpectedGradients
-from flashsmith.verify.gradients import Rows, compute_gradients
+from flashsmith.verify.gradients import Rows, _aligned_product, compute_gradients
 from flashsmith.verify.reference import compute_references
 
 # Kinds without NaN and inf, since autograd multiplies what no row sees by 0, and without gradients
@@ -138,6 +139,45 @@ def test_both_engines_agree(monkeypatch: pytest.MonkeyPatch) -> None:
             assert theirs.rounded[name].dtype == ours.rounded[name].dtype
             if name != "dsinks":
                 np.testing.assert_array_equal(theirs.tainted[name], ours.tainted[name])
+
+
+@pytest.mark.parametrize("kind", [NumpyEngine, lambda: TorchEngine("cpu")])
+def test_products_are_cut_off_at_the_largest_ones_25th_bit(kind: Any) -> None:
+    """One number at a time, in whole numbers of 2^-200."""
+    if kind is not NumpyEngine:
+        pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    rng = np.random.default_rng(5)
+    sizes = 2.0 ** rng.integers(-12, 12, (4, 40))
+    a = (rng.standard_normal((4, 40)) * sizes).astype(np.float16)
+    b = (rng.standard_normal((3, 40)) * sizes[:3]).astype(np.float16)
+    # Sums that cancel, that overflow, and that are nothing at all.
+    b[0, 16:32], a[1, 16:32] = -b[0, :16], a[1, :16]
+    a[2, 5], a[3] = np.inf, 0.0
+    engine = kind()
+    placed = (engine.cast(engine.to_device(x), "float32") for x in (a, b.T))
+    with engine.exactly():
+        found = engine.to_host(_aligned_product(engine, *placed))
+    expected = np.array([[_summed(x, y) for y in b] for x in a], np.float32)
+    np.testing.assert_array_equal(found, expected)
+    assert (found[:2] != (a[:2].astype(np.float64) @ b.T).astype(np.float32)).any()
+
+
+def _summed(a: np.ndarray, b: np.ndarray) -> float:
+    products = [float(x) * float(y) for x, y in zip(a, b, strict=True)]
+    if not all(map(math.isfinite, products)):
+        return sum(products)
+    total = Fraction(0)
+    for first in range(0, len(products), 16):
+        some = slice(first, first + 16)
+        pairs = zip(a[some], b[some], strict=True)
+        exponents = [math.frexp(x)[1] + math.frexp(y)[1] - 2 for x, y in pairs if x and y]
+        exponents += [math.frexp(total)[1] - 1] if total else []
+        bit = Fraction(2) ** (max(exponents, default=0) - 25)
+        terms = [total, *map(Fraction, products[some])]
+        total = sum((int(term / bit) * bit for term in terms), Fraction(0))
+        step = Fraction(2) ** (math.frexp(total)[1] - 24)
+        total = int(total / step) * step
+    return float(total)
 
 
 def _size(array: np.ndarray) -> float:

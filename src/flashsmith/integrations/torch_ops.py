@@ -34,7 +34,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.operations.backward import gradients_word, n_products
-from flashsmith.runtime import run_backward, run_call
+from flashsmith.runtime import cached_launches, run_backward, run_call
 from flashsmith.runtime.cached_launches import MOST_CALLS, CachedLaunch
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
 from flashsmith.runtime.forward_pass import run_followed
@@ -73,6 +73,8 @@ _new_tuple = tuple.__new__
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
+_any_autocast = torch._C._is_any_autocast_enabled
+_grad_enabled = torch.is_grad_enabled
 _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
@@ -171,19 +173,36 @@ def _required(*tensors: Any) -> tuple[bool, ...]:
 
 # Of forward passes that attention() may repeat: q, k and v but no other tensors, options that are
 # compared by value. By the lengths, the gradients needed and the options, with their types, since
-# 1 equals True.
+# 1 equals True. And the last of each by its options alone, which is found sooner.
 _repeatable: dict[Any, Pass] = {}
+_latest: dict[Any, Pass] = {}
 _COMPARABLE = {bool, int, float, type(None), tuple}
 
 
-def _key(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """Of _repeatable. May raise anything where an argument is not what it should be."""
-    values = keywords.values()
-    key = (
-        q.shape, k.shape, q.requires_grad, k.requires_grad, v.requires_grad,
-        _prefers_repeatable(), *keywords, *values, *map(type, values),
-    )  # fmt: skip
-    return (*key, *map(type, keywords["window"])) if "window" in keywords else key
+def _find_repeatable(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> tuple[Any, Pass | None]:
+    """The options of a call as _latest has them, None where one is not what it should be; and its
+    Pass, if there is one and nothing but autograd looks at the call."""
+    try:
+        values = keywords.values()
+        options: Any = (_prefers_repeatable(), *keywords, *values, *map(type, values))
+        if "window" in keywords:
+            options += tuple(map(type, keywords["window"]))
+        this = _latest.get(options)
+        if this is None or not this.has_layout(q, k, v):
+            this = _repeatable.get(_key(q, k, v, options))
+            if this is None or not this.has_layout(q, k, v):
+                return options, None
+            _latest[options] = this
+    except Exception:
+        return None, None  # the checks raise the error
+    launch = this.launch
+    is_current = launch is not None and launch.generation is cached_launches.generation
+    return options, this if is_current and not (_transforms() or _dispatch_modes()) else None
+
+
+def _key(q: Any, k: Any, v: Any, options: Any) -> Any:
+    """Of a call in _repeatable."""
+    return q.shape, k.shape, q.requires_grad, k.requires_grad, v.requires_grad, options
 
 
 def _forward_directly(
@@ -354,7 +373,7 @@ class RepeatedAttention(torch.autograd.Function):
         if (
             dlse is None
             and do is not None
-            and not (torch.is_grad_enabled() or _transforms() or _dispatch_modes())
+            and not (_grad_enabled() or _transforms() or _dispatch_modes())
         ):
             gradients = this.launch.run_following(needs, (do, *saved))
             if gradients is not None:
@@ -673,25 +692,22 @@ register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_fl
 
 def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     """attention() with gradients, or to refuse what has none; takes and returns what it does."""
-    try:
-        key = _key(q, k, v, keywords)
-        this = _repeatable.get(key)
-    except Exception:
-        key = this = None  # an argument that is not what it should be: the checks raise the error
-    if (
-        this is not None
-        and this.has_layout(q, k, v)
-        and this.launch is not None
-        and this.launch.is_current
-        # Nothing but autograd looks at the call.
-        and not (_transforms() or _dispatch_modes())
-    ):
+    options, this = _find_repeatable(q, k, v, keywords)
+    if this is not None:
         return _apply_repeated(q, k, v, this)
-    return _differentiable_attention(key, q, k, v, **keywords)
+    return _differentiable_attention(options, q, k, v, **keywords)
+
+
+def repeated_attention(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
+    """The same of a call like one before, that nothing but autograd looks at; None of others."""
+    if _any_autocast() or not _grad_enabled() or forward_ad._current_level >= 0:
+        return None
+    _, this = _find_repeatable(q, k, v, keywords)
+    return None if this is None else _apply_repeated(q, k, v, this)
 
 
 def _differentiable_attention(
-    key: Any,
+    options: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -713,7 +729,7 @@ def _differentiable_attention(
     deterministic: bool | None = None,
     emulate: Any = False,
 ) -> Any:
-    """The same of a call with all its checks; ``key`` is where _repeatable may have it next."""
+    """The same of a call with all its checks; ``options`` are those that _latest has next."""
     if out is not None:
         raise no_out(q=q, k=k, v=v, sinks=sinks)
     if config is not None or backward_config is not None:
@@ -738,18 +754,21 @@ def _differentiable_attention(
     # Function.apply itself spends more on binding arguments than a launch takes.
     returned = this.returned(*_apply(*tensors, this))
     if this.launch is not None and tensors[3:] == (None,) * 3:
-        _remember(key, this, (q, k, v), (window, softcap, scale, max_seqlen_q, max_seqlen_k))
+        _remember(options, this, (q, k, v), (window, softcap, scale, max_seqlen_q, max_seqlen_k))
     return returned
 
 
-def _remember(key: Any, this: Pass, tensors: tuple[Any, ...], values: tuple[Any, ...]) -> None:
-    """Has a call of the same key and layouts repeat this one's launch."""
-    if key is None or not all(type(it) in _COMPARABLE for it in (*values, *values[0])):
+def _remember(
+    options: Any, this: Pass, tensors: tuple[Any, Any, Any], values: tuple[Any, ...]
+) -> None:
+    """Has a call of the same options and layouts repeat this one's launch."""
+    if options is None or not all(type(it) in _COMPARABLE for it in (*values, *values[0])):
         return
     if len(_repeatable) >= MOST_CALLS:
         _repeatable.clear()
+        _latest.clear()
     this.has_layout = _layout_check(tensors)
-    _repeatable[key] = this
+    _repeatable[_key(*tensors, options)] = _latest[options] = this
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:

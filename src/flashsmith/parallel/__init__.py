@@ -69,9 +69,9 @@ def attention(
         schedule: 'zigzag' passes K and V around in a ring, beside the kernels; twice the ranks
             must divide every sequence. 'allgather' gathers K and V, of any lengths. 'ulysses'
             exchanges rows for heads; the ranks must divide k's heads. 'auto' is 'allgather' for a
-            causal dense batch that 'zigzag' serves too, with K and V of at most 64 MiB in all; else
-            'zigzag' where it serves without a window, and with a causal mask where q and k have the
-            same lengths; else, and for the row maximum, 'allgather'.
+            causal dense batch that 'zigzag' serves too, with K and V of at most 512 MiB in all;
+            else 'zigzag' where it serves without a window, and with a causal mask where q and k
+            have the same lengths; else, and for the row maximum, 'allgather'.
         causal, window, softcap, scale: of the whole sequences, as attention() has them.
         sinks: (heads_q,) fp32, the same on every rank. Each rank's gradient is the part that its
             rows give, or under 'ulysses' its heads: their sum over ranks is the gradient.

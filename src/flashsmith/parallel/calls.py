@@ -450,9 +450,9 @@ def _check_rows(name: str, layout: Layout, rows: Sequence[int]) -> None:
             )
 
 
-# Bytes of K and V of whole sequences up to which 'auto' gathers them for prefixes: measured on two
-# GPUs, 32 MiB are faster so, and 128 MiB by the ring.
-MOST_GATHERED = 64 << 20
+# Bytes of K and V of whole sequences up to which 'auto' gathers them for prefixes: on two GPUs, 32,
+# 128 and 512 MiB are faster so than by the ring. More were not measured, and are memory.
+MOST_GATHERED = 512 << 20
 
 
 def _bytes_of_keys(call: Call, heads_k: int) -> int:

@@ -15,9 +15,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashsmith.errors import ArgumentError, FlashsmithError, GroupError
+from flashsmith.parallel.board import Board
 from flashsmith.printable import quoted
 
 # Its name from PyTorch 2.13 on, and before.
@@ -104,14 +106,31 @@ class Group:
     def same(self, word: int) -> Callable[[], bool]:
         """Begins to ask over the host, so that no GPU is waited for, whether all ranks ask with the
         same number, of 63 bits; the result waits for the answer."""
-        # The largest of all numbers, and of their complements: these fall where those rise.
-        largest = torch.tensor((word, ~word))
+        if self.handle not in _boards:
+            _boards[self.handle] = self._board()
+        board = _boards[self.handle]
         with self.waiting_for_others():
-            work = self._of_host().allreduce([largest], _LARGEST)
+            ask = board.same(word) if board is not None else self._same_by_message(word)
 
         def wait() -> bool:
             with self.waiting_for_others():
-                work.wait()
+                return ask()
+
+        return wait
+
+    def _board(self) -> Board | None:
+        host = self._of_host()
+        limit = _timeout(host._get_backend(torch.device("cpu")))
+        seconds = (default_pg_timeout if limit is None else limit).total_seconds()
+        return Board.shared(self.rank, self.size, seconds, self.exchange)
+
+    def _same_by_message(self, word: int) -> Callable[[], bool]:
+        # The largest of all numbers, and of their complements: these fall where those rise.
+        largest = torch.tensor((word, ~word))
+        work = self._of_host().allreduce([largest], _LARGEST)
+
+        def wait() -> bool:
+            work.wait()
             return bool(largest.tolist() == [word, ~word])
 
         return wait
@@ -163,9 +182,15 @@ class Group:
 
         return wait
 
-    def all_to_all(self, mine: Any, sent: Sequence[int] = (), come: Sequence[int] = ()) -> Transfer:
-        """(parts, ...): so many of them are ``sent`` to each rank, one after another, and so many
-        come from each; left out, one."""
+    def all_to_all(self, mine: Any) -> Transfer:
+        """(ranks, ...): part r goes to rank r, and comes from it."""
+        found, start = self._all_to_all(mine, (), ())
+        return Transfer(self, start, [mine], found)
+
+    def _all_to_all(
+        self, mine: Any, sent: Sequence[int], come: Sequence[int]
+    ) -> tuple[Any, Callable[[], list[Any]]]:
+        """What comes, and what begins to send."""
         found = mine.new_empty((sum(come), *mine.shape[1:])) if come else torch.empty_like(mine)
         size = mine.element_size() * math.prod(mine.shape[1:])
         sizes = [[size * count for count in counts] or None for counts in (come, sent)]
@@ -174,7 +199,23 @@ class Group:
         def start() -> list[Any]:
             return [dist.all_to_all_single(whole, part, *sizes, group=self.handle, async_op=True)]
 
-        return Transfer(self, start, [mine], found)
+        return found, start
+
+    def exchange_parts(
+        self, mine: Any, sent: Sequence[int] = (), come: Sequence[int] = ()
+    ) -> Callable[[], Any]:
+        """Begins to send (parts, ...), so many of them to each rank, one after another, while so
+        many come from each; left out, one. It begins, and is waited for, as all_gather_into()."""
+        found, start = self._all_to_all(mine, sent, come)
+        with self.waiting_for_others():
+            (work,) = start()
+
+        def wait() -> Any:
+            with self.waiting_for_others():
+                work.wait()
+            return found
+
+        return wait
 
     def pass_on(self, mine: Any, into: Any, free: Any = None) -> Transfer:
         """The tensor goes to the next rank, and the one before's comes ``into`` a tensor.
@@ -258,7 +299,7 @@ class Transfer:
         self._done: Any = None
         # Until they are there: what is sent must not be freed.
         self._sent = sent
-        if found.numel() == 0 and not any(tensor.numel() for tensor in sent):
+        if found.numel() == 0:
             return
         if not found.is_cuda:
             with group.waiting_for_others():
@@ -343,6 +384,8 @@ def _process_group(given: Any) -> Any:
 
 # Groups of the host for groups that carry no tensors of it.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# None for groups of several hosts.
+_boards: WeakKeyDictionary[Any, Board | None] = WeakKeyDictionary()
 # By group: this process's rank with all ranks' numbers in the world; and what they have agreed on,
 # by this one's message.
 _members: WeakKeyDictionary[Any, tuple[int, list[int]]] = WeakKeyDictionary()

@@ -62,8 +62,6 @@ def _gather(call: Call, k: Any, v: Any, confirm: Callable[[], None] | None = Non
         k_halves, v_halves = (it.chunk(2, 1) for it in (k, v))
         k_places, v_places = (it.split_with_sizes(places, 1) for it in whole)
         gather = functools.partial(_gather_batch, call.group)
-    k_places[2].copy_(k_halves[1])
-    v_places[2].copy_(v_halves[1])
     earlier, later = (
         [it.narrow(1, first * chunk, count * chunk) for it in whole]
         for first, count in ((ranks, rank + 1), (rank + 1, 2 * ranks - rank))
@@ -72,7 +70,13 @@ def _gather(call: Call, k: Any, v: Any, confirm: Callable[[], None] | None = Non
         confirm()
     wait_for_earlier = gather((k_places[1], v_places[1]), (k_halves[0], v_halves[0]))
     wait_for_later = gather((k_places[0], v_places[0]), (k_halves[1], v_halves[1]))
-    return _Keys(earlier, later, wait_for_earlier, wait_for_later)
+
+    def wait_and_copy() -> None:
+        wait_for_earlier()
+        # Now, so that the second message has a place on the GPU before a kernel fills it.
+        torch._foreach_copy_([k_places[2], v_places[2]], [k_halves[1], v_halves[1]])
+
+    return _Keys(earlier, later, wait_and_copy, wait_for_later)
 
 
 def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
@@ -157,7 +161,8 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
 
     def by_chunk(gradients: Any) -> list[Any]:
         """dk and dv, (chunks, batch, rows, heads, d)."""
-        return [it.unflatten(1, (-1, chunk)).transpose(0, 1) for it in gradients[1:3]]
+        batch, _, *rest = k.shape
+        return [it.view(batch, -1, chunk, *rest).transpose(0, 1) for it in gradients[1:3]]
 
     keys = _gather(call, k, v)
     keys.wait_for_earlier()
@@ -167,7 +172,7 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
         # What it gives to later chunks of others travels while the earlier chunk is computed.
         of_later = by_chunk(later)
         others = ranks - 1 - rank
-        to_later = group.all_to_all(
+        to_later = group.exchange_parts(
             torch.stack([it[:others] for it in of_later], 1),
             sent=[int(it > rank) for it in range(ranks)],
             come=[int(it < rank) for it in range(ranks)],
@@ -179,30 +184,25 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
         of_earlier = torch.stack([it[others:-1] for it in of_later], 1)
         for place, it in enumerate(by_chunk(earlier)):
             of_earlier[: rank + 1, place] += it
-        to_earlier = group.all_to_all(of_earlier)
+        to_earlier = group.exchange_parts(of_earlier)
     if needs[0]:
         dq = torch.empty_like(q)
-        for into, gradients in zip(dq.chunk(2, 1), (earlier, later), strict=True):
-            into.copy_(gradients.dq)
+        torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
     if needs_kv:
         # In the order of ranks, of which the last that sees a later chunk is its own.
-        own = [it[-1] for it in of_later]
-        totals = [_added([*to_later.wait().unbind(), own]), _added(to_earlier.wait().unbind())]
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        for place, into in enumerate((dk, dv)):
-            for half, total in zip(into.chunk(2, 1), reversed(totals), strict=True):
-                half.copy_(total[place])
+        pairs = [*map(list, to_later()), [it[-1] for it in of_later]]
+        total = pairs[0]
+        for pair in pairs[1:]:
+            torch._foreach_add_(total, pair)
+        parts = to_earlier()
+        first = parts[0]
+        for part in parts[1:]:
+            first.add_(part)
+        halves = [*dk.chunk(2, 1), *dv.chunk(2, 1)]
+        torch._foreach_copy_(halves, [first[0], total[0], first[1], total[1]])
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)
-
-
-def _added(parts: Sequence[Any]) -> Any:
-    """The sum of pairs, or of tensors of pairs, one after another, in memory of the first."""
-    total, *others = parts
-    for it in others:
-        for place in (0, 1):
-            total[place].add_(it[place])
-    return total
 
 
 PREFIXES = Schedule(forward, backward)

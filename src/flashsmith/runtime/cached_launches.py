@@ -69,14 +69,10 @@ class CachedLaunch:
             offsets = (None, None) if packing is None else packing[:2]
             inputs = (q, request.k, request.v, sinks, *offsets)
             self._overlaps = [overlap(request.o, view) for view in inputs]
-        self._generation = generation
+        # The module's, unless launches were forgotten since.
+        self.generation = generation
         # Backward passes that came after, the last first: gradients needed, has_layout, run.
         self._following: tuple[tuple[Any, Callable[..., bool], Callable[..., Any]], ...] = ()
-
-    @property
-    def is_current(self) -> bool:
-        """Whether no launches were forgotten since."""
-        return self._generation is generation
 
     def follow(self, needs: Any, tensors: tuple[Any, ...], layout_check: Any, call: Any) -> None:
         """Has run_following run ``call``, a cached backward pass after this, on such tensors.
@@ -94,7 +90,7 @@ class CachedLaunch:
         The options and the BackwardAhead are those of this call, which has neither sinks nor packed
         sequences; there is no dlse.
         """
-        if self._generation is generation:
+        if self.generation is generation:
             for their_needs, has_layout, run in self._following:
                 # A hook on saved tensors may give others back than it got, and .data may be set.
                 if their_needs == needs and has_layout(*tensors):

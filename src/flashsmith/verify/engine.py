@@ -23,6 +23,7 @@ SCORE_BYTES_ON_GPU = 256 << 20
 SCORES_WORTH_A_GPU = 1 << 24
 # Of a float64: all but the 29 digits that fp32 lacks.
 _BITS_OF_FP32 = -1 << 29
+_EXPONENT_OF_FLOAT64 = 0x7FF << 52
 # PyTorch's current GPU.
 GPU = "cuda"
 
@@ -63,6 +64,11 @@ class NumpyEngine:
         """Rounds float64 numbers towards zero to the digits of fp32, in place."""
         bits = array.view(np.int64)
         bits &= _BITS_OF_FP32
+
+    def power_of_two(self, array: np.ndarray) -> np.ndarray:
+        """Of each float64 number the largest power of two within its size: 0 for 0."""
+        powers: np.ndarray = (array.view(np.int64) & _EXPONENT_OF_FLOAT64).view(np.float64)
+        return powers
 
     def full_like(self, array: np.ndarray, value: float) -> np.ndarray:
         """An array of the same shape and dtype that holds ``value`` throughout."""
@@ -105,6 +111,10 @@ class TorchEngine:
 
     def truncate(self, array: Any) -> None:
         array.view(self.xp.int64).bitwise_and_(_BITS_OF_FP32)
+
+    def power_of_two(self, array: Any) -> Any:
+        bits = array.view(self.xp.int64).bitwise_and(_EXPONENT_OF_FLOAT64)
+        return bits.view(self.xp.float64)
 
     def full_like(self, array: Any, value: float) -> Any:
         return self.xp.full_like(array, value)

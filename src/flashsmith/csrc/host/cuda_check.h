@@ -1,4 +1,4 @@
-// What every call of the CUDA runtime goes through.
+// What every call of the CUDA runtime goes through, and what calls during a capture need.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,5 +15,19 @@ inline void check(cudaError_t status, const char* what) {
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(status) + ": " +
                              cudaGetErrorString(status));
 }
+
+// While it lives, this thread may allocate and make graphs although some stream is being captured.
+class RelaxedCapture {
+  public:
+    RelaxedCapture() {
+        check(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode");
+    }
+    ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+  private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 }  // namespace flashsmith

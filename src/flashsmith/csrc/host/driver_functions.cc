@@ -26,4 +26,11 @@ bool has_context() {
     return get_current != nullptr && get_current(&context) == CUDA_SUCCESS && context != nullptr;
 }
 
+unsigned long long context_id() {
+    static const auto get_id =
+        reinterpret_cast<decltype(&cuCtxGetId)>(driver_function("cuCtxGetId", 12000));
+    unsigned long long id = 0;
+    return get_id != nullptr && get_id(nullptr, &id) == CUDA_SUCCESS ? id : 0;
+}
+
 }  // namespace flashsmith

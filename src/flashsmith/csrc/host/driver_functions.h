@@ -12,4 +12,8 @@ void* driver_function(const char* name, unsigned version);
 // is none, the driver's functions fail then.
 bool has_context();
 
+// The current context's own number: with the context its memory and graphs are gone, and a device
+// may have another one later. 0 where the driver does not say.
+unsigned long long context_id();
+
 }  // namespace flashsmith

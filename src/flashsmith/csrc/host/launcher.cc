@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
@@ -54,6 +53,13 @@ uintptr_t address(const void* memory) {
     return reinterpret_cast<uintptr_t>(memory);
 }
 
+std::deque<Step> steps_of(std::vector<Launch>& launches, const std::vector<const void*>& kernels) {
+    std::deque<Step> steps;
+    for (Launch& launch : launches)
+        if (!launch.is_empty()) steps.emplace_back(std::move(launch), kernels[launch.kernel]);
+    return steps;
+}
+
 class Event {
   public:
     Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
@@ -69,12 +75,13 @@ class Event {
 }  // namespace
 
 PreparedPlan::PreparedPlan(Plan plan, const std::vector<const void*>& kernels, int device)
-    : plan_(std::move(plan)), layout_(layout_of(plan_.workspaces)), device_(device) {
-    for (Launch& launch : plan_.launches) {
-        if (!launch.is_empty()) steps_.emplace_back(std::move(launch), kernels[launch.kernel]);
-    }
+    : plan_(std::move(plan)),
+      layout_(layout_of(plan_.workspaces)),
+      steps_(steps_of(plan_.launches, kernels)),
+      graph_(steps_),
+      needs_block_(layout_.block_bytes > 0 && !steps_.empty()),
+      device_(device) {
     plan_.launches.clear();
-    needs_block_ = layout_.block_bytes > 0 && !steps_.empty();
 }
 
 void PreparedPlan::raise_smem_limits() const {
@@ -91,13 +98,10 @@ void PreparedPlan::raise_smem_limits() const {
 void PreparedPlan::launch_step(const Step& step, const Buffers& buffers, void* stream) const {
     const Launch& launch = step.launch;
     alignas(64) uint8_t arguments[kMostArgumentBytes];
-    std::memcpy(arguments, launch.argument_bytes.data(), launch.argument_bytes.size());
-    launch.write_addresses(buffers, arguments);
-    step.maps.write(buffers, arguments);
+    step.write_arguments(buffers, arguments);
     void* parameters[] = {arguments};
     const auto dim = [](const std::array<uint32_t, 3>& x) { return dim3(x[0], x[1], x[2]); };
-    const bool has_clusters = launch.cluster != std::array<uint32_t, 3>{1, 1, 1};
-    if (!has_clusters && !launch.programmatic) {
+    if (!launch.has_clusters() && !launch.programmatic) {
         check(cudaLaunchKernel(step.kernel, dim(launch.grid), dim(launch.block), parameters,
                                launch.smem_bytes, static_cast<cudaStream_t>(stream)),
               "cudaLaunchKernel");
@@ -105,7 +109,7 @@ void PreparedPlan::launch_step(const Step& step, const Buffers& buffers, void* s
     }
     cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};
-    if (has_clusters) {
+    if (launch.has_clusters()) {
         cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
         cluster.id = cudaLaunchAttributeClusterDimension;
         cluster.val.clusterDim = {launch.cluster[0], launch.cluster[1], launch.cluster[2]};
@@ -123,7 +127,8 @@ void PreparedPlan::launch_step(const Step& step, const Buffers& buffers, void* s
     check(cudaLaunchKernelExC(&config, step.kernel, parameters), "cudaLaunchKernelExC");
 }
 
-void PreparedPlan::run_on_current_device(Tensors tensors, uintptr_t block, void* stream) const {
+void PreparedPlan::run_on_current_device(Tensors tensors, uintptr_t block, void* stream,
+                                         bool by_graph) const {
     if (steps_.empty()) return;
     std::array<uintptr_t, kMostWorkspaces> workspaces;
     std::optional<KeptWorkspace> kept;  // until after the launches, as is the block
@@ -145,13 +150,14 @@ void PreparedPlan::run_on_current_device(Tensors tensors, uintptr_t block, void*
     }
     raise_smem_limits();
     const Buffers buffers{tensors, {workspaces.data(), plan_.workspaces.size()}};
+    if (by_graph && graph_.launch(buffers, stream)) return;
     for (const Step& step : steps_) launch_step(step, buffers, stream);
 }
 
 void PreparedPlan::launch(Tensors tensors, uintptr_t block, void* stream) const {
     plan_.check_presence(tensors);
     const CurrentDevice current(device_);
-    run_on_current_device(tensors, block, stream);
+    run_on_current_device(tensors, block, stream, true);
 }
 
 float PreparedPlan::launch_timed(Tensors tensors, uintptr_t block, void* stream) const {
@@ -160,7 +166,7 @@ float PreparedPlan::launch_timed(Tensors tensors, uintptr_t block, void* stream)
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     const Event start, stop;
     check(cudaEventRecord(start.get(), cuda_stream), "cudaEventRecord");
-    run_on_current_device(tensors, block, stream);
+    run_on_current_device(tensors, block, stream, false);
     check(cudaEventRecord(stop.get(), cuda_stream), "cudaEventRecord");
     check(cudaEventSynchronize(stop.get()), "the kernel");
     float milliseconds = 0.0f;

@@ -5,11 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <utility>
 #include <vector>
 
+#include "host/launch_graph.h"
 #include "host/plan.h"
-#include "host/tensor_maps.h"
 
 namespace flashsmith {
 
@@ -32,22 +31,14 @@ class PreparedPlan {
     float launch_timed(Tensors tensors, uintptr_t block, void* stream) const;
 
   private:
-    struct Step {
-        Step(Launch planned, const void* its_kernel)
-            : launch(std::move(planned)), kernel(its_kernel), maps(launch.tensor_maps) {}
-
-        Launch launch;
-        const void* kernel;
-        mutable EncodedTensorMaps maps;
-    };
-
-    void run_on_current_device(Tensors tensors, uintptr_t block, void* stream) const;
+    void run_on_current_device(Tensors tensors, uintptr_t block, void* stream, bool by_graph) const;
     void launch_step(const Step& step, const Buffers& buffers, void* stream) const;
     void raise_smem_limits() const;
 
     Plan plan_;  // its launches are the steps'
     WorkspaceLayout layout_;
     std::deque<Step> steps_;
+    mutable LaunchGraph graph_;
     bool needs_block_;
     int device_;
     mutable std::atomic<bool> smem_limits_raised_{false};

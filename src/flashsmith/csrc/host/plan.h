@@ -115,6 +115,7 @@ struct Launch {
     bool programmatic = false;
 
     bool is_empty() const { return grid[0] == 0; }
+    bool has_clusters() const { return cluster != std::array<uint32_t, 3>{1, 1, 1}; }
     // The buffers' addresses into a copy of the arguments.
     void write_addresses(const Buffers& buffers, uint8_t* arguments) const;
 };

@@ -26,20 +26,6 @@ constexpr size_t kMostStreams = 1024;
 // slot a graph's replay takes 2 us longer: too long for a decoding model's attention.
 constexpr size_t kMostKept = 16384;
 
-// While it lives, this thread may allocate although some stream is being captured.
-class AllocationDuringCapture {
-  public:
-    AllocationDuringCapture() {
-        check(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode");
-    }
-    ~AllocationDuringCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-    AllocationDuringCapture(const AllocationDuringCapture&) = delete;
-    AllocationDuringCapture& operator=(const AllocationDuringCapture&) = delete;
-
-  private:
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 // Memory of one CUDA context, as zeroed slots one after the other.
 class Slots {
   public:
@@ -98,7 +84,7 @@ class Slots {
 
     // Zeroed on a stream of its own: the default stream must not be touched during a capture.
     void allocate() {
-        const AllocationDuringCapture allowed;
+        const RelaxedCapture relaxed;
         constexpr size_t bytes = kSlotsPerChunk * KeptWorkspace::kMostBytes;
         void* chunk = nullptr;
         check(cudaMalloc(&chunk, bytes), "cudaMalloc");
@@ -123,15 +109,6 @@ class Slots {
     std::map<unsigned long long, void*> of_stream_;
     std::atomic<size_t> kept_ = 0;
 };
-
-// The current context's own number: with the context its memory is gone, and a device may have
-// another one later. 0 where the driver does not say.
-unsigned long long context_id() {
-    static const auto get_id =
-        reinterpret_cast<decltype(&cuCtxGetId)>(driver_function("cuCtxGetId", 12000));
-    unsigned long long id = 0;
-    return get_id != nullptr && get_id(nullptr, &id) == CUDA_SUCCESS ? id : 0;
-}
 
 // Never destroyed: the driver may give slots back while the process ends.
 Slots& slots_of_current_context() {
