@@ -34,7 +34,6 @@ struct KeyBlock {
     // long those are that many heads of q share. With ordered_dq see dQTurns, too.
     FS_DEVICE KeyBlock(const BackwardKernelArgs& args, uint32_t number) {
         const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
-        n_heads = args.heads_q / args.heads_k;
         uint32_t sequence = number / n_blocks;
         uint32_t place = number - sequence * n_blocks;
         if constexpr (kTogether) {
@@ -47,7 +46,8 @@ struct KeyBlock {
             place = number - (end - heads) * n_blocks;
             sequence = end - heads + place % heads;
             place /= heads;
-            if (kOrdered && Kernel::masked && n_heads == 1 && groups_behind > 0) {
+            const bool is_grouped = args.heads_q != args.heads_k;
+            if (kOrdered && Kernel::masked && !is_grouped && groups_behind > 0) {
                 direction = 1;
                 place = n_blocks - 1 - place;
             }
@@ -57,6 +57,7 @@ struct KeyBlock {
         head_k = sequence % args.heads_k;
         q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
         k = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
+        n_heads = args.heads_q / args.heads_k;
         first_head = head_k * n_heads;
         blocks = Visibility<SEMANTICS>(args, q.count, k.count)
                      .query_blocks(first_key, Kernel::B_c, Kernel::B_r);
