@@ -33,7 +33,7 @@ REPEATABLE, FREE, SHARING, SPLIT_COLUMNS, BY_COLUMNS, BY_TURNS = map(
     ),
 )
 EVERY = (REPEATABLE, FREE, SHARING, SPLIT_COLUMNS, BY_COLUMNS, BY_TURNS)
-PACKED = (REPEATABLE, FREE, BY_COLUMNS, BY_TURNS)
+PACKED = (REPEATABLE, FREE, BY_TURNS)
 for _semantics in (Semantics(), Semantics("causal", uneven=True)):
     shared_kernels.want(EVERY, _semantics)
 shared_kernels.want(PACKED, Semantics("window", softcap=True, packed=True, uneven=True))

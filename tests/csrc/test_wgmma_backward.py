@@ -98,15 +98,13 @@ MORE_KEYS = [without_dq(cfg) for cfg in (WIDE_UNDER_DK, TURNS, HALVES, SPLIT)]
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
-WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE, UNLAGGED, UNDER_DK, EARLY_ROWS]
+WHOLE = [*BOTH, HALVES, SPLIT_HALVES, ALONE, UNDER_DK, EARLY_ROWS, KEYS_SPLIT]
+OF_FULL = [ROWS, AHEAD, UNLAGGED, KEYS, AT_ONCE, *BULK, *ALL_EARLY, SPLIT, *MORE_KEYS]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
-for semantics in (CAUSAL, WINDOW):
-    shared_kernels.want(BOTH, semantics)
 shared_kernels.want(WHOLE, PLAIN)
-shared_kernels.want([SPLIT_HALVES, UNDER_DK, KEYS], CAUSAL)
-shared_kernels.want([KEYS], WINDOW)
-shared_kernels.want([KEYS, KEYS_SPLIT], PLAIN)
+shared_kernels.want([*BOTH, UNDER_DK, KEYS], CAUSAL)
+shared_kernels.want([TURNS], WINDOW)
 
 
 def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
@@ -127,14 +125,14 @@ def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "cfg",
+    ("cfg", "schedule_seed"),
     [
-        *(*WHOLE, KEYS, KEYS_SPLIT),
-        *map(full, [AT_ONCE, *BULK, *ALL_EARLY, SPLIT, *MORE_KEYS]),
+        *((cfg, 3) for cfg in WHOLE),
+        *(full(cfg, None) for cfg in WHOLE),
+        *(full(cfg, seed) for cfg in OF_FULL for seed in (None, 3)),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("schedule_seed", [None, 3])
 def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"
     verdict = prove(cfg, text, checks=True, schedule_seed=schedule_seed)
@@ -167,10 +165,9 @@ UNEVEN = {
 @pytest.mark.parametrize(
     ("cfg", "case"),
     [
-        *((cfg, case) for cfg in BOTH for case in UNEVEN),
-        (SPLIT_HALVES, "rows without keys"),
-        (UNDER_DK, "longer keys"),
-        *((KEYS, case) for case in ("longer keys", "rows without keys")),
+        *((TURNS, case) for case in UNEVEN),
+        *((cfg, "rows without keys") for cfg in (WIDE, UNDER_DK, KEYS)),
+        *(full(WIDE, case) for case in UNEVEN if case != "rows without keys"),
         *(
             full(cfg, case)
             for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *ALL_EARLY, *SPLITS, *MORE_KEYS)
@@ -185,7 +182,7 @@ def test_causal_and_uneven(cfg: HopperBackwardKernelConfig, case: str) -> None:
     assert verdict.ok, str(verdict)
 
 
-@pytest.mark.parametrize("cfg", [*BOTH, *map(full, [*SPLITS, KEYS, KEYS_SPLIT])], ids=str)
+@pytest.mark.parametrize("cfg", [TURNS, *map(full, [WIDE, *SPLITS, KEYS, KEYS_SPLIT])], ids=str)
 @pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
 def test_hard_inputs(cfg: HopperBackwardKernelConfig, inputs: str) -> None:
     for text in ("b2 s100:75 h2:1 causal", "b1 s70:150 h2 causal"):
@@ -202,9 +199,8 @@ PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
         make(cfg, inputs, limits)
         for inputs, limits in (("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9)))
         for make, cfg in (
-            *((pytest.param, cfg) for cfg in BOTH),
-            (pytest.param if inputs == "neighbours" else full, KEYS),
-            *((full, cfg) for cfg in (*SPLITS, *MORE_KEYS)),
+            (pytest.param, TURNS),
+            *((full, cfg) for cfg in (WIDE, KEYS, *SPLITS, *MORE_KEYS)),
         )
     ],
     ids=str,

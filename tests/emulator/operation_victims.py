@@ -27,7 +27,7 @@ from flashsmith.emulator.checks import all_checks
 from flashsmith.emulator.ptx import parse
 from flashsmith.errors import EmulatorError
 from flashsmith.families import KernelConfig, Semantics, device_spec
-from flashsmith.runtime.launch_plan import Contents, LaunchPlan
+from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, Workspace
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 
 ChangedPlan = Callable[[LaunchPlan], LaunchPlan]
@@ -197,56 +197,53 @@ def wrong_plans(victim: OperationVictim, plan: LaunchPlan) -> Iterator[tuple[str
     """Changes of a plan, by name: without a launch, with one before what it needs, of too few CTAs,
     with workspaces that are too short or hold anything. ``plan`` is one of the victim's."""
     roles = {entry: role for role, entry in victim.roles.items()}
-    for index, launch in enumerate(plan.launches):
+    for launch in plan.launches:
         role = roles[launch.kernel]
-        yield f"without {role}", _without(index)
-        yield f"half of {role}", _fewer_ctas(index)
+        yield f"without {role}", _without(launch.kernel)
+        yield f"half of {role}", _fewer_ctas(launch.kernel)
         if role not in ("prepare", "gaps"):
-            yield f"{role} first", _first(index)
-    for index, workspace in enumerate(plan.workspaces):
-        yield f"half of {workspace.name}", _shorter(index)
+            yield f"{role} first", _first(launch.kernel)
+    for workspace in plan.workspaces:
+        if workspace.nbytes > 4:  # by a counter that is not there a kernel may never end
+            yield f"half of {workspace.name}", _shorter(workspace.name)
         if workspace.contents == Contents.ZEROED:
-            yield f"{workspace.name} not zeroed", _not_zeroed(index)
+            yield f"{workspace.name} not zeroed", _not_zeroed(workspace.name)
 
 
-def _without(index: int) -> ChangedPlan:
+# By names: other problems of a victim may have fewer launches and workspaces.
+def _without(kernel: str) -> ChangedPlan:
     return lambda plan: replace(
-        plan, launches=tuple(one for i, one in enumerate(plan.launches) if i != index)
+        plan, launches=tuple(one for one in plan.launches if one.kernel != kernel)
     )
 
 
-def _fewer_ctas(index: int) -> ChangedPlan:
-    def change(plan: LaunchPlan) -> LaunchPlan:
-        launches = list(plan.launches)
-        x, y, z = launches[index].grid
-        launches[index] = replace(launches[index], grid=(x // 2, y, z))
-        return replace(plan, launches=tuple(launches))
+def _fewer_ctas(kernel: str) -> ChangedPlan:
+    def halved(launch: Launch) -> Launch:
+        x, y, z = launch.grid
+        return replace(launch, grid=(x // 2, y, z)) if launch.kernel == kernel else launch
 
-    return change
+    return lambda plan: replace(plan, launches=tuple(map(halved, plan.launches)))
 
 
-def _first(index: int) -> ChangedPlan:
-    def change(plan: LaunchPlan) -> LaunchPlan:
-        launches = list(plan.launches)
-        launches.insert(0, launches.pop(index))
-        return replace(plan, launches=tuple(launches))
-
-    return change
+def _first(kernel: str) -> ChangedPlan:
+    # Sorting keeps the others' order.
+    return lambda plan: replace(
+        plan, launches=tuple(sorted(plan.launches, key=lambda launch: launch.kernel != kernel))
+    )
 
 
-def _shorter(index: int) -> ChangedPlan:
-    def change(plan: LaunchPlan) -> LaunchPlan:
-        workspaces = list(plan.workspaces)
-        workspaces[index] = workspaces[index]._replace(nbytes=workspaces[index].nbytes // 2)
-        return replace(plan, workspaces=tuple(workspaces))
-
-    return change
+def _shorter(name: str) -> ChangedPlan:
+    return lambda plan: _with_workspace(plan, name, lambda one: {"nbytes": one.nbytes // 2})
 
 
-def _not_zeroed(index: int) -> ChangedPlan:
-    def change(plan: LaunchPlan) -> LaunchPlan:
-        workspaces = list(plan.workspaces)
-        workspaces[index] = workspaces[index]._replace(contents=Contents.UNDEFINED)
-        return replace(plan, workspaces=tuple(workspaces))
+def _not_zeroed(name: str) -> ChangedPlan:
+    return lambda plan: _with_workspace(plan, name, lambda one: {"contents": Contents.UNDEFINED})
 
-    return change
+
+def _with_workspace(
+    plan: LaunchPlan, name: str, changes: Callable[[Workspace], dict[str, Any]]
+) -> LaunchPlan:
+    workspaces = (
+        one._replace(**changes(one)) if one.name == name else one for one in plan.workspaces
+    )
+    return replace(plan, workspaces=tuple(workspaces))

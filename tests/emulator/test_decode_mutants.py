@@ -34,6 +34,28 @@ def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> Aske
     )
 
 
+def _sparse(keys: int) -> AskedDecode:
+    """More sequences than a warp looks through at once, of which a lane's every first, second and
+    further one has keys: few enough that without any of them runs are shorter."""
+    lens_k = tuple(keys * (i in _HAVING) for i in range(100))
+    return AskedDecode(f"b100 s1:{keys} h2:1 d40 causal", options={"lens_k": lens_k}, sm_count=2)
+
+
+def _sparse_packed() -> AskedDecode:
+    """The same of packed queries. Sequences without queries would make runs longer."""
+    without = [i + 1 for i in _HAVING]
+    return AskedDecode(
+        "b100 s1:1500 h2:1 d40 window softcap packed page24",
+        options={
+            "window": (1500, 0),
+            "lens_q": tuple(int(i not in without) for i in range(100)),
+            "lens_k": tuple(300 * (i in _HAVING) + 1500 * (i in without) for i in range(100)),
+        },
+        sm_count=2,
+    )
+
+
+_HAVING = (1, 20, 34, 64, 97)
 VICTIMS = {
     "dense": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
@@ -53,17 +75,20 @@ VICTIMS = {
             AskedDecode("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
             # Rows that see no key, beside keys whose values are not finite.
             AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
+            _sparse(300),
         ),
         sm_count=5,
     ),
     "parts": OperationVictim(
-        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
+        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+rounds_2"),
         Semantics("causal", uneven=True),
         (
             AskedDecode("b1 s1:2600 h80:2 d56 causal", options={"sinks": True}),
             # Weights beside a wrong maximum are infinite.
             AskedDecode("b1 s1:2600 h80:2 d56 causal", "far_scores"),
             AskedDecode("b1 s1:2600 h80:2 d56 causal", "large_scores"),
+            # Runs of two parts that CTAs take as a counter says.
+            _sparse(300),
         ),
         sm_count=75,
     ),
@@ -100,6 +125,12 @@ VICTIMS = {
             AskedDecode(
                 "b35 s9:70 h4:2 d40 window softcap packed page7", options={"window": (55, 0)}
             ),
+            # The last sequence's runs are merged.
+            AskedDecode(
+                "b2 s5:520 h12:4 d40 window softcap packed page24",
+                options={"window": (450, 0), "lens_k": (5, 520)},
+            ),
+            _sparse_packed(),
         ),
         sm_count=5,
     ),
@@ -144,9 +175,9 @@ VICTIMS = {
     "kept": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
-        # Runs of two parts and of four, not all of a sequence, with states in global memory.
+        # Runs of four parts, half of a sequence's, with states in global memory.
         (AskedDecode("b8 s1:460 h24:4 d40 causal", "nonfinite", {"lens_k": (460, 130) * 4}),),
-        sm_count=8,
+        sm_count=9,
     ),
     "cluster": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
@@ -161,12 +192,7 @@ VICTIMS = {
                 options={"lens_k": (460, 1, 460, 0, 460, 130, 460)},
                 sm_count=2,
             ),
-            # Sequences whose keys count where a lane looks through several at once.
-            AskedDecode(
-                "b100 s1:460 h1 d40 causal",
-                options={"lens_k": tuple(460 * (i in (1, 34, 64, 99)) for i in range(100))},
-                sm_count=2,
-            ),
+            _sparse(380),
             AskedDecode("b4 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0, 130)}),
             # Columns that CTAs share unevenly.
             AskedDecode(
@@ -243,7 +269,7 @@ EQUIVALENT = (
                 "It is 0 of every sequence whose queries are not packed.",
             ),
             (
-                ("cluster",),
+                ("dense", "cluster"),
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
                 "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
                 "s.keys",
@@ -257,7 +283,7 @@ EQUIVALENT = (
                 "Without a window every sequence's first part begins at 0.",
             ),
             (
-                ("cluster",),
+                ("dense", "cluster"),
                 "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
                 "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
                 "s.is_chunk",
@@ -265,13 +291,23 @@ EQUIVALENT = (
             ),
         )
     ),
-    Equivalent(
-        ("shuffle nothing",),
-        ("cluster",),
-        "main",
-        "s.runs = __shfl_sync(kWholeWarp, own.runs, i);",
-        "Of a CTA's second search. CTAs of a cluster, which alone read it, search once.",
-        place=-2,
+    # The number of runs: CTAs of clusters alone read it.
+    *(
+        Equivalent(
+            ("shuffle nothing",),
+            (name,),
+            role,
+            "s.run_levels = __shfl_sync(kWholeWarp, own.run_levels, i);\n"
+            "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
+            "s.tiles",
+            proof,
+            place,
+        )
+        for name, role, proof, place in (
+            ("dense", "main", "This kernel has no clusters.", None),
+            ("paged", "paged", "This kernel has no clusters.", None),
+            ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -2),
+        )
     ),
     Equivalent(
         ("drop barrier",),

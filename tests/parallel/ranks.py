@@ -6,7 +6,9 @@ Each rank runs all scripts in order and writes what they return, or their errors
 from __future__ import annotations
 
 import datetime
+import mmap
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,7 +24,7 @@ from flashsmith import parallel
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.families import parse_kernel_name_into_config as parse
-from flashsmith.parallel import schedules
+from flashsmith.parallel import peers, schedules
 from flashsmith.parallel.group import Group, Message
 
 # What other tests have, too.
@@ -130,6 +132,74 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
         dist.all_reduce(sinks.grad, group=group)
         found["dsinks"] = sinks.grad
     return found
+
+
+class HostMemory:
+    """In the place of a GPU's, for ranks on one host: files in memory, and nothing to wait for but
+    what ranks tell each other."""
+
+    def __init__(self, device: Any, rank: int, nbytes: int) -> None:
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            file.truncate(nbytes)
+        self.name, self._rank, self._nbytes = file.name.encode(), rank, nbytes
+        self._of_ranks: list[Any] = []
+        self.memory = self._open(self.name)
+
+    def _open(self, name: bytes) -> Any:
+        with open(name.rstrip(b"\0"), "r+b") as file:
+            return torch.frombuffer(mmap.mmap(file.fileno(), self._nbytes), dtype=torch.uint8)
+
+    def open(self, names: Any) -> None:
+        self._of_ranks = [self._open(name) for name in names]
+
+    def leave(self) -> None:
+        self._of_ranks.clear()
+
+    def free(self) -> None:
+        os.unlink(self.name)
+
+    def read(self, parts: Any) -> None:
+        for rank, there, here, nbytes in parts:
+            self.memory[here : here + nbytes] = self._of_ranks[rank][there : there + nbytes]
+
+    def arrived(self) -> Callable[[], None]:
+        return lambda: None
+
+    def wait_until_read(self, slot: int) -> None: ...
+
+    publish = begin_reading = wait_until_read
+
+    def end_reading(self, slot: int) -> Callable[[], None]:
+        return self.arrived()
+
+    def has_read(self, slot: int) -> bool:
+        return True
+
+
+def run_copied(case: Case) -> dict[str, Any]:
+    """run_case where ranks copy from each other's memory, with slots that grow."""
+    copies: list[int] = []
+    read = HostMemory.read
+
+    def counted(self: HostMemory, parts: Any) -> None:
+        copies.append(len(parts))
+        read(self, parts)
+
+    HostMemory.read = counted  # type: ignore[method-assign]
+    peers.MEMORIES["cpu"], peers._STEP = HostMemory, 1
+    try:
+        group = dist.new_group()
+        smaller = [parallel.shard(case.draw()[name][:1], group=group) for name in "qkv"]
+        for _ in range(3):
+            parallel.attention(
+                *smaller, schedule="allgather", group=group, **{**KERNELS, **case.semantics}
+            )
+        found = run_case(case, group=group)
+        assert sum(copies) > 3
+        return found
+    finally:
+        del peers.MEMORIES["cpu"]
+        HostMemory.read = read  # type: ignore[method-assign]
 
 
 # --- calls that must fail, on every rank, or must not hang ---------------------------------------
@@ -355,7 +425,10 @@ def one_rank(
     found: dict[str, Any] = {}
     path = os.path.join(folder, f"{rank}.pt")
     for name, run in [
-        *((name, lambda case=case: run_case(case)) for name, case in cases.items()),
+        *(
+            (name, lambda case=case, run=run_copied if "copied" in name else run_case: run(case))
+            for name, case in cases.items()
+        ),
         *((name, lambda name=name: globals()[name](rank)) for name in scripts),
     ]:
         try:

@@ -71,9 +71,11 @@ def test_a_late_rank_is_an_error_from_then_on() -> None:
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     # Above the largest number of a process.
     zero, _ = views(pids=(os.getpid(), 2**22 + 1))
-    zero._timeout = 1000.0
+    zero.timeout = 1000.0
+    assert zero.lost() == "rank 1 has ended"
     with pytest.raises(RuntimeError, match="rank 1 has ended"):
         zero.same(1)()
+    assert views()[0].lost() == ""
 
 
 def shared(monkeypatch: pytest.MonkeyPatch, folder: Path, *, other_host: bool = False) -> list:

@@ -70,6 +70,34 @@ def test_gathered_keys_are_waited_for(load_tool: Load) -> None:
     assert found["forward", 4].ms == pytest.approx(0.3 + 0.5 + 0.5 * 0.3)
 
 
+def test_a_call_takes_as_long_as_the_host_is_kept(load_tool: Load) -> None:
+    short, long = rows(8192, "forward", 1.0, 1 << 20), rows(32768, "forward", 4.0, 1 << 20)
+    for row in (*short, *long):
+        if row["what"] == "parts":
+            row["both"] = 2.0 if row["seq"] == 8192 else 4.05
+    kept = [
+        {"what": "kept", "us": 2000.0, "seq": it, "direction": "forward"} for it in (8192, 32768)
+    ]
+    model = load_tool("gpu/parallel_model.py").Model([*LINK, *short, *long, *kept])
+    # The short call says nothing about the share.
+    assert model.share() == pytest.approx(0.5)
+    found = {(it.seq, it.ranks): it.ms for it in model.predictions()}
+    assert found[8192, 2] == found[8192, 4] == pytest.approx(2.0)
+    assert found[32768, 4] == pytest.approx(2.0 + 0.5 * 3 * 0.05)
+
+
+def test_a_schedule_may_have_its_own_link(load_tool: Load) -> None:
+    some = [{"schedule": "allgather", **row} for row in rows(8192, "forward", 1.0, 4 << 20)]
+    own = [
+        {"what": "link", "schedule": "allgather", "bytes": n << 20, "ms": n / 40} for n in (1, 64)
+    ]
+    tool = load_tool("gpu/parallel_model.py")
+    assert tool.Model([*LINK, *own, *some], "allgather").message(4 << 20) == pytest.approx(0.1)
+    assert tool.Model([*LINK, *own, *rows(8192, "forward", 1.0, 4 << 20)]).message(
+        4 << 20
+    ) == pytest.approx(0.4)
+
+
 def test_it_prints_a_table(
     load_tool: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ PLAIN = {
     "prefixes": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
     "prefixes again": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
     "prefixes of one": Case("allgather", (72,), batch=1, causal=True),
+    "prefixes copied": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
     "ulysses": Case("ulysses", (53,), batch=1, causal=True, sinks=True, dlse=True),
     "auto": Case("auto", (41,), batch=1, causal=True),
     "packed": Case("zigzag", (24, 0, 52), causal=True, sinks=True),
@@ -153,7 +154,12 @@ def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "repeated"), [("zigzag causal", "zigzag again"), ("prefixes", "prefixes again")]
+    ("name", "repeated"),
+    [
+        ("zigzag causal", "zigzag again"),
+        ("prefixes", "prefixes again"),
+        ("prefixes", "prefixes copied"),
+    ],
 )
 def test_a_call_repeats_its_bits(pair: list[dict[str, Any]], name: str, repeated: str) -> None:
     (first, _), (again, _) = (found_by(pair, it) for it in (name, repeated))
@@ -298,9 +304,10 @@ def test_more_ranks(ranks: int, tmp_path: Path) -> None:
                 schedule, (2 * ranks, longer, 0), (6 * ranks, even, 4 * ranks), **some
             )
     for batch in (1, 2):
-        cases[f"prefixes {batch}"] = Case(
-            "allgather", (even,), batch=batch, causal=True, sinks=True, dlse=True, **heads
-        )
+        for name in ("prefixes", "prefixes copied"):
+            cases[f"{name} {batch}"] = Case(
+                "allgather", (even,), batch=batch, causal=True, sinks=True, dlse=True, **heads
+            )
     found = run_ranks(ranks, tmp_path, cases)
     for name, case in cases.items():
         results = found_by(found, name)

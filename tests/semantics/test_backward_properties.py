@@ -29,12 +29,16 @@ REPEATABLE = parse("(FP16, 64, 64, 64, 4): backward")
 FREE = parse("(FP16, 64, 64, 64, 4): backward+stages_2+dq_atomics")
 SHARING = parse("(BF16, 96, 32, 64, 4): backward+columns_2+stages_2")
 HOPPER = parse(
-    "(BF16, 64, 64, 192, 3): "
-    "tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160+scores_together"
+    "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_3+regs_24_240"
+    "+scores_ahead+lagged_dq+pingpong+sums_under_dk+wide_stores"
+)
+PERSISTENT = parse(
+    "(BF16, 64, 64, 192, 3): tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160"
+    "+scores_together+early_exp+lagged_dq+persistent"
 )
 CAUSAL, PACKED = Semantics("causal", uneven=True), Semantics("causal", packed=True, uneven=True)
 EVERY = [REPEATABLE, FREE, HOPPER]
-for _cfg in (*EVERY, SHARING):
+for _cfg in (*EVERY, SHARING, PERSISTENT):
     shared_kernels.want([_cfg], CAUSAL)
 
 
@@ -58,8 +62,7 @@ def gradients(cfg: KernelConfig, inputs: dict[str, Any], **options: Any) -> dict
 # ---- bit by bit ----
 
 
-@pytest.mark.parametrize("cfg", [SHARING, HOPPER], ids=str)
-@pytest.mark.parametrize("power", [-20, 11])
+@pytest.mark.parametrize(("cfg", "power"), [(SHARING, -20), (PERSISTENT, 11)], ids=str)
 def test_linear_in_do(cfg: KernelConfig, power: int) -> None:
     """Powers of two pass through everything that rounds; of fp16 some would leave its range."""
     inputs = drawn(cfg, f"b1 s50:90 h2:1 d{cfg.d_head} causal", sinks=True, dlse=True)

@@ -7,16 +7,19 @@ ROWS is a file of JSON lines, each with what it is of (`what`), ms, and seq and 
 or 'both' with the backward pass:
 
     link     bytes                 a message there and one back, over the link alone
-    compute  ranks, rank, bytes    a rank's kernels alone, and the bytes of its K and V
     alone                          the call on one GPU
+    compute  ranks, rank, bytes    a rank's kernels alone, and the bytes of its K and V
     parts    ranks, compute, both  the call on two, as kernels alone and as it is (no ms)
+    kept     us                    how long the call on two keeps the host
 
-The last two are of a schedule: 'zigzag', or 'allgather' where a row says so.
+The last three are of a schedule: 'zigzag', or 'allgather' where a row says so. A link that names a
+schedule is of that alone, and then the only one it has.
 
 Transfers beside kernels take a share of the GPU while they last: a pass with kernels of C ms, and
-transfers of M ms beside them and N ms beside nothing, takes N + max(M, C + share M). The share is
-the median over a schedule's measured calls of two GPUs, of all others where such a call itself is
-predicted: so the error on two is that of a prediction.
+transfers of M ms beside them and N ms beside nothing, takes N + max(M, C + share M); and as long as
+it keeps the host. The share is the median over a schedule's measured calls of two GPUs that do not
+wait for the host, of all others where such a call itself is predicted: so the error on two is that
+of a prediction.
 """
 
 from __future__ import annotations
@@ -47,16 +50,22 @@ class Model:
     def __init__(self, rows: Iterable[Row], schedule: str = "zigzag") -> None:
         self._schedule = schedule
         self._link: list[tuple[int, float]] = []
+        self._kept: dict[tuple[int, str], float] = {}
         self._alone: dict[tuple[int, str], float] = {}
         self._measured: dict[tuple[int, str], tuple[float, float]] = {}
         self._kernels: dict[tuple[int, str, int], float] = {}
         self._bytes: dict[tuple[int, int], int] = {}
+        rows = list(rows)
+        links = [row for row in rows if row["what"] == "link"]
+        own = [row for row in links if row.get("schedule") == schedule]
+        for row in own or [row for row in links if "schedule" not in row]:
+            self._link.append((row["bytes"], row["ms"]))
         for row in rows:
-            if row["what"] in ("parts", "compute") and _schedule_of(row) != schedule:
+            if row["what"] in ("parts", "compute", "kept") and _schedule_of(row) != schedule:
                 continue
             at = row.get("seq", 0), row.get("direction", "")
-            if row["what"] == "link":
-                self._link.append((row["bytes"], row["ms"]))
+            if row["what"] == "kept":
+                self._kept[at] = row["us"] / 1e3
             elif row["what"] == "alone":
                 self._alone[at] = row["ms"]
             elif row["what"] == "parts":
@@ -102,7 +111,7 @@ class Model:
         """What transfers beside kernels take of a GPU while they last."""
         found = []
         for at, (compute, both) in self._measured.items():
-            if at != but:
+            if at != but and both > 1.05 * self._kept.get(at, 0.0):
                 alone, beside = self.transfers(*at, 2)
                 found.append(max(0.0, (both - compute - alone) / beside))
         return statistics.median(found) if found else 0.0
@@ -116,6 +125,7 @@ class Model:
             kernels = self._kernels[seq, direction, ranks]
             before, beside = self.transfers(seq, direction, ranks)
             ms = before + max(beside, kernels + share * beside)
+            ms = max(ms, self._kept.get(at, 0.0))
             alone = self._alone[at]
             found.append(Prediction(seq, direction, ranks, ms, measured, alone / (ranks * ms)))
         return found

@@ -32,7 +32,7 @@ class Board:
     """One rank's view of the board."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float) -> None:
-        self._memory, self._rank, self._timeout = memory, rank, timeout
+        self._memory, self._rank, self.timeout = memory, rank, timeout
         self._size, self._number, self._lost = size, 0, ""
         self._others = [it for it in range(size) if it != rank]
 
@@ -95,8 +95,12 @@ class Board:
                 looked = now
                 if not self._lives(rank):
                     self._lose(f"rank {rank} has ended")
-                if now - begin > self._timeout:
-                    self._lose(f"rank {rank} did not come within {self._timeout:g} s")
+                if now - begin > self.timeout:
+                    self._lose(f"rank {rank} did not come within {self.timeout:g} s")
+
+    def lost(self) -> str:
+        """Which rank has ended; '' where none has."""
+        return next((f"rank {it} has ended" for it in self._others if not self._lives(it)), "")
 
     def _lose(self, why: str) -> None:
         self._lost = why

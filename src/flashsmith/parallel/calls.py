@@ -135,14 +135,15 @@ def _agree(
     message = Message(facts, refused)
     if said is None:
         said = group.agree(message).said()
-    _check_same(said, apart=("q_rows", "k_rows"))
+    _check_same(said, apart=("q_rows", "k_rows", "device"))
     layouts = []
     for name, known in zip("qk", lengths, strict=True):
         rows = [facts[f"{name}_rows"] for facts in said]
         layout = Layout((sum(rows),) if known is None else known, group.size)
         _check_rows(name, layout, rows)
         layouts.append(layout)
-    call = _call(group, layouts[0], layouts[1], q, asked, any(facts["requires_grad"]))
+    devices = tuple(facts["device"] for facts in said)
+    call = _call(group, layouts[0], layouts[1], q, asked, any(facts["requires_grad"]), devices)
     return q, k, v, _Agreed(message, said, call, _schedule(asked.schedule, call, k.shape[-2]))
 
 
@@ -315,6 +316,7 @@ def _check(
         {
             "schedule": schedule,
             "dtype": str(q.dtype),
+            "device": str(q.device),
             "batch": None if packed else q.shape[0],
             "heads": sides,
             "d": d,
@@ -494,7 +496,13 @@ def _schedule(name: str, call: Call, heads_k: int) -> Schedule:
 
 
 def _call(
-    group: Group, q_layout: Layout, k_layout: Layout, q: Any, asked: Asked, has_gradients: bool
+    group: Group,
+    q_layout: Layout,
+    k_layout: Layout,
+    q: Any,
+    asked: Asked,
+    has_gradients: bool,
+    devices: tuple[str, ...],
 ) -> Call:
     mask = check_mask(asked.causal, asked.window)
     left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
@@ -513,6 +521,7 @@ def _call(
         bool(asked.return_row_max),
         tuple(q.shape),
         lambda: None,
+        devices,
     )
 
 

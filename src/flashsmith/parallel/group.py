@@ -6,10 +6,11 @@ Every function here is called by all ranks of the group, in the same order.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashsmith.errors import ArgumentError, FlashsmithError, GroupError
 from flashsmith.parallel.board import Board
+from flashsmith.parallel.peers import MOST, Others, Peers, transfer_stream
 from flashsmith.printable import quoted
 
 # Its name from PyTorch 2.13 on, and before.
@@ -143,6 +145,22 @@ class Group:
             dist.all_gather(list(found.unbind()), given, group=self._of_host())
         return found.numpy().tobytes()
 
+    def peers(self, devices: Hashable, device: Any, nbytes: int) -> Peers | None:
+        """Slots of at least so many bytes in memory that the ranks, on these devices, copy from
+        each other; None where they cannot, or the slots would be too large."""
+        board = _boards.get(self.handle)
+        if board is None or nbytes > MOST:
+            return None
+        of_group = _peers.setdefault(self.handle, {})
+        found = of_group.get(devices)
+        if devices not in of_group or (found is not None and found.capacity < nbytes):
+            if found is not None:
+                found.close()
+            same = functools.partial(_same_on_board, board, self.rank, self.size)
+            others = Others(self.rank, self.size, same, board.lost, board.timeout)
+            found = of_group[devices] = Peers.shared(others, device, nbytes, self.exchange)
+        return found
+
     @contextlib.contextmanager
     def waiting_for_others(self) -> Iterator[None]:
         """Turns a failure of torch.distributed into a GroupError."""
@@ -151,11 +169,7 @@ class Group:
         except FlashsmithError:
             raise
         except RuntimeError as failure:
-            raise GroupError(
-                f"group: rank {self.rank} of {self.size} lost the others: one has ended, or did "
-                "not make the same call within the group's timeout; see that rank's own error. "
-                f"torch.distributed says: {failure}"
-            ) from failure
+            raise _lost(self.rank, self.size, failure) from failure
 
     # --- tensors ----------------------------------------------------------------------------------
 
@@ -337,16 +351,6 @@ def used_until_now(tensor: Any) -> Any:
     return _event(tensor.device) if tensor.is_cuda else None
 
 
-_streams: dict[Any, Any] = {}
-
-
-def transfer_stream(device: Any) -> Any:
-    """The stream that a GPU's transfers wait on, so that they need not wait for its kernels."""
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
-
-
 def _bytes(tensor: Any) -> Any:
     """A dense tensor's memory as a dtype that every backend carries."""
     # Of a dimension of one element any stride counts as dense, but not for a view as bytes.
@@ -382,10 +386,27 @@ def _process_group(given: Any) -> Any:
     )
 
 
+def _lost(rank: int, size: int, failure: Exception) -> GroupError:
+    return GroupError(
+        f"group: rank {rank} of {size} lost the others: one has ended, or did not make the same "
+        "call within the group's timeout; see that rank's own error. torch.distributed says: "
+        f"{failure}"
+    )
+
+
+def _same_on_board(board: Board, rank: int, size: int, word: int) -> bool:
+    try:
+        return board.same(word)()
+    except RuntimeError as failure:
+        raise _lost(rank, size, failure) from failure
+
+
 # Groups of the host for groups that carry no tensors of it.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # None for groups of several hosts.
 _boards: WeakKeyDictionary[Any, Board | None] = WeakKeyDictionary()
+# By the ranks' devices; None where one cannot read another's memory.
+_peers: WeakKeyDictionary[Any, dict[Hashable, Peers | None]] = WeakKeyDictionary()
 # By group: this process's rank with all ranks' numbers in the world; and what they have agreed on,
 # by this one's message.
 _members: WeakKeyDictionary[Any, tuple[int, list[int]]] = WeakKeyDictionary()

@@ -22,6 +22,7 @@ import torch
 from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group
 from flashsmith.parallel.layout import CAUSAL
+from flashsmith.parallel.peers import Peers
 from flashsmith.parallel.schedules import Call, Gradients, Needs, Results, Schedule, as_needed
 
 
@@ -37,6 +38,10 @@ def serves(call: Call) -> bool:
     )
 
 
+# dk and dv of a chunk, fp32.
+_Pair = Sequence[Any]
+
+
 class _Keys(NamedTuple):
     """What this rank's chunks see of K and of V, and how to wait until it has come."""
 
@@ -46,9 +51,11 @@ class _Keys(NamedTuple):
     wait_for_later: Callable[[], None]
 
 
-def _gather(call: Call, k: Any, v: Any, confirm: Callable[[], None] | None = None) -> _Keys:
-    """Begins to gather K and V; ``confirm`` is called when all else is done, before that."""
+def _gather(call: Call, peers: Peers | None, k: Any, v: Any) -> _Keys:
+    """Begins to gather K and V."""
     ranks, rank = call.group.size, call.group.rank
+    if peers is not None:
+        return _copy_keys(peers, k, v)
     batch, rows, heads, d = k.shape
     chunk = rows // 2
     places = ranks * chunk, ranks * chunk, chunk
@@ -62,12 +69,7 @@ def _gather(call: Call, k: Any, v: Any, confirm: Callable[[], None] | None = Non
         k_halves, v_halves = (it.chunk(2, 1) for it in (k, v))
         k_places, v_places = (it.split_with_sizes(places, 1) for it in whole)
         gather = functools.partial(_gather_batch, call.group)
-    earlier, later = (
-        [it.narrow(1, first * chunk, count * chunk) for it in whole]
-        for first, count in ((ranks, rank + 1), (rank + 1, 2 * ranks - rank))
-    )
-    if confirm is not None:
-        confirm()
+    earlier, later = _prefixes(whole, ranks, rank, chunk)
     wait_for_earlier = gather((k_places[1], v_places[1]), (k_halves[0], v_halves[0]))
     wait_for_later = gather((k_places[0], v_places[0]), (k_halves[1], v_halves[1]))
 
@@ -77,6 +79,78 @@ def _gather(call: Call, k: Any, v: Any, confirm: Callable[[], None] | None = Non
         torch._foreach_copy_([k_places[2], v_places[2]], [k_halves[1], v_halves[1]])
 
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
+
+
+def _peers(call: Call, k: Any) -> Peers | None:
+    """Slots for K and V and for their gradients, where ranks can copy from each other."""
+    ranks = call.group.size
+    # Of K and V 2P + 1 chunks; of the gradients of chunks a pair to and from each other rank.
+    return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
+
+
+def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any], list[Any]]:
+    """What a rank's earlier and its later chunk see of K and of V, (batch, places, heads, d)."""
+    earlier, later = (
+        [it.narrow(1, first * chunk, count * chunk) for it in whole]
+        for first, count in ((ranks, rank + 1), (rank + 1, 2 * ranks - rank))
+    )
+    return earlier, later
+
+
+class _Places(NamedTuple):
+    """A slot with K and V in it: this rank's own chunks, what its chunks see, and what that takes
+    of other ranks' slots (Peers.copy), for the earlier and for the later chunk."""
+
+    own: list[list[Any]]
+    earlier: list[Any]
+    later: list[Any]
+    for_earlier: list[tuple[int, int, int, int]]
+    for_later: list[tuple[int, int, int, int]]
+
+
+def _copy_keys(peers: Peers, k: Any, v: Any) -> _Keys:
+    ranks, rank = peers.size, peers.rank
+    batch, rows, heads, d = shape = k.shape
+    chunk, places = rows // 2, 2 * ranks + 1
+
+    def make(tensor: Callable[..., Any]) -> _Places:
+        both = tensor(0, (2, batch, places * chunk, heads, d), k.dtype)
+        of_places = both.unflatten(2, (places, chunk))
+        own = [[side[:, at] for side in of_places] for at in (ranks + rank, 2 * ranks)]
+        size = chunk * heads * d * k.element_size()
+
+        def parts(owner: int, there: int, here: int) -> list[tuple[int, int, int, int]]:
+            firsts = range(0, 2 * batch * places, places)
+            return [(owner, (it + there) * size, (it + here) * size, size) for it in firsts]
+
+        earlier: list[tuple[int, int, int, int]] = []
+        later: list[tuple[int, int, int, int]] = []
+        # From each next rank, so that all links are in use.
+        for owner in ((rank + step) % ranks for step in range(1, ranks)):
+            its_earlier = ranks + owner
+            if owner < rank:
+                earlier += parts(owner, its_earlier, its_earlier)
+            else:
+                later += parts(owner, 2 * ranks, owner)
+                later += parts(owner, its_earlier, its_earlier)
+        return _Places(own, *_prefixes(both.unbind(), ranks, rank, chunk), earlier, later)
+
+    slot = peers.begin()
+    it = peers.view(slot, ("keys", shape, k.dtype), make)
+    k_halves, v_halves = k.chunk(2, 1), v.chunk(2, 1)
+
+    def write(half: int) -> None:
+        # One after another: a copy of dense memory is no kernel.
+        for into, both in zip(it.own[half], (k_halves, v_halves), strict=True):
+            into.copy_(both[half])
+
+    write(0)
+    if rank:
+        write(1)
+    peers.offer(slot)
+    if not rank:
+        write(1)  # nobody else sees it
+    return _Keys(it.earlier, it.later, *peers.copy(slot, it.for_earlier, it.for_later))
 
 
 def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
@@ -118,7 +192,8 @@ def _attend(call: Call, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tupl
 def forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
     o = torch.empty_like(q)
     (q_earlier, q_later), (o_earlier, o_later) = q.chunk(2, 1), o.chunk(2, 1)
-    keys = _gather(call, k, v, call.confirm)
+    call.confirm()
+    keys = _gather(call, _peers(call, k), k, v)
     keys.wait_for_earlier()
     earlier = _attend(call, q_earlier, keys.earlier, o_earlier, sinks)
     keys.wait_for_later()
@@ -134,7 +209,7 @@ def forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
 
 def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs) -> Gradients:
     q, k, v, o, sinks, *lses = saved
-    group, ranks, rank = call.group, call.group.size, call.group.rank
+    ranks, rank = call.group.size, call.group.rank
     chunk = q.shape[1] // 2
     of_chunks = [it.chunk(2, 1) for it in (do, q, o)]
     dlses = (None, None) if dlse is None else [it.contiguous() for it in dlse.chunk(2, -1)]
@@ -159,50 +234,102 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
             **call.options,
         )
 
-    def by_chunk(gradients: Any) -> list[Any]:
-        """dk and dv, (chunks, batch, rows, heads, d)."""
-        batch, _, *rest = k.shape
-        return [it.view(batch, -1, chunk, *rest).transpose(0, 1) for it in gradients[1:3]]
+    def by_chunk(gradients: Any) -> list[_Pair]:
+        """dk and dv of each chunk, (batch, rows, heads, d)."""
+        return list(zip(*(it.split(chunk, 1) for it in gradients[1:3]), strict=True))
 
-    keys = _gather(call, k, v)
+    peers = _peers(call, k)
+    keys = _gather(call, peers, k, v)
     keys.wait_for_earlier()
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
         # What it gives to later chunks of others travels while the earlier chunk is computed.
         of_later = by_chunk(later)
-        others = ranks - 1 - rank
-        to_later = group.exchange_parts(
-            torch.stack([it[:others] for it in of_later], 1),
-            sent=[int(it > rank) for it in range(ranks)],
-            come=[int(it < rank) for it in range(ranks)],
-        )
+        own = of_later[-1]
+        sent = dict(zip(range(rank + 1, ranks), of_later, strict=False))
+        come_to_later = _exchange(call, peers, own[0], sent, range(rank))
     earlier = differentiate(0, keys.earlier)
     del keys
     dq = dk = dv = None
     if needs_kv:
-        of_earlier = torch.stack([it[others:-1] for it in of_later], 1)
-        for place, it in enumerate(by_chunk(earlier)):
-            of_earlier[: rank + 1, place] += it
-        to_earlier = group.exchange_parts(of_earlier)
+        of_earlier = of_later[ranks - 1 - rank : -1]
+        torch._foreach_add_(
+            [it for both in of_earlier[: rank + 1] for it in both],
+            [it for both in by_chunk(earlier) for it in both],
+        )
+        elsewhere = [it for it in range(ranks) if it != rank]
+        sent = {it: of_earlier[it] for it in elsewhere}
+        come_to_earlier = _exchange(call, peers, own[0], sent, elsewhere)
     if needs[0]:
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
     if needs_kv:
         # In the order of ranks, of which the last that sees a later chunk is its own.
+        of_ranks = come_to_earlier()
+        totals = [
+            _added([of_ranks.get(it, of_earlier[it]) for it in range(ranks)]),
+            _added([*come_to_later().values(), own]),
+        ]
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        pairs = [*map(list, to_later()), [it[-1] for it in of_later]]
-        total = pairs[0]
-        for pair in pairs[1:]:
-            torch._foreach_add_(total, pair)
-        parts = to_earlier()
-        first = parts[0]
-        for part in parts[1:]:
-            first.add_(part)
-        halves = [*dk.chunk(2, 1), *dv.chunk(2, 1)]
-        torch._foreach_copy_(halves, [first[0], total[0], first[1], total[1]])
+        torch._foreach_copy_(
+            [*dk.chunk(2, 1), *dv.chunk(2, 1)], [both[side] for side in (0, 1) for both in totals]
+        )
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)
+
+
+def _exchange(
+    call: Call, peers: Peers | None, like: Any, sent: dict[int, _Pair], owners: Sequence[int]
+) -> Callable[[], dict[int, _Pair]]:
+    """Begins to send pairs to other ranks, and to receive theirs, of tensors like one; the result
+    waits for these. Every rank calls this, whatever it sends."""
+    group = call.group
+    ranks, rank = group.size, group.rank
+    parts = [it for pair in sent.values() for it in pair]
+    if peers is None:
+        mine = torch.stack(parts) if parts else like.new_empty((0, *like.shape))
+        wait = group.exchange_parts(
+            mine.unflatten(0, (-1, 2)),
+            sent=[int(it in sent) for it in range(ranks)],
+            come=[int(it in owners) for it in range(ranks)],
+        )
+        return lambda: {owner: it.unbind() for owner, it in zip(owners, wait(), strict=True)}
+
+    nbytes = 2 * like.numel() * like.element_size()
+
+    def place(rank: int, of: int) -> int:
+        """Of what is sent to ``of``, or received from it, by a rank that has none for itself."""
+        return of - (of > rank)
+
+    def make(tensor: Callable[..., Any]) -> list[_Pair]:
+        shape = (2 * (ranks - 1), 2, *like.shape)
+        return [it.unbind() for it in tensor(0, shape, like.dtype).unbind()]
+
+    slot = peers.begin()
+    pairs = peers.view(slot, ("gradients", like.shape), make)
+    if parts:
+        torch._foreach_copy_([it for to in sent for it in pairs[place(rank, to)]], parts)
+    peers.offer(slot)
+    come = {owner: ranks - 1 + place(rank, owner) for owner in owners}
+    (arrived,) = peers.copy(
+        slot,
+        [(it, place(it, rank) * nbytes, here * nbytes, nbytes) for it, here in come.items()],
+    )
+
+    def wait_for_peers() -> dict[int, _Pair]:
+        arrived()
+        return {owner: pairs[here] for owner, here in come.items()}
+
+    return wait_for_peers
+
+
+def _added(pairs: Sequence[_Pair]) -> _Pair:
+    """The sum of pairs, one after another, in memory of the first."""
+    total, *others = pairs
+    for pair in others:
+        torch._foreach_add_(total, pair)
+    return total
 
 
 PREFIXES = Schedule(forward, backward)

@@ -44,6 +44,7 @@ class Call(NamedTuple):
     shape: tuple[int, ...]  # this rank's of q
     # Returns when the ranks have agreed on the call; a forward pass sends nothing before.
     confirm: Callable[[], None]
+    devices: tuple[str, ...] = ()  # of all ranks
 
     @property
     def dim(self) -> int:

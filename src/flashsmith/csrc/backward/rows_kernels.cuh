@@ -31,7 +31,7 @@ FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {
 
 // D and log2(e) lse of kStatisticsRows rows of one head, one CTA. Behind the last row they are such
 // that nothing comes of a row: P is exp2(-inf) and dS is 0 - 0 times that. The sums of dq are
-// cleared with them (clears_dq_sums), unless the host does that.
+// cleared with them, where there are any.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_prepare_kernel(const BackwardKernelArgs args) {
@@ -61,9 +61,10 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     for (int row = block * kStatisticsRows + thread_index() / kLanes; row < end;
          row += kRowsKernelThreads / kLanes) {
         if constexpr (Kernel::clears_dq_sums && !Kernel::has_dq_counters)
-            for (int column = chunk * 4; column < Kernel::d_head; column += kLanes * 4)
-                store_global_16B(args.dq_sums + (statistic + row) * Kernel::d_head + column,
-                                 uint4{0, 0, 0, 0});
+            if (Kernel::always_sums_dq || args.dq_sums != nullptr)
+                for (int column = chunk * 4; column < Kernel::d_head; column += kLanes * 4)
+                    store_global_16B(args.dq_sums + (statistic + row) * Kernel::d_head + column,
+                                     uint4{0, 0, 0, 0});
         float sum = 0.0f;
         if (row < q.count && chunk < args.d / kChunkElements) {
             const uint4 x = load_global_16B(

@@ -6,6 +6,45 @@
 
 namespace flashsmith {
 
+// How sums of dq lie, tile after tile of the warps' accumulators. From sm_90 on one instruction
+// adds all four elements of a lane: they lie side by side, and a warp adds 512 bytes at a time.
+// Below, element after element of all lanes: 128 bytes at a time.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kAddsVectors = true;
+#else
+constexpr bool kAddsVectors = false;
+#endif
+constexpr int kTileSums = 4 * kWarpSize;
+constexpr int kLaneSums = kAddsVectors ? 4 : 1;  // from a lane's first sum to the next lane's
+
+FS_DEVICE void add_tile(float* sums, const float (&tile)[4]) {
+    if constexpr (kAddsVectors) {
+        add_global(sums, float4{tile[0], tile[1], tile[2], tile[3]});
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) add_global(sums + e * kWarpSize, tile[e]);
+    }
+}
+
+FS_DEVICE void load_tile(float (&tile)[4], const float* sums) {
+    if constexpr (kAddsVectors) {
+        const uint4 x = load_global_16B(sums);
+        tile[0] = __uint_as_float(x.x), tile[1] = __uint_as_float(x.y);
+        tile[2] = __uint_as_float(x.z), tile[3] = __uint_as_float(x.w);
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) tile[e] = sums[e * kWarpSize];
+    }
+}
+
+// Where a lane's first sums are of a block of queries, by its first row's statistics.
+template <class Kernel>
+FS_DEVICE float* first_dq_sums(const BackwardKernelArgs& args, int64_t statistic, int warp,
+                               int lane) {
+    return args.dq_sums + statistic * Kernel::d_head + warp * Kernel::dq_elements * kWarpSize +
+           lane * kLaneSums;
+}
+
 // Stores a warp's part of a gradient, scaled: in 16 bit through `tile` of shared memory, which
 // holds the whole tile afterwards, or in fp32 at once. Lane l has of tile (m, n) columns 2 (l % 4)
 // + {0, 1} of rows l / 4 and l / 4 + 8; columns are taken by turns.

@@ -33,14 +33,15 @@ struct FlashBackwardKernelConfig {
     // Query rows of a CTA of the kernel that computes dq alone: 16 a warp.
     constexpr int dq_rows() const { return 16 * n_warps; }
 
+    // Tiles of dS that go from warp to warp: with atomics those of two steps, since dq comes a step
+    // later.
+    constexpr int dS_tiles() const { return dq == DqMode::atomics ? 2 : column_warps > 1 ? 1 : 0; }
     // Dynamic shared memory of a CTA that keeps keys: K and V, the stages of Q and do with their
     // row statistics, and what of dS and P goes from warp to warp.
     constexpr int keys_smem_bytes() const {
         const int streamed = stages * (2 * B_r * d_head * element_bytes() + 2 * B_r * 4);
-        const int exchanged = B_r * B_c * element_bytes();
-        const int dS = dq == DqMode::atomics || column_warps > 1 ? exchanged : 0;
-        const int P = column_warps > 1 ? exchanged : 0;
-        return 2 * B_c * d_head * element_bytes() + streamed + dS + P;
+        const int tiles = dS_tiles() + (column_warps > 1 ? 1 : 0);
+        return 2 * B_c * d_head * element_bytes() + streamed + tiles * B_r * B_c * element_bytes();
     }
     // Of one that keeps queries: Q and do, and the stages of K and V.
     constexpr int queries_smem_bytes() const {

@@ -14,8 +14,10 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
-    const uint32_t sequence = block_index() / n_blocks;
-    const int first_row = block_index() % n_blocks * Kernel::B_r;
+    // The last sums of the kernel before are in L2 still.
+    const uint32_t number = gridDim.x - 1 - block_index();
+    const uint32_t sequence = number / n_blocks;
+    const int first_row = number % n_blocks * Kernel::B_r;
     const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
     const SequenceRows q =
         sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
@@ -28,8 +30,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const int unseeing =
         Visibility<SEMANTICS>(args, q.count, k.count).first_seeing_row() - first_row;
     const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first) + first_row;
-    const float* sums =
-        args.dq_sums + statistic * Kernel::d_head + warp * Kernel::dq_elements * kWarpSize + lane;
+    const float* sums = first_dq_sums<Kernel>(args, statistic, warp, lane);
     const int64_t origin = batch * args.dq_batch_stride + head * args.dq_head_stride;
     const uint32_t tile = shared_address(shared_memory);
     // The warp's rows are taken by turns like columns, 16 at a time.
@@ -38,14 +39,14 @@ __global__ void __launch_bounds__(Kernel::n_threads)
         const int row = 16 * (warp_row + Kernel::dq_row_warps * m);
         float dq[1][Kernel::dq_column_tiles][4];
 #pragma unroll
-        for (int n = 0; n < Kernel::dq_column_tiles; ++n)
+        for (int n = 0; n < Kernel::dq_column_tiles; ++n, sums += kTileSums) {
+            float tile_sums[4];
+            load_tile(tile_sums, sums);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float sum = *sums;
-                sums += kWarpSize;
+            for (int e = 0; e < 4; ++e)
                 // 0 times NaN was added to rows that see no key, where some key holds NaN.
-                dq[0][n][e] = row + lane / 4 + e / 2 * 8 < unseeing ? 0.0f : sum;
-            }
+                dq[0][n][e] = row + lane / 4 + e / 2 * 8 < unseeing ? 0.0f : tile_sums[e];
+        }
         if (args.grads_fp32) {
             float* const first =
                 static_cast<float*>(args.dq) + origin + (q.first + first_row) * args.dq_seq_stride;

@@ -7,6 +7,7 @@
 // dQ = dS K; with several warps to the same keys P does too.
 #pragma once
 
+#include "common/barrier.cuh"
 #include "mma_sync_backward/common_parts.cuh"
 
 namespace flashsmith {
@@ -51,42 +52,60 @@ struct KeysBlock {
 
     struct Step {
         int head, block;
-        int stage = 0;
+        int parity = 0;  // of the step's number, which takes the stages by turns
+
+        FS_DEVICE int stage() const { return Kernel::stages == 1 ? 0 : parity; }
     };
 
     FS_DEVICE void run() {
         const BlockRange blocks = visibility.query_blocks(first_key, Kernel::B_c, Kernel::B_r);
-        const int first_head = head_k * (args.heads_q / args.heads_k);
-        const int end_head = first_head + args.heads_q / args.heads_k;
         if (blocks.begin < blocks.end) {
             start_keys();
-            Step now{first_head, blocks.begin};
-            start_queries(now);
-            cp_async_commit();
-            while (now.head < end_head) {
-                Step next = now;
-                if (++next.block == blocks.end) next.block = blocks.begin, ++next.head;
-                next.stage = Kernel::stages == 1 ? 0 : now.stage ^ 1;
-
-                cp_async_wait<0>();
-                __syncthreads();  // the step's tiles are here, and the last step's are free
-                if constexpr (Kernel::stages > 1) {
-                    if (next.head < end_head) start_queries(next);
-                    cp_async_commit();
-                }
-                clear_unseeing(now);
-                step(now, blocks.needs_mask(now.block));
-                if constexpr (Kernel::stages == 1) {
-                    __syncthreads();  // all have left the tiles
-                    if (next.head < end_head) start_queries(next);
-                    cp_async_commit();
-                }
-                now = next;
-            }
+            if (args.dk != nullptr && args.dv != nullptr &&
+                (!Kernel::adds_dq || args.dq != nullptr))
+                run_steps<true>(blocks);
+            else
+                run_steps<false>(blocks);
             cp_async_wait<0>();
             __syncthreads();  // K's and V's places are free
         }
         store();
+    }
+
+    // kAll: dq, dk and dv are all asked for. Then no product stands behind a branch, and
+    // exponentials and copies mix with products.
+    template <bool kAll>
+    FS_DEVICE void run_steps(const BlockRange& blocks) {
+        const int first_head = head_k * (args.heads_q / args.heads_k);
+        const int end_head = first_head + args.heads_q / args.heads_k;
+        const bool wants_dq = Kernel::adds_dq && (kAll || args.dq != nullptr);
+        Step now{first_head, blocks.begin}, before{-1, 0};
+        start_queries(now);
+        cp_async_commit();
+        while (now.head < end_head) {
+            Step next = now;
+            if (++next.block == blocks.end) next.block = blocks.begin, ++next.head;
+            next.parity = now.parity ^ 1;
+
+            cp_async_wait<0>();
+            __syncthreads();  // the step's tiles are here, and the last step's are free
+            const bool needs_mask = Kernel::masked && blocks.needs_mask(now.block);
+            if (needs_mask) clear_unseeing(now);
+            // A step late, so that a step has no other barrier of all warps: all of dS are here.
+            if (wants_dq && before.head >= 0) add_dq(before);
+            step<kAll>(now, next, next.head < end_head, needs_mask);
+            if constexpr (Kernel::stages == 1) {
+                __syncthreads();  // all have left the tiles
+                if (next.head < end_head) start_queries(next);
+                cp_async_commit();
+            }
+            before = now;
+            now = next;
+        }
+        if (wants_dq) {
+            __syncthreads();
+            add_dq(before);
+        }
     }
 
     // ---- copies ----
@@ -123,12 +142,12 @@ struct KeysBlock {
         const int first_row = at.block * Kernel::B_r;
         const TileExtent present = extent(q.count - first_row);
         copy.global_to_shared_async(
-            Q_tile(at.stage),
+            Q_tile(at.stage()),
             row_address<value_t>(args.q, batch * args.q_batch_stride + at.head * args.q_head_stride,
                                  q.first + first_row, args.q_seq_stride),
             args.q_seq_stride * int64_t{sizeof(value_t)}, present);
         copy.global_to_shared_async(
-            do_tile(at.stage),
+            do_tile(at.stage()),
             row_address<value_t>(args.d_o,
                                  batch * args.do_batch_stride + at.head * args.do_head_stride,
                                  q.first + first_row, args.do_seq_stride),
@@ -139,7 +158,7 @@ struct KeysBlock {
         const int thread = thread_index();
         if (thread < 2 * kChunks) {
             const float* const row = thread < kChunks ? args.lse_log2 : args.D;
-            cp_async_16B(statistics(at.stage) + thread * kChunkBytes,
+            cp_async_16B(statistics(at.stage()) + thread * kChunkBytes,
                          row + statistic(at) + thread % kChunks * 4);
         }
     }
@@ -157,8 +176,8 @@ struct KeysBlock {
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         for (int i = thread_index(); i < rows * kChunks; i += Kernel::n_threads) {
             const uint32_t place = chunk_place(i / kChunks, i % kChunks);
-            store_shared_16B(Q_tile(at.stage) + place, uint4{0, 0, 0, 0});
-            store_shared_16B(do_tile(at.stage) + place, uint4{0, 0, 0, 0});
+            store_shared_16B(Q_tile(at.stage()) + place, uint4{0, 0, 0, 0});
+            store_shared_16B(do_tile(at.stage()) + place, uint4{0, 0, 0, 0});
         }
         __syncthreads();
     }
@@ -172,40 +191,48 @@ struct KeysBlock {
 
     // ---- the algorithm ----
 
-    FS_DEVICE void step(const Step& at, bool needs_mask) {
+    template <bool kAll>
+    FS_DEVICE void step(const Step& at, const Step& next, bool has_next, bool needs_mask) {
         using Layout = typename Kernel::QueriesLayout;
         using Columns = ColumnsB<Layout, Kernel::column_warps>;
-        const Columns d_o(do_tile(at.stage), lane, turn()), Q(Q_tile(at.stage), lane, turn());
+        const Columns d_o(do_tile(at.stage()), lane, turn()), Q(Q_tile(at.stage()), lane, turn());
+        const bool wants_dk = kAll || args.dk != nullptr, wants_dv = kAll || args.dv != nullptr;
         Scores S, dP;
         zero(S);
         multiply<value_t, Kernel::d_steps>(S, K_rows(Kernel::K_offset),
-                                           RowsB<Layout>(Q_tile(at.stage), lane, warp_query()));
-        Rounded P;
+                                           RowsB<Layout>(Q_tile(at.stage()), lane, warp_query()));
+        // Their addresses are computed while the tensor cores are busy.
+        if constexpr (Kernel::stages > 1) {
+            if (has_next) start_queries(next);
+            cp_async_commit();
+        }
+        // Nothing is stored or asked between these two: the second's products run beside the
+        // first's exponentials.
+        Rounded P, dS;
         exponentiate(P, S, at, needs_mask);
-        if constexpr (Kernel::stores_P) store_scores(Kernel::P_offset, P);
-        // Early, so that P's registers are free for what follows.
-        if constexpr (Kernel::in_registers)
-            if (args.dv != nullptr) multiply<value_t, Kernel::query_steps>(dv, P, d_o);
-
         zero(dP);
         multiply<value_t, Kernel::d_steps>(dP, K_rows(Kernel::V_offset),
-                                           RowsB<Layout>(do_tile(at.stage), lane, warp_query()));
-        Rounded dS;
-        differentiate(dS, S, dP, at, needs_mask);
-        if constexpr (Kernel::stores_dS) {
-            store_scores(Kernel::dS_offset, dS);
-            __syncthreads();
-        }
+                                           RowsB<Layout>(do_tile(at.stage()), lane, warp_query()));
+        differentiate(dS, P, S, dP, at, needs_mask);
+
         if constexpr (Kernel::in_registers) {
-            if (args.dk != nullptr) multiply<value_t, Kernel::query_steps>(dk, dS, Q);
+            if (wants_dv) multiply<value_t, Kernel::query_steps>(dv, P, d_o);
+            if constexpr (Kernel::dS_tiles > 0) store_scores(dS_place(at), dS);
+            if (wants_dk) multiply<value_t, Kernel::query_steps>(dk, dS, Q);
         } else {
-            if (args.dv != nullptr)
+            store_scores(Kernel::P_offset, P);
+            store_scores(dS_place(at), dS);
+            // Of the warps that share keys.
+            named_barrier_wait(1 + warp / Kernel::column_warps, kWarpSize * Kernel::column_warps);
+            if (wants_dv)
                 multiply<value_t, Kernel::query_steps>(dv, scores_rows(Kernel::P_offset), d_o);
-            if (args.dk != nullptr)
-                multiply<value_t, Kernel::query_steps>(dk, scores_rows(Kernel::dS_offset), Q);
+            if (wants_dk) multiply<value_t, Kernel::query_steps>(dk, scores_rows(dS_place(at)), Q);
         }
-        if constexpr (Kernel::adds_dq)
-            if (args.dq != nullptr) add_dq(at);
+    }
+
+    FS_DEVICE static int dS_place(const Step& at) {
+        const int tile = Kernel::dS_tiles == 2 ? at.parity : 0;
+        return Kernel::dS_offset + tile * Kernel::ScoresLayout::kBytes;
     }
 
     using KeyRows = RowsA<typename Kernel::KeysLayout, Kernel::key_tiles>;
@@ -218,11 +245,11 @@ struct KeysBlock {
     // The statistic of the two queries that a lane has in the n-th tile.
     FS_DEVICE float2 row_statistic(const Step& at, int which, int n) const {
         const int query = warp_query() + 8 * n + lane % 4 * 2;
-        return load_shared_float2(statistics(at.stage) + (which * Kernel::B_r + query) * 4);
+        return load_shared_float2(statistics(at.stage()) + (which * Kernel::B_r + query) * 4);
     }
 
-    // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient; where a query does not
-    // see a key, P is 0.
+    // S becomes P, also where a query does not see a key. With a softcap P is rounded, 0 there, and
+    // S becomes P times 1 - tanh^2, the cap's own gradient.
     FS_DEVICE void exponentiate(Rounded& rounded, Scores& S, const Step& at, bool needs_mask) {
         if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
         Scores P;
@@ -236,9 +263,11 @@ struct KeysBlock {
                     P[m][n][e] = exp2_approx(
                         fmaf(S[m][n][e], args.scale_log2, e % 2 == 0 ? -lse_log2.x : -lse_log2.y));
         }
-        if constexpr (Kernel::masked)
-            if (needs_mask) mask(P, at);
-        round_to<value_t>(rounded, P);
+        if constexpr (SEMANTICS.softcap) {
+            if constexpr (Kernel::masked)
+                if (needs_mask) mask(P, at);
+            round_to<value_t>(rounded, P);
+        }
 #pragma unroll
         for (int m = 0; m < Kernel::key_tiles; ++m)
 #pragma unroll
@@ -250,9 +279,10 @@ struct KeysBlock {
                                      : P[m][n][e];
     }
 
-    // dP becomes dS = P (dP - D).
-    FS_DEVICE void differentiate(Rounded& rounded, const Scores& P, Scores& dP, const Step& at,
-                                 bool needs_mask) {
+    // dP becomes dS = P (dP - D), and is rounded; without a softcap P, too. Where a query does not
+    // see a key, both are 0.
+    FS_DEVICE void differentiate(Rounded& rounded, Rounded& rounded_P, Scores& P, Scores& dP,
+                                 const Step& at, bool needs_mask) {
 #pragma unroll
         for (int n = 0; n < Kernel::query_tiles; ++n) {
             const float2 D = row_statistic(at, 1, n);
@@ -264,7 +294,11 @@ struct KeysBlock {
         }
         // Out of sight dP may be anything, NaN too.
         if constexpr (Kernel::masked)
-            if (needs_mask) mask(dP, at);
+            if (needs_mask) {
+                mask(dP, at);
+                if constexpr (!SEMANTICS.softcap) mask(P, at);
+            }
+        if constexpr (!SEMANTICS.softcap) round_to<value_t>(rounded_P, P);
         round_to<value_t>(rounded, dP);
     }
 
@@ -304,26 +338,21 @@ struct KeysBlock {
                                     x.fragments[s][m][i]);
     }
 
+    // What the step adds to dq: a warp's part of dS K.
     FS_DEVICE void add_dq(const Step& at) const {
         float dq[Kernel::dq_row_tiles][Kernel::dq_column_tiles][4] = {};
         using dS_t =
             ColumnsA<typename Kernel::ScoresLayout, Kernel::dq_row_tiles, Kernel::dq_row_warps>;
         using K_t = ColumnsB<typename Kernel::KeysLayout, Kernel::dq_column_warps>;
         multiply<value_t, Kernel::key_steps>(
-            dq, dS_t(smem + Kernel::dS_offset, lane, warp / Kernel::dq_column_warps),
+            dq, dS_t(smem + dS_place(at), lane, warp / Kernel::dq_column_warps),
             K_t(smem + Kernel::K_offset, lane, warp % Kernel::dq_column_warps));
-        // As the accumulators lie, so that a warp adds 128 bytes at a time.
-        float* sums = args.dq_sums + statistic(at) * Kernel::d_head +
-                      warp * Kernel::dq_elements * kWarpSize + lane;
+        float* sums = first_dq_sums<Kernel>(args, statistic(at), warp, lane);
 #pragma unroll
         for (int m = 0; m < Kernel::dq_row_tiles; ++m)
 #pragma unroll
-            for (int n = 0; n < Kernel::dq_column_tiles; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    add_global(sums, dq[m][n][e]);
-                    sums += kWarpSize;
-                }
+            for (int n = 0; n < Kernel::dq_column_tiles; ++n, sums += kTileSums)
+                add_tile(sums, dq[m][n]);
     }
 
     // ---- the epilogue ----
@@ -364,14 +393,31 @@ struct KeysBlock {
     }
 };
 
+// CTAs of a causal launch that begin with the longest of them all, at its end: twice what a GPU of
+// some 130 SMs holds, so that the first are done when the last begin.
+constexpr uint32_t kLastCtas = 256;
+
 // The main kernel of every config.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads)
     flash_backward_kernel(const BackwardKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const int n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
-    const uint32_t sequence = block_index() / n_blocks;
-    const int block = block_index() % n_blocks;
+    const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
+    uint32_t sequence = block_index() / n_blocks;
+    int block = block_index() % n_blocks;
+    // Heads one after the other, whose sums of dq then stay in L2, each from its first keys on,
+    // which most queries see. The last heads go together, longest first: no SM is left with a long
+    // CTA when the others have no more.
+    if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal) {
+        const uint32_t n_sequences = gridDim.x / n_blocks;
+        const uint32_t together = min((kLastCtas + n_blocks - 1) / n_blocks, n_sequences);
+        const uint32_t alone = n_sequences - together;
+        if (sequence >= alone) {
+            const uint32_t number = block_index() - alone * n_blocks;
+            sequence = alone + number % together;
+            block = number / together;
+        }
+    }
     const int batch = sequence / args.heads_k, head_k = sequence % args.heads_k;
     constexpr bool kPacked = Kernel::SEMANTICS.packed;
     const SequenceRows q =

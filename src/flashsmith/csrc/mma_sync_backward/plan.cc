@@ -36,7 +36,7 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
     plan.workspaces = {{"lse_log2", bytes, Contents::undefined}, {"D", bytes, Contents::undefined}};
     if (adds_dq)
         plan.workspaces.push_back(
-            {"dq_sums", bytes * static_cast<size_t>(config.d_head), Contents::zeroed});
+            {"dq_sums", bytes * static_cast<size_t>(config.d_head), Contents::undefined});
 
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
     const auto add = [&](Kernel kernel, int64_t blocks, uint32_t threads, int smem_bytes) {

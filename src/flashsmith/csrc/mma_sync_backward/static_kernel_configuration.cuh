@@ -29,7 +29,8 @@ struct StaticBackwardKernelConfig {
 
     static constexpr int d_head = CFG.d_head;
     static constexpr int B_r = CFG.B_r;
-    static constexpr bool clears_dq_sums = false;
+    static constexpr bool clears_dq_sums = adds_dq;
+    static constexpr bool always_sums_dq = false;  // where nobody asks for dq there are no sums
     static constexpr bool has_dq_counters = false;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warps = CFG.n_warps;
@@ -52,7 +53,7 @@ struct StaticBackwardKernelConfig {
     // P^T and dS^T are operands as they are where a warp has all queries of its keys.
     static constexpr bool in_registers = column_warps == 1;
     static constexpr bool stores_P = !in_registers;
-    static constexpr bool stores_dS = !in_registers || adds_dq;
+    static constexpr int dS_tiles = CFG.dS_tiles();
 
     // Of dQ = dS K every dq_row_warps-th 16 rows and every dq_column_warps-th 16 columns. Of the
     // ways to share it out, that which reads least.
@@ -87,7 +88,7 @@ struct StaticBackwardKernelConfig {
     static constexpr int Q_offset = V_offset + KeysLayout::kBytes;
     static constexpr int do_offset = Q_offset + stages * QueriesLayout::kBytes;
     static constexpr int dS_offset = do_offset + stages * QueriesLayout::kBytes;
-    static constexpr int P_offset = dS_offset + (stores_dS ? ScoresLayout::kBytes : 0);
+    static constexpr int P_offset = dS_offset + dS_tiles * ScoresLayout::kBytes;
     static constexpr int statistics_offset = P_offset + (stores_P ? ScoresLayout::kBytes : 0);
     static constexpr int statistics_bytes = 2 * B_r * 4;  // of a stage: log2(e) lse, then D
     static_assert(statistics_offset + stages * statistics_bytes == CFG.keys_smem_bytes());

@@ -26,6 +26,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr int key_groups = CFG.key_groups();
     static constexpr bool clears_dq_sums = !CFG.without_dq;  // in prepare, and their counters
+    static constexpr bool always_sums_dq = true;
     static constexpr bool has_dq_counters = CFG.ordered_dq;
     static constexpr int consumer_threads = n_warpgroups * kWarpgroupThreads;
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.

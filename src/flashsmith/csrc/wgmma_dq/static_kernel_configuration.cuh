@@ -25,6 +25,7 @@ struct StaticHopperDqKernelConfig {
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr bool clears_dq_sums = false;  // there are none
+    static constexpr bool always_sums_dq = false;
     static constexpr bool has_dq_counters = false;
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;

@@ -143,10 +143,11 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     def keys_smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a CTA that keeps keys, bytes: K and V, the stages of Q and do with their
-        rows' statistics, and what of dS and P goes from warp to warp."""
+        rows' statistics, and what of dS and P goes from warp to warp; with atomics dS of two
+        steps, since dq comes a step later."""
         streamed = self.stages * 2 * self.B_r * (self.d_head * elem_size + _FLOAT_BYTES)
         shared = self.column_warps > 1
-        exchanged = shared + (shared or self.dq == DqMode.ATOMICS)
+        exchanged = shared + (2 if self.dq == DqMode.ATOMICS else shared)
         return (2 * self.d_head + exchanged * self.B_r) * self.B_c * elem_size + streamed
 
     def queries_smem_bytes(self, elem_size: int = 2) -> int:

@@ -5,8 +5,8 @@ As in the mma_sync family's, the busiest part of the SM bounds the throughput of
 and one warp's own chain of products its latency. Sums of dq in memory are one more part.
 
 The constants without a data sheet behind them are fitted to 212 timings of an H200, of d 64 and 128
-at 4096, full and causal (benchmarks/h200/mma-sync-backward.csv). Other head dimensions follow by
-arithmetic only.
+at 4096, full and causal (benchmarks/h200/mma-sync-backward.csv), of a loop with one barrier more
+and dq in its own step. Other head dimensions follow by arithmetic only.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def tile_work(
         smem=(read + streamed + exchanged * scores) * element,
         sums=cfg.B_r * cfg.d_head if atomics else 0,
         streamed=streamed * element,
-        barriers=1 + exchanged,
+        barriers=1 + (columns > 1),
         rates=rates,
     )
 

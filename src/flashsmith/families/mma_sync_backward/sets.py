@@ -11,12 +11,13 @@ from flashsmith.operations.dtype import DType
 
 # (B_r, B_c, n_warps, column_warps, stages) by d_head, in order of preference; the last of each fits
 # 101,376 bytes of shared memory with either way of dq. Those of d 64 and 128 were the fastest of 57
-# and 51 on an H200; those of 32 and 96 follow them, and those of 192 and 256 were not compared.
+# and 51 on an H200 (an A100 has room for the first of d 128 with one stage); those of 32 and 96
+# follow them, and those of 192 and 256 were not compared.
 _TILES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
     32: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     64: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     96: ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2)),
-    128: ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2), (64, 64, 4, 2, 1)),
+    128: ((64, 128, 8, 2, 2), (64, 128, 8, 2, 1), (64, 64, 4, 2, 2), (64, 64, 4, 2, 1)),
     192: ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),
     256: ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),
 }
