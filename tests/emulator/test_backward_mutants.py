@@ -240,7 +240,7 @@ EQUIVALENT = (
         ("drop shared store", "store shared next chunk"),
         BOTH,
         "main",
-        "store_shared_16B(Q_tile(at.stage) + place, uint4{0, 0, 0, 0});",
+        "store_shared_16B(Q_tile(at.stage()) + place, uint4{0, 0, 0, 0});",
         "Of a loop that the compiler unrolls four times: a thread clears two chunks of a tile at "
         "most, and the copies for more never run. Of those that run mutants are caught.",
     ),
