@@ -37,7 +37,10 @@ struct KeyBlock {
         uint32_t sequence = number / n_blocks;
         uint32_t place = number - sequence * n_blocks;
         if constexpr (kTogether) {
-            const uint32_t together = max(kResidentCtas / n_blocks, 1u);
+            uint32_t together = max(kResidentCtas / n_blocks, 1u);
+            // Blocks of keys of a head then begin twice as far apart; more heads' queries and sums
+            // than these are too many for L2.
+            if (kOrdered) together = max(together, min(2 * kResidentCtas / n_blocks, 8u));
             const uint32_t sequences = args.batch * args.heads_k;
             // The first group may have fewer heads, the last one has as many as there are.
             const uint32_t groups_behind = (sequences - 1 - sequence) / together;
