@@ -241,6 +241,16 @@ def test_clusters_merge_to_the_bits_of_the_merge_kernel(
     assert counts["barrier.cluster.wait.acquire.aligned"] > 0
 
 
+def test_clusters_merge_both_tiles_of_a_few_sequences() -> None:
+    sequences, counts = draw((330, 65), (9, 1)), Counter[str]()
+    caches = dense(sequences, 330)
+    how = {"arch": device_spec("H200"), "packed": True}
+    expected = attend(sequences, caches, **how)
+    found = attend(sequences, caches, cfg=CLUSTERS, counts=counts, schedule_seed=1, **how)
+    assert_same(found, expected)
+    assert counts["barrier.cluster.wait.acquire.aligned"] > 0
+
+
 # --- many rows -----------------------------------------------------------------------------------
 
 # Of a group of 3 ten queries are no chunk, 11 are, and 23 are two tiles; 700 keys are two parts.

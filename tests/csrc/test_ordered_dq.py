@@ -4,8 +4,11 @@ every number of resident CTAs, and what goes wrong in the order is found."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +16,12 @@ import pytest
 import shared_kernels
 from test_wgmma_backward import AHEAD, HALVES, ROWS, SPLIT_HALVES, TURNS, WIDE
 
+from flashsmith.builder.library_build import build_from
+from flashsmith.builder.sources import package_sources
 from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import EmulatorError
 from flashsmith.families import HopperBackwardKernelConfig, Problem, Semantics, device_spec
-from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.runtime.libraries import load_library, loaded_kernels
 from flashsmith.verify import reference_of
 
 ORDERED = replace(AHEAD, ordered_dq=True)
@@ -109,6 +114,61 @@ def test_every_mask_and_way_to_share_dq(cfg: HopperBackwardKernelConfig, text: s
     """Rows without keys, keys that no row sees, sequences of any lengths."""
     runs: list[tuple[int, int | None]] = [(1, 2), (3, 1), (132, None)]
     assert_repeatable(cfg, text, runs, **PROBLEMS[text])
+
+
+@contextmanager
+def in_small_groups(
+    cfg: HopperBackwardKernelConfig, semantics: Semantics, folder: Path
+) -> Iterator[None]:
+    """Groups of one head, or two where a head is one block of keys: all but the last go from the
+    diagonal, for which problems of today's groups have 256 blocks of keys and more."""
+    csrc = Path(shutil.copytree(package_sources(), folder / "csrc"))
+    file = csrc / "wgmma_backward" / "key_block.cuh"
+    constant = "kResidentCtas = 128;"
+    assert file.read_text().count(constant) == 1
+    file.write_text(file.read_text().replace(constant, "kResidentCtas = 1;"))
+    library = build_from(csrc, [cfg], arch=90, semantics=semantics)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(loaded_kernels.kernels, (cfg, 90, semantics), load_library(library)[cfg])
+        yield
+
+
+@pytest.mark.full
+def test_from_the_diagonal(tmp_path: Path) -> None:
+    """The last keys and the diagonal first, but in the last group of heads: right, and the same
+    bits of dq under every schedule. A group's order is part of the bits, as it is said in docs."""
+    text = "b1 s100:300 h2 causal"
+    usual = outcome(ORDERED, text, sm_count=132)[0]
+    with in_small_groups(ORDERED, CAUSAL, tmp_path):
+        assert_repeatable(ORDERED, text, [(1, None), (132, 5)])
+        assert outcome(ORDERED, text, sm_count=132)[0] != usual
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("cfg", "text"),
+    [
+        (cfg, text)
+        for number, cfg in enumerate([ORDERED, *OTHERS])
+        for text in [*PROBLEMS, *PROBLEMS][number : number + 8 : 4]
+    ],
+    ids=str,
+)
+def test_every_mask_from_the_diagonal(
+    cfg: HopperBackwardKernelConfig, text: str, tmp_path: Path
+) -> None:
+    alone = re.sub(r" h(2:)?1( |$)", r" h2\2", text)
+    problem = Problem.parse(f"{alone} d{cfg.d_head} {cfg.dtype.name.lower()} backward")
+    with in_small_groups(cfg, problem.required_semantics(cfg), tmp_path):
+        assert_repeatable(cfg, alone, [(1, 2), (3, 1), (132, None)], **PROBLEMS[text])
+
+
+@pytest.mark.full
+def test_groups_of_heads_without_an_order(tmp_path: Path) -> None:
+    with in_small_groups(WIDE, CAUSAL, tmp_path):
+        _, reasons, kinds = outcome(WIDE, "b2 s100:300 h4:2 causal")
+    assert not reasons
+    assert not kinds
 
 
 def changed(cfg: HopperBackwardKernelConfig, change: Callable[[str], str]) -> dict[str, str]:

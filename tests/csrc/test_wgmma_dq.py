@@ -36,9 +36,7 @@ ALONE = config("(BF16, 64, 64, 64, 1): tma_dq+k_stages_1+v_stages_1+regs_24_240"
 THREE = config("(FP16, 96, 192, 64, 3): tma_dq+k_stages_2+v_stages_2+regs_32_160+pingpong")
 SHIPPED = [cfg for cfg in get_kernel_configs("hopper-dq") if cfg.dtype == DType.BF16]
 CAUSAL = Semantics("causal", uneven=True)
-WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 shared_kernels.want([LATE, ALONE, THREE], CAUSAL)
-shared_kernels.want([LATE], WINDOW)
 
 
 def prove(cfg: HopperDqKernelConfig, text: str, **how: Any) -> Verdict:
@@ -104,7 +102,8 @@ def test_hard_inputs(cfg: HopperDqKernelConfig, inputs: str) -> None:
 PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
 
 
-@pytest.mark.parametrize("cfg", [LATE, *map(full, [ALONE, *SHIPPED])], ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("cfg", [LATE, ALONE, *SHIPPED], ids=str)
 @pytest.mark.parametrize(
     ("inputs", "limits"), [("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9))]
 )

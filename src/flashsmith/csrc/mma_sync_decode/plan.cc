@@ -266,7 +266,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             ++args.kept_levels;
     }
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
-    // two on an SM, or more tiles, the merge's launch is faster.
+    // two on an SM, or with several tiles one on most of them, the merge's launch is faster.
     int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
     cluster = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(cluster)));
     const int64_t part_keys = std::max(blocks_of(units, parts), min_units) * config.B_c;
@@ -281,8 +281,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         config.smem_bytes() + received + int64_t{args.cluster_run_levels} * args.kept_level_bytes;
     const bool clusters = config.cluster >= cluster && cluster > 1 && device.arch >= 90 &&
                           others_are_split && p.seq_k <= kMostClusterKeys &&
-                          cluster_smem <= device.max_smem_per_block && tiles == 1 &&
-                          heads * cluster <= device.sm_count;
+                          cluster_smem <= device.max_smem_per_block &&
+                          (tiles == 1 ? 1 : 2 * tiles) * heads * cluster <= device.sm_count;
     if (clusters) {
         args.cluster_levels = std::countr_zero(static_cast<uint64_t>(cluster));
         args.kept_levels = args.cluster_run_levels;

@@ -148,7 +148,7 @@ struct BackwardConsumer {
     float* dq_sums;
     // With ordered_dq a block's heads follow one another: of how many, which one is next, and which
     // one the last dq is of; then nobody needs dq_block.
-    int n_heads, head, dq_head;
+    int n_heads, head, dq_head, direction;
     uint32_t odd_turns = 0;  // of this warpgroup in that order
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
@@ -211,6 +211,7 @@ struct BackwardConsumer {
         block = keys.first_step().block;
         dq_block = blocks.begin - 1;
         n_heads = keys.n_heads;
+        direction = keys.direction;
         head = 0;
         dq_head = -1;
         turn = warpgroup;
@@ -436,7 +437,7 @@ struct BackwardConsumer {
 
     FS_DEVICE void advance_block() {
         if constexpr (CFG.ordered_dq) {
-            if (++head == n_heads) head = 0, --block;
+            if (++head == n_heads) head = 0, block += direction;
         } else {
             if (++block == blocks.end) block = blocks.begin;
         }
@@ -558,7 +559,7 @@ struct BackwardConsumer {
             dq_sums += head_sums;
             if (++dq_head < n_heads) return;
             dq_head = 0;
-            dq_sums -= n_heads * head_sums + kBlock;
+            dq_sums += direction * kBlock - n_heads * head_sums;
             return;
         }
         dq_sums += kBlock;

@@ -1,9 +1,14 @@
 // The order in which blocks of keys add to the dq of a block of queries.
 //
 // Without it fp32 sums come together as CTAs run. With `ordered_dq` each part of a block's dq has a
-// counter in global memory that says whose turn it is: blocks of keys go from the first one to the
-// last, in launch order, so that a CTA waits only for CTAs that were launched before, however few
-// are resident.
+// counter in global memory that says whose turn it is: blocks of keys go in launch order, so that a
+// CTA waits only for CTAs that were launched before, however few are resident.
+//
+// The first ones first, all blocks of keys would begin at the same queries under a causal mask,
+// each of them waiting for the one before. The last ones first, and queries from the diagonal on,
+// each comes to a block of queries a block of keys' width behind the one before it. But then the
+// longest CTA of a head is its last: the heads that end a launch, and heads that share keys, whose
+// CTAs are the longest, begin with the first keys.
 //
 // The way to L2 and back, and the sums' own way there, take longer than all that a consumer could
 // do meanwhile. So a warp beside the producer's waits for each turn of a part, a step ahead of the
@@ -34,10 +39,14 @@ FS_DEVICE void fence_acq_rel() {
 
 // What a warp that keeps turns and the warpgroups that add say to each other: a barrier of each
 // warpgroup for its turns, since one that waits for every third turn must not see the others', and
-// one of each part for its sums.
+// one of each part for its sums. With split roles a part is a half of both warpgroups' columns:
+// they add the two halves half a step apart, and a turn of both would be passed on and waited for
+// between the second one and the next step's first.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
+    static constexpr int kAddingWarps =
+        kWarpsPerWarpgroup * (Kernel::CFG.split_roles ? Kernel::n_warpgroups : 1);
     uint32_t smem;
 
     FS_DEVICE uint32_t granted(int warpgroup) const {
@@ -52,7 +61,7 @@ struct dQOrder {
             for (int warpgroup = 0; warpgroup < Kernel::n_warpgroups; ++warpgroup)
                 mbarrier_init(granted(warpgroup), 1);
             for (int part = 0; part < Kernel::dq_parts; ++part)
-                mbarrier_init(added(part), kWarpsPerWarpgroup);
+                mbarrier_init(added(part), kAddingWarps);
         }
     }
     // A consumer: until its next sums may be added; whether an odd number of turns came before.
@@ -109,21 +118,22 @@ struct dQTurns {
         const KeyBlock<Kernel> keys(args.problem, number);
         int n_steps = keys.n_steps();
         if (n_steps == 0) return;
-        // How many blocks of its sequence come before it. The last of those adds to blocks of
-        // queries before shared_end; nobody comes before it at the others.
-        const uint32_t turn = keys.first_key / Kernel::B_c;
-        const int shared_end =
-            turn == 0 ? 0
-                      : Visibility<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
-                            .query_blocks(keys.first_key - Kernel::B_c, Kernel::B_c, Kernel::B_r)
-                            .end;
+        // How many blocks of its sequence come before it. The last of those adds to these blocks of
+        // queries; nobody comes before it at the others.
+        const int place = keys.first_key / Kernel::B_c;
+        const uint32_t turn = keys.direction < 0 ? place : (keys.k.count - 1) / Kernel::B_c - place;
+        BlockRange shared{};
+        if (turn > 0)
+            shared = Visibility<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
+                         .query_blocks(keys.first_key + keys.direction * Kernel::B_c, Kernel::B_c,
+                                       Kernel::B_r);
         // As KeyBlock advances, with the fewest registers.
         const auto first = keys.first_step();
         const int n_heads = keys.n_heads;
         const int64_t head_sums = Kernel::first_dq_sum(args.problem.statistics_head_stride);
         int block = first.block, head = 0, warpgroup = part;
         uint32_t* counter = counter_of(keys.statistic(args.problem, first));
-        bool ours = block >= shared_end;
+        bool ours = !is_in(shared, block);
 #pragma unroll 1
         while (true) {
             if (!ours)
@@ -134,18 +144,21 @@ struct dQTurns {
             counter += head_sums;
             if (++head == n_heads) {
                 head = 0;
-                --block;
-                counter -= n_heads * head_sums + Kernel::dq_block_floats;
+                block += keys.direction;
+                counter += keys.direction * Kernel::dq_block_floats - n_heads * head_sums;
             }
             mbarrier_wait(order.added(part), odd);
             odd ^= 1;
             // One fence releases these sums, and acquires the next ones where their turn has come.
             const bool is_last = --n_steps == 0;
-            ours = is_last || block >= shared_end || load_relaxed(counter) == turn;
+            ours = is_last || !is_in(shared, block) || load_relaxed(counter) == turn;
             fence_acq_rel();
             store_relaxed(done, turn + 1);
             if (is_last) return;
         }
+    }
+    FS_DEVICE static bool is_in(const BlockRange& range, int block) {
+        return range.begin <= block && block < range.end;
     }
     // Behind the sums of a block of queries.
     FS_DEVICE uint32_t* counter_of(int64_t statistic) const {

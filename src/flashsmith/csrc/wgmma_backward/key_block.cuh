@@ -15,29 +15,47 @@ template <class Kernel>
 struct KeyBlock {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
-    // About as many as a GPU of sm_90 holds at once. The bits of dq do not depend on it.
+    // Whether the first blocks of keys of several heads come before their second ones.
+    static constexpr bool kTogether = kOrdered || SEMANTICS.mask == MaskKind::causal;
+    // About as many as a GPU of sm_90 holds at once.
     static constexpr uint32_t kResidentCtas = 128;
 
     int batch, head_k, first_key;
     SequenceRows q, k;
     int first_head, n_heads;  // of q
     BlockRange blocks;
+    // With ordered_dq: from block to block of queries, 1 where the last block of keys comes first,
+    // or -1.
+    int direction = -1;
 
-    // The blocks of a head are neighbours: their parts of dq meet in L2. Under a causal mask the
-    // first block of keys is seen by the most queries. With ordered_dq the first blocks of as many
-    // heads as run together come before their second ones: see dQTurns.
+    // The blocks of a head are close together: their parts of dq meet in L2. Under a causal mask
+    // the first block of keys is seen by the most queries, and comes first: the first blocks of as
+    // many heads as run together, then their second ones, so that the last CTAs are short, however
+    // long those are that many heads of q share. With ordered_dq see dQTurns, too.
     FS_DEVICE KeyBlock(const BackwardKernelArgs& args, uint32_t number) {
         const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
         uint32_t sequence = number / n_blocks;
-        first_key = (number - sequence * n_blocks) * Kernel::B_c;
-        if constexpr (kOrdered) {
-            const uint32_t together = max(kResidentCtas / n_blocks, 1u);
-            const uint32_t first = sequence / together * together;
-            const uint32_t heads = min(together, args.batch * args.heads_k - first);
-            const uint32_t place = number - first * n_blocks;
-            sequence = first + place % heads;
-            first_key = place / heads * Kernel::B_c;
+        uint32_t place = number - sequence * n_blocks;
+        if constexpr (kTogether) {
+            uint32_t together = max(kResidentCtas / n_blocks, 1u);
+            // Blocks of keys of a head then begin twice as far apart; more heads' queries and sums
+            // than these are too many for L2.
+            if (kOrdered) together = max(together, min(2 * kResidentCtas / n_blocks, 8u));
+            const uint32_t sequences = args.batch * args.heads_k;
+            // The first group may have fewer heads, the last one has as many as there are.
+            const uint32_t groups_behind = (sequences - 1 - sequence) / together;
+            const uint32_t end = sequences - groups_behind * together;
+            const uint32_t heads = min(together, end);
+            place = number - (end - heads) * n_blocks;
+            sequence = end - heads + place % heads;
+            place /= heads;
+            const bool is_grouped = args.heads_q != args.heads_k;
+            if (kOrdered && Kernel::masked && !is_grouped && groups_behind > 0) {
+                direction = 1;
+                place = n_blocks - 1 - place;
+            }
         }
+        first_key = place * Kernel::B_c;
         batch = sequence / args.heads_k;
         head_k = sequence % args.heads_k;
         q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
@@ -52,17 +70,18 @@ struct KeyBlock {
     FS_DEVICE bool exists() const { return !SEMANTICS.packed || first_key < k.count; }
     FS_DEVICE int n_steps() const { return max(blocks.end - blocks.begin, 0) * n_heads; }
 
-    // A block of queries of one head. With ordered_dq the last block comes first, of all heads: a
-    // block of keys then meets every query one step behind the block of keys before it or later.
+    // A block of queries of one head. With ordered_dq a block comes first of all heads, and a block
+    // of keys meets every query behind the block of keys before it.
     struct Step {
         int head, block;
     };
     FS_DEVICE Step first_step() const {
-        return {first_head, kOrdered ? blocks.end - 1 : blocks.begin};
+        return {first_head, kOrdered && direction < 0 ? blocks.end - 1 : blocks.begin};
     }
     FS_DEVICE void advance(Step& step) const {
         if constexpr (kOrdered) {
-            if (++step.head == first_head + n_heads) step.head = first_head, --step.block;
+            if (++step.head == first_head + n_heads)
+                step.head = first_head, step.block += direction;
         } else {
             if (++step.block == blocks.end) step.block = blocks.begin, ++step.head;
         }

@@ -170,13 +170,16 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
         if constexpr (kHalf == 1) this->stages.release(lane);
         float* const sums = this->dq_sums + kHalf * kColumns[0] / 8 * kWarpgroupThreads * 4;
         const dQOrder<Kernel> dq_order{smem};
-        if constexpr (kHalf == 0) dq_order.wait(warpgroup, this->odd_turns);
+        // Both halves have a turn in each step.
+        uint32_t odd_turns = this->odd_turns;
+        dq_order.wait(kHalf, odd_turns);
+        if constexpr (kHalf == 1) this->odd_turns = odd_turns;
 #pragma unroll
         for (int n = 0; n < kColumns[kHalf] / 8; ++n) {
             const auto& x = half<kHalf>()[0][n];
             add_global(sums + n * kWarpgroupThreads * 4, float4{x[0], x[1], x[2], x[3]});
         }
-        if constexpr (kHalf == 1) dq_order.advance(warpgroup, lane);
+        dq_order.advance(kHalf, lane);
     }
 
     // ---- P from one warpgroup to the other ----

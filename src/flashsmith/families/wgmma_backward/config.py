@@ -213,7 +213,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         default=False,
         effect=lambda cfg: describe.of_dq(
             cfg,
-            "blocks of keys add to a block of dq from the first to the last, each after the one "
+            "blocks of keys add to a block of dq in the order of their launch, each after the one "
             "before it: the same bits in every run"
             if cfg.ordered_dq
             else "blocks of keys add to dq in whatever order they come to it",

@@ -59,16 +59,17 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
     256: (_SPLIT,),
 }
 
-# Behind them comes one with ordered_dq. Under a mask blocks of keys of 64 begin too closely behind
-# one another for the largest tile.
+# Behind them comes one with ordered_dq.
 _ORDERED: dict[int, _Tile] = {
     64: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
-    96: _PERSISTENT_96,
-    128: _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True),
-    192: _Tile(64, 2, 2, StepOrder.DV_FIRST),
-    256: _Tile(64, 2, 2, StepOrder.DV_FIRST),
+    96: _PERSISTENT_96._replace(pingpong=False),
+    128: _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True),
+    192: _SPLIT,
+    256: _SPLIT,
 }
-_ORDERED_MASKED = _ORDERED | {64: _Tile(64, 3, 2, _TOGETHER, persistent=True, wide_stores=True)}
+_ORDERED_MASKED = _ORDERED | {
+    64: _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
+}
 
 
 def without_dq(cfg: HopperBackwardKernelConfig) -> HopperBackwardKernelConfig:
