@@ -11,7 +11,7 @@ import pytest
 import flashsmith
 from flashsmith.runtime import forget_cached_launches
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
@@ -65,15 +65,19 @@ def launched(call: Any) -> set[str]:
     return {event.name for event in profiled.events() if "aunch" in event.name}
 
 
+def assert_by_graphs(call: Any) -> None:
+    names = launched(call)
+    assert names
+    assert all("GraphLaunch" in name for name in names)
+
+
 def test_a_repeated_call_is_one_graph_of_other_arguments() -> None:
     cases = [drawn(seed) for seed in range(CALLS)]
     expected = [by_launches(case) for case in cases]
     found = [gradients(case) for case in cases]
     for ours, theirs in zip(found, expected, strict=True):
         assert_same(ours, theirs)
-    names = launched(lambda: gradients(cases[0]))
-    assert names
-    assert all("GraphLaunch" in name for name in names)
+    assert_by_graphs(lambda: gradients(cases[0]))
 
 
 def test_forward_passes_in_parts_too() -> None:
@@ -101,9 +105,7 @@ def test_forward_passes_in_parts_too() -> None:
     found = [call(case) for case in cases]
     for ours, theirs in zip(found, expected, strict=True):
         assert_same(ours, theirs)
-    names = launched(lambda: call(cases[0]))
-    assert names
-    assert all("GraphLaunch" in name for name in names)
+    assert_by_graphs(lambda: call(cases[0]))
 
 
 def test_sums_are_zeroed_before_every_graph() -> None:

@@ -389,8 +389,7 @@ def _process_group(given: Any) -> Any:
 def _lost(rank: int, size: int, failure: Exception) -> GroupError:
     return GroupError(
         f"group: rank {rank} of {size} lost the others: one has ended, or did not make the same "
-        "call within the group's timeout; see that rank's own error. torch.distributed says: "
-        f"{failure}"
+        f"call within the group's timeout; see that rank's own error. What is known here: {failure}"
     )
 
 

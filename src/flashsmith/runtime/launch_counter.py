@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import count
+from threading import get_ident
 from typing import Literal
 
 Backend = Literal["gpu", "emulator"]
 
-# How many plans of so many kernels were launched. One step of an iterator is one call of C, which
-# no other thread comes between: a lock would take a repeated call's two launches a microsecond.
-_Plans = defaultdict[int, "count[int]"]
-_launched: dict[Backend, _Plans] = {
-    "gpu": defaultdict(partial(count, 0)),
-    "emulator": defaultdict(partial(count, 0)),
-}
+# By thread: none writes another's, so that a repeated call waits for no lock.
+_launched: defaultdict[tuple[int, Backend], int] = defaultdict(int)
 
 
 @dataclass
@@ -36,7 +30,7 @@ class Launches:
 
 def note_launch(backend: Backend, kernels: int = 1) -> None:
     """Counts a plan's kernels; called where they were launched, after the launch was accepted."""
-    next(_launched[backend][kernels])
+    _launched[get_ident(), backend] += kernels
 
 
 def launch_count() -> Launches:
@@ -44,14 +38,11 @@ def launch_count() -> Launches:
 
     A CUDA graph counts while it is captured, not when it is replayed: a replay runs no Python.
     """
-    return Launches(**{backend: _total(plans) for backend, plans in _launched.items()})
-
-
-def _total(plans: _Plans) -> int:
-    # The text of a count has its next number; there is no other way to it but a step.
-    return sum(
-        kernels * int(repr(steps)[len("count(") : -1]) for kernels, steps in [*plans.items()]
-    )
+    counted = Counter[Backend]()
+    # A copy, since a thread's first launch makes a place of its own.
+    for (_, backend), kernels in [*_launched.items()]:
+        counted[backend] += kernels
+    return Launches(counted["gpu"], counted["emulator"])
 
 
 @contextmanager
