@@ -53,13 +53,13 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         from flashsmith.integrations.traced_attention import attention_by_op
 
         return attention_by_op(q, k, v, **keywords)
-    if _repeated is not None and getattr(q, "requires_grad", False):
-        # Asked before all else, which takes a microsecond.
-        returned = _repeated(q, k, v, keywords)
-        if returned is not None:
-            return returned
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor):
+        if q.requires_grad and _repeated is not None:
+            # Asked before all else, which takes a microsecond.
+            returned = _repeated(q, k, v, keywords)
+            if returned is not None:
+                return returned
         if torch._C._is_any_autocast_enabled():
             from flashsmith.integrations.pytorch_state import under_autocast
 
