@@ -100,7 +100,8 @@ def test_trust_is_about_owner_and_mode_alone(filled, damage, monkeypatch, tmp_pa
     monkeypatch.setenv("FLASHSMITH_TRUST_CACHE", "1")
     path = filled.libraries / key_of("a") / ("ptx" if "folder" in damage else "library.so")
     if damage == "checksum":
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        content = path.read_bytes()  # random: any byte may stand there already
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     else:
         path.rename(tmp_path / "aside")
         path.symlink_to(tmp_path / "aside")

@@ -311,7 +311,8 @@ def test_the_life_of_a_library(small_cache: str) -> None:
 
     library = next(Path(entry["path"]).glob("*.so"))
     library.chmod(0o644)
-    library.write_bytes(library.read_bytes()[:-1] + b"?")
+    content = library.read_bytes()
+    library.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     damaged = cache("verify")
     assert damaged.returncode == 1
     assert "1 library, 1 damaged" in damaged.stdout
