@@ -18,6 +18,24 @@ FS_DEVICE void mbarrier_init_fence() {
 FS_DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Arrives and waits for all that do: like a numbered barrier, but one that threads may meet at
+// different instructions.
+FS_DEVICE void mbarrier_arrive_and_wait(uint32_t barrier) {
+    uint64_t phase;
+    uint32_t done;
+    asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];"
+                 : "=l"(phase)
+                 : "r"(barrier)
+                 : "memory");
+    do {
+        asm volatile(
+            "{\n.reg .pred done;\nmbarrier.try_wait.shared::cta.b64 done, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, done;\n}"
+            : "=r"(done)
+            : "r"(barrier), "l"(phase)
+            : "memory");
+    } while (done == 0);
+}
 // The same at a barrier in another CTA of the cluster, by its cluster_address().
 FS_DEVICE void mbarrier_arrive_remote(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

@@ -727,7 +727,12 @@ struct BackwardConsumer {
             store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
         }
         tma_store_fence();
-        named_barrier_wait(kRowsBarrier, Kernel::consumer_threads);
+        // Roles have code of their own: two instructions, which PTX does not promise to be one
+        // numbered barrier.
+        if constexpr (CFG.split_roles)
+            mbarrier_arrive_and_wait(smem + Kernel::rows_barrier);
+        else
+            named_barrier_wait(kRowsBarrier, Kernel::consumer_threads);
     }
 
     // ---- the end ----

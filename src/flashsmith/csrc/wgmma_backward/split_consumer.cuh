@@ -23,6 +23,8 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
         const PipelineBarriers barriers{smem + Kernel::P_barriers};
         mbarrier_init(barriers.full(0), kWarpsPerWarpgroup);
         mbarrier_init(barriers.empty(0), kWarpsPerWarpgroup);
+        if constexpr (Kernel::SEMANTICS.mask != MaskKind::none)
+            mbarrier_init(smem + Kernel::rows_barrier, Kernel::consumer_threads);
     }
     FS_DEVICE PipelineBarriers P_barriers() const { return {smem + Kernel::P_barriers}; }
 

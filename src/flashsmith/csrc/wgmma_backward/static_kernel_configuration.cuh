@@ -109,6 +109,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
     static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
+    // There is no number with split_roles, but a barrier for rows that are cleared.
+    static constexpr int rows_barrier = number_offset;
     static constexpr int order_barriers = number_offset + 16;
     static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
 
