@@ -336,3 +336,12 @@ def test_what_validation_finds(change: Any, words: str) -> None:
     change(data["entries"][0])
     problems = WinnersTable.from_json(data).validate()
     assert any(words in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("family", ["wgmma_backward", "wgmma_dq"])
+def test_what_is_first_for_gradients_is_in_the_grid_of_proofs(family: str) -> None:
+    shipped = [parse_kernel_name_into_config(entry.best.config) for entry in WinnersTable.shipped()]
+    first = {cfg for cfg in shipped if family == cfg.FAMILY}
+    proven = {cfg for it in first for cfg in it.family.proof_configs(it.dtype, it.d_head)}
+    assert first, family
+    assert {str(cfg) for cfg in first - proven} == set()

@@ -156,7 +156,11 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         served = [d_head for d_head in self.d_heads if d <= d_head]
-        return self.candidates(dtype, served[0], self.roomiest_device, False) if served else ()
+        return self.proven_configs(dtype, served[0], self.roomiest_device) if served else ()
+
+    def proven_configs(self, dtype: DType, d_head: int, device: DeviceSpec) -> Sequence[Any]:
+        """The proof_configs of one of the family's d_heads."""
+        return self.candidates(dtype, d_head, device, False)
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:
         return {"B_r": cfg.B_r, "B_c": cfg.B_c}

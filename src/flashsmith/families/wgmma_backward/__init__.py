@@ -65,6 +65,11 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     ) -> Sequence[HopperBackwardKernelConfig]:
         return sets.candidates(dtype, d_head, device, masked)
 
+    def proven_configs(
+        self, dtype: DType, d_head: int, device: DeviceSpec
+    ) -> Sequence[HopperBackwardKernelConfig]:
+        return sets.proof_configs(dtype, d_head, device)
+
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
     ) -> Sequence[HopperBackwardKernelConfig]:

@@ -71,6 +71,12 @@ _ORDERED_MASKED = _ORDERED | {
     64: _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 }
 
+# What won on the H200, too, and is proven with the others.
+_ALSO_PROVEN: dict[int, _Tile] = {
+    64: _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True),
+    128: _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True),
+}
+
 
 def without_dq(cfg: HopperBackwardKernelConfig) -> HopperBackwardKernelConfig:
     """The kernel for dk and dv alone that is most like one for all gradients."""
@@ -114,32 +120,47 @@ def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool = False
 ) -> list[HopperBackwardKernelConfig]:
     """Kernels for d_head that are legal on a device, in order of preference."""
-    is_whole = d_head <= WIDEST_WHOLE
     tiles = _TILES.get(d_head, ())
     ordered = _ORDERED_MASKED if masked else _ORDERED
-    wanted = [(tile, False) for tile in (reversed(tiles) if masked else tiles)]
-    wanted += [(ordered[d_head], True)] if d_head in ordered else []
-    made = (
-        HopperBackwardKernelConfig(
-            dtype,
-            d_head,
-            tile.B_r,
-            WARPGROUP_ROWS * (tile.n_warpgroups if is_whole else 1),
-            tile.n_warpgroups,
-            q_stages=tile.q_stages,
-            ds_stages=tile.ds_stages,
-            producer_registers=registers(tile.n_warpgroups, tile.persistent, ordered_dq)[0],
-            consumer_registers=registers(tile.n_warpgroups, tile.persistent, ordered_dq)[1],
-            order=tile.order,
-            split_roles=not is_whole,
-            lagged_dq=is_whole,
-            pingpong=tile.pingpong,
-            persistent=tile.persistent,
-            dq_sums=tile.dq_sums,
-            ordered_dq=ordered_dq,
-            wide_stores=tile.wide_stores,
-            early_rows=tile.early_rows,
-        )
-        for tile, ordered_dq in wanted
-    )
+    made = [_config(dtype, d_head, tile) for tile in (reversed(tiles) if masked else tiles)]
+    if d_head in ordered:
+        made.append(_config(dtype, d_head, ordered[d_head], ordered_dq=True))
     return [cfg for cfg in made if is_legal(cfg, device)]
+
+
+def proof_configs(
+    dtype: DType, d_head: int, device: DeviceSpec
+) -> list[HopperBackwardKernelConfig]:
+    """The candidates with and without a mask, and what won besides."""
+    found = candidates(dtype, d_head, device)
+    if d_head in _ALSO_PROVEN:
+        found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))
+    masked = candidates(dtype, d_head, device, masked=True)
+    return found + [cfg for cfg in masked if cfg not in found]
+
+
+def _config(
+    dtype: DType, d_head: int, tile: _Tile, ordered_dq: bool = False
+) -> HopperBackwardKernelConfig:
+    is_whole = d_head <= WIDEST_WHOLE
+    producer, consumer = registers(tile.n_warpgroups, tile.persistent, ordered_dq)
+    return HopperBackwardKernelConfig(
+        dtype,
+        d_head,
+        tile.B_r,
+        WARPGROUP_ROWS * (tile.n_warpgroups if is_whole else 1),
+        tile.n_warpgroups,
+        q_stages=tile.q_stages,
+        ds_stages=tile.ds_stages,
+        producer_registers=producer,
+        consumer_registers=consumer,
+        order=tile.order,
+        split_roles=not is_whole,
+        lagged_dq=is_whole,
+        pingpong=tile.pingpong,
+        persistent=tile.persistent,
+        dq_sums=tile.dq_sums,
+        ordered_dq=ordered_dq,
+        wide_stores=tile.wide_stores,
+        early_rows=tile.early_rows,
+    )

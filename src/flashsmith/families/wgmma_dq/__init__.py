@@ -71,6 +71,11 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
     ) -> Sequence[HopperDqKernelConfig]:
         return sets.candidates(dtype, d_head, device)
 
+    def proven_configs(
+        self, dtype: DType, d_head: int, device: DeviceSpec
+    ) -> Sequence[HopperDqKernelConfig]:
+        return sets.proof_configs(dtype, d_head, device)
+
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
     ) -> Sequence[HopperDqKernelConfig]:

@@ -31,6 +31,9 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
     256: (_Tile(64, 2, 2, 1, True, True),),
 }
 
+# What won on the H200 besides, and is proven with the others.
+_ALSO_PROVEN: dict[int, _Tile] = {256: _Tile(64, 2, 2, 1, False, False)}
+
 
 def registers(n_warpgroups: int) -> tuple[int, int]:
     """Of a producer and a consumer thread."""
@@ -45,19 +48,28 @@ def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[Hopper
 
 def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperDqKernelConfig]:
     """Kernels for d_head that are legal on a device, in order of preference."""
-    made = (
-        HopperDqKernelConfig(
-            dtype,
-            d_head,
-            WARPGROUP_ROWS * tile.n_warpgroups,
-            tile.B_c,
-            tile.n_warpgroups,
-            tile.k_stages,
-            tile.v_stages,
-            *registers(tile.n_warpgroups),
-            late_dq=tile.late_dq,
-            pingpong=tile.pingpong,
-        )
-        for tile in _TILES.get(d_head, ())
-    )
+    made = (_config(dtype, d_head, tile) for tile in _TILES.get(d_head, ()))
     return [cfg for cfg in made if is_legal(cfg, device)]
+
+
+def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperDqKernelConfig]:
+    """The candidates, and what won besides."""
+    found = candidates(dtype, d_head, device)
+    if d_head in _ALSO_PROVEN:
+        found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))
+    return found
+
+
+def _config(dtype: DType, d_head: int, tile: _Tile) -> HopperDqKernelConfig:
+    return HopperDqKernelConfig(
+        dtype,
+        d_head,
+        WARPGROUP_ROWS * tile.n_warpgroups,
+        tile.B_c,
+        tile.n_warpgroups,
+        tile.k_stages,
+        tile.v_stages,
+        *registers(tile.n_warpgroups),
+        late_dq=tile.late_dq,
+        pingpong=tile.pingpong,
+    )
