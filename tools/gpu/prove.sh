@@ -49,6 +49,7 @@ suite() { # part, path or option of pytest...
 sanitized() { # tool, what, script of this folder, argument...
     local tool=$1 name=sanitizer-$1-$2 script=tools/gpu/$3 kernels=forward_kernel
     [[ $2 = *_backward ]] && kernels=backward
+    [[ $2 = wgmma_dq ]] && kernels=dq_kernel
     local under=(compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9
         --kernel-name "kernel_substring=$kernels")
     shift 3
@@ -86,7 +87,7 @@ for part in $parts; do
         done
         ;;
     sanitizer-backward)
-        for family in mma_sync_backward wgmma_backward; do
+        for family in mma_sync_backward wgmma_backward wgmma_dq; do
             for tool in none $tools; do
                 sanitized "$tool" "$family" prove_grid.py "$out/sanitizer-$tool-$family.csv" \
                     --family "$family" --handful --workers 1

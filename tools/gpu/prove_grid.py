@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,12 @@ GRIDS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     BACKWARD.name: (
         backward_grid, covering_backward_cases,
         ("dtype", "d", "heads", "batch", "sinks", "semantics", "mask", "dlse", "deterministic",
-         "unneeded", "config"),
+         "unneeded"),
     ),
     DECODE.name: (
         decode_grid, covering_decode_cases,
         ("dtype", "d", "group", "queries", "page", "sinks", "semantics", "append", "lengths_of",
-         "split", "config"),
+         "split"),
     ),
 }  # fmt: skip
 
@@ -124,11 +125,16 @@ def grid_of(family: str) -> Iterator[Any]:
 
 def handful(family: str = FIRST_FAMILY) -> list[Any]:
     """Few small cases that between them show every semantics, every single value and every knob's,
-    the smallest first: a sanitizer's time may end before they do."""
-    whole, covering, names = GRIDS[family_named(family).operation]
+    and where the grid has few kernels each of them, of one dtype; the smallest first: a
+    sanitizer's time may end before they do."""
+    operation = family_named(family).operation
+    whole, covering, names = GRIDS[operation]
 
     def knobs(case: Any) -> set[tuple[str, Any]]:
-        return set(vars(case.config).items())
+        found = set(vars(case.config).items())
+        if operation != FORWARD.name:
+            found.add(("kernel", str(replace(case.config, dtype=DType.FP16))))
+        return found
 
     def single_values(case: Any) -> set[tuple[str, Any]]:
         return {(name, getattr(case, name)) for name in names} | knobs(case)
