@@ -58,6 +58,31 @@ def test_what_ships_is_what_attention_takes_without_a_table_of_ones_own() -> Non
     assert shipped_choices(problem, no_kernel) == []
 
 
+def test_what_the_tables_know_is_what_is_about_as_fast_as_their_best() -> None:
+    """A GPU like one that has a table is asked about its best few alone."""
+    device = device_spec("GH200")
+    entry = next(e for e in WinnersTable.shipped() if str(e.problem) == "b16 s4096 h16 d128 fp16")
+    known = search_space(entry.problem, device, "known")
+    assert 1 < len(known) <= 4 < len(entry.ranked)
+    assert str(known[0]) == entry.best.config
+    figures = {one.config: one.ms for one in entry.ranked}
+    assert {str(cfg): figures[str(cfg)] <= entry.best.ms * 1.03 for cfg in known} == dict.fromkeys(
+        [one.config for one in entry.ranked if one.ms <= entry.best.ms * 1.03][:4], True
+    )
+    # Of the gradients' kernels those that repeat their bits are asked about apart.
+    known = search_space(replace(entry.problem, operation="backward"), device, "known")
+    repeat = [cfg.family.is_deterministic(cfg) for cfg in known]
+    assert not repeat[0]
+    assert any(repeat)
+    # Without a table of the architecture there is the cost model.
+    assert {cfg.FAMILY for cfg in search_space(entry.problem, device_spec("A100"), "known")} == {
+        "mma_sync"
+    }
+    no_kernel = replace(DEVICE, name="small", max_smem_per_block=1024)
+    with pytest.raises(ArgumentError, match="too few for every kernel of d_head 128"):
+        search_space(PROBLEM, no_kernel, "known")
+
+
 def test_each_key_searches_its_families() -> None:
     def families(key: str | None, device: DeviceSpec = DEVICE) -> set[str]:
         return {cfg.FAMILY for cfg in search_space(PROBLEM, device, key)}

@@ -30,7 +30,7 @@ from flashsmith.errors import (
     SelectionError,
     TableError,
 )
-from flashsmith.families import device_spec
+from flashsmith.families import Problem, device_spec
 from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning import tune as tune_module
 from flashsmith.tuning.journal import Journal
@@ -345,6 +345,30 @@ def test_another_gpus_choice_is_in_the_final_and_said(
     (entry,) = WinnersTable.load(tmp_path / "table.json")
     assert (entry.key.gpu, entry.best.config) == ("H100", NAMES[1])
     assert str(choice) in [one.config for one in entry.ranked]
+
+
+def test_what_the_tables_know_is_timed_in_the_final_at_once(tmp_path: Path) -> None:
+    """One brief rung, and then the final of what the nearest GPU's table has, its choice too."""
+    gh200, problem = device_spec("GH200"), Problem.parse("b16 s4096 h16 d128 fp16")
+    (race,) = plan_races([problem], gh200, "known", Settings())
+    (choice,) = shipped_choices(problem, gh200)
+    names = [build.name for build in race.builds]
+    assert names[0] == str(choice)
+    world = World({name: Kernel(ms=1.1 - place / 100) for place, name in enumerate(names)})
+    tuned = tune(
+        [race],
+        fakes.fake_runner(world, gh200),
+        Settings(jobs=1),
+        tmp_path,
+        SweepProgress(quiet=True),
+        table=tmp_path / "table.json",
+    )
+    (state,) = tuned.races
+    assert {(trial.stage, *sorted(trial.samples)) for trial in state.ranked} == {
+        ("final", "final", "rung 1")
+    }
+    (entry,) = WinnersTable.load(tmp_path / "table.json")
+    assert [one.config for one in entry.ranked] == names[::-1]
 
 
 def test_a_dry_run_needs_no_gpu() -> None:
