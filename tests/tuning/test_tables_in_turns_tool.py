@@ -140,6 +140,31 @@ def test_a_slower_winner_is_settled_behind_the_other_choice(
     assert WinnersTable.load(settled).to_json() == WinnersTable.load(mine).to_json()
 
 
+def test_ctrl_c_leaves_what_was_settled(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, settled, choice = tmp_path / "mine.json", tmp_path / "settled.json", chosen(PROBLEM)
+    winner = others_of(PROBLEM, 1)[0]
+    tuned(mine, PROBLEM, winner, choice)
+    tool.times = {winner: 1.1}
+    measured = tool.measure
+    rounds: list[int] = []
+
+    def measure(*arguments: Any, **options: Any) -> Any:
+        rounds.append(1)
+        if len(rounds) > 9:
+            raise KeyboardInterrupt
+        return measured(*arguments, **options)
+
+    monkeypatch.setattr(tool, "measure", measure)
+    twice = tool.cells_of
+    monkeypatch.setattr(tool, "cells_of", lambda *given: [*twice(*given), *twice(*given)])
+    with pytest.raises(KeyboardInterrupt):
+        tool.main([str(tmp_path / "rows.csv"), "--table", str(mine), "--settled", str(settled)])
+    (entry,) = WinnersTable.load(settled)
+    assert (entry.best.config, len(rows(tmp_path / "rows.csv"))) == (choice, 18)
+
+
 def test_kernels_that_repeat_their_bits_are_cells_of_their_own(
     tool: ModuleType, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ from flashsmith.families import Problem, device_spec
 from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning import tune as tune_module
 from flashsmith.tuning.journal import Journal
-from flashsmith.tuning.race import states_of
+from flashsmith.tuning.race import RaceState, states_of
 from flashsmith.tuning.ranking import print_plan, print_ranking, summary
 from flashsmith.tuning.space import shipped_choices
 from flashsmith.tuning.sweep import Settings
@@ -267,6 +267,29 @@ def test_a_table_that_cannot_be_written_is_said_before_the_sweep(tmp_path: Path)
     with pytest.raises(TableError, match=r"mine\.json: cannot be written"):
         run_tune(tmp_path / "out", times(0, 2), tmp_path / "file" / "mine.json")
     assert not (tmp_path / "out").exists()
+
+
+def test_each_problem_is_entered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are hundreds, and a sweep is stopped: writing a table takes milliseconds."""
+    written: list[str] = []
+
+    def record_alone(state: RaceState, *rest: object) -> None:
+        written.append(str(state.problem))
+
+    monkeypatch.setattr(tune_module, "record_alone", record_alone)
+    races = [
+        make_race(problem, fakes.DEVICE, "; ".join(NAMES[:2]))
+        for problem in (PROBLEM, Problem.parse("b2 s512 h4 d128 fp16 causal"))
+    ]
+    tune(
+        races,
+        fakes.fake_runner(World(times(best=1, count=2))),
+        Settings(jobs=1),
+        tmp_path,
+        SweepProgress(quiet=True),
+        table=tmp_path / "table.json",
+    )
+    assert written == [str(race.problem) for race in races]
 
 
 def test_a_table_that_breaks_during_the_sweep_costs_neither_sweep_nor_ranking(

@@ -267,37 +267,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, value in asdict(Environment.collect(0)).items()
         if name in ("gpu", "driver", "cuda", "torch")
     }
-    with options.csv.open("w", newline="") as file:
-        writer = None
-        for place, cell in enumerate(cells):
-            began = time.monotonic()
-            if began >= end:
-                print(f"no time for {len(cells) - place} more", flush=True)
-                break
-            until = began + (end - began) / (len(cells) - place)
-            rows: list[dict[str, Any]] = []
-            try:
-                for found in rounds_of(cell, options.rounds, replays=replays, until=until):
-                    rows += found
-                    for row in found:
-                        writer = writer or csv.DictWriter(file, [*row, *environment])
-                        if file.tell() == 0:
-                            writer.writeheader()
-                        writer.writerow(row | environment)
-            except ValueError as error:
-                wrong += 1
-                print(f"WRONG {error}", flush=True)
-                continue
-            file.flush()
-            below += _report(cell, rows, replays=replays)
-            if cell.entry is not None and _median(rows, WITHOUT, WITH) < 1:
-                # Of an entry with two cells the second has what the first left of it.
-                standing = next(one for one in table if one.place == cell.entry.place)
-                table.put(settled(replace(cell, entry=standing), rows))
-    if options.settled is not None:
-        table.save(options.settled)
-        below = 0
-    return 1 if wrong or below else 0
+    try:
+        with options.csv.open("w", newline="") as file:
+            writer = None
+            for place, cell in enumerate(cells):
+                began = time.monotonic()
+                if began >= end:
+                    print(f"no time for {len(cells) - place} more", flush=True)
+                    break
+                until = began + (end - began) / (len(cells) - place)
+                rows: list[dict[str, Any]] = []
+                try:
+                    for found in rounds_of(cell, options.rounds, replays=replays, until=until):
+                        rows += found
+                        for row in found:
+                            writer = writer or csv.DictWriter(file, [*row, *environment])
+                            if file.tell() == 0:
+                                writer.writeheader()
+                            writer.writerow(row | environment)
+                except ValueError as error:
+                    wrong += 1
+                    print(f"WRONG {error}", flush=True)
+                    continue
+                file.flush()
+                below += _report(cell, rows, replays=replays)
+                if cell.entry is not None and _median(rows, WITHOUT, WITH) < 1:
+                    # Of an entry with two cells the second has what the first left of it.
+                    standing = next(one for one in table if one.place == cell.entry.place)
+                    table.put(settled(replace(cell, entry=standing), rows))
+    finally:  # also after Ctrl-C, as far as it came
+        if options.settled is not None:
+            table.save(options.settled)
+    return 1 if wrong or (below and options.settled is None) else 0
 
 
 def _median(rows: Sequence[dict[str, Any]], over: str, under: str) -> float:

@@ -214,8 +214,14 @@ def tune_fleets(
         journal = Journal(out / "journal.jsonl", *keys, fresh=fresh)
         stack.callback(journal.close)
 
+        # By what they were when the tables had them: each of many is not written twice.
+        recorded: dict[tuple[str, Problem], RaceState] = {}
+
         def record(state: RaceState, runner: Runner) -> list[TableError]:
-            failures = []
+            failures = list[TableError]()
+            place = runner.device.name, state.problem
+            if recorded.get(place) is state:
+                return failures
             for write in (
                 lambda: record_alone(state, runner, out / "winners.json"),
                 lambda: record_beside(state, runner, path, shipped),
@@ -224,6 +230,8 @@ def tune_fleets(
                     write()
                 except TableError as error:
                     failures.append(error)
+            if not failures:
+                recorded[place] = state
             return failures
 
         def on_finished(state: RaceState, runner: Runner) -> None:
