@@ -89,7 +89,7 @@ def test_what_chooses_the_same_is_not_measured(
     tuned(tmp_path / "mine.json", PROBLEM, chosen(PROBLEM), *others_of(PROBLEM, 1))
     arguments = [str(tmp_path / "rows.csv"), "--table", str(tmp_path / "mine.json")]
     assert tool.main(arguments) == 0
-    assert "0 choices differ; 1 entries choose as without them" in capsys.readouterr().out
+    assert "0 choices changed; 1 of 1 entries change none" in capsys.readouterr().out
     assert rows(tmp_path / "rows.csv") == []
 
 

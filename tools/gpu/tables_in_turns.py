@@ -46,6 +46,7 @@ from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
 from flashsmith.chooser.winners.key import same_gpu
 from flashsmith.chooser.winners.staleness import sources_here
+from flashsmith.counted import counted
 from flashsmith.families import (
     DeviceSpec,
     Problem,
@@ -257,7 +258,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = WinnersTable.load(options.table)
         cells = cells_of(table, WinnersTable.shipped(), device)
         same = len({entry.place for entry in table} - {c.entry.place for c in cells if c.entry})
-        print(f"{len(cells)} choices differ; {same} entries choose as without them", flush=True)
+        print(
+            f"{counted(len(cells), 'choice')} changed; {same} of {len(table)} entries change none",
+            flush=True,
+        )
     else:
         more = [text for text in options.more.split(";") if text.strip()]
         cells = [replayed(one, device, more) for one in read_problems(options.replays)]
