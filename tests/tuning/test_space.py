@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM, facts_of
 
-from flashsmith.chooser.winners import WinnersTable
+from flashsmith.chooser.winners import Entry, WinnersTable
 from flashsmith.errors import ArgumentError, SelectionError
 from flashsmith.families import (
     DeviceSpec,
@@ -32,6 +32,11 @@ from flashsmith.tuning.tune import make_race
 # ---- the space ----
 
 
+def entry_of_h200(problem: str) -> Entry:
+    """What the table that ships for the H200 has on a problem."""
+    return next(e for e in WinnersTable.shipped().select("H200") if str(e.problem) == problem)
+
+
 @pytest.mark.parametrize("problem", [default_problems()[n] for n in (0, 30, 50, 70)], ids=str)
 def test_the_space_is_legal_and_for_the_problem(problem: Problem) -> None:
     of_wgmma = 13 if problem.semantics.mask != "none" else 6
@@ -43,7 +48,7 @@ def test_the_space_is_legal_and_for_the_problem(problem: Problem) -> None:
 
 
 def test_what_ships_is_what_attention_takes_without_a_table_of_ones_own() -> None:
-    winner = next(e for e in WinnersTable.shipped() if str(e.problem) == "b16 s4096 h16 d128 fp16")
+    winner = entry_of_h200("b16 s4096 h16 d128 fp16")
     problem = winner.problem
     assert [str(cfg) for cfg in shipped_choices(problem, DEVICE)] == [winner.best.config]
     # A GPU without a table of its own has that of its nearest relative.
@@ -61,7 +66,7 @@ def test_what_ships_is_what_attention_takes_without_a_table_of_ones_own() -> Non
 def test_what_the_tables_know_is_what_is_about_as_fast_as_their_best() -> None:
     """A GPU like one that has a table is asked about its best few alone."""
     device = device_spec("GH200")
-    entry = next(e for e in WinnersTable.shipped() if str(e.problem) == "b16 s4096 h16 d128 fp16")
+    entry = entry_of_h200("b16 s4096 h16 d128 fp16")
     known = search_space(entry.problem, device, "known")
     assert 1 < len(known) <= 4 < len(entry.ranked)
     assert str(known[0]) == entry.best.config
