@@ -209,9 +209,10 @@ def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
     come before them unmeasured."""
     assert cell.entry is not None
     entry, ms = cell.entry, dict[str, float]()
-    for name, config in cell.kernels.items():
-        found = [float(row["ms"]) for row in rows if row["kernel"] == name]
-        ms[str(config)] = statistics.median(found)
+    before = statistics.median(float(row["ms"]) for row in rows if row["kernel"] == WITHOUT)
+    # By the rounds' ratios, which decide, and not by two medians.
+    for name, ratio in ((WITHOUT, 1.0), (WITH, _median(rows, WITHOUT, WITH))):
+        ms[str(cell.kernels[name])] = before / ratio
     known = {one.config: one for one in entry.ranked}
     flop = entry.problem.attn_flop()
     both = [
