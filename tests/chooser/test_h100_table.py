@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flashsmith.chooser import choose
-from flashsmith.chooser.winners import WinnersTable
+from flashsmith.chooser.winners import Entry, WinnersTable
 from flashsmith.families import device_spec
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "h100" / "tables-in-turns.csv.gz"
@@ -21,7 +21,7 @@ ENTRIES = list(WinnersTable.shipped().select("H100"))
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: str(entry.problem))
-def test_an_h100_goes_by_its_own_table(entry) -> None:
+def test_an_h100_goes_by_its_own_table(entry: Entry) -> None:
     choice = choose(entry.problem, H100)
     assert choice.evidence == "table"
     assert "measured on H100" in choice.why
@@ -32,7 +32,13 @@ def test_an_h100_goes_by_its_own_table(entry) -> None:
 
 
 def test_what_it_has_no_entry_for_is_the_h200s() -> None:
-    for problem in ("b16 s4096 h8 d192 fp16", "b16 s4096 h16 d96 bf16 causal"):
+    for problem in (
+        "b16 s4096 h8 d192 fp16",
+        "b16 s4096 h16 d96 bf16 causal",
+        "b16 s4096 h8 d256 fp16",
+        "b16 s4096 h8 d256 bf16",
+        "b1 s1:4096 h32:8 d128 bf16 decode",
+    ):
         assert str(choose(problem, H100).config) == str(choose(problem, "H200").config)
 
 
