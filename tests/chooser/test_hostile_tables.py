@@ -248,7 +248,7 @@ def test_merge_takes_what_it_can_lists_the_rest_and_fails(own_table: Path, tmp_p
         "mixed.json: 1 of 1 entries taken over",
         r"note: mixed.json: entry 0 is ignored: gpu is '\x1b[31m', not a name",
         "note: mixed.json: entry 2 is ignored: it is 7, not a mapping",
-        f"{own_table}: 1 entries",
+        f"{own_table}: 1 entry",
     ]
     assert WinnersTable.load(own_table).to_json() == tuned_table().to_json()
     assert CliRunner().invoke(app, ["winners", "merge", "good.json"]).exit_code == 0

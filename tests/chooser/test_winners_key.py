@@ -29,6 +29,10 @@ H200 = device_spec("H200")
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA GH200 144G HBM3e", "GH200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"),
         ("NVIDIA H200 MIG 1g.18gb", "H200 MIG 1g.18gb"),
         ("H200", "H200"),
         ("NVIDIA", "NVIDIA"),
@@ -42,6 +46,8 @@ def test_a_gpu_goes_by_its_model(driver: str, name: str) -> None:
 def test_what_changes_the_speed_is_another_gpu() -> None:
     assert not same_gpu("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3")
     assert not same_gpu("NVIDIA H200 MIG 1g.18gb", "NVIDIA H200")
+    max_q = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
+    assert not same_gpu(max_q, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition")
 
 
 @pytest.mark.parametrize(

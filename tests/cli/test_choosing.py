@@ -85,7 +85,7 @@ def test_merging_into_the_users_table(own: Path, tmp_path: Path) -> None:
     slow, fast = write(tmp_path / "slow.json", 4.0), write(tmp_path / "fast.json", 3.0)
     assert f"{fast}: 1 of 1 entries taken over" in run("winners", "merge", str(fast))
     told = run("winners", "merge", str(slow), "--prefer", "faster")
-    assert f"{slow}: 0 of 1 entries taken over\n{own}: 1 entries" in told
+    assert f"{slow}: 0 of 1 entries taken over\n{own}: 1 entry" in told
     assert [entry.best.ms for entry in WinnersTable.load(own)] == [3.0]
     run("winners", "merge", str(slow))
     assert [entry.best.ms for entry in WinnersTable.load(own)] == [4.0]
@@ -100,21 +100,21 @@ def test_exporting_one_gpu(own: Path, tmp_path: Path) -> None:
     both.merge(WinnersTable.load(write(tmp_path / "a.json", gpu="A100")))
     both.save(own)
     out = tmp_path / "h200.json"
-    assert "1 entries" in run("winners", "export", "--gpu", "NVIDIA H200", "-o", str(out))
+    assert "1 entry\n" in run("winners", "export", "--gpu", "NVIDIA H200", "-o", str(out))
     assert [entry.key.gpu for entry in WinnersTable.load(out)] == ["H200"]
     with pytest.raises(FlashsmithError, match="gpu='L4': no such winners; there are those of A100"):
         run("winners", "export", "--gpu", "L4", "-o", str(out))
 
 
 def test_validating(own: Path, tmp_path: Path) -> None:
-    assert "yours: 1 entries, 0 problems" in (write(own), run("winners", "validate"))[1]
+    assert "yours: 1 entry, 0 problems" in (write(own), run("winners", "validate"))[1]
     data = json.loads(own.read_text())
     data["entries"][0]["ranked"][0]["config"] = CONFIG.replace("128, 64, 4)", "48, 64, 4)")
     bad = tmp_path / "bad.json"
     bad.write_text(json.dumps(data))
     told = run("winners", "validate", str(bad), status=1)
     assert "is illegal: B_r must be" in told
-    assert f"{bad}: 1 entries, " in told
+    assert f"{bad}: 1 entry, " in told
 
 
 def test_other_sources_are_noted_and_not_wrong(own: Path) -> None:
@@ -122,7 +122,21 @@ def test_other_sources_are_noted_and_not_wrong(own: Path) -> None:
     own.write_text(own.read_text().replace('"time"', '"csrc": "0123456789ab", "time"'))
     told = run("winners", "validate")
     assert "yours: note: 1 entry was measured with other CUDA sources (csrc 0123456789ab)" in told
-    assert "yours: 1 entries, 0 problems" in told
+    assert "yours: 1 entry, 0 problems" in told
+
+
+def test_of_several_versions_each_familys_entries_are_counted(own: Path, tmp_path: Path) -> None:
+    """A table grows over many versions: a list of their hashes says nothing."""
+    table = WinnersTable.load(write(own))
+    for size, csrc in ((2048, "1" * 12), (8192, "2" * 12), (16384, "2" * 12)):
+        path = write(tmp_path / "one.json", problem=f"b4 s{size} h16 d128 fp16")
+        path.write_text(path.read_text().replace('"time"', f'"csrc": "{csrc}", "time"'))
+        table.merge(WinnersTable.load(path))
+    table.save(own)
+    told = run("winners", "validate")
+    said = "3 of 4 entries were measured with other CUDA sources than those here, and serve all the"
+    assert f"yours: note: {said} same: mma_sync 3 (2 versions); most changes leave" in told
+    assert "yours: 4 entries, 0 problems" in told
 
 
 def test_the_path(own: Path) -> None:

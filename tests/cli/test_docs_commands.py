@@ -216,7 +216,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # A page of all rows takes minutes.
         (tmp_path / "ranking.csv").write_text("".join(itertools.islice(ranking, 200)))
     shipped = ROOT / "src" / "flashsmith" / "chooser" / "tables" / "h200.json"
-    for name in ("other.json", "h200.json"):
+    for name in ("other.json", "h200.json", "gh200.json"):
         shutil.copy(shipped, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     # Winners and rooflines of the machine are left alone.

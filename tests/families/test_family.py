@@ -240,6 +240,7 @@ class Copying(AbacusConfig):
         ({"space_key": "hopper"}, "space_key='hopper' of 'abacus' is taken; choose another"),
         ({"space_key": "tune"}, "space_key='tune' of 'abacus' is taken"),
         ({"space_key": "both"}, "space_key='both' of 'abacus' is taken"),
+        ({"space_key": "known"}, "space_key='known' of 'abacus' is taken"),
         ({"sets": {"all": ConfigSet("mine", list)}}, "offers the sets all, which are another's"),
         ({"sets": {"both": ConfigSet("mine", list)}}, "offers the sets both, which are another's"),
         ({"sets": {"64, 64": ConfigSet("mine", list)}}, "'abacus' offers '64, 64'; a key of a set"),

@@ -25,6 +25,12 @@ def test_as_many_as_the_final_takes_go_on() -> None:
     assert PLAN.survivors(by_name(1.0, 5.0, 6.0), 0.1) == ["k0", "k1"]
 
 
+def test_of_few_the_first_rung_goes_before_the_final() -> None:
+    few = PLAN.of_few()
+    assert (few.rungs, few.finalists) == (PLAN.rungs[:1], PLAN.finalists)
+    assert few.final_of(by_name(1.0, 1.09, 1.11)) == ["k0", "k1"]
+
+
 def test_all_near_the_best_go_on() -> None:
     times = by_name(1.0, 1.05, 1.1, 1.1001, 9.0, 9.0)
     assert PLAN.survivors(times, 0.1) == ["k0", "k1", "k2"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM, facts_of
 
-from flashsmith.chooser.winners import WinnersTable
+from flashsmith.chooser.winners import Entry, WinnersTable
 from flashsmith.errors import ArgumentError, SelectionError
 from flashsmith.families import (
     DeviceSpec,
@@ -32,6 +32,11 @@ from flashsmith.tuning.tune import make_race
 # ---- the space ----
 
 
+def entry_of_h200(problem: str) -> Entry:
+    """What the table that ships for the H200 has on a problem."""
+    return next(e for e in WinnersTable.shipped().select("H200") if str(e.problem) == problem)
+
+
 @pytest.mark.parametrize("problem", [default_problems()[n] for n in (0, 30, 50, 70)], ids=str)
 def test_the_space_is_legal_and_for_the_problem(problem: Problem) -> None:
     of_wgmma = 13 if problem.semantics.mask != "none" else 6
@@ -43,7 +48,7 @@ def test_the_space_is_legal_and_for_the_problem(problem: Problem) -> None:
 
 
 def test_what_ships_is_what_attention_takes_without_a_table_of_ones_own() -> None:
-    winner = next(e for e in WinnersTable.shipped() if str(e.problem) == "b16 s4096 h16 d128 fp16")
+    winner = entry_of_h200("b16 s4096 h16 d128 fp16")
     problem = winner.problem
     assert [str(cfg) for cfg in shipped_choices(problem, DEVICE)] == [winner.best.config]
     # A GPU without a table of its own has that of its nearest relative.
@@ -56,6 +61,31 @@ def test_what_ships_is_what_attention_takes_without_a_table_of_ones_own() -> Non
     assert repeatable.family.is_deterministic(repeatable)
     no_kernel = replace(DEVICE, name="small", max_smem_per_block=1024)
     assert shipped_choices(problem, no_kernel) == []
+
+
+def test_what_the_tables_know_is_what_is_about_as_fast_as_their_best() -> None:
+    """A GPU like one that has a table is asked about its best few alone."""
+    device = device_spec("GH200")
+    entry = entry_of_h200("b16 s4096 h16 d128 fp16")
+    known = search_space(entry.problem, device, "known")
+    assert 1 < len(known) <= 4 < len(entry.ranked)
+    assert str(known[0]) == entry.best.config
+    figures = {one.config: one.ms for one in entry.ranked}
+    assert {str(cfg): figures[str(cfg)] <= entry.best.ms * 1.03 for cfg in known} == dict.fromkeys(
+        [one.config for one in entry.ranked if one.ms <= entry.best.ms * 1.03][:4], True
+    )
+    # Of the gradients' kernels those that repeat their bits are asked about apart.
+    known = search_space(replace(entry.problem, operation="backward"), device, "known")
+    repeat = [cfg.family.is_deterministic(cfg) for cfg in known]
+    assert not repeat[0]
+    assert any(repeat)
+    # Without a table of the architecture there is the cost model.
+    assert {cfg.FAMILY for cfg in search_space(entry.problem, device_spec("A100"), "known")} == {
+        "mma_sync"
+    }
+    no_kernel = replace(DEVICE, name="small", max_smem_per_block=1024)
+    with pytest.raises(ArgumentError, match="too few for every kernel of d_head 128"):
+        search_space(PROBLEM, no_kernel, "known")
 
 
 def test_each_key_searches_its_families() -> None:

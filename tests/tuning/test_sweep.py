@@ -412,6 +412,20 @@ def test_whatever_part_of_the_journal_is_left_the_ranking_is_the_same(
     assert ranking(sweep(NOISY, tmp_path, PROBLEMS)) == expected, cut
 
 
+@pytest.mark.parametrize("budget", [float("inf"), 3600.0])
+def test_without_a_budget_a_problem_ends_before_the_next_begins(
+    tmp_path: Path, budget: float
+) -> None:
+    """A sweep that is stopped has whole problems; of a budget finals get their part at the end."""
+    world = World(times(best=1, count=4), log=tmp_path / "log")
+    sweep(world, tmp_path, PROBLEMS, replace(SETTINGS, budget=budget))
+    lines = [line.split(" | ") for line in world.log.read_text().splitlines()]
+    order = [(words[0], words[1]) for words in lines if words[0] in REQUESTS]
+    finals = order.index(("check", str(PROBLEM)))
+    began = order.index(("prove", str(CAUSAL)))
+    assert (began > finals) == (budget == float("inf"))
+
+
 def test_a_finished_sweep_measures_nothing_again(
     tmp_path: Path, whole: tuple[list[object], bytes]
 ) -> None:

@@ -30,11 +30,11 @@ from flashsmith.errors import (
     SelectionError,
     TableError,
 )
-from flashsmith.families import device_spec
+from flashsmith.families import Problem, device_spec
 from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning import tune as tune_module
 from flashsmith.tuning.journal import Journal
-from flashsmith.tuning.race import states_of
+from flashsmith.tuning.race import RaceState, states_of
 from flashsmith.tuning.ranking import print_plan, print_ranking, summary
 from flashsmith.tuning.space import shipped_choices
 from flashsmith.tuning.sweep import Settings
@@ -269,6 +269,29 @@ def test_a_table_that_cannot_be_written_is_said_before_the_sweep(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+def test_each_problem_is_entered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are hundreds, and a sweep is stopped: writing a table takes milliseconds."""
+    written: list[str] = []
+
+    def record_alone(state: RaceState, *rest: object) -> None:
+        written.append(str(state.problem))
+
+    monkeypatch.setattr(tune_module, "record_alone", record_alone)
+    races = [
+        make_race(problem, fakes.DEVICE, "; ".join(NAMES[:2]))
+        for problem in (PROBLEM, Problem.parse("b2 s512 h4 d128 fp16 causal"))
+    ]
+    tune(
+        races,
+        fakes.fake_runner(World(times(best=1, count=2))),
+        Settings(jobs=1),
+        tmp_path,
+        SweepProgress(quiet=True),
+        table=tmp_path / "table.json",
+    )
+    assert written == [str(race.problem) for race in races]
+
+
 def test_a_table_that_breaks_during_the_sweep_costs_neither_sweep_nor_ranking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +368,30 @@ def test_another_gpus_choice_is_in_the_final_and_said(
     (entry,) = WinnersTable.load(tmp_path / "table.json")
     assert (entry.key.gpu, entry.best.config) == ("H100", NAMES[1])
     assert str(choice) in [one.config for one in entry.ranked]
+
+
+def test_what_the_tables_know_is_timed_in_the_final_at_once(tmp_path: Path) -> None:
+    """One brief rung, and then the final of what the nearest GPU's table has, its choice too."""
+    gh200, problem = device_spec("GH200"), Problem.parse("b16 s4096 h16 d128 fp16")
+    (race,) = plan_races([problem], gh200, "known", Settings())
+    (choice,) = shipped_choices(problem, gh200)
+    names = [build.name for build in race.builds]
+    assert names[0] == str(choice)
+    world = World({name: Kernel(ms=1.1 - place / 100) for place, name in enumerate(names)})
+    tuned = tune(
+        [race],
+        fakes.fake_runner(world, gh200),
+        Settings(jobs=1),
+        tmp_path,
+        SweepProgress(quiet=True),
+        table=tmp_path / "table.json",
+    )
+    (state,) = tuned.races
+    assert {(trial.stage, *sorted(trial.samples)) for trial in state.ranked} == {
+        ("final", "final", "rung 1")
+    }
+    (entry,) = WinnersTable.load(tmp_path / "table.json")
+    assert [one.config for one in entry.ranked] == names[::-1]
 
 
 def test_a_dry_run_needs_no_gpu() -> None:

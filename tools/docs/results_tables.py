@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/results.md from the committed rows in benchmarks/h200.
+"""Writes the tables of docs/results.md from the committed rows in benchmarks/h200 and h100.
 
 Usage: python tools/docs/results_tables.py [--check]
 
@@ -773,6 +773,59 @@ def spills() -> str:
     return table([*head, "replaced"], lines)
 
 
+# --- on an H100 ----------------------------------------------------------------------------------
+
+ON_H100 = "../h100/"
+
+
+def h100_turns() -> str:
+    """The choices that the H100's table changes, in turns with the H200's."""
+    cells: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    for row in read(f"{ON_H100}tables-in-turns.csv.gz"):
+        of_round = cells.setdefault((row["problem"], row["deterministic"]), {})
+        of_round.setdefault(row["round"], {})[row["kernel"]] = float(row["ms"])
+    lines = []
+    for (problem, deterministic), rounds in cells.items():
+        found = [of["without the table"] / of["with the table"] for of in rounds.values()]
+        middle = statistics.median(found)
+        lines.append(
+            [
+                problem.removesuffix(" uneven") + ", repeatable" * (deterministic == "True"),
+                f"{middle:.3f} ({min(found):.3f} to {max(found):.3f})",
+                str(len(found)),
+                "the H100's" if middle >= 1 else "the H200's",
+            ]
+        )
+    return table(["problem", "over the H200's choice", "rounds", "the table has"], lines)
+
+
+def h100_replays() -> str:
+    """What the H100's table ranks first on 512 causal keys, beside cuDNN as graph replays."""
+    entries = json.loads((ROOT / "src/flashsmith/chooser/tables/h100.json").read_text())["entries"]
+    first = {one["problem"]: one["ranked"][0]["config"] for one in entries}
+    runs: dict[str, list[dict[str, float]]] = {}
+    for row in read(f"{ON_H100}graph-replays.csv.gz"):
+        rounds = runs.setdefault(row["problem"], [])
+        name = row["config"] or row["kernel"]
+        # The same rounds come again in the later of the two runs.
+        if not rounds or name in rounds[-1]:
+            rounds.append({})
+        rounds[-1][name] = float(row["ms"])
+    lines = []
+    for problem, rounds in runs.items():
+        both = [(of[first[problem]], of["cudnn"]) for of in rounds]
+        ratios = [other / ours for ours, other in both]
+        lines.append(
+            [
+                problem,
+                *(f"{1e3 * statistics.median(times):.1f}" for times in zip(*both, strict=True)),
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+                str(len(rounds)),
+            ]
+        )
+    return table(["problem", "flashsmith, µs", "cuDNN, µs", "over cuDNN", "rounds"], lines)
+
+
 # --- correctness ---------------------------------------------------------------------------------
 
 # Files of rows, and what their cases begin with.
@@ -833,6 +886,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "host": host,
     "progression": progression,
     "spills": spills,
+    "h100-turns": h100_turns,
+    "h100-replays": h100_replays,
     "proofs": proofs,
     "every-point": every_point,
     "configs": configs,

@@ -9,6 +9,7 @@ import typer
 
 from flashsmith.benchmark.table import make_console, print_text
 from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
+from flashsmith.counted import counted
 
 if TYPE_CHECKING:
     from flashsmith.chooser.winners import WinnersTable
@@ -117,7 +118,7 @@ def merge_winners(
     for file, table, taken in zip(files, tables, counts, strict=True):
         print_lines(f"{file}: {taken} of {len(table)} entries taken over")
         _print_notes(table)
-    print_lines(f"{path}: {len(merged)} entries")
+    print_lines(f"{path}: {_entries(merged)}")
     if any(table.ignored for table in tables):
         raise typer.Exit(FAILED)
 
@@ -139,7 +140,7 @@ def export_winners(
         known = ", ".join(sorted({entry.key.gpu for entry in table})) or "none at all"
         raise ArgumentError(f"gpu={gpu!r}: no such winners; there are those of {known}")
     chosen.save(output)
-    print_lines(f"{output}: {len(chosen)} entries")
+    print_lines(f"{output}: {_entries(chosen)}")
 
 
 @winners.command("validate")
@@ -165,7 +166,7 @@ def validate_winners(
             print_lines(f"{name}: {problem}")
         for remark in table.remarks():
             print_lines(f"{name}: note: {remark}")
-        print_lines(f"{name}: {len(table)} entries, {len(problems)} problems")
+        print_lines(f"{name}: {_entries(table)}, {counted(len(problems), 'problem')}")
     if wrong:
         raise typer.Exit(FAILED)
 
@@ -176,6 +177,10 @@ def show_table_path() -> None:
     from flashsmith.chooser.winners import require_user_table_path
 
     print_path(require_user_table_path())
+
+
+def _entries(table: WinnersTable) -> str:
+    return counted(len(table), "entry", "entries")
 
 
 def _print_notes(table: WinnersTable) -> None:

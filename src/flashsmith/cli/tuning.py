@@ -47,9 +47,10 @@ def tune_kernels(
         typer.Option(
             "--space",
             metavar="KEY",
-            help="Which configs: space (mma.sync), hopper (wgmma), both, tune, prog-all, cover, a "
-            "set of yours, or short forms separated by ';'. Without it: the environment variable "
-            "KERNELS, else both on sm_90 and space elsewhere.",
+            help="Which configs: space (mma.sync), hopper (wgmma), both, known (the best few by "
+            "the shipped tables), tune, prog-all, cover, a set of yours, or short forms separated "
+            "by ';'. Without it: the environment variable KERNELS, else both on sm_90 and space "
+            "elsewhere.",
         ),
     ] = None,
     problems: Annotated[

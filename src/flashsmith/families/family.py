@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 # A key of KERNELS that cannot be a path, 'B_r,B_c' or a short form.
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
 # The sets and the spaces of all families together.
-_RESERVED_KEYS = {"all", "both"}
+_RESERVED_KEYS = {"all", "both", "known"}
 _CSRC = Path(__file__).parents[1] / "csrc"
 
 

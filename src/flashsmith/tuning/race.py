@@ -91,6 +91,11 @@ class Halving:
                 "from 1"
             )
 
+    def of_few(self) -> Halving:
+        """The rules of a race of kernels that are all about as fast, which the final decides: with
+        the first rung alone."""
+        return replace(self, rungs=self.rungs[:1])
+
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
         """Those that go on, fastest first, of the kernels with `times` (milliseconds by name).
 

@@ -27,6 +27,9 @@ from flashsmith.operations import DEFAULT
 # The space of the newest family that runs on a device, and a few configs of the others.
 ALL_FAMILIES = "both"
 _FEW = 8
+# What the shipped tables have for a problem: those this near the best of them there.
+KNOWN = "known"
+_KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
 # Of a family's configs those that are also tried in parts of the keys, each in up to three numbers.
 _MOST_IN_PARTS = 4
 # Sets that are searched at every dtype and head dimension; 'B_r,B_c' is of tune.
@@ -41,7 +44,7 @@ def space_keys() -> tuple[str, ...]:
 def check_space(key: str) -> None:
     """Raises SelectionError or ConfigParseError when a key is neither a space's nor one that
     KERNELS may have; whether it has configs for a problem is for search_space() to say."""
-    if key not in space_keys():
+    if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 
 
@@ -74,7 +77,8 @@ def search_space(
 
     `key` is that of a family's space ('space' is the mma.sync family's, 'hopper' the wgmma
     family's), 'both' (the newest family's, and of the others a few, those of the shipped tables
-    first), None for default_space(), or a KERNELS key. A space is searched at the problem's own
+    first), 'known' (the best few by the shipped tables, for a GPU like one of theirs), None for
+    default_space(), or a KERNELS key. A space is searched at the problem's own
     dtype and head dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all,
     whose configs get them put in. Of any other set those count that have them already. Where few
     tiles leave SMs idle, a family's space has some configs that split keys besides.
@@ -82,10 +86,12 @@ def search_space(
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
             problem's dtype and head dimension.
-        ArgumentError: no kernel is made for the problem's d, or 'both' or None is asked for and no
-            family with a space runs on the device.
+        ArgumentError: no kernel is made for the problem's d, 'both' or None is asked for and no
+            family with a space runs on the device, or 'known' and no kernel serves the problem.
     """
     key = key or default_space(device)
+    if key == KNOWN:
+        return _known(problem, device)
     d_head = d_head_for(problem)
     asked = [family for family in families() if family.space_key == key]
     of = asked[0].operation if asked else DEFAULT if key == ALL_FAMILIES else None
@@ -135,6 +141,19 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
         return []
     repeatable = [] if choice.repeatable is None else [choice.repeatable.config]
     return [choice.config, *repeatable]
+
+
+def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    """What the shipped tables say is about as fast as the best, of deterministic kernels too: by
+    the nearest entry of a GPU like the device; without any what is on paper."""
+    found: dict[KernelConfig, None] = {}
+    for deterministic in (False, True):
+        evidence = gather(problem, device, _shipped(), deterministic=deterministic)
+        expected = sorted(evidence.expected, key=lambda one: one.ms)
+        limit = expected[0].ms * (1 + _KNOWN_MARGIN)
+        near = [one.config for one in expected if one.ms <= limit]
+        found.update(dict.fromkeys(near[:_MOST_KNOWN]))
+    return list(found)
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:

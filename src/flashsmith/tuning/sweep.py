@@ -249,9 +249,10 @@ class Sweep:
 
     def _next_of_search(self, bench: _Bench) -> Task | None:
         """Of a budget every problem gets its share: those that used it up come last, those with
-        the fewest measurements first. Without one they are taken in their order; of several GPUs
-        each ends a problem, the final too, before it begins another, so that all end together."""
-        ends_first = len(self._benches) > 1 and math.isinf(self.settings.budget)
+        the fewest measurements first. Without one they are taken in their order, and a GPU ends a
+        problem, the final too, before it begins another: several end together, tensors are made
+        once, and what a sweep has when it is stopped is whole."""
+        ends_first = math.isinf(self.settings.budget)
         states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
         if ends_first:
             states.sort(key=lambda state: state.problem not in self._gpu_of)

@@ -26,7 +26,7 @@ from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, states_of
 from flashsmith.tuning.ranking import record_alone, record_beside, summary, write_ranking
 from flashsmith.tuning.runner import Compiler, Runner
-from flashsmith.tuning.space import check_space, search_space, shipped_choices
+from flashsmith.tuning.space import KNOWN, check_space, search_space, shipped_choices
 from flashsmith.tuning.sweep import Settings, Sweep, run_sweeps
 from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build, Trials
@@ -126,6 +126,7 @@ def plan_races(
     """
     check_space(key)
     wanted = default_problems() if problems is None else problems
+    halving = settings.halving.of_few() if key == KNOWN else settings.halving
     races: dict[Problem, Race] = {}
     refused = None
     for problem in sorted(wanted, key=lambda p: p.seq_q):
@@ -136,7 +137,7 @@ def plan_races(
                 problem,
                 device,
                 key,
-                settings.halving,
+                halving,
                 reference,
                 settings.refinements,
                 shipped_choices(problem, device),
@@ -213,8 +214,14 @@ def tune_fleets(
         journal = Journal(out / "journal.jsonl", *keys, fresh=fresh)
         stack.callback(journal.close)
 
+        # By what they were when the tables had them: each of many is not written twice.
+        recorded: dict[tuple[str, Problem], RaceState] = {}
+
         def record(state: RaceState, runner: Runner) -> list[TableError]:
-            failures = []
+            failures = list[TableError]()
+            place = runner.device.name, state.problem
+            if recorded.get(place) is state:
+                return failures
             for write in (
                 lambda: record_alone(state, runner, out / "winners.json"),
                 lambda: record_beside(state, runner, path, shipped),
@@ -223,6 +230,8 @@ def tune_fleets(
                     write()
                 except TableError as error:
                     failures.append(error)
+            if not failures:
+                recorded[place] = state
             return failures
 
         def on_finished(state: RaceState, runner: Runner) -> None:

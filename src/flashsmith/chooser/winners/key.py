@@ -19,9 +19,11 @@ MOST_CHARACTERS_OF_A_NAME = 200
 # Of a size: more than the product of two numbers that a problem's text can name.
 LARGEST_NUMBER = 1 << 128
 
-# What drivers write around a GPU's name, and what does not change how fast a kernel is: memory.
-_VENDOR = {"nvidia", "geforce", "tesla", "gpu"}
-_MEMORY = re.compile(r"\d+gb|hbm\d+e?|sxm\d*", re.IGNORECASE)
+# What drivers write around a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6 AC'), and what does
+# not change how fast a kernel is: memory, and a board's cooling.
+_VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
+_MEMORY = re.compile(r"\d+gb?|hbm\d+e?|sxm\d*", re.IGNORECASE)
+_EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, order=True)
@@ -147,7 +149,7 @@ def gpu_name(text: str) -> str:
 
     What changes the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) stays.
     """
-    words = [word for word in re.split(r"[\s_-]+", text.strip()) if word]
+    words = [word for word in re.split(r"[\s_-]+", _EDITION.sub("", text.strip())) if word]
     kept = [w for w in words if w.lower() not in _VENDOR and not _MEMORY.fullmatch(w)]
     return " ".join(kept) or text.strip()
 

@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from flashsmith.builder.sources import equivalent_sources, source_hash, tree_hash
-from flashsmith.chooser.winners.entry import Entry
+from flashsmith.chooser.winners.entry import Entry, Ranked
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Family, family_named
 
@@ -36,18 +37,36 @@ def is_of_other_sources(environment: Mapping[str, Any], family: str) -> bool:
 
 def remarks(entries: Iterable[Entry]) -> list[str]:
     """What is to be said of entries whose best figure is of other CUDA sources; they serve all the
-    same, since most changes of the sources do not change which kernel is fastest."""
+    same, since most changes of the sources do not change which kernel is fastest. Of several
+    versions each family's are counted, not named: a table grows over many."""
     best = [entry.best for entry in entries]
     found = [one for one in best if is_of_other_sources(one.environment, one.family)]
     if not found:
         return []
     theirs = sorted({measured_sources(one.environment) for one in found})
+    if len(theirs) > 1:
+        return [
+            f"{len(found)} of {len(best)} entries were measured with other CUDA sources than those "
+            f"here, and serve all the same: {_by_family(found)}; most changes leave the ranking as "
+            "it is, and `flashsmith tune` measures them again on that GPU"
+        ]
     ours = sorted({sources_here(one.family) or f"none of {one.family}" for one in found})
     count = f"{len(found)} {'entry was' if len(found) == 1 else 'entries were'}"
     return [
-        f"{count} measured with other CUDA sources (csrc {', '.join(theirs)}) than those here "
+        f"{count} measured with other CUDA sources (csrc {theirs[0]}) than those here "
         f"({', '.join(ours)}): the figures may have shifted; `flashsmith tune` measures them again"
     ]
+
+
+def _by_family(found: Iterable[Ranked]) -> str:
+    """'wgmma 136 (6 versions), ...', most first."""
+    versions: dict[str, list[str]] = {}
+    for one in found:
+        versions.setdefault(one.family, []).append(measured_sources(one.environment))
+    most_first = sorted(versions.items(), key=lambda item: (-len(item[1]), item[0]))
+    return ", ".join(
+        f"{family} {len(of)} ({counted(len(set(of)), 'version')})" for family, of in most_first
+    )
 
 
 def sources_here(family: str) -> str:

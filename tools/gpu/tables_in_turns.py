@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""What a GPU's new table of winners chooses, in turns with what is chosen without it.
+
+    python tools/gpu/tables_in_turns.py rows.csv --table mine.json
+    python tools/gpu/tables_in_turns.py rows.csv --table mine.json --settled settled.json
+    python tools/gpu/tables_in_turns.py rows.csv --replays 'b16 s512 h16 d128 bf16 causal'
+
+For a table of this GPU that does not ship yet: of each of its entries the choice by it, and the
+choice by the shipped tables of other GPUs; of the backward pass also what deterministic=True takes.
+Where both are one kernel there is nothing to compare. Else both are proven and launched in turns,
+L2 flushed, in rounds that are measurements of their own. A row for each kernel and round; at the
+end each cell's ratio (without the table over with it: above 1 it is worth its entry), the median of
+the rounds and the interval that holds the true median with at least 95%. --settled writes the table
+anew: where the rounds take the entry's winner for the slower one, both kernels get these rounds'
+times, and what was not in them does not come before them.
+
+--replays takes problems in place of the table: what the tables rank first there (and --more
+configs, with or without a dtype put in) and cuDNN, each launch the replay of a CUDA graph of one
+call; the ratio is cuDNN's time over each kernel's.
+
+The exit status is 1 when an output is wrong, or a cell's interval lies below 1 and --settled is not
+given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.implementations import kernel_implementation
+from flashsmith.benchmark.measurement import now
+from flashsmith.benchmark.peers import PEERS
+from flashsmith.benchmark.timing import CudaEvents, Protocol, Replay, measure
+from flashsmith.benchmark.workload import workload_of
+from flashsmith.chooser import choose
+from flashsmith.chooser.evidence import gather
+from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
+from flashsmith.chooser.winners.key import same_gpu
+from flashsmith.chooser.winners.staleness import sources_here
+from flashsmith.counted import counted
+from flashsmith.families import (
+    DeviceSpec,
+    Problem,
+    is_legal,
+    parse_kernel_name_into_config,
+    serves_gradients,
+)
+from flashsmith.runtime import query_gpu
+from flashsmith.tuning.problems import read_problems
+
+WITHOUT, WITH, CUDNN = "without the table", "with the table", "cudnn"
+# Rows of a head that the proof looks at: tune has looked at all of them.
+SCORES = 1 << 20
+WARM_UP_MS, CONFIDENCE = 100.0, 0.95
+# What is behind by more on paper or in the entry is not replayed.
+NEAR = 1.10
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A problem and the kernels that are compared on it, by the name that their rows have; `entry`
+    is the one that chose."""
+
+    problem: Problem
+    kernels: dict[str, Any]
+    entry: Entry | None = None
+    deterministic: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.problem}{' (deterministic)' if self.deterministic else ''}"
+
+
+def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> list[Cell]:
+    """One for each choice that the table's entries of the device change."""
+    others = WinnersTable([one for one in shipped if not same_gpu(one.key.gpu, device.name)])
+    # What is asked after an update: the new entries beside the other GPUs'.
+    updated = WinnersTable([*others, *table])
+    found = []
+    for entry in table:
+        if not same_gpu(entry.key.gpu, device.name):
+            continue
+        pairs = []
+        for deterministic in (False, True):
+            without, with_it = (
+                choose(entry.problem, device, table=one, deterministic=deterministic).config
+                for one in (others, updated)
+            )
+            if with_it != without and (without, with_it) not in pairs:
+                pairs.append((without, with_it))
+                kernels = {WITHOUT: without, WITH: with_it}
+                found.append(Cell(entry.problem, kernels, entry, deterministic))
+    return found
+
+
+def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
+    """What is near the best by the tables, and the configs asked for besides."""
+    expected = gather(problem, device, WinnersTable.merged()).expected
+    least = min(one.ms for one in expected)
+    configs = [one.config for one in expected if one.ms <= NEAR * least]
+    for text in more:
+        config = parse_kernel_name_into_config(text).with_knobs(dtype=problem.dtype)
+        if is_legal(config, device) and serves_gradients(config, problem):
+            configs.append(config)
+    return Cell(problem, {str(config): config for config in configs})
+
+
+def prepared(cell: Cell, *, replays: bool) -> tuple[list[Any], dict[str, float], CudaEvents]:
+    """What is launched, by the names of the rows, the largest error of each, and a clock.
+
+    Raises ValueError when an output is wrong.
+    """
+    workload = workload_of(cell.problem)
+    calls: dict[str, Any] = {
+        name: kernel_implementation(config, workload) for name, config in cell.kernels.items()
+    }
+    if replays:
+        calls[CUDNN] = PEERS[CUDNN].prepare(workload)
+    errors = {}
+    for name, call in calls.items():
+        proof = workload.judge(call.output(), SCORES)
+        if not proof.ok:
+            raise ValueError(f"{cell}: {name} is wrong: {'; '.join(proof.reasons)}")
+        errors[name] = proof.max_error
+    clock = CudaEvents()
+    if not replays:
+        return [_Named(name, call.launch) for name, call in calls.items()], errors, clock
+    with clock.running():
+        graphs = [Replay(name, clock.capture([call.launch]), 1) for name, call in calls.items()]
+    return graphs, errors, clock
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: str
+    launch: Callable[[], Any]
+
+
+def rounds_of(
+    cell: Cell, rounds: int, *, replays: bool, until: float = math.inf
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each round; the first comes after the GPU's clock has settled."""
+    launched, errors, clock = prepared(cell, replays=replays)
+    for number in range(rounds):
+        if number and time.monotonic() >= until:
+            return
+        first = number % len(launched)
+        samples = measure(
+            [*launched[first:], *launched[:first]],
+            Protocol(
+                num_warmups=1,
+                runs=3,
+                warmup_ms=0.0 if number else WARM_UP_MS,
+                measure_ms=20.0,
+                num_estimates=1,
+            ),
+            clock=clock,
+        )
+        yield [
+            {
+                "problem": str(cell.problem),
+                "deterministic": cell.deterministic,
+                "way": "replay" if replays else "launch",
+                "round": number,
+                "kernel": name,
+                "config": str(cell.kernels.get(name, "")),
+                "ms": f"{one.median_ms:.6f}",
+                "launches": len(one.times_ms),
+                "sm_clock_mhz": one.sm_clock_mhz,
+                "max_error": errors[name],
+                "csrc": sources_here(cell.kernels[name].FAMILY) if name in cell.kernels else "",
+                "time": now(),
+            }
+            for name, one in samples.items()
+        ]
+
+
+def ratios(rows: Sequence[dict[str, Any]], over: str, under: str) -> list[float]:
+    """Of each round the time of one kernel over another's."""
+    times: dict[tuple[int, str], float] = {
+        (row["round"], row["kernel"]): float(row["ms"]) for row in rows
+    }
+    return [ms / times[n, under] for (n, kernel), ms in times.items() if kernel == over]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Holds the true median with the confidence, by order statistics; of fewer than six values the
+    least and the most, which claim less."""
+    ordered, left_out, outside = sorted(values), 0, 0.0
+    while True:
+        outside += 2 * math.comb(len(ordered), left_out) / 2 ** len(ordered)
+        if outside > 1 - CONFIDENCE or 2 * left_out + 2 > len(ordered):
+            break
+        left_out += 1
+    kept = ordered[max(0, left_out - 1) : len(ordered) - max(0, left_out - 1)]
+    return kept[0], kept[-1]
+
+
+def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
+    """The cell's entry with the times of these rounds for both kernels, and without what would
+    come before them unmeasured."""
+    assert cell.entry is not None
+    entry, ms = cell.entry, dict[str, float]()
+    before = statistics.median(float(row["ms"]) for row in rows if row["kernel"] == WITHOUT)
+    # By the rounds' ratios, which decide, and not by two medians.
+    for name, ratio in ((WITHOUT, 1.0), (WITH, _median(rows, WITHOUT, WITH))):
+        ms[str(cell.kernels[name])] = before / ratio
+    known = {one.config: one for one in entry.ranked}
+    flop = entry.problem.attn_flop()
+    both = [
+        Ranked(
+            family=config.FAMILY,
+            config=str(config),
+            ms=ms[str(config)],
+            tflops=flop / ms[str(config)] / 1e9,
+            environment=known.get(str(config), entry.best).environment,
+        )
+        for config in cell.kernels.values()
+    ]
+    rest = [
+        one
+        for one in entry.ranked
+        if one.config not in ms
+        and (one.ms > min(ms.values()) or (cell.deterministic and not _repeats_its_bits(one)))
+    ]
+    return replace(entry, ranked=tuple(sorted([*both, *rest], key=lambda one: one.ms)))
+
+
+def _repeats_its_bits(one: Ranked) -> bool:
+    config = parse_kernel_name_into_config(one.config)
+    return config.family.is_deterministic(config)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("csv", type=Path, help="where the rows go; overwritten")
+    parser.add_argument("--table", type=Path, help="a table of this GPU")
+    parser.add_argument("--settled", type=Path, help="the table by these rounds goes here")
+    parser.add_argument("--replays", help="problems, in place of --table")
+    parser.add_argument("--more", default="", help="configs for --replays, separated by ';'")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for all cells")
+    options = parser.parse_args(arguments)
+    if (options.table is None) == (options.replays is None):
+        parser.error("give --table or --replays")
+    if options.settled is not None and options.table is None:
+        parser.error("--settled needs --table")
+    end = time.monotonic() + options.seconds
+    device, table = query_gpu(0), WinnersTable()
+    if options.table is not None:
+        table = WinnersTable.load(options.table)
+        cells = cells_of(table, WinnersTable.shipped(), device)
+        same = len({entry.place for entry in table} - {c.entry.place for c in cells if c.entry})
+        print(
+            f"{counted(len(cells), 'choice')} changed; {same} of {len(table)} entries change none",
+            flush=True,
+        )
+    else:
+        more = [text for text in options.more.split(";") if text.strip()]
+        cells = [replayed(one, device, more) for one in read_problems(options.replays)]
+    replays, wrong, below = options.table is None, 0, 0
+    environment = {
+        name: value
+        for name, value in asdict(Environment.collect(0)).items()
+        if name in ("gpu", "driver", "cuda", "torch")
+    }
+    try:
+        with options.csv.open("w", newline="") as file:
+            writer = None
+            for place, cell in enumerate(cells):
+                began = time.monotonic()
+                if began >= end:
+                    print(f"no time for {len(cells) - place} more", flush=True)
+                    break
+                until = began + (end - began) / (len(cells) - place)
+                rows: list[dict[str, Any]] = []
+                try:
+                    for found in rounds_of(cell, options.rounds, replays=replays, until=until):
+                        rows += found
+                        for row in found:
+                            writer = writer or csv.DictWriter(file, [*row, *environment])
+                            if file.tell() == 0:
+                                writer.writeheader()
+                            writer.writerow(row | environment)
+                except ValueError as error:
+                    wrong += 1
+                    print(f"WRONG {error}", flush=True)
+                    continue
+                file.flush()
+                below += _report(cell, rows, replays=replays)
+                if cell.entry is not None and _median(rows, WITHOUT, WITH) < 1:
+                    # Of an entry with two cells the second has what the first left of it.
+                    standing = next(one for one in table if one.place == cell.entry.place)
+                    table.put(settled(replace(cell, entry=standing), rows))
+    finally:  # also after Ctrl-C, as far as it came
+        if options.settled is not None:
+            table.save(options.settled)
+    return 1 if wrong or (below and options.settled is None) else 0
+
+
+def _median(rows: Sequence[dict[str, Any]], over: str, under: str) -> float:
+    return statistics.median(ratios(rows, over, under))
+
+
+def _report(cell: Cell, rows: Sequence[dict[str, Any]], *, replays: bool) -> bool:
+    """Prints a cell's ratios; whether one of a table lies below 1."""
+    print(f"{cell}", flush=True)
+    over, names = (CUDNN, list(cell.kernels)) if replays else (WITHOUT, [WITH])
+    low = 2.0
+    for name in sorted(names, key=lambda name: -_median(rows, over, name)):
+        found = ratios(rows, over, name)
+        low, high = interval(found)
+        middle = statistics.median(found)
+        shown = f"{middle:.4f} ({low:.4f} to {high:.4f}, {len(found)} rounds)"
+        print(f"  {shown} {cell.kernels[name]}", flush=True)
+    return not replays and high < 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
