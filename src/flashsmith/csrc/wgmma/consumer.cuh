@@ -193,12 +193,12 @@ struct Consumer {
         if constexpr (CFG.register_Q > 0) pin(register_Q);
 #pragma unroll
         for (int step = 0; step < Kernel::QK_steps; ++step) {
-            const uint64_t keys = k + Panel::template column_step<Kernel::B_c>(step);
             if (CFG.register_Q > 0 && step % Kernel::register_Q_stride == 0)
-                GEMM::run(scores, register_Q[step / Kernel::register_Q_stride], keys, step > 0);
+                GEMM::run(scores, register_Q[step / Kernel::register_Q_stride],
+                          k + Panel::template column_step<Kernel::B_c>(step), step > 0);
             else
-                GEMM::run(scores, q + Panel::template column_step<kWarpgroupRows>(step), keys,
-                          step > 0);
+                GEMM::run(scores, q + Panel::template column_step<kWarpgroupRows>(step),
+                          k + Panel::template column_step<Kernel::B_c>(step), step > 0);
         }
         wgmma_commit();
     }
