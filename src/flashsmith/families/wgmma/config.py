@@ -262,7 +262,7 @@ class HopperForwardKernelConfig(ForwardConfig):
     pack_gqa: bool = pack_gqa_knob(default=False)
     register_Q: int = knob(
         "steps of 16 columns of Q that a tile's GEMMs read from registers",
-        values=(0, 4, 8, 16),
+        values=(0, 4, 8),
         word="register_Q",
         default=0,
         lowest=0,

@@ -201,7 +201,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.short_block < cfg.B_c,
         ("short_block", "B_c"),
     ),
-    _supported("register_Q", "0, 4, 8 or 16 steps of 16 columns"),
+    _supported("register_Q", "0, 4 or 8 steps of 16 columns"),
     Rule(
         "register_Q_divides_steps",
         "register_Q must divide d_head / 16: steps with Q in registers are evenly spread",
