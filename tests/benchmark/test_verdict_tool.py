@@ -106,6 +106,23 @@ def test_what_was_measured_needs_no_ratio(tool: ModuleType, tmp_path: Path) -> N
     assert unknown.over_best.median == pytest.approx(600 / 510)
 
 
+def test_revisions_are_pooled_where_their_kernels_were_compared(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = [
+        [replace(row, revision=revision) for row in rows(KNOWN, ours=600, cudnn=500)]
+        for revision in ("csrc a", "csrc b")
+    ]
+    paths = written(tmp_path, *rounds)
+    assert tool.main(paths) == 2
+    assert "rounds of revision csrc a and csrc b are not pooled" in capsys.readouterr().err
+    assert tool.main([*paths, "--same-code"]) == 0
+    assert "(csrc a and csrc b); interleaved, 2 round(s)" in capsys.readouterr().out
+    # Not where another kernel was chosen.
+    rounds[1][0] = replace(rounds[1][0], config="(another)")
+    assert tool.main([*written(tmp_path, *rounds), "--same-code"]) == 2
+
+
 def test_rounds_of_one_packed_file_are_those_of_many(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,8 @@
 
 A file is a round: in it the implementations of a cell took turns, so that they shared one clock.
 With --pack FILE.csv.gz the rounds are also written to one file, with a column that names them; such
-a file may be given again, and holds them all.
+a file may be given again, and holds them all. Rounds of several revisions are pooled with
+--same-code alone: who gives it has compared their kernels' machine code.
 
 Shares are taken within a round, and the rounds of a cell are pooled: their median, and the interval
 that holds the true median with at least 95% (by order statistics, so from six rounds on; of fewer
@@ -56,7 +57,7 @@ IN_TURNS = "interleaved"
 RATIO_TOLERANCE = 0.03
 CONFIDENCE = 0.95
 # What must agree for rounds to be pooled.
-SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "protocol")
+SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "config", "protocol")
 
 Round = Mapping[Problem, Mapping[str, Measurement]]
 # The column of a packed file that names a row's round.
@@ -270,22 +271,29 @@ def gaps(rounds: Mapping[str, Round]) -> list[str]:
     return sentences
 
 
-def make_cells(rounds: Sequence[Round], best: Mapping[Problem, OtherDay]) -> list[Cell]:
+def make_cells(
+    rounds: Sequence[Round], best: Mapping[Problem, OtherDay], *, same_code: bool = False
+) -> list[Cell]:
     """A cell for every problem that ours was timed on, in the order of the first round.
 
-    Raises ArgumentError where a cell's rounds are not of one GPU, one version and one protocol.
+    ``same_code``: rounds may be of several revisions, whose kernels have the same machine code.
+
+    Raises ArgumentError where a cell's rounds are not of one GPU, one version, one config and one
+    protocol.
     """
     cells = []
     for problem in dict.fromkeys(problem for found in rounds for problem in found):
         timed = [rows for found in rounds if _rate(rows := found.get(problem, {}), OURS)]
         if timed:
-            _check_setting(problem, [rows[OURS] for rows in timed])
+            _check_setting(problem, [rows[OURS] for rows in timed], same_code)
             cells.append(Cell(problem, tuple(timed), best.get(problem)))
     return cells
 
 
-def _check_setting(problem: Problem, rows: Sequence[Measurement]) -> None:
+def _check_setting(problem: Problem, rows: Sequence[Measurement], same_code: bool) -> None:
     for name in SETTING:
+        if same_code and name == "revision":
+            continue
         values = sorted({getattr(row, name) for row in rows})
         if len(values) > 1:
             raise ArgumentError(
@@ -325,9 +333,10 @@ def report(cells: Sequence[Cell], rounds: int) -> str:
 
 def _environment(cells: Sequence[Cell], rounds: int) -> str:
     row = cells[0].row
+    revisions = " and ".join(dict.fromkeys(it[OURS].revision for it in cells[0].rounds))
     text = (
         f"{row.gpu}, driver {row.driver}, CUDA {row.cuda}, torch {row.torch}, flashsmith "
-        f"{row.flashsmith} ({row.revision}); {row.protocol}, {rounds} round(s): the median, and in "
+        f"{row.flashsmith} ({revisions}); {row.protocol}, {rounds} round(s): the median, and in "
         f"brackets its 95% interval; TFLOP/s of {flop_formula([cell.row for cell in cells])}, "
         "halved when causal."
     )
@@ -403,6 +412,7 @@ def main(arguments: Sequence[str]) -> int:
     names = " and ".join(path.name for path in BEST)
     parser.add_argument("--best", type=Path, nargs="+", default=BEST, help=f"default: {names}")
     parser.add_argument("--pack", type=Path, metavar=f"FILE{PACKED}", help="of CSV files alone")
+    parser.add_argument("--same-code", action="store_true", help="of several revisions")
     options = parser.parse_args(arguments)
     if options.pack and not all(path.suffix == ".csv" for path in options.rounds):
         parser.error("--pack: give the rounds as CSV files")
@@ -413,7 +423,8 @@ def main(arguments: Sequence[str]) -> int:
                 rounds |= read_packed(path)
             else:
                 rounds[str(path)] = read_round(path)
-        cells = make_cells(list(rounds.values()), read_best(options.best))
+        best = read_best(options.best)
+        cells = make_cells(list(rounds.values()), best, same_code=options.same_code)
     except (FlashsmithError, OSError, KeyError) as error:
         print(f"verdict.py: {error}", file=sys.stderr)
         return 2
