@@ -106,6 +106,47 @@ def test_what_was_measured_needs_no_ratio(tool: ModuleType, tmp_path: Path) -> N
     assert unknown.over_best.median == pytest.approx(600 / 510)
 
 
+def test_revisions_are_pooled_where_their_kernels_were_compared(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = [
+        [replace(row, revision=revision) for row in rows(KNOWN, ours=600, cudnn=500)]
+        for revision in ("csrc a", "csrc b")
+    ]
+    paths = written(tmp_path, *rounds)
+    assert tool.main(paths) == 2
+    assert "rounds of revision csrc a and csrc b are not pooled" in capsys.readouterr().err
+    assert tool.main([*paths, "--same-code"]) == 0
+    assert "(csrc a and csrc b); interleaved, 2 round(s)" in capsys.readouterr().out
+    # Not where another kernel was chosen.
+    rounds[1][0] = replace(rounds[1][0], config="(another)")
+    assert tool.main([*written(tmp_path, *rounds), "--same-code"]) == 2
+
+
+def test_rounds_of_one_packed_file_are_those_of_many(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = [
+        rows(KNOWN, ours=o, cudnn=500, flash_attn_4=580) + rows(UNKNOWN, ours=o, cudnn=600)
+        for o in (600, 610, 590, 605, 595, 601)
+    ]
+    paths, packed = written(tmp_path, *rounds), tmp_path / "all.csv.gz"
+    assert tool.main([*paths, "--pack", str(packed)]) == 0
+    of_many = capsys.readouterr().out
+    assert "6 round(s)" in of_many
+    assert list(tool.read_packed(packed)) == [f"round-{number}" for number in range(6)]
+    assert tool.main([str(packed)]) == 0
+    assert capsys.readouterr().out == of_many
+    with pytest.raises(SystemExit):
+        tool.main([str(packed), "--pack", str(packed)])
+    # A round that lacks a cell of the others is named.
+    write_rows(paths[2], rounds[2][:3])
+    assert tool.main([*paths, "--pack", str(packed)]) == 1
+    capsys.readouterr()
+    assert tool.main([str(packed)]) == 1
+    assert "round-2: ours on" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("ours", "cudnn", "fa4", "verdict"),
     [

@@ -46,6 +46,9 @@ def measured() -> dict[tuple[str, str, str], dict[str, float]]:
 MEASURED = measured()
 REPLACED = {key: found for key, found in MEASURED.items() if max(found.values()) >= LEVEL}
 STAYING = MEASURED.keys() - REPLACED.keys()
+# Since these rows a config of another order of tiles was measured as the fastest of their class,
+# whose own replacement there was measured, too.
+REPLACED_OTHERWISE = {"b16 s4096 h8 d256 fp16 window packed uneven"}
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,9 @@ def test_what_is_known_is_what_was_measured() -> None:
 def test_a_kernel_without_spills_takes_the_place(key: tuple[str, str, str]) -> None:
     problem, _, shipped = key
     answer = choose(problem, H200, table=SHIPPED)
+    if problem in REPLACED_OTHERWISE:
+        assert f"{shipped} spills" not in answer.why
+        shipped = shipped.replace("+section_16", "")
     known = spills_module._known()[90, key[1], shipped]
     assert answer.config == known.instead
     check_legal(answer.config, H200)
@@ -137,3 +143,20 @@ def test_what_takes_the_place_ships_and_may_not_spill() -> None:
     for key, others in REPLACED.items():
         best = parse_kernel_name_into_config(max(others, key=lambda other: others[other]))
         assert (best, Semantics.parse(key[1])) in kernels
+
+
+def test_q_leaves_the_registers_where_others_need_them() -> None:
+    """A config with Q in registers gives way to itself without, and that to what is known of it."""
+    problem = Problem.parse("b16 s4096 h8 d256 bf16")
+    packed = Problem.parse("b16 s4096 h8 d256 bf16 packed")
+    without = "(BF16, 256, 128, 64, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+dynamic"
+    without += "+rescale_8+direct_O"
+    table = WinnersTable()
+    table.add(problem, H200, [Ranked("wgmma", f"{without}+register_Q_8", 1.0, 1.0)])
+    assert str(choose(problem, H200, table=table).config) == f"{without}+register_Q_8"
+    answer = choose(packed, H200, table=table)
+    assert answer.config == spills_module._known()[90, "packed+uneven", without].instead
+    assert f"{without}+register_Q_8 has too few registers" in answer.why
+    assert f"{without} spills" in answer.why
+    capped = Problem.parse("b16 s4096 h8 d256 bf16 window softcap")
+    assert str(choose(capped, H200, table=table).config) == without

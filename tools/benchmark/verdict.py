@@ -8,6 +8,10 @@
     python tools/benchmark/verdict.py verdict-*.csv > verdict.md
 
 A file is a round: in it the implementations of a cell took turns, so that they shared one clock.
+With --pack FILE.csv.gz the rounds are also written to one file, with a column that names them; such
+a file may be given again, and holds them all. Rounds of several revisions are pooled with
+--same-code alone: who gives it has compared their kernels' machine code.
+
 Shares are taken within a round, and the rounds of a cell are pooled: their median, and the interval
 that holds the true median with at least 95% (by order statistics, so from six rounds on; of fewer
 the least and the most stand there, and nothing is claimed).
@@ -26,6 +30,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
+import io
 import math
 import statistics
 import sys
@@ -36,7 +42,7 @@ from pathlib import Path
 from flashsmith.benchmark.bench_table import flop_formula
 from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.measurement import Measurement
-from flashsmith.benchmark.measurement_files import read_rows
+from flashsmith.benchmark.measurement_files import read_rows, row_of
 from flashsmith.benchmark.report.comparison import describe
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import Problem
@@ -51,9 +57,12 @@ IN_TURNS = "interleaved"
 RATIO_TOLERANCE = 0.03
 CONFIDENCE = 0.95
 # What must agree for rounds to be pooled.
-SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "protocol")
+SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "config", "protocol")
 
 Round = Mapping[Problem, Mapping[str, Measurement]]
+# The column of a packed file that names a row's round.
+_ROUND = "round"
+PACKED = ".csv.gz"
 
 
 @dataclass(frozen=True)
@@ -198,8 +207,35 @@ def read_round(path: Path) -> Round:
 
     Raises ArgumentError when the file is unusable, or has an implementation of a problem twice.
     """
+    return _as_round(read_rows(path), str(path))
+
+
+def read_packed(path: Path) -> dict[str, Round]:
+    """The rounds of a file of pack(), by name. Raises what read_round() does."""
+    by_round: dict[str, list[Measurement]] = {}
+    records = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
+    for number, record in enumerate(records, 1):
+        row = row_of(record, f"{path}, row {number}")
+        by_round.setdefault(record[_ROUND], []).append(row)
+    return {name: _as_round(rows, f"{path}, {name}") for name, rows in by_round.items()}
+
+
+def pack(paths: Sequence[Path], to: Path) -> None:
+    """Writes the rounds of CSV files into one, compressed; the files' names are the rounds'."""
+    lines: list[dict[str, str]] = []
+    for path in paths:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines += [{_ROUND: path.stem, **row} for row in csv.DictReader(file)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for line in lines for name in line)))
+    writer.writeheader()
+    writer.writerows(lines)
+    to.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+def _as_round(measured: Iterable[Measurement], path: str) -> Round:
     found: dict[Problem, dict[str, Measurement]] = {}
-    for row in read_rows(path):
+    for row in measured:
         rows = found.setdefault(row.problem, {})
         if row.implementation in rows:
             raise ArgumentError(
@@ -235,22 +271,29 @@ def gaps(rounds: Mapping[str, Round]) -> list[str]:
     return sentences
 
 
-def make_cells(rounds: Sequence[Round], best: Mapping[Problem, OtherDay]) -> list[Cell]:
+def make_cells(
+    rounds: Sequence[Round], best: Mapping[Problem, OtherDay], *, same_code: bool = False
+) -> list[Cell]:
     """A cell for every problem that ours was timed on, in the order of the first round.
 
-    Raises ArgumentError where a cell's rounds are not of one GPU, one version and one protocol.
+    ``same_code``: rounds may be of several revisions, whose kernels have the same machine code.
+
+    Raises ArgumentError where a cell's rounds are not of one GPU, one version, one config and one
+    protocol.
     """
     cells = []
     for problem in dict.fromkeys(problem for found in rounds for problem in found):
         timed = [rows for found in rounds if _rate(rows := found.get(problem, {}), OURS)]
         if timed:
-            _check_setting(problem, [rows[OURS] for rows in timed])
+            _check_setting(problem, [rows[OURS] for rows in timed], same_code)
             cells.append(Cell(problem, tuple(timed), best.get(problem)))
     return cells
 
 
-def _check_setting(problem: Problem, rows: Sequence[Measurement]) -> None:
+def _check_setting(problem: Problem, rows: Sequence[Measurement], same_code: bool) -> None:
     for name in SETTING:
+        if same_code and name == "revision":
+            continue
         values = sorted({getattr(row, name) for row in rows})
         if len(values) > 1:
             raise ArgumentError(
@@ -290,9 +333,10 @@ def report(cells: Sequence[Cell], rounds: int) -> str:
 
 def _environment(cells: Sequence[Cell], rounds: int) -> str:
     row = cells[0].row
+    revisions = " and ".join(dict.fromkeys(it[OURS].revision for it in cells[0].rounds))
     text = (
         f"{row.gpu}, driver {row.driver}, CUDA {row.cuda}, torch {row.torch}, flashsmith "
-        f"{row.flashsmith} ({row.revision}); {row.protocol}, {rounds} round(s): the median, and in "
+        f"{row.flashsmith} ({revisions}); {row.protocol}, {rounds} round(s): the median, and in "
         f"brackets its 95% interval; TFLOP/s of {flop_formula([cell.row for cell in cells])}, "
         "halved when causal."
     )
@@ -367,13 +411,25 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("rounds", nargs="+", type=Path, metavar="ROWS", help="CSV, JSON or Parquet")
     names = " and ".join(path.name for path in BEST)
     parser.add_argument("--best", type=Path, nargs="+", default=BEST, help=f"default: {names}")
+    parser.add_argument("--pack", type=Path, metavar=f"FILE{PACKED}", help="of CSV files alone")
+    parser.add_argument("--same-code", action="store_true", help="of several revisions")
     options = parser.parse_args(arguments)
+    if options.pack and not all(path.suffix == ".csv" for path in options.rounds):
+        parser.error("--pack: give the rounds as CSV files")
     try:
-        rounds = {str(path): read_round(path) for path in options.rounds}
-        cells = make_cells(list(rounds.values()), read_best(options.best))
+        rounds: dict[str, Round] = {}
+        for path in options.rounds:
+            if path.name.endswith(PACKED):
+                rounds |= read_packed(path)
+            else:
+                rounds[str(path)] = read_round(path)
+        best = read_best(options.best)
+        cells = make_cells(list(rounds.values()), best, same_code=options.same_code)
     except (FlashsmithError, OSError, KeyError) as error:
         print(f"verdict.py: {error}", file=sys.stderr)
         return 2
+    if options.pack:
+        pack(options.rounds, options.pack)
     print(report(cells, len(rounds)), end="")
     missing = gaps(rounds)
     for sentence in missing:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import importlib.util
 import io
 import json
 import re
@@ -22,6 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from flashsmith.benchmark.report.comparison import describe
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "results.md"
@@ -84,6 +88,8 @@ def shown(value: float | None, form: str = ".2f") -> str:
 # --- speed ---------------------------------------------------------------------------------------
 
 SPEED = "attention-speed.csv"
+# Rounds in turns, packed by tools/benchmark/verdict.py.
+PUBLIC = "verdict-public.csv.gz"
 
 
 @cache
@@ -91,10 +97,12 @@ def config_names() -> dict[str, str]:
     """A1, B1, ... by config without its dtype, numbered by head dimension in the table's order."""
     names: dict[str, str] = {}
     count: Counter[str] = Counter()
-    for key, rows in measured(SPEED).items():
-        config = plain_config(rows["ours"]["config"])
+    chosen = [(key[0], rows["ours"]["config"]) for key, rows in measured(SPEED).items()]
+    chosen += [(str(cell.row.d), cell.row.config) for cell in verdict_cells()]
+    for d, form in chosen:
+        config = plain_config(form)
         if config not in names:
-            letter = LETTERS[key[0]]
+            letter = LETTERS[d]
             count[letter] += 1
             names[config] = f"{letter}{count[letter]}"
     return names
@@ -198,34 +206,44 @@ def configs() -> str:
     """The configs behind the names, and how many problems chose each."""
     count = Counter(plain_config(rows["ours"]["config"]) for rows in measured(SPEED).values())
     named = sorted(config_names().items(), key=lambda pair: (pair[1][0], int(pair[1][1:])))
-    lines = [[name, config, str(count[config])] for config, name in named]
+    lines = [[name, config, str(count[config] or "-")] for config, name in named]
     return table(["", "config, without its dtype", "points"], lines)
 
 
+@cache
+def verdict_cells() -> list[Any]:
+    """The public problems over the rounds in turns, as tools/benchmark/verdict.py pools them."""
+    spec = importlib.util.spec_from_file_location("verdict", ROOT / "tools/benchmark/verdict.py")
+    assert spec is not None
+    assert spec.loader is not None
+    verdict = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = verdict  # where dataclasses look it up
+    spec.loader.exec_module(verdict)
+    rounds = verdict.read_packed(ROWS / PUBLIC)
+    best = verdict.read_best(verdict.BEST)
+    # Of two revisions, whose machine code was compared.
+    found: list[Any] = verdict.make_cells(list(rounds.values()), best, same_code=True)
+    return found
+
+
 def public() -> str:
-    """Three runs of the public problems: medians, in brackets least and most."""
-    best = {row["problem"]: float(row["best_over_cudnn"]) for row in read("best-public.csv")}
-    runs = [measured(f"verdict-public-{run}.csv") for run in range(3)]
+    """The public problems: medians of the rounds, in brackets the 95% interval."""
     lines = []
-    for key, rows in runs[0].items():
-        d, dtype, _, batch, seq, heads, _ = key
-        shares = [ratio(run[key], "cudnn") or 0.0 for run in runs]
+    for cell in verdict_cells():
+        row = cell.row
         lines.append(
             [
-                f"d {d}, {dtype}, {kind(key)}, {heads} heads",
-                batch,
-                seq,
-                *(
-                    f"{statistics.median(rate(run[key], name) or 0.0 for run in runs):.0f}"
-                    for name in ("ours", "cudnn", "fa2")
-                ),
-                spread(shares),
-                spread([share / best[problem_of(key)] for share in shares]),
-                config_names().get(plain_config(rows["ours"]["config"]), "-"),
+                describe(row),
+                str(row.batch),
+                str(row.seq_k),
+                *(shown(cell.rate(name), ".0f") for name in ("ours", "cudnn", "flash_attn_4")),
+                *(str(cell.over(name) or "-") for name in ("cudnn", "flash_attn_4")),
+                str(cell.over_best or "-"),
+                config_names().get(plain_config(row.config), "-"),
             ]
         )
-    head = ["problem", "batch", "seq", "flashsmith", "cuDNN", "FA2", "over cuDNN", "over the best"]
-    return table([*head, "config"], lines)
+    head = ["problem", "batch", "seq", "flashsmith", "cuDNN", "FA4", "over cuDNN", "over FA4"]
+    return table([*head, "over the best", "config"], lines)
 
 
 def spread(values: Sequence[float]) -> str:

@@ -204,7 +204,8 @@ def _without_spills(
     first = Expected(instead, chosen.ms / ratio)
     rest = [chosen, *(one for one in others if one.config != instead)]
     why = f"{evidence.why}; {chosen.config} {why}"
-    return replace(evidence, expected=(first, *sorted(rest, key=lambda one: one.ms)), why=why)
+    found = replace(evidence, expected=(first, *sorted(rest, key=lambda one: one.ms)), why=why)
+    return found if known else _without_spills(found, problem, device, asked)
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:

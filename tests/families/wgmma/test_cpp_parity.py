@@ -94,6 +94,7 @@ ASSUMPTIONS = {
     "stale_max": {"stale_max": True, "rescale_threshold": 0},
     "direct_O": {"direct_O": True, "separate_O": True, "B_c": 32},
     "short_block": {"short_block": 64, "B_c": 64},
+    "register_Q": {"register_Q": 16},
     "split_keys": {"split_keys": 2, "cluster_size": 2},
 }
 

@@ -79,6 +79,8 @@ BROKEN = [
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+separate_O+direct_O", {"direct_O_is_not_separate"}),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+short_24", {"short_block_supported"}),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+short_64", {"short_block_within_block"}),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+register_Q_2", {"register_Q_supported"}),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+register_Q_8", {"register_Q_divides_steps"}),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+split_3", {"split_keys_supported"}),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+cluster_2+split_2", {"split_keys_needs_no_cluster"}),
 ]

@@ -48,6 +48,7 @@ struct HopperForwardKernelConfig {
     int short_block;     // a warpgroup's last block may end after so many keys; 0: it may not
     int split_keys;      // parts of a tile's keys where tiles would leave SMs idle; 0: none
     bool pack_gqa;       // a tile's rows are the query heads of a group, token after token
+    int register_Q;      // steps of 16 columns of Q that a tile's GEMMs read from registers
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 

@@ -30,6 +30,7 @@ struct Consumer {
     typename MaxPolicy::Softmax softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
+    typename Kernel::register_Q_t register_Q;  // the tile's
     typename Kernel::O_t O;
     bool O_is_begun;
     bool rescales_O;     // whether O is multiplied by
@@ -77,6 +78,7 @@ struct Consumer {
     FS_DEVICE void main_loop(const BlockRange& blocks, bool order_is_pending) {
         int block = blocks.end - 1;
         O_is_begun = false;
+        load_register_Q();
         K.consumer_wait();
         const int steps = steps_of_last_block(block);
         run_QK_gemm_of(steps);
@@ -188,11 +190,28 @@ struct Consumer {
         auto& scores = reinterpret_cast<typename GEMM::D&>(S);
         const uint64_t q = Panel::descriptor(Q_tile()), k = Panel::descriptor(K.tile());
         wgmma_fence(S);
+        if constexpr (CFG.register_Q > 0) pin(register_Q);
 #pragma unroll
-        for (int step = 0; step < Kernel::QK_steps; ++step)
-            GEMM::run(scores, q + Panel::template column_step<kWarpgroupRows>(step),
-                      k + Panel::template column_step<Kernel::B_c>(step), step > 0);
+        for (int step = 0; step < Kernel::QK_steps; ++step) {
+            if (CFG.register_Q > 0 && step % Kernel::register_Q_stride == 0)
+                GEMM::run(scores, register_Q[step / Kernel::register_Q_stride],
+                          k + Panel::template column_step<Kernel::B_c>(step), step > 0);
+            else
+                GEMM::run(scores, q + Panel::template column_step<kWarpgroupRows>(step),
+                          k + Panel::template column_step<Kernel::B_c>(step), step > 0);
+        }
         wgmma_commit();
+    }
+    // Once a tile. The rest of Q is read from shared memory by every block's GEMM.
+    FS_DEVICE void load_register_Q() {
+        using Panel = typename Kernel::Panel;
+#pragma unroll
+        for (int i = 0; i < CFG.register_Q; ++i) {
+            const int column = i * Kernel::register_Q_stride * 16;
+            const uint32_t panel = Q_tile() + column / Panel::kColumns * Kernel::Q_panel_bytes;
+            const int chunk = column % Panel::kColumns / 8 + lane / 16;
+            ldmatrix_x4(register_Q[i], panel + Panel::offset(warp * kWarpRows + lane % 16, chunk));
+        }
     }
     template <int kPending, bool kFirst>
     FS_DEVICE void finish_QK_gemm() {

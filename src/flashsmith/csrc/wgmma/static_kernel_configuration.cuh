@@ -52,6 +52,11 @@ struct StaticHopperKernelConfig {
     // many steps of 16 keys. In whole blocks that no mask cuts every key is seen.
     static constexpr bool has_short_blocks = CFG.short_block > 0 && masked;
     static constexpr int short_steps = CFG.short_block / 16;
+    // Of the steps of Q K^T those whose Q is in registers: every so manieth, between others, which
+    // read twice the shared memory in the same time.
+    static constexpr int register_Q_stride =
+        CFG.register_Q > 0 ? QK_steps / CFG.register_Q : QK_steps;
+    using register_Q_t = uint32_t[CFG.register_Q > 0 ? CFG.register_Q : 1][4];
     using S_t = float[1][B_c / 8][4];
     using P_t = uint32_t[PV_steps][4];
     using O_t = float[1][d_head / 8][4];
@@ -111,6 +116,8 @@ struct StaticHopperKernelConfig {
         static_assert(
             CFG.short_block % 16 == 0 && CFG.short_block < B_c,
             "short_block: a step of P V takes 16 keys, and a short block has fewer steps");
+        static_assert(CFG.register_Q == 0 || register_Q_stride * CFG.register_Q == QK_steps,
+                      "register_Q: so many of the steps of 16 columns, evenly spread");
         static_assert(!(CFG.direct_O && CFG.separate_O),
                       "direct_O: O that leaves from registers needs no memory");
         static_assert(CFG.split_keys == 0 || (CFG.split_keys > 1 && CFG.cluster_size == 1),

@@ -113,6 +113,13 @@ class WgmmaFamily(WarpgroupFamily):
         group = problem.heads_q // max(1, problem.heads_k)
         return cfg if group > 1 and WARPGROUP_ROWS % group == 0 else replace(cfg, pack_gqa=False)
 
+    def with_registers(
+        self, cfg: HopperForwardKernelConfig, semantics: Semantics
+    ) -> HopperForwardKernelConfig:
+        # At d 256 they fill the registers, and such kernels spill even without Q in them.
+        spills = semantics.packed or (semantics.mask == "window" and semantics.softcap)
+        return replace(cfg, register_Q=0) if spills and cfg.d_head > 128 else cfg
+
     def pack_variants(
         self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> Sequence[HopperForwardKernelConfig]:

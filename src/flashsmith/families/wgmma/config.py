@@ -260,6 +260,15 @@ class HopperForwardKernelConfig(ForwardConfig):
     )
     split_keys: int = split_keys_knob(default=0)
     pack_gqa: bool = pack_gqa_knob(default=False)
+    register_Q: int = knob(
+        "steps of 16 columns of Q that a tile's GEMMs read from registers",
+        values=(0, 4, 8),
+        word="register_Q",
+        default=0,
+        lowest=0,
+        effect=describe.register_Q,
+        where="Consumer::load_register_Q",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 

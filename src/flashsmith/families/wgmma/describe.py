@@ -148,3 +148,12 @@ def short(cfg: Any) -> str:
         f"a warpgroup computes of its last block the first multiple of {cfg.short_block} keys that "
         "has all that its rows see"
     )
+
+
+def register_Q(cfg: Any) -> str:
+    if cfg.register_Q == 0:
+        return "every QK GEMM reads all of Q from shared memory"
+    return (
+        f"{cfg.register_Q} of the {cfg.d_head // 16} steps of a QK GEMM read Q from registers, "
+        f"{4 * cfg.register_Q} a thread, the others from shared memory"
+    )

@@ -201,6 +201,13 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.short_block < cfg.B_c,
         ("short_block", "B_c"),
     ),
+    _supported("register_Q", "0, 4 or 8 steps of 16 columns"),
+    Rule(
+        "register_Q_divides_steps",
+        "register_Q must divide d_head / 16: steps with Q in registers are evenly spread",
+        lambda cfg, device: not cfg.register_Q or cfg.d_head // 16 % cfg.register_Q == 0,
+        ("register_Q", "d_head"),
+    ),
     Rule(
         "direct_O_is_not_separate",
         "direct_O and separate_O exclude each other: O leaves from registers or through shared "

@@ -126,6 +126,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("stale_max",): ((False,), (True,)),
     ("direct_O",): ((False,), (True,)),
     ("short_block",): ((0,), (16,), (64,)),
+    ("register_Q",): ((0,), (4,), (8,)),
 }
 # Key tiles longer and shorter by these.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
