@@ -46,6 +46,12 @@ SMALL = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2")
 SEVERAL_RUNS = replace(SMALL, rounds=4)
 EARLY = replace(SMALL, early=True)
 CLUSTERS = replace(SMALL, cluster=8)
+FULL = replace(SMALL, full_tiles=True)
+# Of the first a thread has two places of a tile, of these four and, of the last, twice four.
+FULL_TILES = (FULL, *map(config, (
+    "(BF16, 128, 16, 64, 4): decode+stages_2+least_64+parts_2+cluster_8+full",
+    "(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4+full",
+)))  # fmt: skip
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
 # Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
@@ -239,6 +245,33 @@ def test_clusters_merge_to_the_bits_of_the_merge_kernel(
     how = {"arch": device, "counts": counts, "schedule_seed": 1}
     assert_same(attend(sequences, caches, packed=packed, cfg=CLUSTERS, **how), expected)
     assert counts["barrier.cluster.wait.acquire.aligned"] > 0
+
+
+@pytest.mark.parametrize("cfg", FULL_TILES, ids=str)
+@pytest.mark.parametrize("sizes", ["s1:{} h16:1", "s5:{} h7:1 causal", "s3:{} h6:2"])
+def test_full_tiles_have_the_bits_of_others(cfg: FlashDecodeKernelConfig, sizes: str) -> None:
+    """Tiles with all their rows and with some, of runs of several lengths whose states are in
+    registers, in shared and in global memory; warps and parts without keys."""
+    other = replace(cfg, full_tiles=False)
+    keys = 11 * cfg.min_keys + 9
+    batch = 4
+    sizes = f"b{batch} {sizes.format(keys)} d{cfg.d_head} {cfg.dtype.name.lower()} decode"
+    problem = Problem.parse(sizes)
+    lengths = (keys, 3, 4 * cfg.min_keys, 0)
+    lengths = tuple(max(length, problem.seq_q) for length in lengths)
+    asked = DecodeReference().options(problem, sinks=True, lens_k=lengths)
+    for sms, arch in ((4, 80), (6, 80), (150, 90)):
+        found = []
+        for one in (cfg, other):
+            shared_kernels.load([one], problem.required_semantics(one), arch=arch)
+            device = replace(device_spec("H200" if arch == 90 else "A100"), sm_count=sms)
+            case = DecodeReference().case(one, problem, kind="random", seed=1, options=asked)
+            result = DecodeReference().run(
+                one, case, lambda array: array, emulate=True, arch=device, observers=all_checks()
+            )
+            assert not result.emulation.findings
+            found.append((result.outputs["o"], result.outputs["lse"]))
+        assert_same(*found)
 
 
 def test_clusters_merge_both_tiles_of_a_few_sequences() -> None:

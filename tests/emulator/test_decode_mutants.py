@@ -198,6 +198,23 @@ VICTIMS = {
         (AskedDecode("b8 s1:460 h24:4 d40 causal", "nonfinite", {"lens_k": (460, 130) * 4}),),
         sm_count=9,
     ),
+    "full": OperationVictim(
+        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+full"),
+        Semantics("causal", uneven=True),
+        (
+            # Runs of eight parts, whose states are in registers, in shared and in global memory.
+            AskedDecode(
+                "b8 s1:1000 h16:1 d40 causal",
+                options={"sinks": True, "lens_k": (1000, 65, 1000, 0, 460, 130, 1000, 700)},
+            ),
+            AskedDecode("b2 s3:330 h10:2 d56 causal", "far_scores"),
+            AskedDecode("b4 s5:260 h32:4 d40 causal", "nonfinite"),
+            # Rows that see no key, beside keys whose values are not finite.
+            AskedDecode("b8 s9:140 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 140) * 4}),
+            AskedDecode("b4 s1:460 h64:4 d64 causal", options={"lens_k": (460,) * 4}),
+        ),
+        sm_count=5,
+    ),
     "cluster": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
         Semantics("causal", uneven=True),
@@ -246,6 +263,7 @@ PARTS = {
     "chunks": {"paged_chunk": 2},
     "append": {"append": 2},
     "cluster": {"main": 2},
+    "full": {"main": 2},
 }
 #: Plans that change nothing, and why.
 HARMLESS_PLANS = {
