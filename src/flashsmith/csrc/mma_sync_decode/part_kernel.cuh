@@ -467,15 +467,13 @@ struct DecodeRun {
             if constexpr (Kernel::has_clusters)
                 if (args.cluster_levels > 0 && m == 0 && parts_left == 1) cluster_wait();
             const int units = min(rows - 16 * m, 16) * kColumns;
-            const int part = target.end_part - parts_left;
-            if constexpr (kAtOnce > 1) {
-                for (int i = thread_index(); i < units; i += kAtOnce * Kernel::n_threads)
-                    finish_at_once(target, part, stage, m, i, units, kept);
-            } else {
-                for (int i = thread_index(); i < units; i += Kernel::n_threads) {
+            for (int i = thread_index(); i < units; i += kAtOnce * Kernel::n_threads) {
+                if constexpr (kAtOnce > 1) {
+                    finish_at_once(target, target.end_part - parts_left, stage, m, i, units, kept);
+                } else {
                     const int row = i / kColumns, column = i % kColumns * 4;
-                    finish_part(target, part, state_of_warps(stage, m, row, column), 16 * m + row,
-                                column);
+                    finish_part(target, target.end_part - parts_left,
+                                state_of_warps(stage, m, row, column), 16 * m + row, column);
                 }
             }
             __syncthreads();  // copies, or other rows, take the place of these states
