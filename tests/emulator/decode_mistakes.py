@@ -251,12 +251,6 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "exp2_approx((before.maximum - joined) * kLn2);"),
         SourcePatch("the maximum of two subtrees is the first one's", _STATE,
                     "fmaxf(before.maximum, maximum);", "before.maximum;"),
-        SourcePatch("subtrees without keys before count", _STATE,
-                    "none ? one_before : none_before ? own : both;",
-                    "none ? one_before : both;"),
-        SourcePatch("subtrees without keys behind count", _STATE,
-                    "none ? one_before : none_before ? own : both;",
-                    "none_before ? own : both;"),
     ),
     "paged": (
         SourcePatch("numbers of pages as they are", _PART,
