@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 from flashsmith.errors import EmulatorError, LaunchError
 from flashsmith.families import family_named, get_kernel_configs
 from flashsmith.verify import prove
+from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.proof_grid import proof_grid
 
 MATCH = "fp16, d40, s113:203, dense, gqa"
@@ -112,6 +114,56 @@ def test_a_failed_launch_stops_the_run(run: Callable[..., int], tmp_path: Path) 
     with pytest.raises(LaunchError, match="IllegalAddress"):
         run(Prover(fatal=0), "--workers", "1")
     assert run(Prover()) == 0
+
+
+def right(config: Any, **call: Any) -> Any:
+    """Of some calls."""
+    return verdict(zlib.crc32(repr(call).encode()) % 3 > 0)
+
+
+def forks(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes have the stand-ins of this one."""
+    monkeypatch.setattr(tool, "START_METHOD", "fork")
+    monkeypatch.setitem(sys.modules, tool.__name__, tool)
+    for name in ("OPENBLAS", "OMP", "MKL"):
+        monkeypatch.setenv(f"{name}_NUM_THREADS", "2")
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_processes_write_the_rows_of_threads(
+    tool: ModuleType,
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count: str,
+) -> None:
+    forks(tool, monkeypatch)
+    assert run(right) == 1
+    expected = rows_of(tmp_path)
+    assert {row["ok"] for row in expected.values()} == {"True", "False"}
+    (tmp_path / "rows.csv").unlink()
+    assert run(right, "--processes", count) == 1
+    assert rows_of(tmp_path) == expected
+    assert run(right, "--processes", count, "--seconds", "0") == 1
+    (tmp_path / "rows.csv").unlink()
+    assert run(right, "--processes", count, "--seconds", "0") == 2
+
+
+def test_a_process_has_no_pytorch(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch"))
+    built: list[Any] = []
+    monkeypatch.setattr(tool, "build", lambda cases, arch: built.append((cases, arch)))
+    tool.begin_process(["a case"], 90)
+    assert built == [(["a case"], 90)]
+    assert not gpu_engine_pays(1 << 40)
+
+
+def test_a_failed_launch_of_a_process_stops_the_run(
+    tool: ModuleType, run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forks(tool, monkeypatch)
+    with pytest.raises(LaunchError, match="IllegalAddress"):
+        run(Prover(fatal=0), "--processes", "2")
 
 
 def test_it_stops_in_time_and_goes_on(run: Callable[..., int], tmp_path: Path) -> None:

@@ -8,22 +8,34 @@ flashsmith.verify.decode_grid.
     python tools/gpu/prove_grid.py rows.csv --family wgmma   # the Hopper kernels
     python tools/gpu/prove_grid.py rows.csv --seconds 0      # builds the kernels, proves nothing
     python tools/gpu/prove_grid.py part3.csv --part 3/8 --workers 1    # one process of eight
+    python tools/gpu/prove_grid.py rows.csv --family mma_sync_decode --processes 16    # small rows
     compute-sanitizer python tools/gpu/prove_grid.py rows.csv --handful --workers 1
 
 Rows that the file has already are not proven again, so a run may stop anywhere and go on later.
-References are computed on the GPU where PyTorch is installed. The exit status is 0 when every row
-of the file is right and none is missing, 1 when one is wrong, 2 when some are still to come.
+References are computed on the GPU where PyTorch is installed, but by NumPy with --processes: rows
+of small problems take the host's time, which threads of one process have one after another. The
+exit status is 0 when every row of the file is right and none is missing, 1 when one is wrong, 2
+when some are still to come.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import io
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import (
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+)
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -47,6 +59,8 @@ FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
 COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
 Row = dict[str, Any]
 BUILDS_AT_ONCE = 4
+# A process that is forked from one with a GPU cannot use it.
+START_METHOD = "spawn"
 # Rows of the longest sequence that a sanitizer, a hundred times slower, is asked to watch.
 SMALL = 512
 
@@ -188,8 +202,34 @@ def same_inputs(case: Any) -> tuple[Any, ...]:
     return case.dtype, case.d, case.batch, case.heads, case.lengths, case.inputs, own
 
 
+def prove_group(cases: list[Any], deadline: float) -> list[Row]:
+    """Rows of the cases, as far as there is time."""
+    rows = []
+    for case in cases:
+        if time.monotonic() > deadline:
+            break
+        rows.append(prove_case(case))
+    return rows
+
+
+def begin_process(cases: list[Any], arch: int) -> None:
+    """Of several that share a GPU: its libraries are built, its references NumPy's, since small
+    launches of many processes wait for each other."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    with contextlib.redirect_stdout(io.StringIO()):
+        build(cases, arch)
+
+
+def processes(count: int, cases: list[Any], arch: int) -> Executor:
+    """So many processes that can prove the cases."""
+    for library in ("OPENBLAS", "OMP", "MKL"):
+        os.environ[f"{library}_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context(START_METHOD)
+    return ProcessPoolExecutor(count, context, begin_process, (cases, arch))
+
+
 class Run:
-    """Proves cases in threads, group by group of equal inputs, and writes their rows."""
+    """Proves cases, group by group of equal inputs, and writes their rows."""
 
     def __init__(self, path: Path, known: Iterable[Row], deadline: float) -> None:
         self.deadline = deadline
@@ -203,15 +243,6 @@ class Run:
         whole.replace(path)
         self.start = self.told = time.monotonic()
         self.proven = self.wrong = 0
-
-    def prove_group(self, cases: list[Any]) -> list[Row]:
-        """Rows of the cases, as far as there is time."""
-        rows = []
-        for case in cases:
-            if time.monotonic() > self.deadline:
-                break
-            rows.append(prove_case(case))
-        return rows
 
     def write(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -228,13 +259,15 @@ class Run:
             self.told = now
             say(f"{now - self.start:4.0f} s: {self.proven} of {total}, {self.wrong} wrong")
 
-    def run(self, cases: list[Any], workers: int) -> None:
+    def run(self, cases: list[Any], pool: Executor, at_once: int) -> None:
         groups = [list(group) for _, group in groupby(cases, same_inputs)]
-        if workers > 1:
-            # The longest first, so that no thread starts one when the others are done.
+        if at_once > 1:
+            # The longest first, so that none starts one when the others are done.
             groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
-        with ThreadPoolExecutor(workers) as pool:
-            pending: list[Future[list[Row]]] = [pool.submit(self.prove_group, g) for g in groups]
+        with pool:
+            pending: list[Future[list[Row]]] = [
+                pool.submit(prove_group, group, self.deadline) for group in groups
+            ]
             try:
                 for done in as_completed(pending):
                     self.write(done.result())
@@ -249,6 +282,9 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="the CSV file to write, or to go on with")
     parser.add_argument(
         "--workers", type=int, default=min(8, len(os.sched_getaffinity(0))), help="threads"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=0, help="in place of threads, each with a core"
     )
     parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
     parser.add_argument("--match", default="", help="only cases whose text holds this")
@@ -268,8 +304,13 @@ def main() -> int:
     refused = refused_rows(options.family) if is_forward else []
     run.write(row for row in refused if row["case"] not in known)
     if open_cases:
-        build(open_cases, query_gpu(0).arch)
-        run.run(open_cases, options.workers)
+        arch = query_gpu(0).arch
+        build(open_cases, arch)
+        if options.processes:
+            pool = processes(options.processes, open_cases, arch)
+            run.run(open_cases, pool, options.processes)
+        else:
+            run.run(open_cases, ThreadPoolExecutor(options.workers), options.workers)
 
     run.file.close()
     rows = finished_rows(options.out)

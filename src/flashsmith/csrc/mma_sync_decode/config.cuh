@@ -25,6 +25,7 @@ struct FlashDecodeKernelConfig {
     int rounds;
     bool early;
     int cluster;
+    bool full_tiles;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 

@@ -136,6 +136,14 @@ struct DecodeRun {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kWarpKeys = Kernel::warp_keys;
     static constexpr int kStages = Kernel::stages;
+    // Of 16 rows a thread merges the states of so many places, of four columns each, at once. Where
+    // these are all that it has of a part, it keeps those of the first subtrees in registers.
+    static constexpr int kAtOnce = Kernel::states_at_once;
+    static constexpr bool kKeepsStates = kAtOnce > 1 && Kernel::row_tiles == 1 &&
+                                         16 * (Kernel::d_head / 4) <= kAtOnce* Kernel::n_threads;
+    struct KeptColumns {
+        RowState states[kAtOnce];
+    };
 
     const DecodeKernelArgs& args;
     const DecodeItem& item;
@@ -227,6 +235,7 @@ struct DecodeRun {
         int step = first_step, stage = 0;
         const int steps_of_part = item.sequence.chunk / Kernel::B_c;
         int parts_left = item.end_part - item.first_part, steps_until = 0;
+        KeptColumns kept;
         for (; parts_left > 0; --parts_left) {
             Softmax softmax(args.scale_log2);
             Sums o;
@@ -249,7 +258,7 @@ struct DecodeRun {
             if constexpr (Kernel::takes_chunks)
                 store_own_rows(softmax, o);
             else
-                exchange(parts_left, stage_before(stage), softmax, o);
+                exchange(parts_left, stage_before(stage), softmax, o, kept);
         }
     }
 
@@ -428,8 +437,8 @@ struct DecodeRun {
 
     // The warps' states through shared memory, merged in the warps' order; and the part's with
     // those before it in the run.
-    FS_DEVICE void exchange(int parts_left, int stage, const Softmax& softmax,
-                            const Sums& o) const {
+    FS_DEVICE void exchange(int parts_left, int stage, const Softmax& softmax, const Sums& o,
+                            KeptColumns& kept) const {
         constexpr int kColumns = Kernel::d_head / 4;
         const int lane = lane_index();  // no address from it is worth a register in the steps
         // Of four neighbouring tiles of columns, the others are 128 bytes apart.
@@ -458,10 +467,20 @@ struct DecodeRun {
             if constexpr (Kernel::has_clusters)
                 if (args.cluster_levels > 0 && m == 0 && parts_left == 1) cluster_wait();
             const int units = min(rows - 16 * m, 16) * kColumns;
-            for (int i = thread_index(); i < units; i += Kernel::n_threads) {
-                const int row = i / kColumns, column = i % kColumns * 4;
-                finish_part(target, target.end_part - parts_left,
-                            state_of_warps(stage, m, row, column), 16 * m + row, column);
+            bool at_once = false;
+            if constexpr (kAtOnce > 1) {
+                at_once = is_at_once(target);
+                if (at_once)
+                    for (int i = thread_index(); i < units; i += kAtOnce * Kernel::n_threads)
+                        finish_at_once(target, target.end_part - parts_left, stage, m, i, units,
+                                       kept);
+            }
+            if (!at_once) {
+                for (int i = thread_index(); i < units; i += Kernel::n_threads) {
+                    const int row = i / kColumns, column = i % kColumns * 4;
+                    finish_part(target, target.end_part - parts_left,
+                                state_of_warps(stage, m, row, column), 16 * m + row, column);
+                }
             }
             __syncthreads();  // copies, or other rows, take the place of these states
         }
@@ -504,6 +523,86 @@ struct DecodeRun {
         return state;
     }
 
+    // Whether threads have more than one place in a run of more than one part. Where they have not,
+    // the code for several, which a small call would fetch for a single use, costs 0.3 to 0.7 us.
+    FS_DEVICE bool is_at_once(const RunTarget& target) const {
+        return target.run_levels > 0 && min(rows, 16) * (Kernel::d_head / 4) > Kernel::n_threads;
+    }
+
+    // The same of several places, n_threads apart from `first` on, whose loads and sums do not wait
+    // for each other. Behind the last it has that once more, and stores nothing.
+    FS_DEVICE void finish_at_once(const RunTarget& target, int part, int stage, int m, int first,
+                                  int units, KeptColumns& kept) const {
+        constexpr int kColumns = Kernel::d_head / 4;
+        int row[kAtOnce], column[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int index = min(first + i * Kernel::n_threads, units - 1);
+            row[i] = index / kColumns;
+            column[i] = index % kColumns * 4;
+        }
+        RowState states[kAtOnce];
+        states_of_warps(states, stage, m, row, column);
+        const bool is_last = part + 1 == target.end_part;  // of the run
+        int level = 0;
+        if constexpr (kKeepsStates) {
+            if ((part & 1) != 0) {
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) states[i].join_behind(kept.states[i]);
+            } else if (!is_last) {
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) kept.states[i] = states[i];
+                return;
+            }
+            level = 1;
+        }
+        bool is_kept = false;
+        for (; level < target.run_levels; ++level) {
+            if ((part >> level & 1) != 0) {
+                RowState before[kAtOnce];
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i)
+                    before[i] =
+                        kept_state<kKeepsStates>(target, part, level, 16 * m + row[i], column[i]);
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) states[i].join_behind(before[i]);
+            } else if (!is_last) {
+                is_kept = true;
+                break;
+            }
+        }
+        // One after another: it is the length of the code that counts here.
+#pragma unroll 1
+        for (int i = first; i < min(first + kAtOnce * Kernel::n_threads, units);
+             i += Kernel::n_threads) {
+            if (is_kept)
+                keep_state<kKeepsStates>(states[0], target, part, level, 16 * m + i / kColumns,
+                                         i % kColumns * 4);
+            else
+                finish_run(target, states[0], 16 * m + i / kColumns, i % kColumns * 4);
+#pragma unroll
+            for (int next = 1; next < kAtOnce; ++next) states[next - 1] = states[next];
+        }
+    }
+
+    FS_DEVICE void states_of_warps(RowState (&states)[kAtOnce], int stage, int m,
+                                   const int (&row)[kAtOnce], const int (&column)[kAtOnce]) const {
+        float2 of_warps[kAtOnce][Kernel::n_warps];
+#pragma unroll
+        for (int w = 0; w < Kernel::n_warps; ++w)
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                of_warps[i][w] = load_shared_float2(statistics(w, 16 * m + row[i]));
+                states[i].maximum = fmaxf(states[i].maximum, of_warps[i][w].x);
+            }
+#pragma unroll
+        for (int w = 0; w < Kernel::n_warps; ++w)
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i)
+                states[i].add_if_any(
+                    RowState(of_warps[i][w], load_shared_16B(sums(w, stage, row[i], column[i]))));
+    }
+
     // Merges a part's state with those of subtrees that it completes, and keeps the sum until the
     // keys behind it are done. A run that ends early, with its sequence, completes all that it has.
     FS_DEVICE void finish_part(const RunTarget& target, int part, RowState state, int row,
@@ -518,6 +617,12 @@ struct DecodeRun {
                 return;
             }
         }
+        finish_run(target, state, row, column);
+    }
+
+    // Stores the state of a run.
+    FS_DEVICE void finish_run(const RunTarget& target, const RowState& state, int row,
+                              int column) const {
         const int of_head = target.tile * Kernel::B_r + row;
         if (!target.has_all_parts()) {
             if constexpr (Kernel::has_clusters) {
@@ -545,9 +650,10 @@ struct DecodeRun {
     }
 
     // The state of a subtree of 2^level parts, `part` the last of it, or of the one behind it: in
-    // shared memory, as far as there is room, or at the place of the part behind the subtree, which
-    // holds no run's state: threads may still read it when the row's first one stores that. A
-    // thread reads back its own sums; statistics are those of the row's first, of an earlier part.
+    // shared memory, from level kFirst on and as far as there is room, or at the place of the part
+    // behind the subtree, which holds no run's state: threads may still read it when the row's
+    // first one stores that. A thread reads back its own sums; statistics are those of the row's
+    // first, of an earlier part.
     FS_DEVICE uint32_t kept_place(int level) const {
         return smem + Kernel::kept_states_offset + level * args.kept_level_bytes;
     }
@@ -555,22 +661,24 @@ struct DecodeRun {
     FS_DEVICE PartStates<Kernel> states(const RunTarget& target) const {
         return PartStates<Kernel>(args, target.batch, target.head_k, target.rows, target.parts);
     }
+    template <int kFirst = 0>
     FS_DEVICE RowState kept_state(const RunTarget& target, int part, int level, int row,
                                   int column) const {
-        if (level >= args.kept_levels)
+        if (level >= args.kept_levels + kFirst)
             return states(target).load(part >> level << level, target.tile * Kernel::B_r + row,
                                        column);
-        const uint32_t place = kept_place(level);
+        const uint32_t place = kept_place(level - kFirst);
         return RowState(load_shared_float2(place + kept_statistics() + row * 8),
                         load_shared_16B(place + (row * Kernel::d_head + column) * 4));
     }
+    template <int kFirst = 0>
     FS_DEVICE void keep_state(const RowState& state, const RunTarget& target, int part, int level,
                               int row, int column) const {
-        if (level >= args.kept_levels) {
+        if (level >= args.kept_levels + kFirst) {
             states(target).store(state, part + 1, target.tile * Kernel::B_r + row, column);
             return;
         }
-        const uint32_t place = kept_place(level);
+        const uint32_t place = kept_place(level - kFirst);
         store_shared_16B(place + (row * Kernel::d_head + column) * 4, state.bits_of_sums());
         if (column == 0)
             store_shared_8B(place + kept_statistics() + row * 8, state.bits_of_statistics());

@@ -42,6 +42,19 @@ struct RowState {
         for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, other.o[i], o[i]);
     }
 
+    // The same without a branch, so that sums of several states go on beside each other.
+    FS_DEVICE void add_if_any(const RowState& its) {
+        const bool none = its.is_empty();
+        const float weight = exp2_approx(its.maximum - maximum);
+        const float added = fmaf(weight, its.sum, sum);
+        sum = none ? sum : added;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float added_o = fmaf(weight, its.o[i], o[i]);
+            o[i] = none ? o[i] : added_o;
+        }
+    }
+
     // Of this state and the one of the keys behind its own.
     FS_DEVICE void join(const RowState& next) {
         if (next.is_empty()) return;
@@ -56,6 +69,23 @@ struct RowState {
         sum = fmaf(weight, next.sum, kept * sum);
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, next.o[i], kept * o[i]);
+    }
+
+    // The same without a branch, of the state of the keys before this one's and this one. Where
+    // warps' states were added up, sums of no key are 0: a choice says the sign of zeros alone.
+    FS_DEVICE void join_behind(const RowState& before) {
+        const bool none_before = before.is_empty(), none = is_empty();
+        const float joined = fmaxf(before.maximum, maximum);
+        const float kept = exp2_approx(before.maximum - joined);
+        const float weight = exp2_approx(maximum - joined);
+        const auto chosen = [&](float one_before, float own, float both) {
+            return none ? one_before : none_before ? own : both;
+        };
+        maximum = chosen(before.maximum, maximum, joined);
+        sum = chosen(before.sum, sum, fmaf(weight, sum, kept * before.sum));
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            o[i] = chosen(before.o[i], o[i], fmaf(weight, o[i], kept * before.o[i]));
     }
 };
 

@@ -65,6 +65,11 @@ struct StaticDecodeKernelConfig {
     static constexpr bool takes_chunks = false;
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
 
+    // Of 16 rows' columns a thread merges so many times four at once: the warps' states, and a
+    // run's.
+    static constexpr int places = 16 * d_head / 4;
+    static constexpr int states_at_once = CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
+
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<warp_keys, d_head, true>;
 

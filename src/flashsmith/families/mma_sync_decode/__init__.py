@@ -70,7 +70,7 @@ class MmaSyncDecodeFamily(Family):
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         device = device_spec(self.oldest_arch)
         first, *others, last = sets.candidates(dtype, min(d_heads), device)
-        last = replace(last, chunk_rows=64, cluster=8)
+        last = replace(last, chunk_rows=64, cluster=8, full_tiles=True)
         chunks = (replace(first, chunk_rows=128), *others, last)
         return [first, *(cfg for cfg in chunks if is_legal(cfg, device))]
 

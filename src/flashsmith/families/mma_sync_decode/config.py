@@ -147,6 +147,18 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="ClusterMerge",
     )
+    full_tiles: bool = knob(
+        "whether a thread merges the states of several columns at once, for tiles that have all "
+        "their rows",
+        word="full",
+        default=False,
+        effect=lambda cfg: (
+            "a part of 16 rows ends with one pass of loads"
+            if cfg.full_tiles
+            else "a part ends with one pass of loads for every row or few"
+        ),
+        where="DecodeRun::finish_at_once",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
