@@ -34,6 +34,7 @@ H200 = device_spec("H200")
         ("NVIDIA B300 SXM6 AC", "B300"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"),
         ("NVIDIA H200 MIG 1g.18gb", "H200 MIG 1g.18gb"),
+        ("H100 MIG 3g", "H100 MIG 3g"),
         ("H200", "H200"),
         ("NVIDIA", "NVIDIA"),
     ],

@@ -20,9 +20,9 @@ MOST_CHARACTERS_OF_A_NAME = 200
 LARGEST_NUMBER = 1 << 128
 
 # What drivers write around a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6 AC'), and what does
-# not change how fast a kernel is: memory, and a board's cooling. Of a MIG slice, 3g, it stays.
+# not change how fast a kernel is: memory ('144G'; '3g' is a part of a GPU), and a board's cooling.
 _VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
-_MEMORY = re.compile(r"\d{2,}gb?|hbm\d+e?|sxm\d*", re.IGNORECASE)
+_MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
 _EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
 
 
