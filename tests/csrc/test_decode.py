@@ -48,12 +48,14 @@ SEVERAL_RUNS = replace(SMALL, rounds=4)
 EIGHT_PARTS = replace(SMALL, parts_per_sm=8)
 EARLY = replace(SMALL, early=True)
 CLUSTERS = replace(SMALL, cluster=8)
+# Of a tile of 16 rows a thread has two places; of the others four, and three of each of 32 rows'
+# halves, with kernels for clusters.
 FULL = replace(SMALL, full_tiles=True)
-# Of the first a thread has two places of a tile, of these four and, of the last, twice four.
-FULL_TILES = (FULL, *map(config, (
+OTHER_FULL = (
     "(BF16, 128, 16, 64, 4): decode+stages_2+least_64+parts_2+cluster_8+full",
-    "(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4+full",
-)))  # fmt: skip
+    "(BF16, 96, 32, 64, 4): decode+stages_3+least_64+parts_4+cluster_8+full",
+    "(FP16, 256, 16, 32, 2): decode+stages_2+least_64+parts_2+full",
+)
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
 # Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
@@ -63,6 +65,7 @@ WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
     shared_kernels.want([SMALL, SEVERAL_RUNS], semantics)
 shared_kernels.want([EIGHT_PARTS])
+shared_kernels.want([FULL])
 shared_kernels.want([WIDE], CAUSAL)
 shared_kernels.want([SEVERAL_RUNS, EARLY], arch=90)
 for semantics in (PLAIN, WINDOW):
@@ -339,28 +342,41 @@ def test_clusters_merge_to_the_bits_of_the_merge_kernel(
     assert counts["barrier.cluster.wait.acquire.aligned"] > 0
 
 
-@pytest.mark.parametrize("cfg", FULL_TILES, ids=str)
-@pytest.mark.parametrize("sizes", ["s1:{} h16:1", "s5:{} h7:1 causal", "s3:{} h6:2"])
-def test_full_tiles_have_the_bits_of_others(cfg: FlashDecodeKernelConfig, sizes: str) -> None:
+@pytest.mark.parametrize("heads", ["s1:{} h16:1", "s3:{} h6:2"])
+def test_full_tiles_have_the_bits_of_others(heads: str) -> None:
     """Tiles with all their rows and with some, of runs of several lengths whose states are in
-    registers, in shared and in global memory; warps and parts without keys."""
-    other = replace(cfg, full_tiles=False)
-    keys = 11 * cfg.min_keys + 9
-    batch = 4
-    sizes = f"b{batch} {sizes.format(keys)} d{cfg.d_head} {cfg.dtype.name.lower()} decode"
-    problem = Problem.parse(sizes)
-    lengths = (keys, 3, 4 * cfg.min_keys, 0)
-    lengths = tuple(max(length, problem.seq_q) for length in lengths)
-    asked = DecodeReference().options(problem, sinks=True, lens_k=lengths)
-    for sms, arch in ((4, 80), (6, 80), (150, 90)):
+    registers, in shared and in global memory; parts and warps without keys."""
+    compare_full_tiles(FULL, heads, (EIGHT_SMS, replace(EIGHT_SMS, sm_count=2)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", OTHER_FULL)
+@pytest.mark.parametrize("heads", ["s1:{} h16:1", "s5:{} h7:1 causal"])
+def test_other_full_tiles_have_the_bits_of_others(text: str, heads: str) -> None:
+    """And in clusters, of runs of one part and of two."""
+    many = (replace(device_spec("H200"), sm_count=count) for count in (16, 32))
+    compare_full_tiles(config(text), heads, (EIGHT_SMS, *many))
+
+
+def compare_full_tiles(
+    cfg: FlashDecodeKernelConfig, heads: str, devices: Sequence[DeviceSpec]
+) -> None:
+    keys = 15 * cfg.min_keys + 9
+    text = f"b4 {heads.format(keys)} d{cfg.d_head} {cfg.dtype.name.lower()} decode"
+    problem, reference = Problem.parse(text), DecodeReference()
+    lengths = (keys, problem.seq_q, 4 * cfg.min_keys, 11 * cfg.min_keys)
+    asked = reference.options(problem, sinks=True, lens_k=lengths)
+    for device in devices:
         found = []
-        for one in (cfg, other):
-            shared_kernels.load([one], problem.required_semantics(one), arch=arch)
-            device = replace(device_spec("H200" if arch == 90 else "A100"), sm_count=sms)
-            case = DecodeReference().case(one, problem, kind="random", seed=1, options=asked)
-            result = DecodeReference().run(
-                one, case, lambda array: array, emulate=True, arch=device, observers=all_checks()
+        for one in (cfg, replace(cfg, full_tiles=False)):
+            semantics = problem.required_semantics(one)
+            shared_kernels.load([one], semantics, arch=device.arch)
+            case = reference.case(one, problem, kind="random", seed=1, options=asked)
+            result = reference.run(
+                *(one, case, lambda array: array),
+                **{"emulate": True, "arch": device, "observers": all_checks()},
             )
+            assert result.emulation is not None
             assert not result.emulation.findings
             found.append((result.outputs["o"], result.outputs["lse"]))
         assert_same(*found)

@@ -42,11 +42,11 @@ LONG = 1720
 _HAVING = {100: (1, 20, 34, 64, 97), 32: (13, 15, 22, 23, 31)}
 
 
-def _sparse(keys: int, batch: int) -> AskedDecode:
+def _sparse(keys: int, batch: int, mask: str = "causal") -> AskedDecode:
     """So few sequences with keys that without any of them, or with it twice, runs are shorter or
     longer."""
     return AskedDecode(
-        f"b{batch} s1:{keys} h{200 // batch // 2 * 2}:1 d40 causal",
+        f"b{batch} s1:{keys} h{200 // batch // 2 * 2}:1 d40 {mask}",
         options={
             "capacity": LONG + 100,
             "lens_k": tuple(keys * (i in _HAVING[batch]) for i in range(batch)),
@@ -207,19 +207,35 @@ VICTIMS = {
         sm_count=9,
     ),
     "full": OperationVictim(
-        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+full"),
-        Semantics("causal", uneven=True),
+        config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_4+full"),
+        Semantics("window", uneven=True),
         (
             # Runs of eight parts, whose states are in registers, in shared and in global memory.
             AskedDecode(
-                "b8 s1:1000 h16:1 d40 causal",
-                options={"sinks": True, "lens_k": (1000, 65, 1000, 0, 460, 130, 1000, 700)},
+                "b8 s1:1000 h16:1 d40 window",
+                options={
+                    "sinks": True,
+                    "window": (990, 0),
+                    "lens_k": (1000, 65, 1000, 0, 460, 130, 1000, 700),
+                },
             ),
-            AskedDecode("b2 s3:330 h10:2 d56 causal", "far_scores"),
-            AskedDecode("b4 s5:260 h32:4 d40 causal", "nonfinite"),
-            # Rows that see no key, beside keys whose values are not finite.
-            AskedDecode("b8 s9:140 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 140) * 4}),
-            AskedDecode("b4 s1:460 h64:4 d64 causal", options={"lens_k": (460,) * 4}),
+            # Rows that see no key of the first of two parts, or of the second.
+            AskedDecode(
+                "b4 s9:196 h4:2 d40 window",
+                "far_scores",
+                {"window": (128, 0), "lens_k": (196,) * 4},
+            ),
+            AskedDecode("b6 s3:330 h10:2 d56 window", "far_scores", {"window": (320, 0)}),
+            # Rows that see no key at all, beside keys whose values are not finite.
+            AskedDecode(
+                "b8 s80:70 h1 d40 window", "nonfinite", {"window": (70, 0), "lens_k": (70,) * 8}
+            ),
+            AskedDecode(
+                "b4 s1:460 h64:4 d56 window",
+                options={"window": (400, 0), "lens_k": (460,) * 4},
+            ),
+            _sparse(300, 100, "window"),
+            _sparse(300, 32, "window"),
         ),
         sm_count=5,
     ),
@@ -315,7 +331,9 @@ EQUIVALENT = (
             "Of what a loop over four at a time leaves: every thread has one copy of queries.",
             place=10,
         )
-        for name, role in (("dense", "main"), ("cluster", "main"), ("paged", "paged"))
+        for name, role in (
+            *(("dense", "main"), ("full", "main"), ("cluster", "main"), ("paged", "paged")),
+        )
     ),
     *(
         Equivalent(
@@ -326,37 +344,43 @@ EQUIVALENT = (
             "With a share of 0 a CTA asks no counter: runs come by turns, with the same bits.",
             place=0,
         )
-        for name, role in (("dense", "main"), ("cluster", "main"), ("paged", "paged"))
+        for name, role in (
+            *(("dense", "main"), ("full", "main"), ("cluster", "main"), ("paged", "paged")),
+        )
     ),
     # Numbers of a sequence that all sequences of a launch share.
     *(
-        Equivalent(("shuffle nothing",), victims, role, source, proof)
-        for source, proof in (
+        Equivalent(("shuffle nothing",), names, role, source, proof)
+        for victims, source, proof in (
             (
+                ("dense", "full", "cluster"),
                 "batch = search.first + i;\n"
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
                 "It is 0 of every sequence whose queries are not packed.",
             ),
             (
+                ("dense", "full", "cluster"),
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
                 "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
                 "s.keys",
                 "Where queries are not packed it is seq_q, in lanes without a sequence too.",
             ),
             (
+                ("dense", "cluster"),
                 "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
                 "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
                 "s.chunk",
                 "Without a window every sequence's first part begins at 0.",
             ),
             (
+                ("dense", "full", "cluster"),
                 "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
                 "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
                 "s.is_chunk",
                 "It follows from seq_q, in lanes without a sequence too.",
             ),
         )
-        for victims, role in ((("dense", "cluster"), "main"), (("parts",), "merge"))
+        for role, names in (("main", victims), ("merge", ("parts",)))
     ),
     # The keys of a sequence and of its parts: what merges their states reads neither.
     *(
@@ -384,6 +408,7 @@ EQUIVALENT = (
         )
         for name, role, proof, place in (
             ("dense", "main", "This kernel has no clusters.", None),
+            ("full", "main", "This kernel has no clusters.", None),
             ("paged", "paged", "This kernel has no clusters.", None),
             ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -2),
         )

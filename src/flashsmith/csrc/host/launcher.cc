@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -60,6 +61,29 @@ std::deque<Step> steps_of(std::vector<Launch>& launches, const std::vector<const
     return steps;
 }
 
+// How much shared memory kernels may have at a launch, by device. A kernel has one limit for all
+// plans: one that needs little must not lower it for those whose launches go on.
+class SmemLimits {
+  public:
+    void raise(int device, const void* kernel, int bytes) {
+        const std::lock_guard lock(mutex_);
+        int& most = most_[{device, kernel}];
+        most = std::max(most, bytes);
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+              "raising the kernel's shared-memory limit");
+    }
+
+  private:
+    std::mutex mutex_;
+    std::map<std::pair<int, const void*>, int> most_;
+};
+
+// Not destroyed: a thread may launch while the process ends.
+SmemLimits& smem_limits() {
+    static auto& limits = *new SmemLimits;
+    return limits;
+}
+
 class Event {
   public:
     Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
@@ -89,9 +113,7 @@ void PreparedPlan::raise_smem_limits() const {
     std::map<const void*, int> limits;  // a kernel may be launched with several sizes
     for (const Step& step : steps_)
         limits[step.kernel] = std::max(limits[step.kernel], step.launch.smem_bytes);
-    for (const auto& [kernel, bytes] : limits)
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-              "raising the kernel's shared-memory limit");
+    for (const auto& [kernel, bytes] : limits) smem_limits().raise(device_, kernel, bytes);
     smem_limits_raised_.store(true, std::memory_order_relaxed);
 }
 

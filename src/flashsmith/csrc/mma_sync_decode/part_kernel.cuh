@@ -474,10 +474,16 @@ struct DecodeRun {
             if constexpr (Kernel::has_clusters)
                 if (args.cluster_levels > 0 && m == 0 && parts_left == 1) cluster_wait();
             const int units = min(rows - 16 * m, 16) * kColumns;
-            for (int i = thread_index(); i < units; i += kAtOnce * Kernel::n_threads) {
-                if constexpr (kAtOnce > 1) {
-                    finish_at_once(target, target.end_part - parts_left, stage, m, i, units, kept);
-                } else {
+            bool at_once = false;
+            if constexpr (kAtOnce > 1) {
+                at_once = is_at_once(target);
+                if (at_once)
+                    for (int i = thread_index(); i < units; i += kAtOnce * Kernel::n_threads)
+                        finish_at_once(target, target.end_part - parts_left, stage, m, i, units,
+                                       kept);
+            }
+            if (!at_once) {
+                for (int i = thread_index(); i < units; i += Kernel::n_threads) {
                     const int row = i / kColumns, column = i % kColumns * 4;
                     finish_part(target, target.end_part - parts_left,
                                 state_of_warps(stage, m, row, column), 16 * m + row, column);
@@ -524,6 +530,12 @@ struct DecodeRun {
         return state;
     }
 
+    // Whether threads have more than one place in a run of more than one part. Where they have not,
+    // the code for several, which a small call would fetch for a single use, costs 0.3 to 0.7 us.
+    FS_DEVICE bool is_at_once(const RunTarget& target) const {
+        return target.run_levels > 0 && min(rows, 16) * (Kernel::d_head / 4) > Kernel::n_threads;
+    }
+
     // The same of several places, n_threads apart from `first` on, whose loads and sums do not wait
     // for each other. Behind the last it has that once more, and stores nothing.
     FS_DEVICE void finish_at_once(const RunTarget& target, int part, int stage, int m, int first,
@@ -541,38 +553,43 @@ struct DecodeRun {
         const bool is_last = part + 1 == target.end_part;  // of the run
         int level = 0;
         if constexpr (kKeepsStates) {
-            if (target.run_levels > 0) {
-                if ((part & 1) != 0) {
+            if ((part & 1) != 0) {
 #pragma unroll
-                    for (int i = 0; i < kAtOnce; ++i) states[i].join_behind(kept.states[i]);
-                } else if (!is_last) {
+                for (int i = 0; i < kAtOnce; ++i) states[i].join_behind(kept.states[i]);
+            } else if (!is_last) {
 #pragma unroll
-                    for (int i = 0; i < kAtOnce; ++i) kept.states[i] = states[i];
-                    return;
-                }
+                for (int i = 0; i < kAtOnce; ++i) kept.states[i] = states[i];
+                return;
             }
             level = 1;
         }
+        bool is_kept = false;
         for (; level < target.run_levels; ++level) {
             if ((part >> level & 1) != 0) {
                 RowState before[kAtOnce];
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i)
-                    before[i] = kept_state(target, part, level, 16 * m + row[i], column[i]);
+                    before[i] =
+                        kept_state<kKeepsStates>(target, part, level, 16 * m + row[i], column[i]);
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) states[i].join_behind(before[i]);
             } else if (!is_last) {
-#pragma unroll
-                for (int i = 0; i < kAtOnce; ++i)
-                    if (first + i * Kernel::n_threads < units)
-                        keep_state(states[i], target, part, level, 16 * m + row[i], column[i]);
-                return;
+                is_kept = true;
+                break;
             }
         }
+        // One after another: it is the length of the code that counts here.
+#pragma unroll 1
+        for (int i = first; i < min(first + kAtOnce * Kernel::n_threads, units);
+             i += Kernel::n_threads) {
+            if (is_kept)
+                keep_state<kKeepsStates>(states[0], target, part, level, 16 * m + i / kColumns,
+                                         i % kColumns * 4);
+            else
+                finish_run(target, states[0], 16 * m + i / kColumns, i % kColumns * 4);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-            if (first + i * Kernel::n_threads < units)
-                finish_run(target, states[i], 16 * m + row[i], column[i]);
+            for (int next = 1; next < kAtOnce; ++next) states[next - 1] = states[next];
+        }
     }
 
     FS_DEVICE void states_of_warps(RowState (&states)[kAtOnce], int stage, int m,
@@ -640,9 +657,10 @@ struct DecodeRun {
     }
 
     // The state of a subtree of 2^level parts, `part` the last of it, or of the one behind it: in
-    // shared memory, as far as there is room, or at the place of the part behind the subtree, which
-    // holds no run's state: threads may still read it when the row's first one stores that. A
-    // thread reads back its own sums; statistics are those of the row's first, of an earlier part.
+    // shared memory, from level kFirst on and as far as there is room, or at the place of the part
+    // behind the subtree, which holds no run's state: threads may still read it when the row's
+    // first one stores that. A thread reads back its own sums; statistics are those of the row's
+    // first, of an earlier part.
     FS_DEVICE uint32_t kept_place(int level) const {
         return smem + Kernel::kept_states_offset + level * args.kept_level_bytes;
     }
@@ -650,22 +668,24 @@ struct DecodeRun {
     FS_DEVICE PartStates<Kernel> states(const RunTarget& target) const {
         return PartStates<Kernel>(args, target.batch, target.head_k, target.rows, target.parts);
     }
+    template <int kFirst = 0>
     FS_DEVICE RowState kept_state(const RunTarget& target, int part, int level, int row,
                                   int column) const {
-        if (level >= args.kept_levels + kKeepsStates)
+        if (level >= args.kept_levels + kFirst)
             return states(target).load(part >> level << level, target.tile * Kernel::B_r + row,
                                        column);
-        const uint32_t place = kept_place(level - kKeepsStates);
+        const uint32_t place = kept_place(level - kFirst);
         return RowState(load_shared_float2(place + kept_statistics() + row * 8),
                         load_shared_16B(place + (row * Kernel::d_head + column) * 4));
     }
+    template <int kFirst = 0>
     FS_DEVICE void keep_state(const RowState& state, const RunTarget& target, int part, int level,
                               int row, int column) const {
-        if (level >= args.kept_levels + kKeepsStates) {
+        if (level >= args.kept_levels + kFirst) {
             states(target).store(state, part + 1, target.tile * Kernel::B_r + row, column);
             return;
         }
-        const uint32_t place = kept_place(level - kKeepsStates);
+        const uint32_t place = kept_place(level - kFirst);
         store_shared_16B(place + (row * Kernel::d_head + column) * 4, state.bits_of_sums());
         if (column == 0)
             store_shared_8B(place + kept_statistics() + row * 8, state.bits_of_statistics());

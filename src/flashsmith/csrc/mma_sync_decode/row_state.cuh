@@ -71,7 +71,8 @@ struct RowState {
         for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, next.o[i], kept * o[i]);
     }
 
-    // The same without a branch, of the state of the keys before this one's and this one.
+    // The same without a branch, of the state of the keys before this one's and this one. Where
+    // warps' states were added up, sums of no key are 0: a choice says the sign of zeros alone.
     FS_DEVICE void join_behind(const RowState& before) {
         const bool none_before = before.is_empty(), none = is_empty();
         const float joined = fmaxf(before.maximum, maximum);
