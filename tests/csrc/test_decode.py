@@ -29,7 +29,7 @@ from flashsmith.families.covering_array import cover
 from flashsmith.runtime import OperationResult, operation_run, run_operation
 from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.launch_plan import LaunchPlan
-from flashsmith.runtime.operation_run import prepare_operation
+from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
 from flashsmith.verify import prove
 from flashsmith.verify.decode_grid import DecodeCase, covering_decode_cases
 from flashsmith.verify.decode_reference import DecodeReference, rotated
@@ -45,6 +45,7 @@ def config(text: str) -> FlashDecodeKernelConfig:
 
 SMALL = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2")
 SEVERAL_RUNS = replace(SMALL, rounds=4)
+EIGHT_PARTS = replace(SMALL, parts_per_sm=8)
 EARLY = replace(SMALL, early=True)
 CLUSTERS = replace(SMALL, cluster=8)
 # Of a tile of 16 rows a thread has two places; of the others four, and three of each of 32 rows'
@@ -63,6 +64,7 @@ PLAIN, CAUSAL = Semantics(), Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
     shared_kernels.want([SMALL, SEVERAL_RUNS], semantics)
+shared_kernels.want([EIGHT_PARTS])
 shared_kernels.want([FULL])
 shared_kernels.want([WIDE], CAUSAL)
 shared_kernels.want([SEVERAL_RUNS, EARLY], arch=90)
@@ -232,6 +234,95 @@ def test_runs_of_any_length_leave_every_bit(packed: bool) -> None:
             first = rows.stop
             assert_same((o[rows], lse[:, rows]), (one_o, one_lse))
     assert stored[0] > stored[1] > stored[2]
+
+
+# Of eight SMs, which take 32 CTAs at once: twice as many tiles. A few sequences are several runs,
+# of 3 queries 9 rows each of a K/V head, and the merge has eight CTAs.
+MANY = 29
+
+
+def planned(
+    sequences: Sequence[Cached],
+    caches: Mapping[str, np.ndarray],
+    cfg: FlashDecodeKernelConfig = SMALL,
+    device: DeviceSpec = EIGHT_SMS,
+) -> tuple[PreparedOperation, LaunchPlan]:
+    """A call that can be run again, and its plan."""
+    keys, d = caches["k_cache"].shape[1], sequences[0].q.shape[-1]
+    sizes = f"b{len(sequences)} s{len(sequences[0].q)}:{keys} h{HEADS_K * GROUP}:{HEADS_K} d{d}"
+    problem = Problem.parse(f"{sizes} {cfg.dtype.name.lower()} decode")
+    shared_kernels.load([cfg], problem.required_semantics(cfg), arch=device.arch)
+    lengths = np.array([len(one.k) for one in sequences], np.int32)
+    tensors = {**caches, "q": np.stack([one.q for one in sequences]), "cache_lens": lengths}
+    made = prepare_operation(cfg, problem, tensors, emulate=True, poisoned=True, arch=device)
+    assert made.kernel is not None
+    return made, made.kernel.plan(made.call)
+
+
+@pytest.mark.parametrize("schedule", [None, 1])
+def test_few_ctas_look_for_rows_to_merge(schedule: int | None) -> None:
+    """Where sequences of one length would be one run each; in calls of one plan with other lengths
+    there are other rows to merge, more than CTAs, fewer, and none."""
+    long = draw((1100, 900), (3, 3))
+    sequences = [*long, *draw((64, 0, 130), (3, 3, 3)) * (MANY // 3)]
+    expected = [attend([one], dense([one], max(1, len(one.k)))) for one in sequences[:5]]
+    made, plan = planned(sequences, dense(sequences, 1100))
+    assert [launch.grid[0] for launch in plan.launches] == [32, 8]
+    lengths, o = made.views["cache_lens"].source, made.outputs["o"]
+    every = lengths.copy()
+    stored = []
+    for cut in ((), (0,), (0, 1), range(len(every))):
+        lengths[:] = every
+        lengths[list(cut)] = 0
+        o.fill(np.nan)
+        found = made.run(all_checks(), schedule_seed=schedule).emulation
+        assert found is not None
+        assert not found.findings
+        stored.append(found.instructions.get("st.global.v4.u32", 0))
+        for i, rows in enumerate(o):
+            of = i if i < 2 else 2 + (i - 2) % 3
+            np.testing.assert_array_equal(rows, 0 if i in cut else expected[of][0])
+    # States are stored by runs alone; once a CTA's share is short, by those of shorter sequences.
+    assert [count > 0 for count in stored] == [True, True, True, False]
+
+
+def test_a_merge_has_a_cta_for_each_row_where_sequences_are_several_runs() -> None:
+    """The CTAs that look for rows are for calls whose every sequence of equal length is one run,
+    whatever the power of two of its parts."""
+    grids = {}
+    for batch in (1, 14, 28, 29, 100):
+        sequences = draw((64,), (1,)) * batch
+        _, plan = planned(sequences, dense(sequences, 700))
+        grids[batch] = plan.launches[-1].grid[0]
+        assert "merge" in plan.launches[-1].kernel
+    rows = HEADS_K * GROUP
+    assert grids == {1: rows, 14: 14 * rows, 28: 28 * rows, 29: 8, 100: 8}
+
+
+def test_ctas_ask_a_counter_for_long_runs() -> None:
+    """Runs of a share of 2 MiB and more are asked for when those before are all but done, others
+    come by turns: in calls of one plan, and without a change of bits."""
+    device = replace(EIGHT_SMS, sm_count=1)
+    sequences = draw((4100, 3700, 60, 4100, 3900), (1,) * 5)
+    expected = [
+        attend([one], dense([one], len(one.k)), cfg=EIGHT_PARTS, arch=device)[0]
+        for one in sequences
+    ]
+    made, plan = planned(sequences, dense(sequences, 4100), EIGHT_PARTS, device)
+    assert plan.launches[0].grid[0] == 4
+    lengths, o = made.views["cache_lens"].source, made.outputs["o"]
+    asked = []
+    for kept in (5, 3, 5):
+        lengths[:] = [len(one.k) * (i < kept) for i, one in enumerate(sequences)]
+        o.fill(np.nan)
+        found = made.run(all_checks() if kept == 3 else ()).emulation
+        assert found is not None
+        assert not found.findings
+        asked.append(sum(n for name, n in found.instructions.items() if name.startswith("atom")))
+        for i in range(5):
+            np.testing.assert_array_equal(o[i], expected[i] if i < kept else 0 * expected[i])
+    assert asked[0] == asked[2] == HEADS_K * len(sequences)
+    assert asked[1] == 0
 
 
 @pytest.mark.parametrize(("page", "packed", "times"), [(0, True, 1), (24, False, 2)])
@@ -544,15 +635,26 @@ def test_rows_are_right(cfg: FlashDecodeKernelConfig, text: str, options: dict[s
 
 
 @pytest.mark.parametrize("schedule", [None, 1])
-def test_launches_that_begin_early_wait(schedule: int | None) -> None:
-    """From sm_90 on the kernels of a call are programmatic launches; and CTAs that take their runs
-    from a counter leave it zero."""
-    shared_kernels.load([SEVERAL_RUNS], arch=90)
-    problem = Problem.parse("b5 s1:330 h7:1 d64 fp16 decode")
-    asked = DecodeReference().options(problem, append=True, lens_k=(330, 1, 65, 200, 330))
+@pytest.mark.parametrize(
+    ("cfg", "lengths", "sm_count"),
+    [(SEVERAL_RUNS, (330, 1, 65, 200, 330), 2), (EARLY, (700, 20, 330) + (30,) * 9, 1)],
+    ids=("rounds", "few merge"),
+)
+def test_launches_that_begin_early_wait(
+    cfg: FlashDecodeKernelConfig, lengths: tuple[int, ...], sm_count: int, schedule: int | None
+) -> None:
+    """From sm_90 on the kernels of a call are programmatic launches; CTAs that take their runs from
+    a counter leave it zero, and few that merge have found their rows before they wait."""
+    shared_kernels.load([cfg], arch=90)
+    problem = Problem.parse(f"b{len(lengths)} s1:{max(lengths)} h7:1 d64 fp16 decode")
+    asked = DecodeReference().options(problem, append=True, lens_k=lengths)
     verdict = prove(
-        *(SEVERAL_RUNS, problem),
-        **{"options": asked, "checks": True, "sm_count": 2, "arch": 90, "schedule_seed": schedule},
+        *(cfg, problem),
+        options=asked,
+        checks=True,
+        sm_count=sm_count,
+        arch=90,
+        schedule_seed=schedule,
     )
     assert verdict.ok, str(verdict)
 

@@ -75,6 +75,15 @@ def test_arrivals_in_the_other_cta(seed: int | None) -> None:
     assert (got, kinds, error) == (([0] * 64 + [1] * 64) * 2, set(), "")
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2, 3, 4, 5])
+def test_who_arrives_and_exits_is_no_arrival_of_others(seed: int | None) -> None:
+    """Second warps leave without waiting; the barrier opens once the first ones have come too."""
+    leaving = "setp.gt.u32 %p5, %r60, 31;\n" + MEET.replace("\n", "\n@%p5 exit;\n", 1)
+    got, kinds, error = handshake(MEET, leaving, seed=seed)
+    assert (kinds, error) == (set(), "")
+    assert [got[first : first + 32] for first in range(0, 256, 64)] == [[0] * 32, [1] * 32] * 2
+
+
 def test_the_peer_must_have_initialised() -> None:
     _, kinds, error = handshake(MEET, "bar.sync 0;")
     assert "race-mbarrier" in kinds or "never initialised" in error

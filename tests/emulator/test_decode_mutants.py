@@ -88,6 +88,8 @@ VICTIMS = {
             AskedDecode("b4 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 4}),
             AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 12}),
             AskedDecode("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
+            # Rows of two runs, more than the CTAs that look for them.
+            AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (20, 460, *(20,) * 10)}),
             # Rows that see no key, beside keys whose values are not finite.
             AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
             _sparse(300, 100),
@@ -104,6 +106,12 @@ VICTIMS = {
             # Weights beside a wrong maximum are infinite.
             AskedDecode("b1 s1:2600 h80:2 d56 causal", "far_scores"),
             AskedDecode("b1 s1:2600 h80:2 d56 causal", "large_scores"),
+            # The same of a row that few CTAs look for.
+            AskedDecode(
+                "b110 s1:2600 h2:1 d40 causal",
+                options={"lens_k": (*(0,) * 70, 2600, *(0,) * 39)},
+                sm_count=10,
+            ),
             # Runs of two parts that CTAs take as a counter says.
             _sparse(300, 100),
             _sparse(300, 32),
@@ -292,6 +300,8 @@ HARMLESS_PLANS_OF = {
     "chunks": {
         "paged_chunk first": "It is first.",
         "half of merge": "The CTAs that there are merge all rows, one after another.",
+        "half of paged_chunk": "The CTAs that there are take all tiles, one after another.",
+        "paged first": "Neither of the two kernels reads or writes what is the other's.",
     }
 }
 
@@ -303,7 +313,7 @@ EQUIVALENT = (
             "paged_chunk",
             "cp_async_16B_or_zeros(smem + offset, source, present);",
             "Of what a loop over four at a time leaves: every thread has four copies of queries.",
-            place=0,
+            place=8,
         )
         for operator in (
             "drop copy",
@@ -312,9 +322,35 @@ EQUIVALENT = (
             "copy from next chunk",
         )
     ),
+    *(
+        Equivalent(
+            ("drop copy", "copy to next chunk", "copy to next row", "copy from next chunk"),
+            (name,),
+            role,
+            "cp_async_16B_or_zeros(smem + offset, source, present);",
+            "Of what a loop over four at a time leaves: every thread has one copy of queries.",
+            place=10,
+        )
+        for name, role in (
+            *(("dense", "main"), ("full", "main"), ("cluster", "main"), ("paged", "paged")),
+        )
+    ),
+    *(
+        Equivalent(
+            ("drop shared load",),
+            (name,),
+            role,
+            "first = x.x, before = x.y, share = x.z, index = x.w;",
+            "With a share of 0 a CTA asks no counter: runs come by turns, with the same bits.",
+            place=0,
+        )
+        for name, role in (
+            *(("dense", "main"), ("full", "main"), ("cluster", "main"), ("paged", "paged")),
+        )
+    ),
     # Numbers of a sequence that all sequences of a launch share.
     *(
-        Equivalent(("shuffle nothing",), victims, "main", source, proof)
+        Equivalent(("shuffle nothing",), names, role, source, proof)
         for victims, source, proof in (
             (
                 ("dense", "full", "cluster"),
@@ -343,6 +379,19 @@ EQUIVALENT = (
                 "s.is_chunk",
                 "It follows from seq_q, in lanes without a sequence too.",
             ),
+        )
+        for role, names in (("main", victims), ("merge", ("parts",)))
+    ),
+    # The keys of a sequence and of its parts: what merges their states reads neither.
+    *(
+        Equivalent(("shuffle nothing",), ("parts",), "merge", source, "The merge does not read it.")
+        for source in (
+            "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
+            "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
+            "s.begin",
+            "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
+            "s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);\n"
+            "s.parts",
         )
     ),
     # The number of runs: CTAs of clusters alone read it.

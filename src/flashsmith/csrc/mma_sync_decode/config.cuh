@@ -41,6 +41,9 @@ struct FlashDecodeKernelConfig {
         return queries + streamed + n_warps * B_r * 2 * 4 + 80;
     }
 
+    // Static, of a CTA that merges rows: the states of four warps.
+    constexpr int merge_smem_bytes() const { return 4 * ((d_head + 127) / 128) * 32 * 6 * 4; }
+
     // Of the kernel for sequences with many rows, whose warps have 16 rows each.
     constexpr int chunk_threads() const { return 32 * (chunk_rows / 16); }
     constexpr int chunk_smem_bytes() const {
@@ -52,7 +55,7 @@ struct FlashDecodeKernelConfig {
 };
 
 // Parts of a sequence at most, whatever the device.
-constexpr int kMostParts = 2048;
+constexpr int kMostParts = 1024;
 
 // Division by a number known on the host, of dividends below 2^31: a multiplication and a shift.
 struct Divisor {
@@ -99,7 +102,7 @@ struct DecodeKernelArgs {
     // log2, and sum of probabilities; and the rotated queries with where they came from.
     float* part_o;
     float* part_statistics;
-    uint32_t* run_counter;  // of runs that CTAs have asked for beyond their first; null: by turns
+    uint32_t* run_counter;  // of runs that CTAs have asked for beyond their first; may be null
     const void* q_source;
     void* q_rotated;
 
@@ -115,11 +118,13 @@ struct DecodeKernelArgs {
     int32_t interleaved, rotary_fp32;
     int32_t window_left, window_right;
 
-    int32_t most_parts;   // of a sequence
-    int32_t min_units;    // blocks of B_c keys that a part has at least
-    int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
-    int32_t slot_rows;    // rows that each of them has
-    int32_t merged_rows;  // rows of a K/V head that may have several parts
+    int32_t most_parts;  // of a sequence
+    int32_t min_units;   // blocks of B_c keys that a part has at least
+    int32_t most_slots;  // parts of all row tiles of a K/V head that have memory for sums
+    int32_t slot_rows;   // rows that each of them has
+    // Rows of a K/V head that may have several parts, a CTA of the merge each; 0: its CTAs look for
+    // rows that have several runs.
+    int32_t merged_rows;
     // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
     float share_of_units;
     // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.
@@ -142,6 +147,9 @@ struct DecodeKernelArgs {
     // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
     // and of the parts of such runs; 0: there are no clusters.
     int32_t cluster_levels, cluster_run_levels;
+
+    // Share of a CTA, in blocks of B_c keys, from which on CTAs ask `run_counter` for their runs.
+    int32_t counted_share;
 };
 
 // Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.

@@ -14,7 +14,7 @@ struct RowMerge {
     static_assert(kWarps == 4, "two pairs");
     static constexpr int kColumnSteps = (Kernel::d_head + 127) / 128;  // a lane has four columns
     // Leaves whose loads are on their way at once, and levels of the tree above them in a warp.
-    static constexpr int kAhead = 8, kLevelsAbove = 6;
+    static constexpr int kAhead = 8, kLevelsAbove = 5;
     static_assert(kWarps * kAhead << kLevelsAbove >= kMostParts);
     using States = RowState[kColumnSteps];
 
@@ -145,19 +145,24 @@ template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const DecodeKernelArgs args) {
     using Merge = RowMerge<Kernel>;
     __shared__ float shared[Merge::kWarps][Merge::kColumnSteps][kWarpSize][6];
+    static_assert(sizeof shared == Kernel::merge_smem_bytes);
     const int share = share_of_cta<Kernel>(args);
-    // Where a sequence may have many rows, a CTA for each of every sequence would be far too many.
-    if constexpr (Kernel::chunk_rows > 0) {
+    // Where few of many rows have several runs, a CTA for each would cost more than those that look
+    // for them: they begin beside the decode kernel's, and have found theirs when that is over.
+    if (Kernel::chunk_rows > 0 || args.merged_rows == 0) {
         ItemSearch search(share, block_index());
         DecodeSequence s;
         int batch, rest;
-        wait_for_decode(args);
-        for (; find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest);
-             search.index += gridDim.x) {
+        bool waits = true;
+        while (find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest)) {
+            if (waits) wait_for_decode(args);
+            waits = false;
             const int row = args.by_heads_k.divide(rest);
             Merge{args, batch, rest - row * args.heads_k, row, s, shared}.run();
             __syncthreads();  // the next row's warps write where this one's are read
+            search.index += gridDim.x;
         }
+        if (waits) wait_for_decode(args);
         return;
     }
     const int sequence_head = args.by_merged_rows.divide(block_index());

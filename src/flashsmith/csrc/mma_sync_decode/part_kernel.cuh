@@ -205,15 +205,6 @@ struct DecodeRun {
 
     // Leaves at `place` in shared memory where the CTA's next search begins.
     FS_DEVICE void run(ItemSearch search, uint32_t place) const {
-        start_queries();
-        cp_async_commit();
-        if (!Kernel::takes_chunks && thread_index() == 0) {
-            RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
-            if (args.run_counter == nullptr)
-                search.index += gridDim.x;
-            else
-                search.index = gridDim.x + atomicAdd(args.run_counter, 1);
-        }
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
@@ -224,12 +215,17 @@ struct DecodeRun {
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
             if (first_step + i < steps) start_step(first_step + i, i, entries[i]);
+            if (i == 0) start_queries();  // no one waits for them alone
             cp_async_commit();
         }
         int next_entry = entries[kStages - 1];
+        if (!Kernel::takes_chunks && thread_index() == 0) {
+            RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
+            search.index += gridDim.x;
+            search.keep(place);
+        }
 
-        cp_async_wait<kStages - 1>();
-        if (!Kernel::takes_chunks && thread_index() == 0) search.keep(place);
+        cp_async_wait<kStages - 2>();
         __syncthreads();  // the queries are here
         Queries queries(smem, lane, warp_row());
         int step = first_step, stage = 0;
@@ -241,6 +237,7 @@ struct DecodeRun {
             Sums o;
             zero(o);
             steps_until += steps_of_part;
+            if (!Kernel::takes_chunks && parts_left == 1) ask_for_run(place);
             for (; step < min(steps, steps_until); ++step) {
                 cp_async_wait<kStages - 2>();
                 sync_stages();  // this stage is here, and the last one is read
@@ -260,6 +257,16 @@ struct DecodeRun {
             else
                 exchange(parts_left, stage_before(stage), softmax, o, kept);
         }
+    }
+
+    // Of long runs a CTA takes the next when its own is all but done, not by turns: some SMs are
+    // farther from memory than others.
+    FS_DEVICE void ask_for_run(uint32_t place) const {
+        if (thread_index() > 0 || args.run_counter == nullptr) return;
+        ItemSearch search(place);
+        if (search.share < args.counted_share) return;
+        search.index = gridDim.x + atomicAdd(args.run_counter, 1);
+        search.keep(place);
     }
 
     // ---- warps with rows of their own ----

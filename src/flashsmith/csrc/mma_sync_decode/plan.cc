@@ -31,7 +31,7 @@ enum DecodeTensor : size_t {
     sinks,
     cu_seqlens_q,
 };
-// CTAs that merge rows one after another.
+// CTAs that merge rows one after another, where some sequences may have many.
 constexpr int kMergesPerSm = 8;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
 
@@ -139,15 +139,18 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
 // rounds.
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
+constexpr int kReservedSmem = 1024;  // of each CTA on an SM
+// A share from which on runs are long.
+constexpr int64_t kLongShareBytes = 2 << 20;
 // Keys of a sequence that clusters merge, and of a run that has more than one part.
 constexpr int64_t kMostClusterKeys = 8192, kMostClusterRunKeys = 256;
 
-// Whether as many CTAs fit on an SM with more shared memory.
-bool holds(const FlashDecodeKernelConfig& config, int more_bytes, int ctas,
+// Whether as many CTAs fit on an SM with more shared memory, and others' bytes beside them.
+bool holds(const FlashDecodeKernelConfig& config, int more_bytes, int ctas, int beside,
            const DeviceSpec& device) {
     const int bytes = config.smem_bytes() + more_bytes;
     return bytes <= device.max_smem_per_block &&
-           ctas_that_fit(bytes, config.n_threads(), device.max_smem_per_sm, 0) >= ctas;
+           ctas_that_fit(bytes, config.n_threads(), device.max_smem_per_sm - beside, 0) >= ctas;
 }
 
 std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
@@ -258,11 +261,18 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t resident = fitting * int64_t{device.sm_count};
     args.kept_level_bytes =
         args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
+    // With twice as many tiles as CTAs take at once, sequences of equal length are one run each,
+    // and of others few are more. How many CTAs merge changes no bit, so that shapes may say it.
+    // They begin beside the other CTAs.
+    const double one_run = kRoundingUp * static_cast<double>(heads * (p.packed ? 1 : tiles));
+    const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
+    const int beside = few_rows ? config.merge_smem_bytes() + kReservedSmem : 0;
     if (items > resident && others_are_split) {
         args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
                               static_cast<float>(resident * config.rounds);
-        while (args.kept_levels < kMostKeptLevels &&
-               holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, device))
+        while (
+            args.kept_levels < kMostKeptLevels &&
+            holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, beside, device))
             ++args.kept_levels;
     }
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
@@ -290,6 +300,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool merges = clusters ? chunks.head_rows > 0
                                  : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
 
+    int64_t merges_of_rows = heads * args.merged_rows;
+    if (few_rows) {
+        merges_of_rows = std::min<int64_t>(merges_of_rows, device.sm_count);
+        args.merged_rows = 0;
+    }
+
     Plan plan;
     args.chunk_states = heads * args.most_slots * args.slot_rows;
     const int64_t states = args.chunk_states + p.heads_k * chunks.head_rows;
@@ -305,7 +321,11 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     // The merge leaves it zero.
     const size_t counter = plan.workspaces.size();
-    const bool counts = merges && args.share_of_units > 0 && config.rounds > 1;
+    const int64_t unit_bytes = int64_t{config.B_c} * config.d_head * 2 * config.element_bytes();
+    const float most_share = args.share_of_units * static_cast<float>(p.batch * tiles * units);
+    args.counted_share = config.rounds > 1 ? 0 : static_cast<int32_t>(kLongShareBytes / unit_bytes);
+    const bool counts =
+        merges && args.share_of_units > 0 && most_share >= static_cast<float>(args.counted_share);
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
     // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;
@@ -364,7 +384,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         add(merge, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
             kMergeThreads, 0);
     } else if (merges) {
-        add(merge, heads * args.merged_rows, kMergeThreads, 0);
+        add(merge, merges_of_rows, kMergeThreads, 0);
     }
 
     for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})

@@ -63,6 +63,7 @@ struct StaticDecodeKernelConfig {
     static constexpr int chunk_rows = CFG.chunk_rows;
     static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
     static constexpr bool takes_chunks = false;
+    static constexpr int merge_smem_bytes = CFG.merge_smem_bytes();
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
 
     // Of 16 rows' columns a thread merges so many times four at once: the warps' states, and a

@@ -267,8 +267,11 @@ class ClusterBarrier:
         return None
 
     def exited(self, group: Group) -> None:
-        """Threads have exited and are not waited for."""
-        self.live -= np.bincount(self.cluster_of(group), minlength=self.live.size)
+        """Threads have exited and are not waited for: their arrivals count no more than they do."""
+        clusters = self.cluster_of(group)
+        arrived = clusters[self.arrivals[group.index] > self.openings[clusters]]
+        self.live -= np.bincount(clusters, minlength=self.live.size)
+        self.arrived -= np.bincount(arrived, minlength=self.arrived.size)
         self._open()
 
     def _open(self) -> None:

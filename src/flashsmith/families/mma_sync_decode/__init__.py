@@ -72,7 +72,9 @@ class MmaSyncDecodeFamily(Family):
         first, *others, last = sets.candidates(dtype, min(d_heads), device)
         last = replace(last, chunk_rows=64, cluster=8, full_tiles=True)
         chunks = (replace(first, chunk_rows=128), *others, last)
-        return [first, *(cfg for cfg in chunks if is_legal(cfg, device))]
+        # As the entries of the default mode are.
+        entry = replace(first, parts_per_sm=2, early=True, cluster=8)
+        return [first, *(cfg for cfg in (*chunks, entry) if is_legal(cfg, device))]
 
     def for_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
