@@ -212,12 +212,17 @@ VICTIMS = {
         (
             # Runs of eight parts, whose states are in registers, in shared and in global memory.
             AskedDecode(
-                "b8 s1:1000 h16:1 d40 window",
+                "b14 s1:1000 h16:1 d40 window",
                 options={
                     "sinks": True,
                     "window": (990, 0),
-                    "lens_k": (1000, 65, 1000, 0, 460, 130, 1000, 700),
+                    "lens_k": (1000, 65, 1000, 0, 460, 130, 1000, 700) + (1000,) * 6,
                 },
+            ),
+            # Few rows, whose states are kept one place after another.
+            AskedDecode(
+                "b14 s1:1000 h8:1 d40 window",
+                options={"window": (990, 0), "lens_k": (1000,) * 14},
             ),
             # Rows that see no key of the first of two parts, or of the second.
             AskedDecode(
