@@ -83,12 +83,18 @@ def run(
     return np.asarray(done.lse), columns
 
 
+def assert_same(lse: np.ndarray, expected: np.ndarray) -> None:
+    """But for the last bits: NumPy adds up products of other shapes in another order on some
+    processors."""
+    np.testing.assert_allclose(lse, expected, rtol=1e-6)
+
+
 def test_only_the_steps_that_hold_visible_keys_are_multiplied() -> None:
     # 256 keys: three blocks of 80, and one of 16.
     shared_kernels.load(KERNELS[UNEVEN], UNEVEN)
     lse, columns = run(FINE, 128, 256, causal=False)
     expected, all_columns = run(WHOLE_FINE, 128, 256, causal=False)
-    assert (lse == expected).all()
+    assert_same(lse, expected)
     assert all_columns[80] % 4 == 0
     assert (columns[80], columns[16]) == (all_columns[80] // 4 * 3, all_columns[80] // 4)
     # Of PV GEMMs 5 + 5 + 5 + 1 steps instead of 20.
@@ -97,7 +103,7 @@ def test_only_the_steps_that_hold_visible_keys_are_multiplied() -> None:
     shared_kernels.load(KERNELS[CAUSAL], CAUSAL)
     lse, columns = run(COARSE, 128, 128, causal=True)
     expected, all_columns = run(WHOLE_COARSE, 128, 128, causal=True)
-    assert (lse == expected).all()
+    assert_same(lse, expected)
     # 16 keys of the second block, in a unit of 32, and 32 of the third: 1 + 2 blocks stay whole.
     assert (columns[48], columns[32]) == (all_columns[48] // 5 * 3, all_columns[48] // 5 * 2)
     assert columns[64] * 15 == all_columns[64] * (3 + 2 + 6 + 2)
