@@ -30,7 +30,7 @@ from flashsmith.errors import (
     SelectionError,
     TableError,
 )
-from flashsmith.families import Problem, device_spec
+from flashsmith.families import DeviceSpec, Problem, device_spec
 from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning import tune as tune_module
 from flashsmith.tuning.journal import Journal
@@ -340,6 +340,20 @@ def test_the_command_without_a_gpu_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def raced(races: list[Any], world: World, device: DeviceSpec, folder: Path) -> RaceState:
+    """The end of the one race, in kernels that take the world's times."""
+    tuned = tune(
+        races,
+        fakes.fake_runner(world, device),
+        Settings(jobs=1),
+        folder,
+        SweepProgress(quiet=True),
+        table=folder / "table.json",
+    )
+    (state,) = tuned.races
+    return state
+
+
 def test_another_gpus_choice_is_in_the_final_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -350,15 +364,7 @@ def test_another_gpus_choice_is_in_the_final_and_said(
     assert str(choice) not in NAMES[:4]
     world = World({**times(best=1, count=4, step=0.5), str(choice): Kernel(ms=4.0)})
     races = plan_races([PROBLEM], h100, "; ".join(NAMES[:4]), Settings())
-    tuned = tune(
-        races,
-        fakes.fake_runner(world, h100),
-        Settings(jobs=1),
-        tmp_path,
-        SweepProgress(quiet=True),
-        table=tmp_path / "table.json",
-    )
-    (state,) = tuned.races
+    state = raced(races, world, h100, tmp_path)
     stages = {trial.name: trial.stage for trial in state.ranked}
     assert (stages[NAMES[1]], stages[str(choice)]) == ("final", "final")
     assert [one["config"] for one in summary([state])[0]["shipped"]] == [str(choice)]
@@ -378,15 +384,7 @@ def test_what_the_tables_know_is_timed_in_the_final_at_once(tmp_path: Path) -> N
     names = [build.name for build in race.builds]
     assert names[0] == str(choice)
     world = World({name: Kernel(ms=1.1 - place / 100) for place, name in enumerate(names)})
-    tuned = tune(
-        [race],
-        fakes.fake_runner(world, gh200),
-        Settings(jobs=1),
-        tmp_path,
-        SweepProgress(quiet=True),
-        table=tmp_path / "table.json",
-    )
-    (state,) = tuned.races
+    state = raced([race], world, gh200, tmp_path)
     assert {(trial.stage, *sorted(trial.samples)) for trial in state.ranked} == {
         ("final", "final", "rung 1")
     }

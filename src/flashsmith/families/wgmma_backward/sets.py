@@ -35,6 +35,8 @@ class _Tile(NamedTuple):
 
 _TOGETHER, _AHEAD, _UNDER = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD, DqSums.SUMS_UNDER_DK
 _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True)
+_EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
+_EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
 _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
 # By d_head, in order of preference, which is the other way round under a mask: what won on the
 # H200. Those in the middle have registers for more semantics. Up to 128 dq lags; wider heads have
@@ -63,19 +65,14 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
 _ORDERED: dict[int, _Tile] = {
     64: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
     96: _PERSISTENT_96._replace(pingpong=False),
-    128: _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True),
+    128: _EARLY_128,
     192: _SPLIT,
     256: _SPLIT,
 }
-_ORDERED_MASKED = _ORDERED | {
-    64: _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
-}
+_ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
 # What won on the H200, too, and is proven with the others.
-_ALSO_PROVEN: dict[int, _Tile] = {
-    64: _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True),
-    128: _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True),
-}
+_ALSO_PROVEN = {64: _EARLY_64, 128: _EARLY_128}
 
 
 def without_dq(cfg: HopperBackwardKernelConfig) -> HopperBackwardKernelConfig:
