@@ -445,6 +445,19 @@ def test_tokens_beside_chunks_have_the_bits_of_kernels_without_chunks(
         assert_same(attend([one], dense([one], 700), packed=True), rows_of(mixed, i))
 
 
+@pytest.mark.parametrize("cfg", [SMALL, CHUNKS], ids=str)
+def test_rows_without_keys_are_zero_beside_nan(cfg: FlashDecodeKernelConfig) -> None:
+    """Neighbours in the tile see a value of NaN, which is not 0 times a weight of 0."""
+    (one,) = draw((5,), (20,))
+    one.v[0, :, 7] = np.nan
+    o, lse = attend([one], dense([one], 9), packed=True, cfg=cfg)
+    blind = len(one.q) - len(one.k)
+    assert not o[:blind].any()
+    assert np.isneginf(lse[:, :blind]).all()
+    assert np.isnan(o[blind:, :, 7]).all()
+    assert np.isfinite(lse[:, blind:]).all()
+
+
 @pytest.mark.parametrize("page", [1, 24])
 def test_pages_leave_every_bit_of_chunks(page: int, mixed: tuple[np.ndarray, np.ndarray]) -> None:
     sequences = ragged()
