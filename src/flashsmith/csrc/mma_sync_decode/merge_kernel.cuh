@@ -1,6 +1,6 @@
 // The kernel that merges the states of a row's runs, in the tree that their parts are leaves of.
 // Each warp of a CTA takes a subtree of it, eight leaves at a time, and the warps' states are the
-// last two levels.
+// last two levels; or, of many rows with eight runs at most, each warp has a row of its own.
 #pragma once
 
 #include "mma_sync_decode/row_state.cuh"
@@ -23,11 +23,12 @@ struct RowMerge {
     const DecodeSequence s;
     float (&shared)[kWarps][kColumnSteps][kWarpSize][6];
 
-    FS_DEVICE void run() const {
-        const int warp = thread_index() / kWarpSize, lane = lane_index();
+    // `alone`: by this warp, else by all of the CTA's.
+    FS_DEVICE void run(bool alone) const {
+        const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
         // Of a tree with a power of two of leaves.
         int leaves = 1;
-        while (leaves * kWarps < s.runs) leaves *= 2;
+        while (leaves * (alone ? 1 : kWarps) < s.runs) leaves *= 2;
         RowState waiting[kLevelsAbove][kColumnSteps];
         States states;
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
@@ -38,28 +39,33 @@ struct RowMerge {
             add(waiting, batch_states, count);
         }
         join_waiting(states, waiting, count);
+        if (!alone) {
 #pragma unroll
-        for (int c = 0; c < kColumnSteps; ++c) {
-            float (&mine)[6] = shared[warp][c][lane];
+            for (int c = 0; c < kColumnSteps; ++c) {
+                float (&mine)[6] = shared[warp][c][lane];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) mine[e] = states[c].o[e];
-            mine[4] = states[c].sum;
-            mine[5] = states[c].maximum;
+                for (int e = 0; e < 4; ++e) mine[e] = states[c].o[e];
+                mine[4] = states[c].sum;
+                mine[5] = states[c].maximum;
+            }
+            __syncthreads();
+            if (warp > 0) return;
+#pragma unroll
+            for (int c = 0; c < kColumnSteps; ++c) {
+                RowState right = of_warp(2, c, lane);
+                states[c].join(of_warp(1, c, lane));
+                right.join(of_warp(3, c, lane));
+                states[c].join(right);
+            }
         }
-        __syncthreads();
-        if (warp > 0) return;
         const int query = args.by_group.divide(row);
         const int head = head_k * args.heads_per_group + row - query * args.heads_per_group;
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
             const int column = 128 * c + 4 * lane;
             if (column >= Kernel::d_head) continue;
-            RowState all = of_warp(0, c, lane), right = of_warp(2, c, lane);
-            all.join(of_warp(1, c, lane));
-            right.join(of_warp(3, c, lane));
-            all.join(right);
-            store_row<typename Kernel::value_t>(args, all, row_end(args, all, head), batch,
-                                                s.first_query, query, head, column);
+            store_row<typename Kernel::value_t>(args, states[c], row_end(args, states[c], head),
+                                                batch, s.first_query, query, head, column);
         }
     }
 
@@ -132,12 +138,19 @@ FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
         *args.run_counter = 0;  // for the next call
 }
 
-// All rows of the sequences that have several runs, but those that clusters have merged.
+// All rows of the sequences that have several runs, but those that clusters have merged: one after
+// another, or as many neighbours as there are warps.
 template <class Kernel>
 struct MergedRows {
+    // Whose loads are on their way at once.
+    FS_DEVICE static bool are_alone(const DecodeSequence& s) {
+        return s.runs <= RowMerge<Kernel>::kAhead;
+    }
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
         if (args.cluster_levels > 0 && !s.is_chunk) return 0;
-        return s.runs > 1 ? s.queries * args.heads_per_group * args.heads_k : 0;
+        constexpr int kWarps = RowMerge<Kernel>::kWarps;
+        const int rows = s.queries * args.heads_per_group;
+        return s.runs > 1 ? (are_alone(s) ? (rows + kWarps - 1) / kWarps : rows) * args.heads_k : 0;
     }
 };
 
@@ -147,8 +160,8 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
     __shared__ float shared[Merge::kWarps][Merge::kColumnSteps][kWarpSize][6];
     static_assert(sizeof shared == Kernel::merge_smem_bytes);
     const int share = share_of_cta<Kernel>(args);
-    // Where few of many rows have several runs, a CTA for each would cost more than those that look
-    // for them: they begin beside the decode kernel's, and have found theirs when that is over.
+    // Where rows are many, a CTA for each would cost more than those that look for them: they begin
+    // beside the decode kernel's, and have found theirs when that is over.
     if (Kernel::chunk_rows > 0 || args.merged_rows == 0) {
         ItemSearch search(share, block_index());
         DecodeSequence s;
@@ -157,9 +170,13 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
         while (find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest)) {
             if (waits) wait_for_decode(args);
             waits = false;
-            const int row = args.by_heads_k.divide(rest);
-            Merge{args, batch, rest - row * args.heads_k, row, s, shared}.run();
-            __syncthreads();  // the next row's warps write where this one's are read
+            const bool alone = MergedRows<Kernel>::are_alone(s);
+            int row = args.by_heads_k.divide(rest);
+            const int head_k = rest - row * args.heads_k;
+            if (alone) row = row * Merge::kWarps + thread_index() / kWarpSize;
+            if (row < s.queries * args.heads_per_group)
+                Merge{args, batch, head_k, row, s, shared}.run(alone);
+            if (!alone) __syncthreads();  // the next row's warps write where this one's are read
             search.index += gridDim.x;
         }
         if (waits) wait_for_decode(args);
@@ -171,7 +188,7 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
     const DecodeSequence s = sequence_of<Kernel>(args, batch, share);
     wait_for_decode(args);
     if (s.runs == 1 || row >= s.queries * args.heads_per_group) return;
-    Merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared}.run();
+    Merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared}.run(false);
 }
 
 }  // namespace flashsmith

@@ -33,6 +33,9 @@ enum DecodeTensor : size_t {
 };
 // CTAs that merge rows one after another, where some sequences may have many.
 constexpr int kMergesPerSm = 8;
+// The same of calls without chunks, where rows are more than so many an SM: as many CTAs as an SM
+// holds, whose warps have a row each.
+constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
 
 int64_t blocks_of(int64_t rows, int64_t tile) {
@@ -301,8 +304,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                                  : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
 
     int64_t merges_of_rows = heads * args.merged_rows;
-    if (few_rows) {
-        merges_of_rows = std::min<int64_t>(merges_of_rows, device.sm_count);
+    if (few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count}) {
+        merges_of_rows = std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
+                                  int64_t{device.sm_count} * (few_rows ? 1 : kSearchesPerSm));
         args.merged_rows = 0;
     }
 
