@@ -286,17 +286,18 @@ def test_few_ctas_look_for_rows_to_merge(schedule: int | None) -> None:
     assert [count > 0 for count in stored] == [True, True, True, False]
 
 
-def test_a_merge_has_a_cta_for_each_row_where_sequences_are_several_runs() -> None:
-    """The CTAs that look for rows are for calls whose every sequence of equal length is one run,
-    whatever the power of two of its parts."""
+def test_a_merge_has_a_cta_for_each_of_few_rows() -> None:
+    """Up to two rows an SM. Of more, four CTAs an SM at most look for rows, a warp for each; and one
+    an SM where every sequence of equal length is one run, whatever the power of two of its parts.
+    """
     grids = {}
-    for batch in (1, 14, 28, 29, 100):
+    for batch in (1, 2, 3, 14, 28, 29, 100):
         sequences = draw((64,), (1,)) * batch
         _, plan = planned(sequences, dense(sequences, 700))
         grids[batch] = plan.launches[-1].grid[0]
         assert "merge" in plan.launches[-1].kernel
     rows = HEADS_K * GROUP
-    assert grids == {1: rows, 14: 14 * rows, 28: 28 * rows, 29: 8, 100: 8}
+    assert grids == {1: rows, 2: 2 * rows, 3: 5, 14: 21, 28: 32, 29: 8, 100: 8}
 
 
 def test_ctas_ask_a_counter_for_long_runs() -> None:

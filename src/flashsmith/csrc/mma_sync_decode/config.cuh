@@ -122,9 +122,7 @@ struct DecodeKernelArgs {
     int32_t min_units;   // blocks of B_c keys that a part has at least
     int32_t most_slots;  // parts of all row tiles of a K/V head that have memory for sums
     int32_t slot_rows;   // rows that each of them has
-    // Rows of a K/V head that may have several parts, a CTA of the merge each; 0: its CTAs look for
-    // rows that have several runs.
-    int32_t merged_rows;
+    int32_t merged_rows;  // of a K/V head, which may have several parts
     // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
     float share_of_units;
     // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.

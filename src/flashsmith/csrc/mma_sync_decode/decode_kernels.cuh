@@ -4,7 +4,8 @@
 //     append                   new keys and values, queries turned by their positions
 //     decode, or paged         states of rows over parts of a sequence's keys, or o
 //     chunk, or paged_chunk    the same of sequences with many rows
-//     merge                    o from the states, of sequences with several parts
+//     merge, or merge_rows     o from the states, of sequences with several parts: a CTA for each
+//                              row, or CTAs that look for them
 #pragma once
 
 #include "mma_sync_decode/append_kernel.cuh"

@@ -21,7 +21,8 @@ struct RowMerge {
     const DecodeKernelArgs& args;
     const int batch, head_k, row;  // of the K/V head's rows
     const DecodeSequence s;
-    float (&shared)[kWarps][kColumnSteps][kWarpSize][6];
+    using Shared = float[kWarps][kColumnSteps][kWarpSize][6];
+    Shared& shared;
 
     // `alone`: by this warp, else by all of the CTA's.
     FS_DEVICE void run(bool alone) const {
@@ -29,16 +30,10 @@ struct RowMerge {
         // Of a tree with a power of two of leaves.
         int leaves = 1;
         while (leaves * (alone ? 1 : kWarps) < s.runs) leaves *= 2;
-        RowState waiting[kLevelsAbove][kColumnSteps];
-        States states;
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
-        int count = 0;
-        for (int first = begin; first < end; first += kAhead, ++count) {
-            States batch_states;
-            merge_leaves(batch_states, first, end, lane);
-            add(waiting, batch_states, count);
-        }
-        join_waiting(states, waiting, count);
+        States states;
+        merge_leaves(states, begin, end, lane);
+        if (begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
         if (!alone) {
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
@@ -101,6 +96,18 @@ struct RowMerge {
         for (int c = 0; c < kColumnSteps; ++c) merged[c] = ahead[0][c];
     }
 
+    // To the first subtree of a warp those behind it.
+    FS_DEVICE void add_others(States& states, int first, int end, int lane) const {
+        RowState waiting[kLevelsAbove][kColumnSteps];
+        add(waiting, states, 0);
+        int count = 1;
+        for (; first < end; first += kAhead, ++count) {
+            merge_leaves(states, first, end, lane);
+            add(waiting, states, count);
+        }
+        join_waiting(states, waiting, count);
+    }
+
     // Subtree `index` of equal ones joins those before it that are complete with it.
     FS_DEVICE static void add(RowState (&waiting)[kLevelsAbove][kColumnSteps], States& states,
                               int index) {
@@ -121,6 +128,8 @@ struct RowMerge {
     FS_DEVICE static void join_waiting(States& states,
                                        RowState (&waiting)[kLevelsAbove][kColumnSteps], int count) {
 #pragma unroll
+        for (int c = 0; c < kColumnSteps; ++c) states[c] = RowState();
+#pragma unroll
         for (int level = 0; level < kLevelsAbove; ++level)
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c)
@@ -138,7 +147,7 @@ FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
         *args.run_counter = 0;  // for the next call
 }
 
-// All rows of the sequences that have several runs, but those that clusters have merged: one after
+// Rows of the sequences that have several runs, but those that clusters have merged: one after
 // another, or as many neighbours as there are warps.
 template <class Kernel>
 struct MergedRows {
@@ -154,41 +163,46 @@ struct MergedRows {
     }
 };
 
+// A CTA for each row.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const DecodeKernelArgs args) {
     using Merge = RowMerge<Kernel>;
-    __shared__ float shared[Merge::kWarps][Merge::kColumnSteps][kWarpSize][6];
+    __shared__ typename Merge::Shared shared;
     static_assert(sizeof shared == Kernel::merge_smem_bytes);
-    const int share = share_of_cta<Kernel>(args);
-    // Where rows are many, a CTA for each would cost more than those that look for them: they begin
-    // beside the decode kernel's, and have found theirs when that is over.
-    if (Kernel::chunk_rows > 0 || args.merged_rows == 0) {
-        ItemSearch search(share, block_index());
-        DecodeSequence s;
-        int batch, rest;
-        bool waits = true;
-        while (find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest)) {
-            if (waits) wait_for_decode(args);
-            waits = false;
-            const bool alone = MergedRows<Kernel>::are_alone(s);
-            int row = args.by_heads_k.divide(rest);
-            const int head_k = rest - row * args.heads_k;
-            if (alone) row = row * Merge::kWarps + thread_index() / kWarpSize;
-            if (row < s.queries * args.heads_per_group)
-                Merge{args, batch, head_k, row, s, shared}.run(alone);
-            if (!alone) __syncthreads();  // the next row's warps write where this one's are read
-            search.index += gridDim.x;
-        }
-        if (waits) wait_for_decode(args);
-        return;
-    }
     const int sequence_head = args.by_merged_rows.divide(block_index());
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
-    const DecodeSequence s = sequence_of<Kernel>(args, batch, share);
+    const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
     wait_for_decode(args);
     if (s.runs == 1 || row >= s.queries * args.heads_per_group) return;
     Merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared}.run(false);
+}
+
+// CTAs that look for rows. Where rows are many, a CTA for each would cost more: these begin beside
+// the decode kernel's, and have found theirs when that is over.
+template <class Kernel>
+__global__ void __launch_bounds__(kMergeThreads)
+    decode_merge_rows_kernel(const DecodeKernelArgs args) {
+    using Merge = RowMerge<Kernel>;
+    __shared__ typename Merge::Shared shared;
+    static_assert(sizeof shared == Kernel::merge_smem_bytes);
+    ItemSearch search(share_of_cta<Kernel>(args), block_index());
+    DecodeSequence s;
+    int batch, rest;
+    bool waits = true;
+    while (find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest)) {
+        if (waits) wait_for_decode(args);
+        waits = false;
+        const bool alone = MergedRows<Kernel>::are_alone(s);
+        int row = args.by_heads_k.divide(rest);
+        const int head_k = rest - row * args.heads_k;
+        if (alone) row = row * Merge::kWarps + thread_index() / kWarpSize;
+        if (row < s.queries * args.heads_per_group)
+            Merge{args, batch, head_k, row, s, shared}.run(alone);
+        if (!alone) __syncthreads();  // the next row's warps write where this one's are read
+        search.index += gridDim.x;
+    }
+    if (waits) wait_for_decode(args);
 }
 
 }  // namespace flashsmith

@@ -13,7 +13,7 @@ namespace flashsmith {
 namespace {
 
 // The kernels of a config, in the order of the family's templates.
-enum Kernel : size_t { dense, paged, merge, append, chunk, paged_chunk };
+enum Kernel : size_t { dense, paged, merge, append, merge_rows, chunk, paged_chunk };
 
 // The operation's tensors, in its order.
 enum DecodeTensor : size_t {
@@ -304,11 +304,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                                  : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
 
     int64_t merges_of_rows = heads * args.merged_rows;
-    if (few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count}) {
+    const bool searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
+    if (searches)
         merges_of_rows = std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
                                   int64_t{device.sm_count} * (few_rows ? 1 : kSearchesPerSm));
-        args.merged_rows = 0;
-    }
 
     Plan plan;
     args.chunk_states = heads * args.most_slots * args.slot_rows;
@@ -385,10 +384,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (config.chunk_rows > 0 && merges) {
         const int64_t all_rows = p.packed ? p.total_q : p.batch * p.seq_q;
         require(all_rows * p.heads_q <= INT_MAX, "rows x heads must stay within 2^31 - 1");
-        add(merge, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
+        add(merge_rows, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
             kMergeThreads, 0);
     } else if (merges) {
-        add(merge, merges_of_rows, kMergeThreads, 0);
+        add(searches ? merge_rows : merge, merges_of_rows, kMergeThreads, 0);
     }
 
     for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})

@@ -50,6 +50,7 @@ class MmaSyncDecodeFamily(Family):
             "paged": "decode_paged_kernel",
             "merge": "decode_merge_kernel",
             "append": "decode_append_kernel",
+            "merge_rows": "decode_merge_rows_kernel",
             **(chunks if cfg.chunk_rows else {}),
         }
 
