@@ -118,10 +118,10 @@ struct DecodeKernelArgs {
     int32_t interleaved, rotary_fp32;
     int32_t window_left, window_right;
 
-    int32_t most_parts;  // of a sequence
-    int32_t min_units;   // blocks of B_c keys that a part has at least
-    int32_t most_slots;  // parts of all row tiles of a K/V head that have memory for sums
-    int32_t slot_rows;   // rows that each of them has
+    int32_t most_parts;   // of a sequence
+    int32_t min_units;    // blocks of B_c keys that a part has at least
+    int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
+    int32_t slot_rows;    // rows that each of them has
     int32_t merged_rows;  // of a K/V head, which may have several parts
     // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
     float share_of_units;

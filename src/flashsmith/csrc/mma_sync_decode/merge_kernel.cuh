@@ -8,6 +8,13 @@
 
 namespace flashsmith {
 
+FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
+    wait_for_launch_before();
+    allow_next_launch();
+    if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
+        *args.run_counter = 0;  // for the next call
+}
+
 template <class Kernel>
 struct RowMerge {
     static constexpr int kWarps = kMergeThreads / kWarpSize;
@@ -15,6 +22,7 @@ struct RowMerge {
     static constexpr int kColumnSteps = (Kernel::d_head + 127) / 128;  // a lane has four columns
     // Leaves whose loads are on their way at once, and levels of the tree above them in a warp.
     static constexpr int kAhead = 8, kLevelsAbove = 5;
+    static_assert(kAhead == 8, "the tree of leaves");
     static_assert(kWarps * kAhead << kLevelsAbove >= kMostParts);
     using States = RowState[kColumnSteps];
 
@@ -24,15 +32,18 @@ struct RowMerge {
     using Shared = float[kWarps][kColumnSteps][kWarpSize][6];
     Shared& shared;
 
-    // `alone`: by this warp, else by all of the CTA's.
-    FS_DEVICE void run(bool alone) const {
+    // `alone`: by this warp, else by all of the CTA's. `waits`: for the decode kernel first.
+    FS_DEVICE void run(bool alone, bool waits) const {
         const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
         // Of a tree with a power of two of leaves.
         int leaves = 1;
         while (leaves * (alone ? 1 : kWarps) < s.runs) leaves *= 2;
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
+        const Leaves own(*this, begin);
+        if (waits) wait_for_decode(args);
+        if (s.runs == 1 || row >= s.queries * args.heads_per_group) return;
         States states;
-        merge_leaves(states, begin, end, lane);
+        merge_leaves(states, own, end - begin, lane);
         if (begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
         if (!alone) {
 #pragma unroll
@@ -47,10 +58,11 @@ struct RowMerge {
             if (warp > 0) return;
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
-                RowState right = of_warp(2, c, lane);
-                states[c].join(of_warp(1, c, lane));
-                right.join(of_warp(3, c, lane));
-                states[c].join(right);
+                RowState left = of_warp(1, c, lane), right = of_warp(3, c, lane);
+                left.join_behind(states[c]);
+                right.join_behind(of_warp(2, c, lane));
+                right.join_behind(left);
+                states[c] = right;
             }
         }
         const int query = args.by_group.divide(row);
@@ -74,26 +86,69 @@ struct RowMerge {
         return state;
     }
 
-    // The subtree of the leaves from `first` on, those from `end` on without keys.
-    FS_DEVICE void merge_leaves(States& merged, int first, int end, int lane) const {
-        const PartStates<Kernel> kept(args, s, batch, head_k);
-        RowState ahead[kAhead][kColumnSteps];
+    // Where the states of a row's leaves are, from leaf `first` on.
+    struct Leaves {
+        const char *sums, *statistics;
+        uint32_t apart, statistics_apart;  // bytes from one's to the next one's
+
+        FS_DEVICE Leaves(const RowMerge& merge, int first) {
+            const DecodeSequence& s = merge.s;
+            const PartStates<Kernel> kept(merge.args, s, merge.batch, merge.head_k);
+            const int part = first << s.run_levels;
+            sums = reinterpret_cast<const char*>(kept.sums(part, merge.row));
+            statistics = reinterpret_cast<const char*>(kept.statistics(part, merge.row));
+            apart = static_cast<uint32_t>(kept.rows) * (Kernel::d_head * 4) << s.run_levels;
+            statistics_apart = 8u << s.run_levels;
+        }
+        FS_DEVICE RowState load(uint32_t leaf, int column) const {
+            const float2 its =
+                *reinterpret_cast<const float2*>(statistics + uint64_t{leaf} * statistics_apart);
+            return RowState(its, load_global_16B(sums + uint64_t{leaf} * apart + column * 4));
+        }
+    };
+
+    // Of four of `count` leaves; those behind the last have no keys.
+    template <int kFrom>
+    FS_DEVICE static void load_four(RowState (&states)[kAhead][kColumnSteps], const Leaves& leaves,
+                                    int count, int lane) {
+        // Without a branch: all loads begin beside each other.
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i)
+        for (int i = kFrom; i < kFrom + kAhead / 2; ++i) {
+            const int leaf = min(i, count - 1);
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
-                const int column = 128 * c + 4 * lane;
-                if (first + i < end && column < Kernel::d_head)
-                    ahead[i][c] = kept.load((first + i) << s.run_levels, row, column);
+                states[i][c] = leaves.load(leaf, min(128 * c + 4 * lane, Kernel::d_head - 4));
+                if (leaf < i) states[i][c].sum = 0.0f;
             }
+        }
+    }
+
+    FS_DEVICE static void join_neighbours(RowState (&leaves)[kAhead][kColumnSteps], int left,
+                                          int right) {
 #pragma unroll
-        for (int step = 1; step < kAhead; step *= 2)
+        for (int c = 0; c < kColumnSteps; ++c) {
+            leaves[right][c].join_behind(leaves[left][c]);
+            leaves[left][c] = leaves[right][c];
+        }
+    }
+
+    // The subtree of the first leaves, of `count` or fewer.
+    FS_DEVICE static void merge_leaves(States& merged, const Leaves& leaves, int count, int lane) {
+        RowState states[kAhead][kColumnSteps];
+        const bool has_more = count > kAhead / 2;
+        if (count > 0) load_four<0>(states, leaves, count, lane);
+        if (has_more) load_four<kAhead / 2>(states, leaves, count, lane);
+        join_neighbours(states, 0, 1);
+        join_neighbours(states, 2, 3);
+        join_neighbours(states, 0, 2);
+        if (has_more) {
+            join_neighbours(states, 4, 5);
+            join_neighbours(states, 6, 7);
+            join_neighbours(states, 4, 6);
+            join_neighbours(states, 0, 4);
+        }
 #pragma unroll
-            for (int i = 0; i < kAhead; i += 2 * step)
-#pragma unroll
-                for (int c = 0; c < kColumnSteps; ++c) ahead[i][c].join(ahead[i + step][c]);
-#pragma unroll
-        for (int c = 0; c < kColumnSteps; ++c) merged[c] = ahead[0][c];
+        for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
     }
 
     // To the first subtree of a warp those behind it.
@@ -102,7 +157,7 @@ struct RowMerge {
         add(waiting, states, 0);
         int count = 1;
         for (; first < end; first += kAhead, ++count) {
-            merge_leaves(states, first, end, lane);
+            merge_leaves(states, Leaves(*this, first), end - first, lane);
             add(waiting, states, count);
         }
         join_waiting(states, waiting, count);
@@ -140,13 +195,6 @@ struct RowMerge {
     }
 };
 
-FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
-    wait_for_launch_before();
-    allow_next_launch();
-    if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
-        *args.run_counter = 0;  // for the next call
-}
-
 // Rows of the sequences that have several runs, but those that clusters have merged: one after
 // another, or as many neighbours as there are warps.
 template <class Kernel>
@@ -173,9 +221,7 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
     const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
-    wait_for_decode(args);
-    if (s.runs == 1 || row >= s.queries * args.heads_per_group) return;
-    Merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared}.run(false);
+    Merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared}.run(false, true);
 }
 
 // CTAs that look for rows. Where rows are many, a CTA for each would cost more: these begin beside
@@ -191,14 +237,12 @@ __global__ void __launch_bounds__(kMergeThreads)
     int batch, rest;
     bool waits = true;
     while (find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest)) {
-        if (waits) wait_for_decode(args);
-        waits = false;
         const bool alone = MergedRows<Kernel>::are_alone(s);
         int row = args.by_heads_k.divide(rest);
         const int head_k = rest - row * args.heads_k;
         if (alone) row = row * Merge::kWarps + thread_index() / kWarpSize;
-        if (row < s.queries * args.heads_per_group)
-            Merge{args, batch, head_k, row, s, shared}.run(alone);
+        Merge{args, batch, head_k, row, s, shared}.run(alone, waits);
+        waits = false;
         if (!alone) __syncthreads();  // the next row's warps write where this one's are read
         search.index += gridDim.x;
     }
