@@ -32,8 +32,9 @@ struct RowMerge {
     using Shared = float[kWarps][kColumnSteps][kWarpSize][6];
     Shared& shared;
 
-    // `alone`: by this warp, else by all of the CTA's. `waits`: for the decode kernel first.
-    FS_DEVICE void run(bool alone, bool waits) const {
+    // `alone`: by this warp, else by all of the CTA's. `waits`: for the decode kernel first. A
+    // rehearsal, before that, merges nothing, for what it has the SM fetch: instructions.
+    FS_DEVICE void run(bool alone, bool waits, bool rehearses = false) const {
         const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
         // Of a tree with a power of two of leaves.
         int leaves = 1;
@@ -41,10 +42,10 @@ struct RowMerge {
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
         const Leaves own(*this, begin);
         if (waits) wait_for_decode(args);
-        if (s.runs == 1 || row >= s.queries * args.heads_per_group) return;
+        if (!rehearses && (s.runs == 1 || row >= s.queries * args.heads_per_group)) return;
         States states;
-        merge_leaves(states, own, end - begin, lane);
-        if (begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
+        merge_leaves(states, own, rehearses ? 0 : end - begin, lane, rehearses);
+        if (!rehearses && begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
         if (!alone) {
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
@@ -70,7 +71,7 @@ struct RowMerge {
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
             const int column = 128 * c + 4 * lane;
-            if (column >= Kernel::d_head) continue;
+            if (column >= Kernel::d_head || rehearses) continue;
             store_row<typename Kernel::value_t>(args, states[c], row_end(args, states[c], head),
                                                 batch, s.first_query, query, head, column);
         }
@@ -133,11 +134,12 @@ struct RowMerge {
     }
 
     // The subtree of the first leaves, of `count` or fewer.
-    FS_DEVICE static void merge_leaves(States& merged, const Leaves& leaves, int count, int lane) {
+    FS_DEVICE static void merge_leaves(States& merged, const Leaves& leaves, int count, int lane,
+                                       bool rehearses = false) {
         RowState states[kAhead][kColumnSteps];
-        const bool has_more = count > kAhead / 2;
+        const bool has_more = rehearses || count > kAhead / 2;
         if (count > 0) load_four<0>(states, leaves, count, lane);
-        if (has_more) load_four<kAhead / 2>(states, leaves, count, lane);
+        if (count > kAhead / 2) load_four<kAhead / 2>(states, leaves, count, lane);
         join_neighbours(states, 0, 1);
         join_neighbours(states, 2, 3);
         join_neighbours(states, 0, 2);
@@ -221,7 +223,14 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
     const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
-    Merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared}.run(false, true);
+    const Merge merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared};
+    // Instructions that an SM has not had yet take longer than all that they do here: it gets them
+    // while the decode kernel is running.
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+        merge.run(false, pass == 1, pass == 0);
+        __syncthreads();  // a rehearsal's states are read
+    }
 }
 
 // CTAs that look for rows. Where rows are many, a CTA for each would cost more: these begin beside
