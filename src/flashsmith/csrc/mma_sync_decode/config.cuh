@@ -123,6 +123,7 @@ struct DecodeKernelArgs {
     int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
     int32_t slot_rows;    // rows that each of them has
     int32_t merged_rows;  // of a K/V head, which may have several parts
+    int32_t rehearses;    // whether a CTA that merges one has instructions fetched before it waits
     // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
     float share_of_units;
     // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.

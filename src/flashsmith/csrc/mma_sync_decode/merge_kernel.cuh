@@ -224,10 +224,10 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
     const int batch = args.by_heads_k.divide(sequence_head);
     const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
     const Merge merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared};
-    // Instructions that an SM has not had yet take longer than all that they do here: it gets them
-    // while the decode kernel is running.
+    // Instructions that an SM has not had yet take longer than all that they do here. Where it has
+    // room for this CTA beside the decode kernel's, it gets them while that is running.
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
+    for (int pass = args.rehearses != 0 ? 0 : 1; pass < 2; ++pass) {
         merge.run(false, pass == 1, pass == 0);
         __syncthreads();  // a rehearsal's states are read
     }

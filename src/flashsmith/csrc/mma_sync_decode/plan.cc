@@ -304,6 +304,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                                  : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
 
     int64_t merges_of_rows = heads * args.merged_rows;
+    args.rehearses = merges_of_rows <= device.sm_count / 2;
     const bool searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
     if (searches)
         merges_of_rows = std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
