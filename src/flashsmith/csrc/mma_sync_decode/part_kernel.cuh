@@ -111,16 +111,21 @@ struct ClusterMerge {
         return ((own / kTurn << levels) + rank) * kTurn + own % kTurn;
     }
     FS_DEVICE RowState merged(int runs, int own) const {
+        // Without branches: loads and joins go on beside each other.
         RowState of_runs[kMostRuns];
 #pragma unroll
         for (int i = 0; i < kMostRuns; ++i) {
-            const uint32_t at = place(i, own);
-            if (i < runs) of_runs[i] = RowState(load_shared_float2(at + 16), load_shared_16B(at));
+            const uint32_t at = place(min(i, runs - 1), own);
+            of_runs[i] = RowState(load_shared_float2(at + 16), load_shared_16B(at));
+            if (i >= runs) of_runs[i].sum = 0.0f;
         }
 #pragma unroll
         for (int step = 1; step < kMostRuns; step *= 2)
 #pragma unroll
-            for (int i = 0; i < kMostRuns; i += 2 * step) of_runs[i].join(of_runs[i + step]);
+            for (int i = 0; i < kMostRuns; i += 2 * step) {
+                of_runs[i + step].join_behind(of_runs[i]);
+                of_runs[i] = of_runs[i + step];
+            }
         return of_runs[0];
     }
 };
@@ -515,18 +520,16 @@ struct DecodeRun {
     }
 
     FS_DEVICE RowState state_of_warps(int stage, int m, int row, int column) const {
-        RowState state;
-        float2 of_warps[Kernel::n_warps];
+        RowState state, of_warps[Kernel::n_warps];
 #pragma unroll
         for (int w = 0; w < Kernel::n_warps; ++w) {
-            of_warps[w] = load_shared_float2(statistics(w, 16 * m + row));
-            state.maximum = fmaxf(state.maximum, of_warps[w].x);
+            of_warps[w] = RowState(load_shared_float2(statistics(w, 16 * m + row)),
+                                   load_shared_16B(sums(w, stage, row, column)));
+            state.maximum = fmaxf(state.maximum, of_warps[w].maximum);
         }
+        // Without branches, which sums would wait for one after another.
 #pragma unroll
-        for (int w = 0; w < Kernel::n_warps; ++w) {
-            const RowState of_warp(of_warps[w], load_shared_16B(sums(w, stage, row, column)));
-            state.add(of_warp);
-        }
+        for (int w = 0; w < Kernel::n_warps; ++w) state.add_if_any(of_warps[w]);
         return state;
     }
 
@@ -616,9 +619,7 @@ struct DecodeRun {
                                int column) const {
         for (int level = 0; level < target.run_levels; ++level) {
             if ((part >> level & 1) != 0) {
-                RowState before = kept_state(target, part, level, row, column);
-                before.join(state);
-                state = before;
+                state.join_behind(kept_state(target, part, level, row, column));
             } else if (part + 1 < target.end_part) {
                 keep_state(state, target, part, level, row, column);
                 return;
