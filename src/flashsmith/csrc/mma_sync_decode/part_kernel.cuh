@@ -168,6 +168,13 @@ struct DecodeRun {
         float o[std::max(Kernel::kept_tiles, 1)][4];
     };
     using Kept = std::conditional_t<Kernel::own_rows, KeptRows, KeptColumns>;
+    // Whether a lane goes from row to row of a dense cache, and does not find each by its number:
+    // where a step is short of instructions.
+    static constexpr bool kGoesOn =
+        Kernel::counts_instructions && !kPaged && !Layout::kHasNarrowPanel;
+    struct NextRows {
+        const char *k, *v;  // the lane's first 16 bytes of the step that is copied next
+    };
 
     const DecodeKernelArgs& args;
     const DecodeItem& item;
@@ -232,13 +239,19 @@ struct DecodeRun {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
+        NextRows next_rows{};
+        if constexpr (kGoesOn) {
+            const int64_t row = first_key(first_step) + lane / 8;
+            next_rows.k = k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16;
+            next_rows.v = v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16;
+        }
         // A page's number is on its way while the stages before are copied.
         int entries[kStages];
 #pragma unroll
         for (int i = 0; i < kStages; ++i) entries[i] = page_of(first_step + i);
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
-            if (first_step + i < steps) start_step(first_step + i, i, entries[i]);
+            if (first_step + i < steps) start_step(first_step + i, i, entries[i], next_rows);
             if (i == 0) start_queries();  // no one waits for them alone
             cp_async_commit();
         }
@@ -273,7 +286,7 @@ struct DecodeRun {
                 sync_stages();  // this stage is here, and the last one is read
                 const int last = stage_before(stage);
                 if (step + kStages - 1 < steps) {
-                    start_step(step + kStages - 1, last, next_entry);
+                    start_step(step + kStages - 1, last, next_entry, next_rows);
                     next_entry = page_of(step + kStages);
                 }
                 cp_async_commit();
@@ -368,7 +381,7 @@ struct DecodeRun {
     }
 
     // Keys that no row sees are not read, whatever is there: they are zero.
-    FS_DEVICE void start_step(int step, int stage, int entry) const {
+    FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
         // A bad number leads to some page of the cache.
         const int page = min(max(entry, 0), args.blocks - 1);
@@ -377,8 +390,39 @@ struct DecodeRun {
             const int own = key + lane % kWarpKeys;
             slot = own - args.by_page.divide(own) * static_cast<int>(args.by_page.divisor);
         }
+        if constexpr (kGoesOn) {
+            start_rows(key, stage, next_rows);
+            return;
+        }
         if constexpr (Layout::kWidePanels > 0) start_panels<false>(key, stage, page, slot);
         if constexpr (Layout::kHasNarrowPanel) start_panels<true>(key, stage, page, slot);
+    }
+
+    FS_DEVICE void start_rows(int first_key, int stage, NextRows& next_rows) const {
+        using Panel = typename Layout::template Panel<false>;
+        constexpr int kRowStep = kWarpSize / Panel::kChunks;
+        static_assert(Panel::kChunks == 8);
+        const int row = lane / 8, chunk = lane % 8;
+        const uint32_t target = K_tile(stage);
+        const char *k_row = next_rows.k, *v_row = next_rows.v;
+#pragma unroll
+        for (int i = 0; i < kWarpKeys; i += kRowStep) {
+            const int key = first_key + row + i;
+            const bool present = key >= begin && key < end;
+            const uint32_t offset = Panel::offset(warp_slot() + row + i, chunk);
+#pragma unroll
+            for (int p = 0; p < Layout::kWidePanels; ++p) {
+                const bool copied =
+                    present && (!SEMANTICS.uneven || chunk * kChunkElements + 64 * p < args.d);
+                const uint32_t place = target + p * Panel::kBytes + offset;
+                cp_async_16B_or_zeros(place, k_row + p * 128, copied);
+                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied);
+            }
+            k_row += kRowStep * args.k_cache_strides.row * kElementBytes;
+            v_row += kRowStep * args.v_cache_strides.row * kElementBytes;
+        }
+        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kElementBytes;
+        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kElementBytes;
     }
 
     template <bool kNarrow>
