@@ -56,6 +56,14 @@ OTHER_FULL = (
     "(BF16, 96, 32, 64, 4): decode+stages_3+least_64+parts_4+cluster_8+full",
     "(FP16, 256, 16, 32, 2): decode+stages_2+least_64+parts_2+full",
 )
+# Warps with rows of their own: a thread keeps all that it has of a first subtree in registers, and
+# of the others some, or nothing.
+OWN = config("(FP16, 64, 32, 32, 2): decode+stages_3+least_64+parts_2+own_rows")
+OTHER_OWN = (
+    "(BF16, 128, 32, 32, 2): decode+stages_3+least_64+parts_2+cluster_8+own_rows",
+    "(FP16, 128, 32, 64, 2): decode+stages_2+least_64+parts_2+own_rows",
+    "(BF16, 96, 32, 64, 2): decode+stages_3+least_64+parts_4+cluster_8+own_rows",
+)
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
 # Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
@@ -63,7 +71,7 @@ CHUNKS = replace(SMALL, chunk_rows=64)
 PLAIN, CAUSAL = Semantics(), Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
-    shared_kernels.want([SMALL, SEVERAL_RUNS], semantics)
+    shared_kernels.want([SMALL, SEVERAL_RUNS, OWN, replace(OWN, rounds=4)], semantics)
 shared_kernels.want([EIGHT_PARTS])
 shared_kernels.want([FULL])
 shared_kernels.want([WIDE], CAUSAL)
@@ -180,21 +188,24 @@ LENGTHS = (700, 0, 1, 65, 320, 64)
 BRIEF = (130, 0, 65)
 
 
+@pytest.mark.parametrize("cfg", [SMALL, OWN], ids=["keys", "rows"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_sequence_has_the_same_bits_in_any_batch(packed: bool) -> None:
+def test_a_sequence_has_the_same_bits_in_any_batch(
+    packed: bool, cfg: FlashDecodeKernelConfig
+) -> None:
     """Alone, beside others, in another order, and whatever fits into the cache besides."""
     queries = (2, 1, 5, 1, 9, 3) if packed else (1,) * len(LENGTHS)
     sequences = draw(LENGTHS, queries)
-    o, lse = attend(sequences, dense(sequences, 701), packed=packed)
+    o, lse = attend(sequences, dense(sequences, 701), packed=packed, cfg=cfg)
     first = 0
     for i, one in enumerate(sequences):
         rows = slice(first, first + queries[i])
         first = rows.stop
         capacity = max(1, len(one.k)) + (i % 3) * 500
-        alone = attend([one], dense([one], capacity), packed=packed)
+        alone = attend([one], dense([one], capacity), packed=packed, cfg=cfg)
         assert_same(alone, (o[rows], lse[:, rows]))
     turned = sequences[::-1]
-    again_o, again_lse = attend(turned, dense(turned, 900), packed=packed)
+    again_o, again_lse = attend(turned, dense(turned, 900), packed=packed, cfg=cfg)
     first = 0
     for one in sequences:
         last = len(again_o) - first
@@ -206,24 +217,31 @@ def test_a_sequence_has_the_same_bits_in_any_batch(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("page", [1, 8, 16, 24, 256])
-def test_pages_leave_every_bit(page: int, packed: bool) -> None:
+@pytest.mark.parametrize(
+    ("page", "cfg"),
+    [*((page, SMALL) for page in (1, 8, 16, 24, 256)), (1, OWN), (24, OWN)],
+    ids=lambda value: ("rows" if value.own_rows else "keys") if value in (SMALL, OWN) else None,
+)
+def test_pages_leave_every_bit(page: int, packed: bool, cfg: FlashDecodeKernelConfig) -> None:
     queries = (2, 1, 5, 1, 9, 3) if packed else (1,) * len(LENGTHS)
     sequences = draw(LENGTHS, queries)
-    expected = attend(sequences, dense(sequences, 700), packed=packed)
-    assert_same(attend(sequences, paged(sequences, page, more=2), packed=packed), expected)
+    expected = attend(sequences, dense(sequences, 700), packed=packed, cfg=cfg)
+    found = attend(sequences, paged(sequences, page, more=2), packed=packed, cfg=cfg)
+    assert_same(found, expected)
 
 
+@pytest.mark.parametrize("small", [SMALL, OWN], ids=["keys", "rows"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_runs_of_any_length_leave_every_bit(packed: bool) -> None:
+def test_runs_of_any_length_leave_every_bit(packed: bool, small: FlashDecodeKernelConfig) -> None:
     """A CTA merges runs of one, two and all parts of a sequence, as its share of a batch is; with
     many rows some states in between are in global memory."""
     lengths = (700, 0, 65, 330)
     queries = (2, 1, 4, 5) if packed else (1,) * len(lengths)
     sequences = draw(lengths, queries)
-    expected = [attend([one], dense([one], max(1, len(one.k))), packed=packed) for one in sequences]
+    how = {"packed": packed, "cfg": small}
+    expected = [attend([one], dense([one], max(1, len(one.k))), **how) for one in sequences]
     stored = []
-    for times, cfg in ((4, SEVERAL_RUNS), (4, SMALL), (12, SMALL)):
+    for times, cfg in ((4, replace(small, rounds=4)), (4, small), (12, small)):
         many, counts = sequences * times, Counter[str]()
         o, lse = attend(many, dense(many, 700), packed=packed, cfg=cfg, counts=counts)
         stored.append(counts["st.global.v4.u32"] / times)
@@ -381,6 +399,38 @@ def compare_full_tiles(
             assert not result.emulation.findings
             found.append((result.outputs["o"], result.outputs["lse"]))
         assert_same(*found)
+
+
+@pytest.mark.parametrize(
+    "text", [str(OWN), *(pytest.param(it, marks=pytest.mark.full) for it in OTHER_OWN)]
+)
+@pytest.mark.parametrize("heads", ["s1:{} h32:1", "s5:{} h14:2 causal"])
+def test_own_rows_have_the_same_bits_in_runs_of_any_length(text: str, heads: str) -> None:
+    """Of one part and of eight, whose states are in registers, in shared and in global memory, of
+    tiles with all their rows and with some; in clusters, and with any number of stages."""
+    cfg = replace(config(text), parts_per_sm=8)
+    keys = 15 * cfg.min_keys + 9
+    dtype = cfg.dtype.name.lower()
+    problem = Problem.parse(f"b6 {heads.format(keys)} d{cfg.d_head} {dtype} decode")
+    reference = DecodeReference()
+    lengths = (keys, problem.seq_q, 4 * cfg.min_keys, 11 * cfg.min_keys, keys, keys)
+    asked = reference.options(problem, sinks=True, lens_k=lengths)
+    device = replace(device_spec("H200" if cfg.cluster else "A100"), sm_count=2)
+    found, stored = [], []
+    for one in (cfg, replace(cfg, stages=cfg.stages + 1), replace(cfg, rounds=8)):
+        semantics = problem.required_semantics(one)
+        shared_kernels.load([one], semantics, arch=device.arch)
+        case = reference.case(one, problem, kind="random", seed=1, options=asked)
+        how = {"emulate": True, "arch": device, "observers": all_checks()}
+        result = reference.run(one, case, lambda array: array, **how)
+        assert result.emulation is not None
+        assert not result.emulation.findings
+        assert reference.compare(one, case, result.outputs).ok
+        found.append((result.outputs["o"], result.outputs["lse"]))
+        stored.append(result.emulation.instructions.get("st.global.v4.u32", 0))
+    for other in found[1:]:
+        assert_same(other, found[0])
+    assert stored[2] > 2 * stored[0]
 
 
 def test_clusters_merge_both_tiles_of_a_few_sequences() -> None:

@@ -259,11 +259,13 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t heads = p.batch * p.heads_k;
     const int64_t items =
         has_others ? heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity)) : 0;
-    const int fitting =
-        ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
+    int fitting = ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
+    if (config.most_ctas() > 0) fitting = std::min(fitting, config.most_ctas());
     const int64_t resident = fitting * int64_t{device.sm_count};
-    args.kept_level_bytes =
-        args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
+    // Warps with rows of their own have a place for the first level, and none for others.
+    if (!config.own_rows)
+        args.kept_level_bytes =
+            args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
     // With twice as many tiles as CTAs take at once, sequences of equal length are one run each,
     // and of others few are more. How many CTAs merge changes no bit, so that shapes may say it.
     // They begin beside the other CTAs.
@@ -274,7 +276,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
                               static_cast<float>(resident * config.rounds);
         while (
-            args.kept_levels < kMostKeptLevels &&
+            !config.own_rows && args.kept_levels < kMostKeptLevels &&
             holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, beside, device))
             ++args.kept_levels;
     }
