@@ -173,10 +173,8 @@ struct DecodeRun {
         float o[std::max(Kernel::kept_tiles, 1)][4];
     };
     using Kept = std::conditional_t<Kernel::own_rows, KeptRows, KeptColumns>;
-    // Whether a lane goes from row to row of a dense cache, and does not find each by its number:
-    // where a step is short of instructions.
-    static constexpr bool kGoesOn =
-        Kernel::counts_instructions && !kPaged && !Layout::kHasNarrowPanel;
+    // Whether a lane goes from row to row of a dense cache, and does not find each by its number.
+    static constexpr bool kGoesOn = !kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
     struct NextRows {
         const char *k, *v;  // the lane's first 16 bytes of the step that is copied next
     };

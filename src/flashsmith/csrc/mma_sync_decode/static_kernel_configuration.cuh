@@ -76,7 +76,6 @@ struct StaticDecodeKernelConfig {
     // Of 16 rows' columns a thread merges so many times four at once: the warps' states, and a
     // run's.
     static constexpr int places = 16 * d_head / 4;
-    static constexpr bool counts_instructions = CFG.full_tiles || own_rows;
     static constexpr int states_at_once = CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
@@ -141,7 +140,7 @@ struct StaticDecodeKernelConfig {
 // rows, and its warps have other rows, not other keys: each key is copied once for all of them.
 template <class Kernel>
 struct ChunkKernelConfig : Kernel {
-    static constexpr bool takes_chunks = true, own_rows = true, counts_instructions = false;
+    static constexpr bool takes_chunks = true, own_rows = true;
 
     static constexpr int B_r = Kernel::chunk_rows;
     static constexpr int n_warps = B_r / 16;
