@@ -119,23 +119,33 @@ FS_DEVICE RowEnd row_end(const DecodeKernelArgs& args, const RowState& row, int 
     return RowEnd(row, args.sinks == nullptr ? nullptr : args.sinks + head);
 }
 
+// Of a row of o where it begins, four of its elements, and its log-sum-exp.
+FS_DEVICE char* row_of_o(const DecodeKernelArgs& args, int batch, int first_query, int query,
+                         int head, int column) {
+    return static_cast<char*>(args.o) +
+           (batch * args.o_strides.batch + int64_t{first_query + query} * args.o_strides.row +
+            head * args.o_strides.head + column) *
+               kElementBytes;
+}
+template <typename value_t>
+FS_DEVICE void store_columns(char* target, const RowState& row, const RowEnd& end) {
+    store_global_8B(target, {pack_16bit<value_t>(row.o[0] * end.factor, row.o[1] * end.factor),
+                             pack_16bit<value_t>(row.o[2] * end.factor, row.o[3] * end.factor)});
+}
+FS_DEVICE void store_lse(const DecodeKernelArgs& args, const RowEnd& end, int batch,
+                         int first_query, int query, int head) {
+    if (args.lse != nullptr)
+        args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + first_query +
+                 query] = end.lse;
+}
+
 // Four neighbouring elements of a row of o, and by the row's first thread its log-sum-exp.
 template <typename value_t>
 FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, const RowEnd& end,
                          int batch, int first_query, int query, int head, int column) {
-    if (column < args.d) {
-        char* const target =
-            static_cast<char*>(args.o) +
-            (batch * args.o_strides.batch + int64_t{first_query + query} * args.o_strides.row +
-             head * args.o_strides.head + column) *
-                kElementBytes;
-        store_global_8B(target,
-                        {pack_16bit<value_t>(row.o[0] * end.factor, row.o[1] * end.factor),
-                         pack_16bit<value_t>(row.o[2] * end.factor, row.o[3] * end.factor)});
-    }
-    if (column == 0 && args.lse != nullptr)
-        args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + first_query +
-                 query] = end.lse;
+    if (column < args.d)
+        store_columns<value_t>(row_of_o(args, batch, first_query, query, head, column), row, end);
+    if (column == 0) store_lse(args, end, batch, first_query, query, head);
 }
 
 }  // namespace flashsmith
