@@ -649,9 +649,7 @@ def test_rows_are_right(cfg: FlashDecodeKernelConfig, text: str, options: dict[s
 
 
 def test_the_proofs_have_every_kind_of_call() -> None:
-    problems = [
-        Problem.parse(f"{text} {cfg.dtype.name.lower()} decode") for cfg, text, _ in PROOFS
-    ]
+    problems = [Problem.parse(f"{text} {cfg.dtype.name.lower()} decode") for cfg, text, _ in PROOFS]
     assert {cfg.d_head for cfg, _, _ in PROOFS} == {64, 96, 128, 256}
     assert {problem.dtype.name for problem in problems} == {"FP16", "BF16"}
     assert {p.heads_q // p.heads_k for p in problems} == {1, 2, 4, 7, 8, 16}
