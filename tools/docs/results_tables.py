@@ -680,7 +680,6 @@ def decode_wide() -> str:
     return table(["", "batch x keys", *CACHE_HEAD], lines)
 
 
-HOST_OVER_CACHES = "host-overhead-decode.csv"
 # The profiler's counters of single launches, and samples over time of some of them.
 DECODE_PROFILE = "decode-profile.jsonl.gz"
 # Of a rate: what counts as reading at all, and what of the SMs' clocks in a sample as running.
@@ -764,18 +763,6 @@ def decode_samples() -> str:
             ]
         )
     head = ["call", "", "µs", "until bytes flow", "while they flow", "at", "behind them"]
-    return table(head, lines)
-
-
-def host_over_caches() -> str:
-    """Microseconds of repeated calls over a cache."""
-    if not (ROWS / HOST_OVER_CACHES).exists():
-        return NOT_MEASURED
-    lines = [
-        [row["call"], *(f"{float(row[it]):.1f}" for it in ("median", "bare", "overhead", "first"))]
-        for row in read(HOST_OVER_CACHES)
-    ]
-    head = ["call", "attention_with_cache()", "bare launches", "overhead", "first call"]
     return table(head, lines)
 
 
@@ -999,7 +986,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode-wide": decode_wide,
     "decode-profile": decode_profile,
     "decode-samples": decode_samples,
-    "host-over-caches": host_over_caches,
     "hand-written": hand_written,
     "profile": profile,
     "profiled": profiled,
