@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import shared_kernels
 
@@ -60,9 +59,26 @@ else:
     sys.exit("the cache can be written")
 
 import numpy as np, flashsmith
-q = np.zeros((1, 70, 4, 24), np.float16); k = np.zeros((1, 90, 2, 24), np.float16)
-print(flashsmith.attention(q, k, k, causal=True).shape)
 """
+# A problem, the semantics of its kernels, and a call of it.
+SERVED = {
+    "causal": (
+        "b1 s70:90 h4:2 d24 fp16 causal",
+        Semantics("causal", uneven=True),
+        "q = np.zeros((1, 70, 4, 24), np.float16); k = np.zeros((1, 90, 2, 24), np.float16)\n"
+        "print(flashsmith.attention(q, k, k, causal=True).shape)",
+        (1, 70, 4, 24),
+    ),
+    "pages": (
+        "b2 s1:70 h4:2 d64 fp16 decode page16",
+        Semantics(),
+        "q = np.zeros((2, 1, 4, 64), np.float16); k = np.zeros((9, 16, 2, 64), np.float16)\n"
+        "lens = np.array([60, 3], np.int32); table = np.arange(8, dtype=np.int32).reshape(2, 4)\n"
+        "print(flashsmith.attention_with_cache(q, k, k.copy(), cache_lens=lens, page_table=table,"
+        " k=q[:, :, :2], v=q[:, :, 2:], causal=False).shape)",
+        (2, 1, 4, 64),
+    ),
+}
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -71,22 +87,23 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
+@pytest.mark.parametrize("name", SERVED)
 def test_what_is_built_for_a_problem_serves_read_only_and_without_a_compiler(
-    tmp_path: Path,
+    name: str, tmp_path: Path
 ) -> None:
     cache = shared_kernels.with_host_code(tmp_path / "cache")
-    text = "b1 s70:90 h4:2 d24 fp16 causal"
+    text, semantics, call, shape = SERVED[name]
     done = flashsmith("build", "--for", text, "--arch", "80", "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     (library,) = json.loads(done.stdout)
-    assert library["semantics"] == str(Semantics("causal", uneven=True))
+    assert library["semantics"] == str(semantics)
 
     for path in (cache, *cache.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = files(cache)
     try:
         used = subprocess.run(
-            [sys.executable, "-c", DEPLOYED],
+            [sys.executable, "-c", DEPLOYED + call],
             capture_output=True,
             text=True,
             timeout=120,
@@ -102,7 +119,7 @@ def test_what_is_built_for_a_problem_serves_read_only_and_without_a_compiler(
         for path in (cache, *cache.rglob("*")):
             path.chmod(path.stat().st_mode | 0o200)
     assert used.returncode == 0, used.stderr
-    assert used.stdout.strip() == str(np.zeros((1, 70, 4, 24)).shape)
+    assert used.stdout.strip() == str(shape)
     assert files(cache) == before
 
 

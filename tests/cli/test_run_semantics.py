@@ -22,6 +22,7 @@ from flashsmith.families import Problem, Semantics, parse_kernel_name_into_confi
 from flashsmith.operations.semantics import MASKS
 from flashsmith.verify import prove
 
+DECODE = "(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2"
 # Both are built by other tests for masks and uneven lengths.
 MMA_SYNC = "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+lazy_rescale"
 BF16 = MMA_SYNC.replace("FP16", "BF16")
@@ -29,6 +30,9 @@ WGMMA = "(FP16, 64, 64, 64, 1wg): tma+stages_2+q_buffers_1+regs_24_240+rescale_8
 PROVEN = [Semantics.parse(text) for text in ("plain", "causal+uneven", "window+uneven")]
 for _semantics in PROVEN:
     shared_kernels.want([parse_kernel_name_into_config(MMA_SYNC)], _semantics)
+OVER_CACHES = Semantics(), Semantics("causal")
+for _semantics in OVER_CACHES:
+    shared_kernels.want([parse_kernel_name_into_config(DECODE)], _semantics)
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 # The page on families has one of its own installed where its commands run: in its own test.
@@ -41,6 +45,8 @@ def built() -> None:
     """In the cache, where the command finds them."""
     for semantics in PROVEN:
         shared_kernels.load([parse_kernel_name_into_config(MMA_SYNC)], semantics)
+    for semantics in OVER_CACHES:
+        shared_kernels.load([parse_kernel_name_into_config(DECODE)], semantics)
 
 
 def run(*words: str, key: str = MMA_SYNC, status: int = 0) -> str:
@@ -84,6 +90,14 @@ def test_a_problem_by_its_text() -> None:
     assert re.search(r"lazy_rescale \| causal\+uneven \| pass ", text)
     assert f"skipped: {BF16} is for bf16" in lines
     assert lines[-1] == "1 of 1 kernel passed"
+
+
+def test_pages_that_a_kernel_of_that_operation_reads() -> None:
+    out = run("--problem", "b2 s1:70 h2:1 d64 fp16 causal decode page16", key=DECODE)
+    assert "1 of 1 kernel passed" in out
+    result = CliRunner().invoke(app, ["explain", "--json", DECODE])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["config"] == DECODE
 
 
 def test_semantics_with_all_that_they_leave_open_in_json() -> None:

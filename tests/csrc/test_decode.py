@@ -66,6 +66,9 @@ OTHER_OWN = (
 )
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
+# Head dimensions of other panels, with every column of the tile and with fewer.
+LARGE = config("(BF16, 128, 16, 64, 4): decode+stages_2+least_128+parts_2")
+LARGEST = config("(FP16, 256, 16, 32, 2): decode+stages_2+least_64+parts_2")
 # Beside SMALL's kernels one for sequences with more than 32 rows of a K/V head.
 CHUNKS = replace(SMALL, chunk_rows=64)
 PLAIN, CAUSAL = Semantics(), Semantics("causal")
@@ -75,6 +78,9 @@ for semantics in (PLAIN, WINDOW):
 shared_kernels.want([EIGHT_PARTS])
 shared_kernels.want([FULL])
 shared_kernels.want([WIDE], CAUSAL)
+CAPPED = Semantics("causal", softcap=True, uneven=True)
+shared_kernels.want([LARGE], CAPPED)
+shared_kernels.want([LARGEST])
 shared_kernels.want([SEVERAL_RUNS, EARLY], arch=90)
 for semantics in (PLAIN, WINDOW):
     shared_kernels.want([SMALL, CLUSTERS], semantics, arch=90)
@@ -680,6 +686,14 @@ PROOFS = [
         {"append": True, "rotary": "halves", "window": (70, 0), "sinks": True},
     ),
     (WIDE, "b1 s20:200 h2:1 d96 causal", {"append": True, "rotary": "interleaved"}),
+    (
+        LARGE,
+        "b3 s2:300 h16:1 d120 causal softcap page1",
+        {"append": True, "rotary": "halves", "rotary_dtype": "float32", "lens_k": (300, 2, 129)},
+    ),
+    (LARGE, "b1 s2:129 h8:1 d120 causal softcap page16", {"layout": "heads first"}),
+    (LARGEST, "b2 s64:130 h1 d256 page256", {"sinks": True, "lens_k": (130, 1)}),
+    (LARGEST, "b2 s1:140 h8:1 d256", {"append": True, "lens_k": (140, 64)}),
     # Of 64 rows each, one and two tiles; the first is split, and so is a token beside them.
     (
         CHUNKS,
@@ -696,6 +710,18 @@ def test_rows_are_right(cfg: FlashDecodeKernelConfig, text: str, options: dict[s
     asked = DecodeReference().options(problem, **options)
     verdict = prove(cfg, problem, options=asked, checks=True, sm_count=3)
     assert verdict.ok, str(verdict)
+
+
+def test_the_proofs_have_every_kind_of_call() -> None:
+    problems = [Problem.parse(f"{text} {cfg.dtype.name.lower()} decode") for cfg, text, _ in PROOFS]
+    assert {cfg.d_head for cfg, _, _ in PROOFS} == {64, 96, 128, 256}
+    assert {problem.dtype.name for problem in problems} == {"FP16", "BF16"}
+    assert {p.heads_q // p.heads_k for p in problems} == {1, 2, 4, 7, 8, 16}
+    assert {problem.seq_q for problem in problems} >= {1, 2, 5, 64}
+    assert {problem.page for problem in problems} == {0, 1, 8, 16, 24, 256}
+    assert {p.semantics.mask for p in problems} == {"none", "causal", "window"}
+    for said in ("sinks", "append", "rotary", "split", "layout", "lens_k"):
+        assert any(said in options for _, _, options in PROOFS)
 
 
 @pytest.mark.parametrize("schedule", [None, 1])

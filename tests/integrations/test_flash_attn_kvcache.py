@@ -112,6 +112,29 @@ def test_keys_are_appended_and_turned_interleaved_by_default() -> None:
         assert (theirs[name] != tensors()[name]).any()
 
 
+def test_a_row_without_keys_is_0_with_lse_of_minus_infinity() -> None:
+    """FlashAttention-3 says +inf there."""
+    lens = np.array([0, 68], np.int32)
+    call = tensors()
+    o, lse = flash_attn_with_kvcache(
+        **call, cache_seqlens=lens, causal=True, return_softmax_lse=True
+    )
+    pages = {name: call[name].reshape(14, 10, 1, 64) for name in ("k_cache", "v_cache")}
+    table = np.arange(14, dtype=np.int32).reshape(2, 7)
+    starts_q, starts_k = np.array([0, 1, 2], np.int32), np.array([0, 0, 68], np.int32)
+    packed = flash_attn_varlen_func(
+        *(call["q"][:, 0], *pages.values(), starts_q, starts_k, 1, 68),
+        causal=True,
+        block_table=table,
+        return_attn_probs=True,
+    )
+    for rows, its_lse in ((o[:, 0], lse[:, :, 0].T), (packed[0], packed[1])):
+        assert not rows[0].any()
+        assert rows[1].all()
+        assert (its_lse[:, 0] == -np.inf).all()
+        assert np.isfinite(its_lse[:, 1]).all()
+
+
 def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[str]) -> None:
     for num_splits in (0, 1, 2, 32):
         flash_attn_with_kvcache(

@@ -140,6 +140,19 @@ def test_tokens_beside_chunks_have_the_bits_of_calls_of_their_own() -> None:
         first = rows.stop
 
 
+@pytest.mark.parametrize("queries", [1, 40])
+def test_nothing_around_the_output_is_written(queries: int) -> None:
+    """Rows of a merge, of chunks, and of a sequence without keys."""
+    call = dense(queries, lens=(600, 0, 33, 256))
+    expected = run(copied(call))
+    amid = torch.full((6, queries + 2, HEADS + 2, D + 8), torch.nan, dtype=BF16, device=DEVICE)
+    out = amid[1:-1, 1:-1, 1:-1, :D]
+    for one in (copied(call), paged(call)):
+        out.fill_(torch.nan)
+        assert_same(run({**one, "out": out}), expected)
+        assert int(torch.isnan(amid).sum()) == amid.numel() - out.numel()
+
+
 def test_bad_lengths_and_entries_write_nothing_and_read_the_pool() -> None:
     call = paged(dense())
     before = copied(call)

@@ -22,7 +22,8 @@ HOPPER = (
 
 
 @pytest.mark.parametrize(
-    ("limit", "status", "more"), [("1e9", 0, ("--config", HOPPER)), ("1e-9", 1, ())]
+    ("limit", "status", "more"),
+    [("1e9", 0, ("--config", HOPPER)), ("1e-9", 1, ()), ("1e9", 0, ("--over-a-cache",))],
 )
 def test_a_row_for_every_kind_of_call(
     tmp_path: Path, limit: str, status: int, more: tuple[str, ...]

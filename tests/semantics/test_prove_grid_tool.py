@@ -7,6 +7,7 @@ import csv
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,8 +15,11 @@ from typing import Any
 import pytest
 
 from flashsmith.errors import EmulatorError, LaunchError
-from flashsmith.families import family_named, get_kernel_configs
+from flashsmith.families import device_spec, family_named, get_kernel_configs
+from flashsmith.runtime.operation_run import prepare_operation
 from flashsmith.verify import prove
+from flashsmith.verify.decode_grid import APPENDS, watched_decode_cases
+from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.proof_grid import proof_grid
 
@@ -271,3 +275,56 @@ def test_a_handful_shows_every_semantics(tool: ModuleType, family: str) -> None:
     assert len({case.d for case in cases}) == 9
     assert {case.schedule for case in cases} == {0, 1, 2, 3}
     assert max(max(case.lengths) for case in cases) <= 512
+
+
+def test_a_handful_over_caches_shows_every_kernel(tool: ModuleType) -> None:
+    name = "mma_sync_decode"
+    cases = tool.handful(name)
+    assert len(cases) <= 40
+    longest = [case for case in cases if max(case.lengths) > 512]
+    assert {str(case) for case in longest} == {str(case) for case in watched_decode_cases(name)}
+    sizes = [case.lengths[0] * case.lengths[1] for case in cases]
+    assert sizes == sorted(sizes), "a sanitizer's time may end before the last"
+    kernels_of = [
+        {str(it.config).split(", ", 1)[1] for it in of} for of in (cases, tool.grid_of(name))
+    ]
+    assert kernels_of[0] == kernels_of[1]
+    assert {case.page for case in cases} == {case.page for case in tool.grid_of(name)}
+    assert {case.append for case in cases} == set(APPENDS)
+
+
+@pytest.mark.full
+def test_what_a_sanitizer_watches_over_caches_runs_in_every_way(tool: ModuleType) -> None:
+    """The plans of an H200, or of a part of it."""
+    ways = []
+    for case in watched_decode_cases("mma_sync_decode"):
+        cfg, reference = case.config, DecodeReference()
+        made = reference.case(
+            *(cfg, case.problem),
+            kind=case.inputs,
+            seed=case.seed,
+            options=case.options(),
+            on_gpu=False,
+        )
+        device = device_spec("H200")
+        device = replace(device, sm_count=case.sm_count or device.sm_count)
+        prepared = prepare_operation(
+            *(cfg, made.problem, {name: it.copy() for name, it in made.inputs.items()}),
+            options=reference.call_options(made.problem, made.options),
+            emulate=True,
+            arch=device,
+        )
+        assert prepared.kernel is not None
+        plan = prepared.kernel.plan(prepared.call)
+        attends, *others = [it for it in plan.launches if "append" not in it.kernel]
+        counts = any(workspace.name == "run_counter" for workspace in plan.workspaces)
+        searches = bool(others) and others[-1].grid[0] <= device.sm_count
+        ways.append((bool(case.page), cfg.full_tiles, attends.cluster[0], counts, searches))
+    assert ways == [
+        (page, full, cluster, long, long)
+        for full, cluster, long in (
+            *((False, 8, False), (False, 4, False), (False, 1, True)),
+            *((True, 8, False), (True, 1, False)),
+        )
+        for page in (False, True)
+    ]

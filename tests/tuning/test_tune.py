@@ -30,7 +30,12 @@ from flashsmith.errors import (
     SelectionError,
     TableError,
 )
-from flashsmith.families import DeviceSpec, Problem, device_spec
+from flashsmith.families import (
+    DeviceSpec,
+    Problem,
+    device_spec,
+    parse_kernel_name_into_config,
+)
 from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning import tune as tune_module
 from flashsmith.tuning.journal import Journal
@@ -407,6 +412,18 @@ def test_a_dry_run_needs_no_gpu() -> None:
     assert sum(of_wgmma) >= 6
     assert of_wgmma == sorted(of_wgmma, reverse=True)
     assert not all(of_wgmma)
+
+
+def test_the_space_of_a_problem_over_a_cache() -> None:
+    problems = "b8 s1:8192 h32:8 d128 bf16 decode page16; b1 s64:4096 h32:8 d128 bf16 decode causal"
+    done = flashsmith("tune", "--dry-run", "--arch", "H200", "--problems", problems, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert [fact["problem"] for fact in facts] == problems.split("; ")
+    for fact in facts:
+        configs = list(map(parse_kernel_name_into_config, fact["candidates"]))
+        assert {config.family.operation for config in configs} == {"decode"}
+        assert len(configs) >= 10
 
 
 def test_the_space_comes_from_the_environment_too() -> None:

@@ -680,6 +680,92 @@ def decode_wide() -> str:
     return table(["", "batch x keys", *CACHE_HEAD], lines)
 
 
+# The profiler's counters of single launches, and samples over time of some of them.
+DECODE_PROFILE = "decode-profile.jsonl.gz"
+# Of a rate: what counts as reading at all, and what of the SMs' clocks in a sample as running.
+READS_PCT, RUNS = 20.0, 0.01
+
+
+def call_of(problem: str) -> str:
+    """'64 x 1024', and what is not heads 32:8, d 128, one token and dense."""
+    batch, keys, heads, d, *words = problem.split()
+    queries, _, capacity = keys[1:].partition(":")
+    heads_q, _, heads_k = heads[1:].partition(":")
+    more = [
+        f"heads {heads_q}:{heads_k or heads_q}" * (heads != "h32:8"),
+        f"d {d[1:]}" * (d != "d128"),
+        f"{queries} tokens" * (queries != "1"),
+        *(f"page {word[4:]}" for word in words if word.startswith("page")),
+    ]
+    return ", ".join([f"{batch[1:]} x {capacity}", *filter(None, more)])
+
+
+def decode_profile() -> str:
+    """What the profiler counted of calls over a cache, a line an implementation."""
+    calls: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in read(DECODE_PROFILE):
+        if row["what"] == "counters":
+            calls.setdefault((row["problem"], row["who"]), {})[row["launch"]] = row
+    lines = []
+    for (problem, who), launches in calls.items():
+        keys = launches["keys"]
+        of_clocks = float(keys["sm__cycles_active.avg"]) / float(keys["sm__cycles_elapsed.max"])
+        lines.append(
+            [
+                call_of(problem),
+                {"cudnn": "cuDNN"}.get(who, who),
+                " + ".join(
+                    f"{float(launches[name]['duration_us']):.1f}"
+                    for name in ("keys", "merge")
+                    if name in launches
+                ),
+                f"{float(keys['dram_read_bytes']) / 1e6:.0f}",
+                f"{float(keys['dram__throughput.avg.pct_of_peak_sustained_elapsed']):.0f}%",
+                f"{of_clocks:.0%}",
+                f"{float(keys['issue_pct']):.0f}%",
+                f"{float(keys['smsp__inst_executed.sum']) / 1e6:.1f}",
+                f"{float(keys['l2_hit_pct']):.0f}%",
+                f"{float(keys['occupancy_pct']):.0f}%",
+                f"{float(keys['registers']):.0f}",
+                keys["stalls"].replace("_", " "),
+            ]
+        )
+    head = ["call", "", "µs", "MB read", "of DRAM", "SMs run", "issue slots", "M instructions"]
+    further = ["L2 hits", "occupancy", "registers", "stalls, cycles per issue"]
+    return table([*head, *further], lines)
+
+
+def decode_samples() -> str:
+    """When a launch's bytes flow, from samples of the rate of DRAM and of the SMs' clocks."""
+    lines = []
+    for row in read(DECODE_PROFILE):
+        if row["what"] != "samples" or row["launch"] != "keys":
+            continue
+        interval = float(row["interval_us"])
+        rates = [rate / 100 for rate in json.loads(row["dram_read_pct"])]
+        clocks = json.loads(row["sm_cycles_active"])
+        shares = [clock / max(clocks) for clock in clocks]
+        ran = [number for number, share in enumerate(shares) if share > RUNS]
+        read_in = [number for number, rate in enumerate(rates) if rate > READS_PCT / 100]
+        # A sample that is partly full begins, or ends, within it.
+        starts = ran[0] + 1 - shares[ran[0]]
+        begins = read_in[0] + 1 - min(1.0, rates[read_in[0]])
+        ends = read_in[-1] + min(1.0, rates[read_in[-1]])
+        spans = begins - starts, ends - begins, ran[-1] + 1 - ends
+        lines.append(
+            [
+                call_of(row["problem"]),
+                {"cudnn": "cuDNN"}.get(row["who"], row["who"]),
+                f"{float(row['duration_us']):.1f}",
+                *(f"{span * interval:.1f}" for span in spans[:2]),
+                f"{sum(rates) / spans[1]:.0%}",
+                f"{spans[2] * interval:.1f}",
+            ]
+        )
+    head = ["call", "", "µs", "until bytes flow", "while they flow", "at", "behind them"]
+    return table(head, lines)
+
+
 # --- what limits the kernels, the host, the progression ------------------------------------------
 
 
@@ -898,6 +984,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "training": training,
     "decode": decode,
     "decode-wide": decode_wide,
+    "decode-profile": decode_profile,
+    "decode-samples": decode_samples,
     "hand-written": hand_written,
     "profile": profile,
     "profiled": profiled,

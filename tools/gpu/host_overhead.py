@@ -3,6 +3,7 @@
 argument at hand. One CSV row a kind of call; times in microseconds.
 
     python tools/gpu/host_overhead.py rows.csv --limit-us 15
+    python tools/gpu/host_overhead.py rows.csv --over-a-cache    # attention_with_cache()
     python tools/gpu/host_overhead.py rows.csv --pretend     # no GPU: launches do nothing
     python tools/gpu/host_overhead.py rows.csv --config "(FP16, 128, ...): ..."
 
@@ -10,7 +11,8 @@ Calls and bare launches take turns, and the GPU is waited for between short burs
 waits for room in the queue. `first` is a call unlike any before, whose kernel is loaded. With
 --limit-us the exit status is 1 if a call that is like one before costs more than that beyond its
 bare launch. Without --config attention() chooses. What a wgmma kernel needs besides, tensor maps
-and a counter, is part of the bare launch.
+and a counter, is part of the bare launch, which over a cache is all of a call's launches, with
+memory for parts' results at hand.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from pretended_gpu import pretended_gpu
 import flashsmith
 from flashsmith.benchmark.environment import Environment
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.operations import DECODE
 from flashsmith.runtime import forget_cached_launches
 from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.frameworks.base import Device, Workspace
 from flashsmith.runtime.libraries import LoadedKernel
 
 BURST = 20
@@ -84,18 +88,61 @@ def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
     )
 
 
+def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
+    """The same over a KV cache: a token of each sequence, its keys in parts."""
+
+    def half(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=torch.float16)
+
+    def whole(numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+    heads_k, page, seq = 4, 16, SEQ - 1
+    q, k, v = half(BATCH, 1, HEADS, D), *(half(BATCH, 1, heads_k, D) for _ in range(2))
+    lens = whole([seq] * BATCH)
+    attend = partial(flashsmith.attention_with_cache, q, cache_lens=lens, config=config)
+    dense = partial(attend, *(half(BATCH, SEQ, heads_k, D) for _ in range(2)))
+    table = torch.arange(BATCH * SEQ // page, dtype=torch.int32, device=device).view(BATCH, -1)
+    pages = [half(BATCH * SEQ // page, page, heads_k, D) for _ in range(2)]
+    paged = partial(attend, *pages, page_table=table)
+    yield Cell("over a cache", dense)
+    yield Cell("over a cache, out", partial(dense, out=torch.empty_like(q)))
+    yield Cell("over a cache, lse", partial(dense, return_lse=True))
+    yield Cell("over a cache, split='free'", partial(dense, split="free"))
+    yield Cell("over pages", paged)
+    appended = partial(paged, k=k, v=v)
+    yield Cell("over pages, append", appended)
+    turns = (torch.ones(SEQ, D // 2, device=device), torch.zeros(SEQ, D // 2, device=device))
+    yield Cell("over pages, append, rotary", partial(appended, cos=turns[0], sin=turns[1]))
+    packed = partial(
+        *(flashsmith.attention_with_cache, q.flatten(0, 1), *pages),
+        page_table=table,
+        cache_lens=lens,
+        cu_seqlens_q=whole(list(range(BATCH + 1))),
+        max_seqlen_q=1,
+        config=config,
+    )
+    yield Cell("over pages, packed", packed)
+
+
 def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
-    """What a call of this kind launches, and the outputs it writes, which must live as long."""
+    """What a call of this kind launches, and what it writes, which must live as long."""
     seen: list[Callable[[], Any]] = []
+    held: list[Workspace] = []
     prepare = LoadedKernel.prepare
 
     def noting(kernel: LoadedKernel, call: Any, ordinal: int, **options: Any) -> Any:
         arguments = (kernel.index, *call.library_arguments(), ordinal, options["timed"])
-        function, _ = kernel.functions.prepare(*arguments)
-        stream = framework_of(torch.Tensor).current_stream(ordinal)
+        function, block_bytes = kernel.functions.prepare(*arguments)
+        adapter = framework_of(torch.Tensor)
+        stream = adapter.current_stream(ordinal)
         addresses = call.addresses
-        while addresses[-1] == 0:
-            addresses = addresses[:-1]
+        if call.problem.operation == DECODE.name and block_bytes:
+            held.append(adapter.workspace(block_bytes, Device("cuda", ordinal), stream))
+            addresses = (*addresses, held[0].address)
+        else:
+            while addresses[-1] == 0:
+                addresses = addresses[:-1]
         seen.append(partial(function, stream, *addresses))
         return prepare(kernel, call, ordinal, **options)
 
@@ -103,7 +150,7 @@ def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
     with mock.patch.object(LoadedKernel, "prepare", noting):
         outputs = cell.call()
     (launch,) = seen
-    return launch, outputs
+    return launch, (outputs, held)
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -179,7 +226,9 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=2000, help="timed calls of each kind")
     parser.add_argument("--limit-us", type=float, default=float("inf"), help="fail above it")
     parser.add_argument("--config", help="a short form: of fp16 kernels with d_head 128")
+    parser.add_argument("--over-a-cache", action="store_true", help="attention_with_cache()")
     options = parser.parse_args()
+    make_cells = cache_cells if options.over_a_cache else cells
     config = None if options.config is None else parse_kernel_name_into_config(options.config)
     if options.pretend:
         with pretended_gpu() as pretended:
@@ -187,12 +236,13 @@ def main() -> int:
 
             pretended.launcher = tvm_ffi.get_global_func("testing.nop")
             nowhere = replace(Environment.collect(), gpu="pretended", arch=0, driver="", cuda="")
-            calls = cells("cpu", config)
+            pretended.block_bytes = 4096 if options.over_a_cache else 0
+            calls = make_cells("cpu", config)
             overheads = write_rows(options.out, calls, options.calls, lambda: None, nowhere)
     else:
         overheads = write_rows(
             options.out,
-            cells("cuda", config),
+            make_cells("cuda", config),
             options.calls,
             torch.cuda.synchronize,
             Environment.collect(),

@@ -45,7 +45,8 @@ class PretendedGpu:
     """``launches`` so far; ``stream`` is PyTorch's current one.
 
     ``launcher`` is called with a stream and addresses, as a library's own; None notes the launch.
-    ``block_bytes`` is the size of the workspaces that kernels of the backward pass need.
+    ``block_bytes`` is the size of the workspaces that kernels of the backward pass, and those over
+    a KV cache, need.
     With ``only_uneven`` no kernel is for whole tiles alone.
     """
 
@@ -67,7 +68,7 @@ class PretendedGpu:
     def _load(self, config: Any, semantics: Any) -> libraries.LoadedKernel:
         operation_name = config.family.operation
         n_addresses = len(operation(operation_name).tensors)
-        block_bytes = self.block_bytes if operation_name == "backward" else 0
+        block_bytes = self.block_bytes if operation_name in ("backward", "decode") else 0
 
         def prepare(index: int, *arguments: Any) -> tuple[Callable[..., Any], int]:
             def note(stream: int, *addresses: int) -> None:

@@ -5,12 +5,13 @@
 #   tools/gpu/prove.sh OUT [part...]     parts: tests sets sanitizer figures (default: these four)
 #   tools/gpu/prove.sh OUT hopper sanitizer-wgmma    of the wgmma kernels, on a GPU of 9.0
 #   tools/gpu/prove.sh OUT backward sanitizer-backward    of both families of gradients, likewise
+#   tools/gpu/prove.sh OUT decode sanitizer-decode    of attention over a KV cache
 #
 # Parts of `tests`, for where a visit ends early: tests-emulator tests-semantics tests-verify
 # tests-rest. TOOLS: some of the sanitizer's four tools.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper|sanitizer-wgmma|backward|sanitizer-backward]..."}
+out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper|sanitizer-wgmma|backward|sanitizer-backward|decode|sanitizer-decode]..."}
 shift
 parts=${*:-tests sets sanitizer figures}
 # The suite in parts that each end within minutes on 16 cores (WORKERS: 15 unless said otherwise);
@@ -50,6 +51,7 @@ sanitized() { # tool, what, script of this folder, argument...
     local tool=$1 name=sanitizer-$1-$2 script=tools/gpu/$3 kernels=forward_kernel
     [[ $2 = *_backward ]] && kernels=backward
     [[ $2 = wgmma_dq ]] && kernels=dq_kernel
+    [[ $2 = *_decode ]] && kernels=decode
     local under=(compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9
         --kernel-name "kernel_substring=$kernels")
     shift 3
@@ -94,6 +96,20 @@ for part in $parts; do
             done
         done
         ;;
+    sanitizer-decode)
+        for tool in none $tools; do
+            sanitized "$tool" mma_sync_decode prove_grid.py \
+                "$out/sanitizer-$tool-mma_sync_decode.csv" \
+                --family mma_sync_decode --handful --workers 1
+        done
+        ;;
+    decode)
+        # Rows take the host's time: a process a core.
+        step grid-mma_sync_decode timeout 1800 python3 tools/gpu/prove_grid.py \
+            "$out/grid-mma_sync_decode.csv" --family mma_sync_decode \
+            --processes "$(nproc)" --seconds 1500
+        tail -n 1 "$out/grid-mma_sync_decode.log"
+        ;;
     backward)
         for family in mma_sync_backward wgmma_backward; do
             step "grid-$family" timeout 1800 python3 tools/gpu/prove_grid.py \
@@ -116,7 +132,7 @@ for part in $parts; do
         ;;
     *)
         echo "unknown part '$part': tests, sets, sanitizer, figures, hopper, sanitizer-wgmma," \
-            "backward or sanitizer-backward" >&2
+            "backward, sanitizer-backward, decode or sanitizer-decode" >&2
         exit 2
         ;;
     esac

@@ -51,7 +51,11 @@ from flashsmith.runtime import forward, query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
 from flashsmith.verify.backward_grid import backward_grid, covering_backward_cases
-from flashsmith.verify.decode_grid import covering_decode_cases, decode_grid
+from flashsmith.verify.decode_grid import (
+    covering_decode_cases,
+    decode_grid,
+    watched_decode_cases,
+)
 from flashsmith.verify.proof_grid import FIRST_FAMILY, REFUSED_D, covering_cases, proof_grid
 from flashsmith.verify.proof_inputs import numpy_dtype
 
@@ -139,8 +143,8 @@ def grid_of(family: str) -> Iterator[Any]:
 
 def handful(family: str = FIRST_FAMILY) -> list[Any]:
     """Few small cases that between them show every semantics, every single value and every knob's,
-    and where the grid has few kernels each of them, of one dtype; the smallest first: a
-    sanitizer's time may end before they do."""
+    and where the grid has few kernels each of them, of one dtype; over a cache some longer ones,
+    too. The smallest first: a sanitizer's time may end before they do."""
     operation = family_named(family).operation
     whole, covering, names = GRIDS[operation]
 
@@ -165,6 +169,8 @@ def handful(family: str = FIRST_FAMILY) -> list[Any]:
         best = max(small, key=lambda case: len(single_values(case) & missing))
         chosen.append(best)
         missing -= single_values(best)
+    if operation == DECODE.name:
+        chosen += watched_decode_cases(family)
     return sorted(chosen, key=lambda case: case.lengths[0] * case.lengths[1])
 
 

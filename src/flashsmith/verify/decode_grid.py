@@ -246,6 +246,44 @@ _QUICK_LONGEST = 320
 _POOL = 4_000
 
 
+# Of kernels of few rows a tile, and of full ones: what makes CTAs merge in clusters, the second
+# time runs of two parts; then ask a counter for runs, and look for rows to merge; of full tiles
+# keep the states of several parts.
+_WATCHED: tuple[tuple[bool, dict[str, Any]], ...] = (
+    (False, {"group": 4, "batch": 1, "heads_k": 8, "longest": 800}),
+    (False, {"group": 4, "batch": 5, "heads_k": 4, "longest": 800}),
+    (False, {"group": 4, "batch": 4, "heads_k": 2, "longest": 3000, "sm_count": 2}),
+    (True, {"group": 16, "batch": 1, "heads_k": 2, "longest": 800}),
+    (True, {"group": 16, "batch": 7, "heads_k": 1, "longest": 800, "sm_count": 8}),
+)
+_MOST_TRIES = 200
+
+
+def watched_decode_cases(family: str) -> list[DecodeCase]:
+    """Cases for a sanitizer of what short sequences never do, dense and in pages to which they
+    append, by kernels that have clusters."""
+    found = []
+    for (full, said), page in product(_WATCHED, (0, 16)):
+        append = "append" if page else ""
+        # The seed, and so the capacity, says which kernel a case is for.
+        cases = (
+            DecodeCase(
+                *(DType.BF16, 128),
+                queries=1,
+                page=page,
+                mask="none",
+                lengths_of="long",
+                append=append,
+                capacity=more,
+                family=family,
+                **said,
+            )
+            for more in range(_MOST_TRIES)
+        )
+        found.append(next(it for it in cases if it.config.cluster and it.config.full_tiles == full))
+    return found
+
+
 def case_pairs(case: DecodeCase) -> list[Pair]:
     """All pairs of two factors with the values they have in ``case``."""
     factors = [(name, getattr(case, name)) for name in (*_FACTORS, *_DRAWN)]
