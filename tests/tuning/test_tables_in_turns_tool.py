@@ -214,6 +214,63 @@ def test_kernels_that_repeat_their_bits_are_cells_of_their_own(
     assert chosen(BACKWARD, found, deterministic=True) == repeatable
 
 
+CACHE = Problem.parse("b1 s1:8192 h32:8 d128 bf16 decode causal")
+TWO_STAGES = "(BF16, 128, 16, 64, 4): decode+stages_2+least_128+parts_2"
+
+
+def test_one_kernel_for_all_batches_keeps_its_entry_where_it_is_slower_nowhere(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, settled, choice = tmp_path / "mine.json", tmp_path / "settled.json", chosen(CACHE)
+    third = TWO_STAGES.replace("least_128", "least_256")
+    tuned(mine, CACHE, TWO_STAGES, third, choice)
+    arguments = [str(tmp_path / "rows.csv"), "--table", str(mine), "--settled", str(settled)]
+    prepared, times = tool.prepared, dict[str, float]()
+
+    def of_cell(cell: Any, *, replays: bool) -> Any:
+        tool.times = {TWO_STAGES: times.get(str(cell.problem), 0.9)}
+        return prepared(cell, replays=replays)
+
+    monkeypatch.setattr(tool, "prepared", of_cell)
+    assert tool.main(arguments) == 0
+    found = rows(tmp_path / "rows.csv")
+    assert {row["split"] for row in found} == {"invariant"}
+    batches = {tuple(row["problem"].split()[:2]) for row in found}
+    assert {("b1", "s1:1024"), ("b1", "s1:8192"), ("b64", "s1:1024")} < batches
+    assert WinnersTable.load(settled).to_json() == WinnersTable.load(mine).to_json()
+    # Slower in another batch than the entry's: what was faster than the other choice goes with it.
+    times["b64 s1:1024 h32:8 d128 bf16 decode causal"] = 1.1
+    assert tool.main(arguments) == 0
+    (entry,) = WinnersTable.load(settled)
+    assert [one.config for one in entry.ranked] == [choice]
+    assert tool.main(arguments[:3]) == 1
+
+
+def test_one_kernel_for_all_batches_needs_all_its_cells(tool: ModuleType, tmp_path: Path) -> None:
+    mine, settled = tmp_path / "mine.json", tmp_path / "settled.json"
+    tuned(mine, CACHE, TWO_STAGES)
+    arguments = [str(tmp_path / "rows.csv"), "--table", str(mine), "--settled", str(settled)]
+    tool.times = {TWO_STAGES: 0.5}
+    assert tool.main([*arguments, "--seconds", "0"]) == 0
+    # The other choice was not among its candidates: there is no entry to take.
+    assert len(WinnersTable.load(settled)) == 0
+    assert tool.main(arguments) == 0
+    assert len(WinnersTable.load(settled)) == 1
+
+
+def test_an_entry_for_one_batch_is_compared_there_as_split_free_takes_it(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    problem = Problem.parse("b8 s1:1024 h32:8 d128 bf16 decode")
+    other = entry_of_h200(problem).best.config
+    tuned(tmp_path / "mine.json", problem, TWO_STAGES, other)
+    assert other not in (TWO_STAGES, chosen(problem))
+    assert tool.main([str(tmp_path / "rows.csv"), "--table", str(tmp_path / "mine.json")]) == 0
+    found = rows(tmp_path / "rows.csv")
+    assert {(row["problem"], row["split"]) for row in found} == {(str(problem), "free")}
+    assert {row["config"] for row in found} == {TWO_STAGES, other}
+
+
 def test_replays_stand_beside_cudnn(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
