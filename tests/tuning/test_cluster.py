@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +150,37 @@ class After(threading.Thread):
 
 
 SLOW = replace(WORLD, seconds_per_request=0.03)
+
+
+@full
+def test_without_a_cluster_ray_runs_on_this_machine_for_the_time_of_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, serial: Path
+) -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed (the extra 'cluster')")
+    started, init = [], ray.init
+
+    def with_gpus(*, address: str, **how: Any) -> Any:
+        started.append(address)
+        if address == "auto":
+            # As Ray has it where nothing runs; that of another test is not to be found.
+            raise ConnectionError("Could not find any running Ray instance.")
+        return init(address=address, num_cpus=3, num_gpus=2, **how)
+
+    monkeypatch.setattr(ray, "init", with_gpus)
+    variables = {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FAKE_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert run(SimpleNamespace(address="auto"), tmp_path).ok
+    assert started == ["auto", "local"]
+    assert figures(tmp_path) == figures(serial)
+    assert len(set().union(*workers(tmp_path).values())) == 2
+    assert not ray.is_initialized()
 
 
 @full
