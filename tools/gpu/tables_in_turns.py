@@ -11,8 +11,8 @@ Where both are one kernel there is nothing to compare. Else both are proven and 
 L2 flushed, in rounds that are measurements of their own. A row for each kernel and round; at the
 end each cell's ratio (without the table over with it: above 1 it is worth its entry), the median of
 the rounds and the interval that holds the true median with at least 95%. --settled writes the table
-anew: where the rounds take the entry's winner for the slower one, both kernels get these rounds'
-times, and what was not in them does not come before them.
+anew: where the rounds take the entry's winner for the slower one, it comes behind the other by
+these rounds' ratio, and nothing that was not in them before both.
 
 Over a cache one kernel serves every batch and all lengths, so that both are compared at five of
 them, and the entry keeps its winner only where none of the five is below 1. The other entries of a
@@ -242,15 +242,20 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
-    """The cell's entry with the times of these rounds for both kernels, and without what would
-    come before them unmeasured."""
+    """The cell's entry with its choice as far behind the other tables' as these rounds say, and
+    without what would come before them unmeasured."""
     assert cell.entry is not None
-    entry, ms = cell.entry, dict[str, float]()
-    before = statistics.median(float(row["ms"]) for row in rows if row["kernel"] == WITHOUT)
-    # By the rounds' ratios, which decide, and not by two medians.
-    for name, ratio in ((WITHOUT, 1.0), (WITH, _median(rows, WITHOUT, WITH))):
-        ms[str(cell.kernels[name])] = before / ratio
+    entry = cell.entry
     known = {one.config: one for one in entry.ranked}
+    before, after = (str(cell.kernels[name]) for name in (WITHOUT, WITH))
+    # By the rounds' ratios, which decide, and not by two medians. The entry's times are of another
+    # clock than the rounds': the other tables' choice keeps its own.
+    ratio = _median(rows, WITHOUT, WITH)
+    if before in known:
+        ms = {before: known[before].ms, after: known[before].ms / ratio}
+    else:
+        ms = {after: known.get(after, entry.best).ms}
+        ms[before] = ms[after] * ratio
     flop = entry.problem.attn_flop()
     both = [
         Ranked(
