@@ -41,10 +41,6 @@ FS_DEVICE void DecodeRun<Kernel, kPaged>::store_own_rows(const Softmax& softmax,
                 state.o[e] = odd ? theirs[e] : first[e];
                 state.o[2 + e] = odd ? second[e] : theirs[e];
             }
-            // Of a row without keys these are products with 0, which values of NaN spoil.
-            if (state.is_empty())
-#pragma unroll
-                for (int e = 0; e < 4; ++e) state.o[e] = 0.0f;
             if (!present) continue;
             const int column = 8 * (n + odd) + lane % 4 / 2 * 4;
             if (s.parts == 1)

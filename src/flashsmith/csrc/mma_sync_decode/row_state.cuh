@@ -90,7 +90,8 @@ struct RowState {
 };
 
 // What a row's sums are multiplied with, and its natural log-sum-exp, once its head's sink has
-// joined. A row without keys gives 0, and -inf or the sink alone.
+// joined. A row without keys gives 0, and -inf or the sink alone; its sums may be NaN, products of
+// no weight and a value of NaN, so that its factor is -1 and no other's is negative.
 struct RowEnd {
     float factor, lse;
 
@@ -108,11 +109,13 @@ struct RowEnd {
             weight = exp2_approx(accumulated - base);
             total = total * weight + exp2_approx(sink_log2 - base);
         }
-        factor = row.is_empty() ? 0.0f : weight * reciprocal_approx(total);
+        factor = row.is_empty() ? -1.0f : weight * reciprocal_approx(total);
         // The largest sinks were clamped in base 2.
         const float base_ln = sink != nullptr && base == sink_log2 ? sink_ln : base * kLn2;
         lse = fmaf(log2_approx(total), kLn2, base_ln);
     }
+
+    FS_DEVICE float scaled(float sum) const { return factor < 0.0f ? 0.0f : sum * factor; }
 };
 
 FS_DEVICE RowEnd row_end(const DecodeKernelArgs& args, const RowState& row, int head) {
@@ -129,8 +132,8 @@ FS_DEVICE char* row_of_o(const DecodeKernelArgs& args, int batch, int first_quer
 }
 template <typename value_t>
 FS_DEVICE void store_columns(char* target, const RowState& row, const RowEnd& end) {
-    store_global_8B(target, {pack_16bit<value_t>(row.o[0] * end.factor, row.o[1] * end.factor),
-                             pack_16bit<value_t>(row.o[2] * end.factor, row.o[3] * end.factor)});
+    store_global_8B(target, {pack_16bit<value_t>(end.scaled(row.o[0]), end.scaled(row.o[1])),
+                             pack_16bit<value_t>(end.scaled(row.o[2]), end.scaled(row.o[3]))});
 }
 FS_DEVICE void store_lse(const DecodeKernelArgs& args, const RowEnd& end, int batch,
                          int first_query, int query, int head) {
