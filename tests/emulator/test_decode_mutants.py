@@ -367,7 +367,7 @@ EQUIVALENT = (
             (operator,),
             ("chunks",),
             "paged_chunk",
-            "cp_async_16B_or_zeros(smem + offset, source, present);",
+            "cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);",
             "Of what a loop over four at a time leaves: every thread has four copies of queries.",
             place=8,
         )
@@ -383,7 +383,7 @@ EQUIVALENT = (
             ("drop copy", "copy to next chunk", "copy to next row", "copy from next chunk"),
             (name,),
             role,
-            "cp_async_16B_or_zeros(smem + offset, source, present);",
+            "cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);",
             "Of what a loop over four at a time leaves: every thread has one copy of queries.",
             place=10,
         )
@@ -409,27 +409,27 @@ EQUIVALENT = (
         Equivalent(("shuffle nothing",), names, role, source, proof)
         for victims, source, proof in (
             (
-                ("dense", "full", "cluster"),
+                ("dense", "full", "cluster", "own", "own_cluster"),
                 "batch = search.first + i;\n"
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
                 "It is 0 of every sequence whose queries are not packed.",
             ),
             (
-                ("dense", "full", "cluster"),
+                ("dense", "full", "cluster", "own", "own_cluster"),
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
                 "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
                 "s.keys",
                 "Where queries are not packed it is seq_q, in lanes without a sequence too.",
             ),
             (
-                ("dense", "cluster"),
+                ("dense", "cluster", "own_cluster"),
                 "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
                 "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
                 "s.chunk",
                 "Without a window every sequence's first part begins at 0.",
             ),
             (
-                ("dense", "full", "cluster"),
+                ("dense", "full", "cluster", "own", "own_cluster"),
                 "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
                 "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
                 "s.is_chunk",
@@ -465,13 +465,17 @@ EQUIVALENT = (
         for name, role, proof, place in (
             ("dense", "main", "This kernel has no clusters.", None),
             ("full", "main", "This kernel has no clusters.", None),
+            ("own", "main", "This kernel has no clusters.", None),
             ("paged", "paged", "This kernel has no clusters.", None),
-            ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -2),
+            *(
+                (name, "main", "Of a CTA's second search. A cluster's CTAs search once.", -2)
+                for name in ("cluster", "own_cluster")
+            ),
         )
     ),
     Equivalent(
         ("drop barrier",),
-        ("cluster",),
+        ("cluster", "own_cluster"),
         "main",
         "}\n__syncwarp();\ncluster_arrive();",
         "It orders no access: what thread 0 has initialised its fence and its own arrival publish. "

@@ -411,7 +411,7 @@ struct DecodeRun {
 #pragma unroll
         for (int i = 0; i < kWarpKeys; i += kRowStep) {
             const int key = first_key + row + i;
-            const bool present = key >= begin && key < end;
+            const bool present = begin <= key && key < end;
             const uint32_t offset = Panel::offset(warp_slot() + row + i, chunk);
 #pragma unroll
             for (int p = 0; p < Layout::kWidePanels; ++p) {
