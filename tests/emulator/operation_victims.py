@@ -27,7 +27,7 @@ from flashsmith.emulator.checks import all_checks
 from flashsmith.emulator.interface import MemoryAccess, Observer
 from flashsmith.emulator.ptx import parse
 from flashsmith.errors import EmulatorError
-from flashsmith.families import KernelConfig, Semantics, device_spec
+from flashsmith.families import KernelConfig, Problem, Semantics, device_spec
 from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, Workspace
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 
@@ -45,6 +45,15 @@ class StopAtFinding(Observer):
     def memory(self, event: MemoryAccess) -> None:
         if any(check.findings for check in self.checks):
             raise EmulatorError("stopped: there is a finding")
+
+
+@dataclass(frozen=True)
+class AskedForward(Asked):
+    """A problem of the forward pass without its dtype, for kernels of uneven lengths."""
+
+    def problem(self, cfg: KernelConfig) -> Problem:
+        problem = Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()}")
+        return replace(problem, semantics=replace(problem.semantics, uneven=True))
 
 
 @dataclass(frozen=True)
