@@ -92,6 +92,8 @@ VICTIMS = {
             AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (20, 460, *(20,) * 10)}),
             # Rows that see no key, beside keys whose values are not finite.
             AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
+            # Runs of several parts: weights beside a wrong maximum are infinite.
+            AskedDecode("b4 s1:460 h24:4 d40 causal", "far_scores", {"lens_k": (460,) * 4}),
             _sparse(300, 100),
             _sparse(300, 32),
         ),
