@@ -91,10 +91,14 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "(1 << s.run_levels), s.parts - 1);"),
         SourcePatch("runs begin a part late", _SPLIT, "item.first_part = run << s.run_levels;",
                     "item.first_part = (run << s.run_levels) + (run > 0);"),
+<<<<<<< HEAD
         SourcePatch("steps of a part go on into the next", _PART, "steps_until += steps_of_part;",
                     "steps_until += steps_of_part + 1;"),
         SourcePatch("a part's state is forgotten for the next", _PART,
                     "state.join_behind(kept_state(target, part, level, row, column));", ";"),
+=======
+        SourcePatch("a part's state is forgotten for the next", _PART, "before.join(state);", ";"),
+>>>>>>> mut
         SourcePatch("the last part of a run waits too", _PART,
                     "} else if (part + 1 < target.end_part) {", "} else {"),
         SourcePatch("states of all levels at one place", _PART,
@@ -129,9 +133,6 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "__ballot_sync(kWholeWarp, end < within)"),
         SourcePatch("tiles as parts", _SPLIT, "item.tile = rest % s.tiles;",
                     "item.tile = rest / s.tiles;"),
-        SourcePatch("heads in the other order", _SPLIT,
-                    "item.head_k = rest - run * args.heads_k;",
-                    "item.head_k = args.heads_k - 1 - (rest - run * args.heads_k);"),
         SourcePatch("states of the first head", _SPLIT,
                     "(int64_t{batch} * args.heads_k + head_k)", "(int64_t{batch} * args.heads_k)"),
         SourcePatch("keys behind the run", _PART, "if (item.end_part < s.parts) end =",
@@ -195,8 +196,8 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "exp2_approx((next.maximum - joined) * kLn2);"),
         SourcePatch("a subtree's maximum is the first one's", _STATE,
                     "fmaxf(maximum, next.maximum);", "maximum;"),
+        # Not of subtrees: joined without a test, sums of 0 at the least maximum change nothing.
         SourcePatch("warps without keys count", _STATE, "if (other.is_empty()) return;", ";"),
-        SourcePatch("subtrees without keys count", _STATE, "if (next.is_empty()) return;", ";"),
         SourcePatch("wrong base of LSE", _STATE, "base_ln = sink != nullptr && base == sink_log2 "
                     "? sink_ln : base * kLn2;", "base_ln = base;"),
         SourcePatch("wrong base of sinks", _STATE, "float sink_log2 = sink_ln * kLog2E;",

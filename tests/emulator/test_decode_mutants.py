@@ -92,6 +92,8 @@ VICTIMS = {
             AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (20, 460, *(20,) * 10)}),
             # Rows that see no key, beside keys whose values are not finite.
             AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
+            # Runs of several parts: weights beside a wrong maximum are infinite.
+            AskedDecode("b4 s1:460 h24:4 d40 causal", "far_scores", {"lens_k": (460,) * 4}),
             _sparse(300, 100),
             _sparse(300, 32),
         ),
@@ -111,6 +113,12 @@ VICTIMS = {
                 "b110 s1:2600 h2:1 d40 causal",
                 options={"lens_k": (*(0,) * 70, 2600, *(0,) * 39)},
                 sm_count=10,
+            ),
+            # Rows of two runs, each a warp's.
+            AskedDecode(
+                "b12 s1:460 h24:4 d40 causal",
+                options={"lens_k": (20, 460, *(20,) * 10)},
+                sm_count=5,
             ),
             # Runs of two parts that CTAs take as a counter says.
             _sparse(300, 100),
@@ -336,7 +344,7 @@ OPERATORS = operators(128)
 #: Kernels of each victim, and into how many tests their mutants are cut.
 PARTS = {
     "dense": {"main": 4},
-    "parts": {"merge": 2},
+    "parts": {"merge": 2, "merge_rows": 2},
     "paged": {"paged": 4},
     "chunks": {"paged_chunk": 2},
     "append": {"append": 2},
@@ -436,11 +444,13 @@ EQUIVALENT = (
                 "It follows from seq_q, in lanes without a sequence too.",
             ),
         )
-        for role, names in (("main", victims), ("merge", ("parts",)))
+        for role, names in (("main", victims), ("merge_rows", ("parts",)))
     ),
     # The keys of a sequence and of its parts: what merges their states reads neither.
     *(
-        Equivalent(("shuffle nothing",), ("parts",), "merge", source, "The merge does not read it.")
+        Equivalent(
+            ("shuffle nothing",), ("parts",), "merge_rows", source, "The merge does not read it."
+        )
         for source in (
             "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
             "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
