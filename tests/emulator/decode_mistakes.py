@@ -91,14 +91,8 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "(1 << s.run_levels), s.parts - 1);"),
         SourcePatch("runs begin a part late", _SPLIT, "item.first_part = run << s.run_levels;",
                     "item.first_part = (run << s.run_levels) + (run > 0);"),
-<<<<<<< HEAD
-        SourcePatch("steps of a part go on into the next", _PART, "steps_until += steps_of_part;",
-                    "steps_until += steps_of_part + 1;"),
         SourcePatch("a part's state is forgotten for the next", _PART,
                     "state.join_behind(kept_state(target, part, level, row, column));", ";"),
-=======
-        SourcePatch("a part's state is forgotten for the next", _PART, "before.join(state);", ";"),
->>>>>>> mut
         SourcePatch("the last part of a run waits too", _PART,
                     "} else if (part + 1 < target.end_part) {", "} else {"),
         SourcePatch("states of all levels at one place", _PART,
