@@ -204,6 +204,69 @@ def test_what_is_recorded_leads_to_the_newest_sources(tool: ModuleType) -> None:
     assert known == {"a1": {"a": "a2"}, "tree": {"a": "a2", "b": "b1"}}
 
 
+def test_what_was_equivalent_to_the_base_is_to_the_new_sources(tool: ModuleType) -> None:
+    known = {"old": {"a": "a1"}, "older": {"a": "a1", "b": "b1"}}
+    assert tool.recorded(known, {"a": "old"}, {"a": "a2"}) == {
+        "a1": {"a": "a2"},
+        "old": {"a": "a2"},
+        "older": {"a": "a2", "b": "b1"},
+    }
+
+
+OTHER = "(FP16, 64, 64, 32, 2wg): tma+stages_2+q_buffers_1+regs_24_240"
+THIRD = OTHER.replace("64, 32", "64, 48")
+
+
+def compiled(tool: ModuleType, name: str, digests: dict[str, str]) -> Any:
+    """The kernels of a tree: hashes by short form, and sources that are called after the tree."""
+    kernels = {
+        (90, "plain", form): tool.Kernel(digest, 1, 1, 0) for form, digest in digests.items()
+    }
+    families = ("mma_sync", "wgmma")
+    return tool.Compiled("13.0.1", {family: f"{name} {family}" for family in families}, kernels)
+
+
+def test_a_family_is_unchanged_if_no_kernel_of_both_trees_differs(tool: ModuleType) -> None:
+    base = compiled(tool, "base", {CONFIG: "1", OTHER: "2"})
+    new = compiled(tool, "new", {CONFIG: "1", OTHER: "2", THIRD: "3"})
+    assert tool.unchanged_families(base, new) == {"mma_sync": 1, "wgmma": 1}
+    assert tool.unchanged_families(compiled(tool, "base", {OTHER: "2"}), new) == {"wgmma": 1}
+    changed = compiled(tool, "base", {CONFIG: "1", OTHER: "2", THIRD: "4"})
+    assert tool.unchanged_families(changed, new) == {"mma_sync": 1}
+
+
+def test_families_that_did_not_change_are_recorded(
+    tool: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(tool, "source_hash", lambda family: f"new {family}")
+    monkeypatch.setattr(tool, "equivalent_sources", dict)
+    monkeypatch.setattr(tool, "EQUIVALENT_SOURCES", tmp_path / "equivalent.json")
+    base, new = tmp_path / "base.json", tmp_path / "new.json"
+    compiled(tool, "base", {CONFIG: "1", OTHER: "2"}).write(base)
+    compiled(tool, "new", {CONFIG: "changed", OTHER: "2", THIRD: "3"}).write(new)
+    arguments = ["same_ptx.py", "--base", str(base), "--new", str(new), "--record"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert tool.main() == 1
+    assert "recorded: wgmma (1 kernels)" in capsys.readouterr().out
+    found = json.loads((tmp_path / "equivalent.json").read_text())
+    assert found == {"base wgmma": {"wgmma": "new wgmma"}}
+
+
+def test_a_file_of_other_sources_is_none_of_this_tree(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "new.json"
+    compiled(tool, "old", {CONFIG: "1"}).write(file)
+    monkeypatch.setattr(
+        sys, "argv", ["same_ptx.py", "--base", str(file), "--new", str(file), "--set", CONFIG]
+    )
+    with pytest.raises(SystemExit, match="of other sources of mma_sync than this tree's"):
+        tool.main()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_tree_beside_a_copy_of_itself(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +178,11 @@ def test_calls_are_captured_by_pytorch_after_one_of_each(gpu: PretendedDriver, m
     replay = clock.capture(calls)
     warm = ["side waits", "a on side", "b on side", "side is done"]
     assert log == [*warm, "a on graph", "b on graph"]
+    # PyTorch gives freed memory back when the next graph is captured.
+    held = [weakref.ref(call) for call in calls]
+    calls.clear()
+    gc.collect()
+    assert all(call() is not None for call in held)
     replay()
     assert log[-1] == "replay"
     monkeypatch.setitem(__import__("sys").modules, "torch", None)

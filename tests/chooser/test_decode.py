@@ -413,7 +413,10 @@ def test_kernels_for_chunks_of_prompts_join_where_a_call_may_have_some() -> None
             for rows in (1, tile // 2, tile // 2 + 1, 512)
         }
         assert [cfg.chunk_rows for cfg in chosen.values()] == [0, 0, tile, tile]
-        assert {replace(cfg, chunk_rows=0) for cfg in chosen.values()} == {chosen[1]}
+        # Two full tiles of 16 rows are merged at once.
+        assert [cfg.full_tiles for cfg in chosen.values()] == [False, d == 128, False, False]
+        same = {replace(cfg, chunk_rows=0, full_tiles=False) for cfg in chosen.values()}
+        assert same == {chosen[1]}
     text = "b1 s512:8192 h32:8 d128 bf16 decode causal"
     choice = flashsmith.choose(text, 90)
     assert choice.config == CHOOSERS["invariant"](Problem.parse(text), device_spec(90))

@@ -56,6 +56,14 @@ OTHER_FULL = (
     "(BF16, 96, 32, 64, 4): decode+stages_3+least_64+parts_4+cluster_8+full",
     "(FP16, 256, 16, 32, 2): decode+stages_2+least_64+parts_2+full",
 )
+# Warps with rows of their own: a thread keeps all that it has of a first subtree in registers, and
+# of the others some, or nothing.
+OWN = config("(FP16, 64, 32, 32, 2): decode+stages_3+least_64+parts_2+own_rows")
+OTHER_OWN = (
+    "(BF16, 128, 32, 32, 2): decode+stages_3+least_64+parts_2+cluster_8+own_rows",
+    "(FP16, 128, 32, 64, 2): decode+stages_2+least_64+parts_2+own_rows",
+    "(BF16, 96, 32, 64, 2): decode+stages_3+least_64+parts_4+cluster_8+own_rows",
+)
 # Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
 WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
 # Head dimensions of other panels, with every column of the tile and with fewer.
@@ -66,7 +74,7 @@ CHUNKS = replace(SMALL, chunk_rows=64)
 PLAIN, CAUSAL = Semantics(), Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
-    shared_kernels.want([SMALL, SEVERAL_RUNS], semantics)
+    shared_kernels.want([SMALL, SEVERAL_RUNS, OWN, replace(OWN, rounds=4)], semantics)
 shared_kernels.want([EIGHT_PARTS])
 shared_kernels.want([FULL])
 shared_kernels.want([WIDE], CAUSAL)
@@ -186,21 +194,24 @@ LENGTHS = (700, 0, 1, 65, 320, 64)
 BRIEF = (130, 0, 65)
 
 
+@pytest.mark.parametrize("cfg", [SMALL, OWN], ids=["keys", "rows"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_sequence_has_the_same_bits_in_any_batch(packed: bool) -> None:
+def test_a_sequence_has_the_same_bits_in_any_batch(
+    packed: bool, cfg: FlashDecodeKernelConfig
+) -> None:
     """Alone, beside others, in another order, and whatever fits into the cache besides."""
     queries = (2, 1, 5, 1, 9, 3) if packed else (1,) * len(LENGTHS)
     sequences = draw(LENGTHS, queries)
-    o, lse = attend(sequences, dense(sequences, 701), packed=packed)
+    o, lse = attend(sequences, dense(sequences, 701), packed=packed, cfg=cfg)
     first = 0
     for i, one in enumerate(sequences):
         rows = slice(first, first + queries[i])
         first = rows.stop
         capacity = max(1, len(one.k)) + (i % 3) * 500
-        alone = attend([one], dense([one], capacity), packed=packed)
+        alone = attend([one], dense([one], capacity), packed=packed, cfg=cfg)
         assert_same(alone, (o[rows], lse[:, rows]))
     turned = sequences[::-1]
-    again_o, again_lse = attend(turned, dense(turned, 900), packed=packed)
+    again_o, again_lse = attend(turned, dense(turned, 900), packed=packed, cfg=cfg)
     first = 0
     for one in sequences:
         last = len(again_o) - first
@@ -212,24 +223,31 @@ def test_a_sequence_has_the_same_bits_in_any_batch(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("page", [1, 8, 16, 24, 256])
-def test_pages_leave_every_bit(page: int, packed: bool) -> None:
+@pytest.mark.parametrize(
+    ("page", "cfg"),
+    [*((page, SMALL) for page in (1, 8, 16, 24, 256)), (1, OWN), (24, OWN)],
+    ids=lambda value: ("rows" if value.own_rows else "keys") if value in (SMALL, OWN) else None,
+)
+def test_pages_leave_every_bit(page: int, packed: bool, cfg: FlashDecodeKernelConfig) -> None:
     queries = (2, 1, 5, 1, 9, 3) if packed else (1,) * len(LENGTHS)
     sequences = draw(LENGTHS, queries)
-    expected = attend(sequences, dense(sequences, 700), packed=packed)
-    assert_same(attend(sequences, paged(sequences, page, more=2), packed=packed), expected)
+    expected = attend(sequences, dense(sequences, 700), packed=packed, cfg=cfg)
+    found = attend(sequences, paged(sequences, page, more=2), packed=packed, cfg=cfg)
+    assert_same(found, expected)
 
 
+@pytest.mark.parametrize("small", [SMALL, OWN], ids=["keys", "rows"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_runs_of_any_length_leave_every_bit(packed: bool) -> None:
+def test_runs_of_any_length_leave_every_bit(packed: bool, small: FlashDecodeKernelConfig) -> None:
     """A CTA merges runs of one, two and all parts of a sequence, as its share of a batch is; with
     many rows some states in between are in global memory."""
     lengths = (700, 0, 65, 330)
     queries = (2, 1, 4, 5) if packed else (1,) * len(lengths)
     sequences = draw(lengths, queries)
-    expected = [attend([one], dense([one], max(1, len(one.k))), packed=packed) for one in sequences]
+    how = {"packed": packed, "cfg": small}
+    expected = [attend([one], dense([one], max(1, len(one.k))), **how) for one in sequences]
     stored = []
-    for times, cfg in ((4, SEVERAL_RUNS), (4, SMALL), (12, SMALL)):
+    for times, cfg in ((4, replace(small, rounds=4)), (4, small), (12, small)):
         many, counts = sequences * times, Counter[str]()
         o, lse = attend(many, dense(many, 700), packed=packed, cfg=cfg, counts=counts)
         stored.append(counts["st.global.v4.u32"] / times)
@@ -292,17 +310,18 @@ def test_few_ctas_look_for_rows_to_merge(schedule: int | None) -> None:
     assert [count > 0 for count in stored] == [True, True, True, False]
 
 
-def test_a_merge_has_a_cta_for_each_row_where_sequences_are_several_runs() -> None:
-    """The CTAs that look for rows are for calls whose every sequence of equal length is one run,
-    whatever the power of two of its parts."""
+def test_a_merge_has_a_cta_for_each_of_few_rows() -> None:
+    """Up to two rows an SM. Of more, four CTAs an SM at most look for rows, a warp for each; and one
+    an SM where every sequence of equal length is one run, whatever the power of two of its parts.
+    """
     grids = {}
-    for batch in (1, 14, 28, 29, 100):
+    for batch in (1, 2, 3, 14, 28, 29, 100):
         sequences = draw((64,), (1,)) * batch
         _, plan = planned(sequences, dense(sequences, 700))
         grids[batch] = plan.launches[-1].grid[0]
         assert "merge" in plan.launches[-1].kernel
     rows = HEADS_K * GROUP
-    assert grids == {1: rows, 14: 14 * rows, 28: 28 * rows, 29: 8, 100: 8}
+    assert grids == {1: rows, 2: 2 * rows, 3: 5, 14: 21, 28: 32, 29: 8, 100: 8}
 
 
 def test_ctas_ask_a_counter_for_long_runs() -> None:
@@ -388,6 +407,38 @@ def compare_full_tiles(
         assert_same(*found)
 
 
+@pytest.mark.parametrize(
+    "text", [str(OWN), *(pytest.param(it, marks=pytest.mark.full) for it in OTHER_OWN)]
+)
+@pytest.mark.parametrize("heads", ["s1:{} h32:1", "s5:{} h14:2 causal"])
+def test_own_rows_have_the_same_bits_in_runs_of_any_length(text: str, heads: str) -> None:
+    """Of one part and of eight, whose states are in registers, in shared and in global memory, of
+    tiles with all their rows and with some; in clusters, and with any number of stages."""
+    cfg = replace(config(text), parts_per_sm=8)
+    keys = 15 * cfg.min_keys + 9
+    dtype = cfg.dtype.name.lower()
+    problem = Problem.parse(f"b6 {heads.format(keys)} d{cfg.d_head} {dtype} decode")
+    reference = DecodeReference()
+    lengths = (keys, problem.seq_q, 4 * cfg.min_keys, 11 * cfg.min_keys, keys, keys)
+    asked = reference.options(problem, sinks=True, lens_k=lengths)
+    device = replace(device_spec("H200" if cfg.cluster else "A100"), sm_count=2)
+    found, stored = [], []
+    for one in (cfg, replace(cfg, stages=cfg.stages + 1), replace(cfg, rounds=8)):
+        semantics = problem.required_semantics(one)
+        shared_kernels.load([one], semantics, arch=device.arch)
+        case = reference.case(one, problem, kind="random", seed=1, options=asked)
+        how = {"emulate": True, "arch": device, "observers": all_checks()}
+        result = reference.run(one, case, lambda array: array, **how)
+        assert result.emulation is not None
+        assert not result.emulation.findings
+        assert reference.compare(one, case, result.outputs).ok
+        found.append((result.outputs["o"], result.outputs["lse"]))
+        stored.append(result.emulation.instructions.get("st.global.v4.u32", 0))
+    for other in found[1:]:
+        assert_same(other, found[0])
+    assert stored[2] > 2 * stored[0]
+
+
 def test_clusters_merge_both_tiles_of_a_few_sequences() -> None:
     sequences, counts = draw((330, 65), (9, 1)), Counter[str]()
     caches = dense(sequences, 330)
@@ -449,6 +500,19 @@ def test_tokens_beside_chunks_have_the_bits_of_kernels_without_chunks(
     for i in (2, 4):
         one = ragged()[i]
         assert_same(attend([one], dense([one], 700), packed=True), rows_of(mixed, i))
+
+
+@pytest.mark.parametrize("cfg", [SMALL, CHUNKS], ids=str)
+def test_rows_without_keys_are_zero_beside_nan(cfg: FlashDecodeKernelConfig) -> None:
+    """Neighbours in the tile see a value of NaN, which is not 0 times a weight of 0."""
+    (one,) = draw((5,), (20,))
+    one.v[0, :, 7] = np.nan
+    o, lse = attend([one], dense([one], 9), packed=True, cfg=cfg)
+    blind = len(one.q) - len(one.k)
+    assert not o[:blind].any()
+    assert np.isneginf(lse[:, :blind]).all()
+    assert np.isnan(o[blind:, :, 7]).all()
+    assert np.isfinite(lse[:, blind:]).all()
 
 
 @pytest.mark.parametrize("page", [1, 24])

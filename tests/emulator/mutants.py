@@ -154,7 +154,7 @@ def _double_lane_mask(site: MutationSite) -> str | None:
     return f"{{ .reg .b32 doubled; shl.b32 doubled, {mask.name}, 1; {changed} }}"
 
 
-def _exchange(operand: int, first: int, second: int, also: int | None = None) -> Mutation:
+def exchange(operand: int, first: int, second: int, also: int | None = None) -> Mutation:
     """Exchanges two registers of a vector operand (and the same two of another)."""
 
     def mutate(site: MutationSite) -> str | None:
@@ -170,14 +170,15 @@ def _exchange(operand: int, first: int, second: int, also: int | None = None) ->
     return mutate
 
 
-def _take_from_earlier(operand: int) -> Mutation:
+def take_from_earlier(operand: int) -> Mutation:
     """Uses the fragment of the nearest earlier product of the block that has another one."""
 
     def mutate(site: MutationSite) -> str | None:
         own = _registers(site.instruction.operands[operand])
         for other in site.earlier:
             names = _registers(other.operands[operand])
-            if names != own:
+            # Of wgmma A may be a descriptor.
+            if isinstance(other.operands[operand], Vector) and names != own:
                 return replace_operand(site.text, operand, "{" + ", ".join(names) + "}")
         return None
 
@@ -233,12 +234,12 @@ def operators(row_bytes: int) -> tuple[Operator, ...]:
         Operator("drop global store", _GLOBAL_STORES, drop),
         Operator("store global next chunk", _GLOBAL_STORES, bump(0, _CHUNK_BYTES)),
         Operator("drop mma", ("mma.sync",), lambda site: ""),
-        Operator("exchange A rows", ("mma.sync",), _exchange(1, 0, 1)),
-        Operator("exchange A halves of k", ("mma.sync",), _exchange(1, 0, 2)),
-        Operator("exchange B halves of k", ("mma.sync",), _exchange(2, 0, 1)),
-        Operator("exchange accumulator rows", ("mma.sync",), _exchange(0, 0, 2, also=3)),
-        Operator("A of another step", ("mma.sync",), _take_from_earlier(1)),
-        Operator("B of another tile", ("mma.sync",), _take_from_earlier(2)),
+        Operator("exchange A rows", ("mma.sync",), exchange(1, 0, 1)),
+        Operator("exchange A halves of k", ("mma.sync",), exchange(1, 0, 2)),
+        Operator("exchange B halves of k", ("mma.sync",), exchange(2, 0, 1)),
+        Operator("exchange accumulator rows", ("mma.sync",), exchange(0, 0, 2, also=3)),
+        Operator("A of another step", ("mma.sync",), take_from_earlier(1)),
+        Operator("B of another tile", ("mma.sync",), take_from_earlier(2)),
     )
 
 

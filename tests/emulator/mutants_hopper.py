@@ -10,8 +10,10 @@ from mutants import (
     Operator,
     bump,
     drop,
+    exchange,
     guard_text,
     replace_operand,
+    take_from_earlier,
     weaken_wait,
 )
 
@@ -19,6 +21,8 @@ from flashsmith.emulator.ptx.syntax import Address, Immediate, Register, Vector
 
 _BARRIER_BYTES = 8
 _BOX_STEP = 128
+# What ldmatrix reads in, and a row of a swizzled panel.
+_CHUNK_BYTES, _PANEL_ROW_BYTES = 16, 128
 _LEADING, _STRIDE, _BASE, _SWIZZLE = 16, 32, 49, 62
 
 
@@ -168,6 +172,26 @@ SUM_OPERATORS = (
     Operator("drop sum", _SUMS, drop),
     Operator("sum elsewhere", _SUMS, bump(0, 16)),
     Operator("sum twice", _SUMS, _twice),
+)
+
+
+def _if_in_registers(mutation: Mutation) -> Mutation:
+    """Of products alone that have A in registers."""
+
+    def mutate(site: MutationSite) -> str | None:
+        return mutation(site) if isinstance(site.instruction.operands[1], Vector) else None
+
+    return mutate
+
+
+#: For what feeds a product's A in registers.
+REGISTER_A_OPERATORS = (
+    Operator("drop ldmatrix", ("ldmatrix",), drop),
+    Operator("ldmatrix next chunk", ("ldmatrix",), bump(1, _CHUNK_BYTES)),
+    Operator("ldmatrix next row", ("ldmatrix",), bump(1, _PANEL_ROW_BYTES)),
+    Operator("exchange A rows", _PRODUCT, _if_in_registers(exchange(1, 0, 1))),
+    Operator("exchange A halves of k", _PRODUCT, _if_in_registers(exchange(1, 0, 2))),
+    Operator("A of another step", _PRODUCT, _if_in_registers(take_from_earlier(1))),
 )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,13 +24,36 @@ from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.sources import package_sources
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.emulator.checks import all_checks
+from flashsmith.emulator.interface import MemoryAccess, Observer
 from flashsmith.emulator.ptx import parse
 from flashsmith.errors import EmulatorError
-from flashsmith.families import KernelConfig, Semantics, device_spec
+from flashsmith.families import KernelConfig, Problem, Semantics, device_spec
 from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, Workspace
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 
 ChangedPlan = Callable[[LaunchPlan], LaunchPlan]
+
+
+class StopAtFinding(Observer):
+    """Ends a run at the next access after something was found: loops of a mutant that reads wrong
+    bounds may last for an hour."""
+
+    def __init__(self, checks: Sequence[Observer]) -> None:
+        super().__init__()
+        self.checks = checks
+
+    def memory(self, event: MemoryAccess) -> None:
+        if any(check.findings for check in self.checks):
+            raise EmulatorError("stopped: there is a finding")
+
+
+@dataclass(frozen=True)
+class AskedForward(Asked):
+    """A problem of the forward pass without its dtype, for kernels of uneven lengths."""
+
+    def problem(self, cfg: KernelConfig) -> Problem:
+        problem = Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()}")
+        return replace(problem, semantics=replace(problem.semantics, uneven=True))
 
 
 @dataclass(frozen=True)
@@ -121,14 +144,15 @@ class OperationVictim:
         try:
             reasons = asked.reasons(
                 self.config,
-                observers,
+                [*observers, StopAtFinding(observers)],
                 spoiled=_case(self, self.asked.index(asked)),
                 arch=replace(device, sm_count=self.sm_count or device.sm_count),
             )
+            error = ""
         except EmulatorError as stopped:
-            return Noticed(frozenset(), str(stopped), False)
+            reasons, error = (), str(stopped)
         kinds = frozenset(f.kind for observer in observers for f in observer.findings)
-        return Noticed(kinds, "", bool(reasons))
+        return Noticed(kinds, error, bool(reasons))
 
 
 @cache

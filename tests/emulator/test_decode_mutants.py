@@ -268,6 +268,55 @@ VICTIMS = {
         sm_count=64,
         arch=90,
     ),
+    "own": OperationVictim(
+        config("(FP16, 96, 32, 64, 2): decode+stages_2+least_64+parts_8+own_rows"),
+        Semantics("window", uneven=True),
+        (
+            # Runs of eight parts, whose states are in registers, in shared and in global memory.
+            AskedDecode(
+                "b6 s1:500 h32:1 d72 window",
+                options={
+                    "sinks": True,
+                    "window": (490, 0),
+                    "lens_k": (500, 65, 500, 0, 460, 500),
+                },
+            ),
+            # Tiles without some of their rows, and rows without keys of a part.
+            AskedDecode("b6 s3:330 h16:2 d72 window", "far_scores", {"window": (320, 0)}),
+            AskedDecode(
+                "b3 s9:196 h6:2 d72 window",
+                "far_scores",
+                {"window": (128, 0), "lens_k": (196,) * 3},
+            ),
+            # Rows that see no key at all, beside keys whose values are not finite.
+            AskedDecode(
+                "b3 s80:70 h1 d72 window", "nonfinite", {"window": (70, 0), "lens_k": (70,) * 3}
+            ),
+            # Several runs of a sequence, of two tiles, and warps without rows.
+            AskedDecode(
+                "b2 s3:900 h36:2 d72 window",
+                options={"sinks": True, "window": (880, 0), "lens_k": (900, 400)},
+            ),
+            _sparse(300, 100, "window"),
+            _sparse(300, 32, "window"),
+        ),
+        sm_count=2,
+    ),
+    "own_cluster": OperationVictim(
+        config("(FP16, 64, 32, 32, 2): decode+stages_2+least_64+parts_4+cluster_8+own_rows"),
+        Semantics("causal", uneven=True),
+        (
+            AskedDecode("b2 s1:300 h32:1 d56 causal", "far_scores", {"lens_k": (300, 130)}),
+            AskedDecode("b4 s1:300 h60:3 d40 causal", options={"lens_k": (300, 65, 0, 130)}),
+            AskedDecode(
+                "b3 s5:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
+            ),
+            _sparse(380, 100),
+            _sparse(380, 32),
+        ),
+        sm_count=64,
+        arch=90,
+    ),
     "append": OperationVictim(
         config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),
@@ -293,6 +342,8 @@ PARTS = {
     "append": {"append": 2},
     "cluster": {"main": 2},
     "full": {"main": 2},
+    "own": {"main": 2},
+    "own_cluster": {"main": 2},
 }
 #: Plans that change nothing, and why.
 HARMLESS_PLANS = {
@@ -316,7 +367,7 @@ EQUIVALENT = (
             (operator,),
             ("chunks",),
             "paged_chunk",
-            "cp_async_16B_or_zeros(smem + offset, source, present);",
+            "cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);",
             "Of what a loop over four at a time leaves: every thread has four copies of queries.",
             place=8,
         )
@@ -332,7 +383,7 @@ EQUIVALENT = (
             ("drop copy", "copy to next chunk", "copy to next row", "copy from next chunk"),
             (name,),
             role,
-            "cp_async_16B_or_zeros(smem + offset, source, present);",
+            "cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);",
             "Of what a loop over four at a time leaves: every thread has one copy of queries.",
             place=10,
         )
@@ -358,27 +409,27 @@ EQUIVALENT = (
         Equivalent(("shuffle nothing",), names, role, source, proof)
         for victims, source, proof in (
             (
-                ("dense", "full", "cluster"),
+                ("dense", "full", "cluster", "own", "own_cluster"),
                 "batch = search.first + i;\n"
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
                 "It is 0 of every sequence whose queries are not packed.",
             ),
             (
-                ("dense", "full", "cluster"),
+                ("dense", "full", "cluster", "own", "own_cluster"),
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
                 "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
                 "s.keys",
                 "Where queries are not packed it is seq_q, in lanes without a sequence too.",
             ),
             (
-                ("dense", "cluster"),
+                ("dense", "cluster", "own_cluster"),
                 "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
                 "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
                 "s.chunk",
                 "Without a window every sequence's first part begins at 0.",
             ),
             (
-                ("dense", "full", "cluster"),
+                ("dense", "full", "cluster", "own", "own_cluster"),
                 "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
                 "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
                 "s.is_chunk",
@@ -414,13 +465,17 @@ EQUIVALENT = (
         for name, role, proof, place in (
             ("dense", "main", "This kernel has no clusters.", None),
             ("full", "main", "This kernel has no clusters.", None),
+            ("own", "main", "This kernel has no clusters.", None),
             ("paged", "paged", "This kernel has no clusters.", None),
-            ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -2),
+            *(
+                (name, "main", "Of a CTA's second search. A cluster's CTAs search once.", -2)
+                for name in ("cluster", "own_cluster")
+            ),
         )
     ),
     Equivalent(
         ("drop barrier",),
-        ("cluster",),
+        ("cluster", "own_cluster"),
         "main",
         "}\n__syncwarp();\ncluster_arrive();",
         "It orders no access: what thread 0 has initialised its fence and its own arrival publish. "

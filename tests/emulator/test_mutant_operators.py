@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
-from mutants import mutants, operators
+from mutants import Operator, mutants_by, operators
+from mutants_hopper import REGISTER_A_OPERATORS
 
 from flashsmith.emulator.ptx import parse
 
@@ -22,10 +25,10 @@ HEAD = """.version 9.0
 ROW = 256
 
 
-def mutated(*instructions: str) -> dict[str, str]:
+def mutated(*instructions: str, table: Sequence[Operator] = operators(ROW)) -> dict[str, str]:
     """Operator name -> replacement, of the last instruction."""
     ptx = HEAD + "\n".join(instructions) + "\nret;\n}\n"
-    found = [m for m in mutants(ptx, "k", row_bytes=ROW) if m.original == instructions[-1]]
+    found = [m for m in mutants_by(table, ptx, "k") if m.original == instructions[-1]]
     for mutant in found:
         assert mutant.source == "kernel.cu:7"
         assert mutant.apply(ptx) == ptx.replace(mutant.original, mutant.replacement)
@@ -121,6 +124,23 @@ def test_the_nearest_other_fragment_is_taken() -> None:
     assert found["A of another step"] == mma(near, "%r7, %r8")
     assert "B of another tile" in found
     assert "A of another step" not in mutated(mma(a, b)), "there is no other"
+
+
+def wgmma(a: str) -> str:
+    head = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16"
+    rest = ", 1" if a.startswith("{") else ", 1, 0"
+    return f"{head} {{%f0, %f1, %f2, %f3}}, {a}, %rd2, %p1, 1{rest}, 0;"
+
+
+def test_products_with_A_in_registers() -> None:
+    a, other, descriptor = "{%r1, %r2, %r3, %r4}", "{%r11, %r12, %r13, %r14}", "%rd1"
+    found = mutated(wgmma(other), wgmma(descriptor), wgmma(a), table=REGISTER_A_OPERATORS)
+    assert found == {
+        "exchange A rows": wgmma("{%r2, %r1, %r3, %r4}"),
+        "exchange A halves of k": wgmma("{%r3, %r2, %r1, %r4}"),
+        "A of another step": wgmma(other),
+    }
+    assert mutated(wgmma(a), wgmma(descriptor), table=REGISTER_A_OPERATORS) == {}
 
 
 @pytest.mark.parametrize("instruction", ["add.s32 %r1, %r2, %r3;", "mov.b32 %r1, %r2;", "ret;"])

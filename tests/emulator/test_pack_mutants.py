@@ -5,26 +5,15 @@ The default run takes those that come first to mind; ``-m full`` takes all of bo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import shared_kernels
-from backward_cases import Asked
 from mutant_suite import MutantSuite
-from operation_victims import OperationVictim, SourcePatch
+from operation_victims import AskedForward, OperationVictim, SourcePatch
 
-from flashsmith.families import KernelConfig, Problem, Semantics
+from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
-
-
-@dataclass(frozen=True)
-class AskedForward(Asked):
-    """A problem of the forward pass without its dtype."""
-
-    def problem(self, cfg: KernelConfig) -> Problem:
-        problem = Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()}")
-        return replace(problem, semantics=replace(problem.semantics, uneven=True))
-
 
 CAUSAL = Semantics("causal", uneven=True)
 PACKED = replace(CAUSAL, packed=True)

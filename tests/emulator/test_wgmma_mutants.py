@@ -2,7 +2,7 @@
 nothing.
 
 The default run takes one of every operator, on the smallest tiles; ``-m full`` takes all, those of
-the shipped kernels too.
+the shipped kernels and of kernels with Q in registers too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from _pytest.mark import ParameterSet
 from hopper_mutant_runs import places
 from mutants import Mutant, Operator, mutants_by
-from mutants_hopper import hopper_operators
-from wgmma_victims import SCHEDULES, KernelVictim, rare, shipped, small
+from mutants_hopper import REGISTER_A_OPERATORS, hopper_operators
+from wgmma_victims import SCHEDULES, KernelVictim, rare, shipped, small, with_register_Q
 
 from flashsmith.families.wgmma.config import PingPong
 
@@ -51,6 +51,14 @@ def _one_stage(victim: KernelVictim) -> bool:
 def _all_or_nothing(victim: KernelVictim) -> bool:
     """Warpgroups use all of a tile's blocks or none, and all tiles have as many."""
     return victim.semantics.mask == "none" and not victim.semantics.packed
+
+
+def _all_or_nothing_in_turns(victim: KernelVictim) -> bool:
+    return _all_or_nothing(victim) and victim.config.pingpong is PingPong.GEMM
+
+
+def _all_or_nothing_with_one_Q(victim: KernelVictim) -> bool:
+    return _all_or_nothing(victim) and victim.config.q_buffers == 1
 
 
 def _last_have_no_rows(victim: KernelVictim) -> bool:
@@ -145,7 +153,7 @@ EQUIVALENT = (
     ),
     Equivalent(
         ("do not wait",),
-        _passing("K", _all_or_nothing),
+        _passing("K", _all_or_nothing_in_turns),
         "Releases count for the right round, as above. With two stages the next wait at the same "
         "barrier comes two blocks later. Is that block in the second tile from here, or this one "
         "not a tile's last, then its copy began, so that this K was there, before Q or V that is "
@@ -196,6 +204,25 @@ EQUIVALENT = (
         "passed by, before the next one with K begins.",
     ),
 )
+# Of kernels that the default run leaves out.
+EQUIVALENT_WITH_REGISTER_Q = (
+    Equivalent(
+        ("drop wait", "weaken wait"),
+        lambda victim, mutant, place: (
+            victim.config.direct_O and "tma_store_wait_read();" in victim.said(mutant)
+        ),
+        "O leaves from registers: there is no bulk store to wait for.",
+    ),
+    Equivalent(
+        ("do not wait",),
+        _passing("K", _all_or_nothing_with_one_Q),
+        "With one buffer a tile's Q is asked for after K of its first block, and when the first "
+        "warpgroup, which has rows if any has, is done with the Q before, and so with all K of "
+        "that tile. Within a tile V of a block is asked for after the next block's K. So releases "
+        "count for the right round, and when this warpgroup waits for K again, every K that it "
+        "passed by is there.",
+    ),
+)
 # Wrong, but only in few of many hesitant schedules.
 RARE = Equivalent(
     ("do not wait",),
@@ -225,7 +252,7 @@ def named(exceptions: Iterable[Equivalent], victim: KernelVictim) -> set[str]:
 
 def uncaught(victim: KernelVictim) -> set[str]:
     """What need not be noticed in a few schedules."""
-    return named((*EQUIVALENT, RARE), victim)
+    return named((*EQUIVALENT, *EQUIVALENT_WITH_REGISTER_Q, RARE), victim)
 
 
 def sample() -> list[tuple[str, Mutant]]:
@@ -253,6 +280,21 @@ def survivors(victim: KernelVictim, chosen: list[Mutant]) -> set[str]:
 @pytest.mark.parametrize("schedules", [range(2), pytest.param(SCHEDULES, marks=pytest.mark.full)])
 def test_kernels_are_right_and_have_no_findings(name: str, schedules: Sequence[int]) -> None:
     assert not small()[name].run(None, schedules).caught
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", with_register_Q())
+def test_kernels_with_Q_in_registers_are_right_and_have_no_findings(name: str) -> None:
+    assert not with_register_Q()[name].run(None).caught
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", with_register_Q())
+def test_Q_in_registers_has_mutants_of_every_kind_and_no_rare_ones(name: str) -> None:
+    victim = with_register_Q()[name]
+    found = {mutant.operator for mutant in victim.mutants}
+    assert found >= {operator.name for operator in REGISTER_A_OPERATORS}
+    assert named((RARE,), victim) == set()
 
 
 @pytest.mark.parametrize("name", small())
@@ -296,6 +338,12 @@ def test_exceptions_name_mutants(known: Equivalent) -> None:
     assert any(named((known,), victim) for victim in (small() | shipped()).values())
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("known", EQUIVALENT_WITH_REGISTER_Q, ids=lambda known: known.proof[:30])
+def test_exceptions_with_Q_in_registers_name_mutants(known: Equivalent) -> None:
+    assert any(named((known,), victim) for victim in with_register_Q().values())
+
+
 @pytest.mark.parametrize(
     ("name", "tile", "place"),
     [
@@ -323,7 +371,10 @@ def test_there_are_no_other_rare_ones() -> None:
 # How many mutants there are is not known before the kernels are compiled: a victim's last chunk has
 # all that are left.
 CHUNK = 40
-FULL_CHUNKS = {"small three": 8, "small two": 8, "separate": 8, "three": 14, "two": 14}
+FULL_CHUNKS = {
+    **{"small three": 8, "small two": 8, "separate": 8, "three": 14, "two": 14},
+    **{"half of Q": 10, "all of Q": 9},
+}
 
 
 def chunks() -> Iterator[ParameterSet]:
@@ -338,7 +389,7 @@ def chunks() -> Iterator[ParameterSet]:
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "chunk"), list(chunks()))
 def test_all_mutants_are_caught(name: str, chunk: slice) -> None:
-    victim = (small() | shipped())[name]
+    victim = (small() | shipped() | with_register_Q())[name]
     chosen = list(victim.mutants[chunk])
     assert chosen
     assert survivors(victim, chosen) <= uncaught(victim)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import shared_kernels
 from hopper_mutant_runs import Noticed
 from mutants import Mutant, mutants_by
-from mutants_hopper import hopper_operators
+from mutants_hopper import REGISTER_A_OPERATORS, hopper_operators
 
 from flashsmith.emulator.ptx import Instruction
 from flashsmith.emulator.ptx import parse as parse_ptx
@@ -74,8 +74,10 @@ class KernelVictim:
     @cached_property
     def mutants(self) -> tuple[Mutant, ...]:
         """All of them, in text order."""
-        kernel = self.kernel
-        return tuple(mutants_by(hopper_operators(), kernel.ptx, kernel.entry.ptx_entry))
+        kernel, operators = self.kernel, hopper_operators()
+        if self.config.register_Q:
+            operators += REGISTER_A_OPERATORS
+        return tuple(mutants_by(operators, kernel.ptx, kernel.entry.ptx_entry))
 
     @cached_property
     def instructions(self) -> list[Instruction]:
@@ -238,6 +240,27 @@ def small() -> dict[str, KernelVictim]:
             lens_q=(128, 30, 0, 20, 128), lens_k=(193, 200, 40, 145, 145),
             heads=1, d=56, window=(60, 10),
         ),
+    }  # fmt: skip
+
+
+@cache
+def with_register_Q() -> dict[str, KernelVictim]:
+    """Small kernels whose GEMMs read Q from registers: every second step of it, where Q's memory is
+    free before its tile is finished, and all of it, where O is stored in Q's place. Nothing else
+    needs them, and the default run leaves them out."""
+    half = parse(
+        "(BF16, 128, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+dynamic"
+        "+rescale_8+direct_O+register_Q_4"
+    )
+    two = small()["small two"]
+    return {
+        "half of Q": victim(
+            half, "plain", {"seq_k": 32},
+            # In tiles of four blocks alone a V is asked for whose place Q's release does not free.
+            [{"seq": 190, "heads": 5, "seq_k": 64}, {"seq": 128, "seq_k": 128}],
+            seq=190, heads=3, seq_k=96,
+        ),
+        "all of Q": replace(two, config=replace(two.config, register_Q=4)),
     }  # fmt: skip
 
 

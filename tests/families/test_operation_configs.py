@@ -199,6 +199,8 @@ SAMPLES = {
             "chunk_rows_supported": {"chunk_rows": 48},
             "chunk_keys_in_copies": {"d_head": 96, "B_c": 32, "n_warps": 2, "chunk_rows": 128},
             "chunk_rows_fit_registers": {"d_head": 256, "B_c": 64, "chunk_rows": 64},
+            "own_rows_of_all_warps": {"own_rows": True},
+            "own_rows_without_exchange": {"own_rows": True, "full_tiles": True},
             "parts_of_whole_stages": {"B_c": 128, "min_keys": 64},
             "smem_within_limit": {"d_head": 256, "stages": 8},
         },
@@ -209,10 +211,11 @@ SAMPLES = {
             "B_c: 16 or 32": {"n_warps": 8},
             "stages": {"stages": 1},
             "a thread has too many": {"d_head": 256, "B_r": 32},
+            "own_rows": {"own_rows": True},
             "min_keys": {"B_c": 128, "min_keys": 64},
             "the tiles need more": {"d_head": 256, "stages": 8},
         },
-        ("smem_bytes", "n_threads", "keys_per_warp"),
+        ("smem_bytes", "n_threads", "keys_per_warp", "keeps_queries", "most_ctas"),
     ),
 }  # fmt: skip
 

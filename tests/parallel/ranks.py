@@ -310,12 +310,18 @@ def without_gradients(rank: int) -> dict[str, Any]:
     def doubled(q: Any, k: Any, v: Any) -> Any:
         return 2 * parallel.attention(q + 0, k, v, **keywords)
 
+    try:
+        torch.compile(parallel.attention, backend="eager", fullgraph=True)(*shards, **keywords)
+        in_one_graph = "no error"
+    except RuntimeError as error:
+        in_one_graph = type(error).__name__
     alone = dist.new_group([rank], use_local_synchronization=True)
     whole = [case.draw()[name] for name in "qkv"]
     return {
         "o": o,
         "out": out,
         "compiled": doubled(*shards),
+        "whole graph": in_one_graph,
         "alone": parallel.attention(*whole, group=alone, **keywords),
     }
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +153,37 @@ SLOW = replace(WORLD, seconds_per_request=0.03)
 
 
 @full
+def test_without_a_cluster_ray_runs_on_this_machine_for_the_time_of_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, serial: Path
+) -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed (the extra 'cluster')")
+    started, init = [], ray.init
+
+    def with_gpus(*, address: str, **how: Any) -> Any:
+        started.append(address)
+        if address == "auto":
+            # As Ray has it where nothing runs; that of another test is not to be found.
+            raise ConnectionError("Could not find any running Ray instance.")
+        return init(address=address, num_cpus=3, num_gpus=2, **how)
+
+    monkeypatch.setattr(ray, "init", with_gpus)
+    variables = {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FAKE_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert run(SimpleNamespace(address="auto"), tmp_path).ok
+    assert started == ["auto", "local"]
+    assert figures(tmp_path) == figures(serial)
+    assert len(set().union(*workers(tmp_path).values())) == 2
+    assert not ray.is_initialized()
+
+
+@full
 def test_two_gpus_make_the_table_of_one_with_libraries_from_another_machine(
     nodes: Any, tmp_path: Path, serial: Path
 ) -> None:
@@ -236,8 +268,10 @@ def test_ctrl_c_and_the_rest_on_this_machine(nodes: Any, tmp_path: Path, serial:
 def test_the_command_writes_json_lines(
     nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What ships is a candidate, too: slower than the fakes.
+    world = replace(WORLD, default=fakes.Kernel(ms=2.0))
     monkeypatch.setattr(
-        "flashsmith.tuning.gpu_runner.first_gpu_runner", partial(fakes.machine_runner, WORLD)
+        "flashsmith.tuning.gpu_runner.first_gpu_runner", partial(fakes.machine_runner, world)
     )
     options = {
         "--cluster": nodes.address, "--space": "; ".join(KERNELS), "--out": str(tmp_path),

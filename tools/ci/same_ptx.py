@@ -6,6 +6,7 @@
     python tools/ci/same_ptx.py --base-tree ../before --set tune --arch sm_90 --semantics causal
     python tools/ci/same_ptx.py --base-tree ../before --write-base before.json
     python tools/ci/same_ptx.py --base before.json     # the same, without compiling the base again
+    python tools/ci/same_ptx.py --base before.json --new tools/ci/base_ptx.json --record
 
 Each tree builds the kernels with its own generator and sources, into a cache of its own. Their PTX
 is compared without line information and comments, and with registers, labels and symbols named in
@@ -15,10 +16,11 @@ an entry of a shipped table, for the architecture of its GPU.
 
 A file of --write-base has the hash of each kernel's canonical PTX, its figures, the compiler's
 version and the sources' hash. It shows which kernels differ, not in which lines; the compiler must
-be the same.
+be the same. --new takes such a file of this tree, which must be of its sources.
 
-With --record, and without --set, the sources of both trees are written down as equivalent once all
-kernels are the same: figures measured with the base tree's stay valid.
+With --record, and without --set, the sources of both trees are written down as equivalent, of each
+family none of whose kernels differs: figures measured with the base tree's stay valid. A kernel
+that a file lacks, since it did not ship then, says nothing of the others.
 
 The exit status is 1 when a kernel differs, or only one tree has it.
 """
@@ -34,13 +36,14 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flashsmith.builder.sources import EQUIVALENT_SOURCES, equivalent_sources
+from flashsmith.builder.sources import EQUIVALENT_SOURCES, equivalent_sources, source_hash
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import (
     KernelConfig,
@@ -211,17 +214,36 @@ def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
 def recorded(
     known: Mapping[str, Mapping[str, str]], base: Mapping[str, str], new: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """What is known of equivalent sources, and that the base's are the new ones', by family."""
-    found = {
-        older: {
-            family: new[family] if now == base.get(family) else now for family, now in to.items()
-        }
-        for older, to in known.items()
-    }
+    """What is known of equivalent sources, and that the base's are the new ones', by family. So
+    are then others that were equivalent to the base's."""
+    found = {older: dict(to) for older, to in known.items()}
     for family, older in base.items():
-        if older != new[family]:
-            found.setdefault(older, {})[family] = new[family]
+        alike = {older, known.get(older, {}).get(family, older)}
+        alike.update(one for one, to in known.items() if to.get(family) in alike)
+        for one in alike - {new[family]}:
+            found.setdefault(one, {})[family] = new[family]
     return dict(sorted(found.items()))
+
+
+def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
+    """Families with kernels in both, none of which differs, and how many these are."""
+    counts: Counter[str] = Counter()
+    changed = set()
+    for key in base.kernels.keys() & new.kernels.keys():
+        family = parse_kernel_name_into_config(key[2]).FAMILY
+        counts[family] += 1
+        if base.kernels[key].digest != new.kernels[key].digest:
+            changed.add(family)
+    return {family: count for family, count in sorted(counts.items()) if family not in changed}
+
+
+def read_new(path: Path) -> Compiled:
+    """What a file says of this tree's kernels; an error where it is of other sources."""
+    found = Compiled.read(path)
+    for family, older in found.sources.items():
+        if older != source_hash(family):
+            raise SystemExit(f"--new {path}: of other sources of {family} than this tree's")
+    return found
 
 
 def differences(base: dict[Key, Kernel], new: dict[Key, Kernel]) -> Iterator[str]:
@@ -250,6 +272,7 @@ def main() -> int:
     base_options.add_argument("--base-tree", type=Path, help="the other checkout")
     base_options.add_argument("--base", type=Path, help="what --write-base wrote of it")
     parser.add_argument("--write-base", type=Path, help="only record the base tree")
+    parser.add_argument("--new", type=Path, help="what --write-base wrote of this tree")
     parser.add_argument("--set", help="a key of KERNELS, instead of cover and what ships")
     parser.add_argument("--arch", default="sm_80", help="with --set")
     parser.add_argument("--semantics", default="plain", help="with --set")
@@ -273,7 +296,7 @@ def main() -> int:
         base.write(options.write_base)
         print(f"{len(base.kernels)} kernels of nvcc {base.nvcc_version}: {options.write_base}")
         return 0 if base.kernels else 1
-    new = compiled_from(TREE, jobs)
+    new = read_new(options.new) if options.new else compiled_from(TREE, jobs)
     if new.kernels and base.kernels and new.nvcc_version != base.nvcc_version:
         raise SystemExit(
             f"the base was compiled with nvcc {base.nvcc_version}, this tree with "
@@ -284,9 +307,13 @@ def main() -> int:
         print(paragraph)
     kernels = len(base.kernels.keys() | new.kernels.keys())
     print(f"{kernels} kernels, {kernels - len(found)} the same, {len(found)} not")
-    if options.record and kernels and not found:
-        equivalent = recorded(equivalent_sources(), base.sources, new.sources)
+    if options.record:
+        same = unchanged_families(base, new)
+        sources = {family: base.sources[family] for family in same}
+        equivalent = recorded(equivalent_sources(), sources, new.sources)
         EQUIVALENT_SOURCES.write_text(json.dumps(equivalent, indent=1) + "\n")
+        listed = ", ".join(f"{family} ({count} kernels)" for family, count in same.items())
+        print(f"equivalent sources recorded: {listed or 'of no family'}")
     return 1 if found or not kernels else 0
 
 

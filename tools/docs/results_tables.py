@@ -882,25 +882,55 @@ def spills() -> str:
 ON_H100 = "../h100/"
 
 
+def h100_rounds() -> dict[tuple[str, ...], list[float]]:
+    """Each round's time of the H200's choice over that of the H100's: by problem, whether it has to
+    repeat its bits, how it splits keys, and both configs (the H200's table has changed since)."""
+    rounds: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in read(f"{ON_H100}tables-in-turns.csv.gz"):
+        place = row["problem"], row["deterministic"], row["split"], row["round"]
+        rounds.setdefault(place, {})[row["kernel"]] = row
+    cells: dict[tuple[str, ...], list[float]] = {}
+    for (*cell, _), of in rounds.items():
+        before, after = of["without the table"], of["with the table"]
+        ratio = float(before["ms"]) / float(after["ms"])
+        cells.setdefault((*cell, before["config"], after["config"]), []).append(ratio)
+    return cells
+
+
 def h100_turns() -> str:
     """The choices that the H100's table changes, in turns with the H200's."""
-    cells: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
-    for row in read(f"{ON_H100}tables-in-turns.csv.gz"):
-        of_round = cells.setdefault((row["problem"], row["deterministic"]), {})
-        of_round.setdefault(row["round"], {})[row["kernel"]] = float(row["ms"])
     lines = []
-    for (problem, deterministic), rounds in cells.items():
-        found = [of["without the table"] / of["with the table"] for of in rounds.values()]
+    for (problem, deterministic, split, *_), found in h100_rounds().items():
+        if split == "invariant":
+            continue
         middle = statistics.median(found)
+        words = ", repeatable" * (deterministic == "True") + ", `split='free'`" * (split == "free")
         lines.append(
             [
-                problem.removesuffix(" uneven") + ", repeatable" * (deterministic == "True"),
+                problem.removesuffix(" uneven") + words,
                 f"{middle:.3f} ({min(found):.3f} to {max(found):.3f})",
                 str(len(found)),
                 "the H100's" if middle >= 1 else "the H200's",
             ]
         )
     return table(["problem", "over the H200's choice", "rounds", "the table has"], lines)
+
+
+def h100_decode() -> str:
+    """Of attention over a cache, one kernel for every batch, in five of them."""
+    kinds: dict[str, dict[str, float]] = {}
+    for (problem, _, split, *_), found in h100_rounds().items():
+        if split == "invariant":
+            batch, lengths, *words = problem.split()
+            place = f"{batch[1:]} x {lengths.partition(':')[2]}"
+            kinds.setdefault(" ".join(words), {})[place] = statistics.median(found)
+    places = list(dict.fromkeys(place for of in kinds.values() for place in of))
+    lines = []
+    for kind, of in kinds.items():
+        whole = len(of) == len(places) and min(of.values()) >= 1
+        ratios = [shown(of.get(place), ".3f") for place in places]
+        lines.append([kind, *ratios, "the H100's" if whole else "the H200's"])
+    return table(["heads, d, mask", *places, "the table has"], lines)
 
 
 def h100_replays() -> str:
@@ -917,14 +947,14 @@ def h100_replays() -> str:
         rounds[-1][name] = float(row["ms"])
     lines = []
     for problem, rounds in runs.items():
-        both = [(of[first[problem]], of["cudnn"]) for of in rounds]
+        both = [(of[first[problem]], of["cudnn"]) for of in rounds if first[problem] in of]
         ratios = [other / ours for ours, other in both]
         lines.append(
             [
                 problem,
                 *(f"{1e3 * statistics.median(times):.1f}" for times in zip(*both, strict=True)),
                 f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
-                str(len(rounds)),
+                str(len(both)),
             ]
         )
     return table(["problem", "flashsmith, µs", "cuDNN, µs", "over cuDNN", "rounds"], lines)
@@ -993,6 +1023,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "progression": progression,
     "spills": spills,
     "h100-turns": h100_turns,
+    "h100-decode": h100_decode,
     "h100-replays": h100_replays,
     "proofs": proofs,
     "every-point": every_point,

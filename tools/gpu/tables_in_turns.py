@@ -11,8 +11,12 @@ Where both are one kernel there is nothing to compare. Else both are proven and 
 L2 flushed, in rounds that are measurements of their own. A row for each kernel and round; at the
 end each cell's ratio (without the table over with it: above 1 it is worth its entry), the median of
 the rounds and the interval that holds the true median with at least 95%. --settled writes the table
-anew: where the rounds take the entry's winner for the slower one, both kernels get these rounds'
-times, and what was not in them does not come before them.
+anew: where the rounds take the entry's winner for the slower one, it comes behind the other by
+these rounds' ratio, and nothing that was not in them before both.
+
+Over a cache one kernel serves every batch and all lengths, so that both are compared at five of
+them, and the entry keeps its winner only where none of the five is below 1. The other entries of a
+cache are asked with split='free' alone, and compared at their own problem.
 
 --replays takes problems in place of the table: what the tables rank first there (and --more
 configs, with or without a dtype put in) and cuDNN, each launch the replay of a CUDA graph of one
@@ -42,6 +46,7 @@ from flashsmith.benchmark.peers import PEERS
 from flashsmith.benchmark.timing import CudaEvents, Protocol, Replay, measure
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.chooser import choose
+from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
 from flashsmith.chooser.winners.key import same_gpu
@@ -54,6 +59,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
     serves_gradients,
 )
+from flashsmith.operations import DECODE
 from flashsmith.runtime import query_gpu
 from flashsmith.tuning.problems import read_problems
 
@@ -63,20 +69,25 @@ SCORES = 1 << 20
 WARM_UP_MS, CONFIDENCE = 100.0, 0.95
 # What is behind by more on paper or in the entry is not replayed.
 NEAR = 1.10
+# Of a cache: sequences and their keys.
+PLACES = ((1, 1024), (1, 8192), (8, 8192), (64, 1024), (64, 4096))
+INVARIANT, FREE = "invariant", "free"
 
 
 @dataclass(frozen=True)
 class Cell:
     """A problem and the kernels that are compared on it, by the name that their rows have; `entry`
-    is the one that chose."""
+    is the one that chose, over a cache for that `split`."""
 
     problem: Problem
     kernels: dict[str, Any]
     entry: Entry | None = None
     deterministic: bool = False
+    split: str = ""
 
     def __str__(self) -> str:
-        return f"{self.problem}{' (deterministic)' if self.deterministic else ''}"
+        words = "deterministic" if self.deterministic else self.split and f"split={self.split!r}"
+        return f"{self.problem}{f' ({words})' if words else ''}"
 
 
 def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> list[Cell]:
@@ -87,6 +98,9 @@ def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> 
     found = []
     for entry in table:
         if not same_gpu(entry.key.gpu, device.name):
+            continue
+        if entry.problem.operation == DECODE.name:
+            found += _over_a_cache(entry, others, updated, device)
             continue
         pairs = []
         for deterministic in (False, True):
@@ -99,6 +113,28 @@ def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> 
                 kernels = {WITHOUT: without, WITH: with_it}
                 found.append(Cell(entry.problem, kernels, entry, deterministic))
     return found
+
+
+def _over_a_cache(
+    entry: Entry, others: WinnersTable, updated: WinnersTable, device: DeviceSpec
+) -> list[Cell]:
+    """The cells of a cache's entry, none where it changes nothing."""
+    split = INVARIANT if entry.problem == of_any_batch(entry.problem) else FREE
+    places = PLACES if split == INVARIANT else ((entry.problem.batch, entry.problem.seq_k),)
+    before, after = (
+        gather(entry.problem, device, table).expected[0].config for table in (others, updated)
+    )
+    if before == after:
+        return []
+    cells = []
+    for batch, keys in places:
+        problem = replace(entry.problem, batch=batch, seq_k=keys)
+        kernels = {
+            name: for_its_queries(config, problem, device)
+            for name, config in ((WITHOUT, before), (WITH, after))
+        }
+        cells.append(Cell(problem, kernels, entry, split=split))
+    return cells
 
 
 def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
@@ -168,6 +204,7 @@ def rounds_of(
             {
                 "problem": str(cell.problem),
                 "deterministic": cell.deterministic,
+                "split": cell.split,
                 "way": "replay" if replays else "launch",
                 "round": number,
                 "kernel": name,
@@ -205,15 +242,20 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
-    """The cell's entry with the times of these rounds for both kernels, and without what would
-    come before them unmeasured."""
+    """The cell's entry with its choice as far behind the other tables' as these rounds say, and
+    without what would come before them unmeasured."""
     assert cell.entry is not None
-    entry, ms = cell.entry, dict[str, float]()
-    before = statistics.median(float(row["ms"]) for row in rows if row["kernel"] == WITHOUT)
-    # By the rounds' ratios, which decide, and not by two medians.
-    for name, ratio in ((WITHOUT, 1.0), (WITH, _median(rows, WITHOUT, WITH))):
-        ms[str(cell.kernels[name])] = before / ratio
+    entry = cell.entry
     known = {one.config: one for one in entry.ranked}
+    before, after = (str(cell.kernels[name]) for name in (WITHOUT, WITH))
+    # By the rounds' ratios, which decide, and not by two medians. The entry's times are of another
+    # clock than the rounds': the other tables' choice keeps its own.
+    ratio = _median(rows, WITHOUT, WITH)
+    if before in known:
+        ms = {before: known[before].ms, after: known[before].ms / ratio}
+    else:
+        ms = {after: known.get(after, entry.best).ms}
+        ms[before] = ms[after] * ratio
     flop = entry.problem.attn_flop()
     both = [
         Ranked(
@@ -232,6 +274,18 @@ def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
         and (one.ms > min(ms.values()) or (cell.deterministic and not _repeats_its_bits(one)))
     ]
     return replace(entry, ranked=tuple(sorted([*both, *rest], key=lambda one: one.ms)))
+
+
+def given_up(cell: Cell, standing: Entry) -> Entry | None:
+    """The entry with the other tables' choice before all that was faster at the entry's own
+    problem; None where it does not name that choice."""
+    before = str(cell.kernels[WITHOUT])
+    ms = {one.config: one.ms for one in standing.ranked}
+    if before not in ms:
+        return None
+    after = str(cell.kernels[WITH])
+    rest = [one for one in standing.ranked if one.config != after and one.ms >= ms[before]]
+    return replace(standing, ranked=tuple(sorted(rest, key=lambda one: one.config != before)))
 
 
 def _repeats_its_bits(one: Ranked) -> bool:
@@ -267,6 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         more = [text for text in options.more.split(";") if text.strip()]
         cells = [replayed(one, device, more) for one in read_problems(options.replays)]
     replays, wrong, below = options.table is None, 0, 0
+    # Of the entries for every batch, the cells that do not speak for the winner, yet or at all.
+    unproven = [cell for cell in cells if cell.split == INVARIANT]
     environment = {
         name: value
         for name, value in asdict(Environment.collect(0)).items()
@@ -296,14 +352,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     continue
                 file.flush()
                 below += _report(cell, rows, replays=replays)
-                if cell.entry is not None and _median(rows, WITHOUT, WITH) < 1:
+                if cell.entry is None or _median(rows, WITHOUT, WITH) >= 1:
+                    if cell in unproven:
+                        unproven.remove(cell)
+                elif cell.split != INVARIANT:
                     # Of an entry with two cells the second has what the first left of it.
                     standing = next(one for one in table if one.place == cell.entry.place)
                     table.put(settled(replace(cell, entry=standing), rows))
     finally:  # also after Ctrl-C, as far as it came
         if options.settled is not None:
+            for cell in unproven:
+                _give_up(cell, table)
             table.save(options.settled)
     return 1 if wrong or (below and options.settled is None) else 0
+
+
+def _give_up(cell: Cell, table: WinnersTable) -> None:
+    standing = next((one for one in table if cell.entry and one.place == cell.entry.place), None)
+    if standing is None:
+        return
+    entry = given_up(cell, standing)
+    if entry is None:
+        table.remove(standing)
+    else:
+        table.put(entry)
 
 
 def _median(rows: Sequence[dict[str, Any]], over: str, under: str) -> float:

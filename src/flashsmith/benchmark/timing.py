@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 from typing import Protocol as Interface
 
@@ -288,8 +288,7 @@ class CudaEvents:
         with torch.cuda.graph(graph, stream=stream):
             for call in calls:
                 call()
-        replay: Callable[[], Any] = graph.replay
-        return replay
+        return partial(_replay, graph, tuple(calls))
 
     @cached_property
     def _buffer(self) -> DeviceArray:
@@ -305,6 +304,11 @@ class CudaEvents:
                 driver.call("cuEventDestroy_v2", event)
             except LaunchError:
                 return
+
+
+def _replay(graph: Any, calls: tuple[Callable[[], Any], ...]) -> None:
+    """``calls`` are the graph's, held because it reads and writes their tensors."""
+    graph.replay()
 
 
 def _torch_on_gpu() -> Any:

@@ -5,24 +5,9 @@
 // same bits beside any.
 #pragma once
 
-#include "mma_sync_decode/part_kernel.cuh"
+#include "mma_sync_decode/own_rows.cuh"
 
 namespace flashsmith {
-
-// Steps whose keys no row of the warp sees are not multiplied, nor any by warps without a row.
-template <class Kernel, bool kPaged>
-FS_DEVICE void DecodeRun<Kernel, kPaged>::own_rows_only() {
-    const int own_rows = min(rows - warp_row(), 16);
-    if (own_rows <= 0) {
-        seen_end = seen_begin;
-        return;
-    }
-    const KeyRange top = keys_of_row(warp_row()), bottom = keys_of_row(warp_row() + own_rows - 1);
-    seen_begin = max(begin, top.first);
-    seen_end = min(end, bottom.last + 1);
-    full_begin = bottom.first;
-    full_end = top.last + 1;
-}
 
 // Of two tiles of eight columns the even lanes get four columns of the first, the odd ones of the
 // second.

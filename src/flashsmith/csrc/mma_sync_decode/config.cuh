@@ -26,20 +26,40 @@ struct FlashDecodeKernelConfig {
     bool early;
     int cluster;
     bool full_tiles;
+    bool own_rows;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
     constexpr int element_bytes() const { return 2; }
     constexpr int n_threads() const { return 32 * n_warps; }
-    // Keys of a stage that one warp copies and multiplies by itself.
+    // Keys of a stage that one warp copies and, unless warps have rows of their own, multiplies by
+    // itself.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
-    // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
-    // statistics, and where a run's states belong and the next search begins.
-    constexpr int smem_bytes() const {
-        const int queries = B_r * d_head * element_bytes();
-        const int streamed = 2 * stages * B_c * d_head * element_bytes();
-        return queries + streamed + n_warps * B_r * 2 * 4 + 80;
+    // Whether a warp keeps its queries' fragments beside its sums: 255 registers have room for no
+    // more.
+    constexpr bool keeps_queries() const { return (own_rows ? 16 : B_r) * d_head <= 16 * 128; }
+    // Where warps have rows of their own a thread has so many tiles of eight columns, and keeps so
+    // many of a run's first subtree in registers, as far as these suffice beside the scores; the
+    // others and the rows' statistics are in shared memory.
+    constexpr int own_tiles() const { return d_head / 8; }
+    constexpr int own_tiles_in_registers() const {
+        const int most = B_c == 32 ? 25 - own_tiles() : 16 - own_tiles();
+        return most < 0 ? 0 : most < own_tiles() ? most : own_tiles();
     }
+    // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
+    // statistics, and where a run's states belong and the next search begins. Warps with rows of
+    // their own have no statistics there, and their queries, once they are kept, no place.
+    constexpr int smem_bytes() const {
+        int queries = B_r * d_head * element_bytes(), statistics = n_warps * B_r * 2 * 4;
+        const int streamed = 2 * stages * B_c * d_head * element_bytes();
+        if (own_rows) {
+            queries = keeps_queries() ? 0 : queries;
+            statistics = B_r * 2 * 4 + (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
+        }
+        return queries + streamed + statistics + 80;
+    }
+    // CTAs of an SM, at most, that registers suffice for, 0: as many as shared memory has room for.
+    constexpr int most_ctas() const { return own_rows ? 256 / n_threads() : 0; }
 
     // Static, of a CTA that merges rows: the states of four warps.
     constexpr int merge_smem_bytes() const { return 4 * ((d_head + 127) / 128) * 32 * 6 * 4; }
@@ -118,13 +138,12 @@ struct DecodeKernelArgs {
     int32_t interleaved, rotary_fp32;
     int32_t window_left, window_right;
 
-    int32_t most_parts;  // of a sequence
-    int32_t min_units;   // blocks of B_c keys that a part has at least
-    int32_t most_slots;  // parts of all row tiles of a K/V head that have memory for sums
-    int32_t slot_rows;   // rows that each of them has
-    // Rows of a K/V head that may have several parts, a CTA of the merge each; 0: its CTAs look for
-    // rows that have several runs.
-    int32_t merged_rows;
+    int32_t most_parts;   // of a sequence
+    int32_t min_units;    // blocks of B_c keys that a part has at least
+    int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
+    int32_t slot_rows;    // rows that each of them has
+    int32_t merged_rows;  // of a K/V head, which may have several parts
+    int32_t rehearses;    // whether a CTA that merges one has instructions fetched before it waits
     // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
     float share_of_units;
     // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.

@@ -4,10 +4,12 @@
 //     append                   new keys and values, queries turned by their positions
 //     decode, or paged         states of rows over parts of a sequence's keys, or o
 //     chunk, or paged_chunk    the same of sequences with many rows
-//     merge                    o from the states, of sequences with several parts
+//     merge, or merge_rows     o from the states, of sequences with several parts: a CTA for each
+//                              row, or CTAs that look for them
 #pragma once
 
 #include "mma_sync_decode/append_kernel.cuh"
 #include "mma_sync_decode/chunk_kernel.cuh"
 #include "mma_sync_decode/merge_kernel.cuh"
+#include "mma_sync_decode/own_rows.cuh"
 #include "mma_sync_decode/part_kernel.cuh"

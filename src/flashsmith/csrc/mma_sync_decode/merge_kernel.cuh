@@ -1,12 +1,19 @@
 // The kernel that merges the states of a row's runs, in the tree that their parts are leaves of.
 // Each warp of a CTA takes a subtree of it, eight leaves at a time, and the warps' states are the
-// last two levels.
+// last two levels; or, of many rows with eight runs at most, each warp has a row of its own.
 #pragma once
 
 #include "mma_sync_decode/row_state.cuh"
 #include "mma_sync_decode/split.cuh"
 
 namespace flashsmith {
+
+FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
+    wait_for_launch_before();
+    allow_next_launch();
+    if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
+        *args.run_counter = 0;  // for the next call
+}
 
 template <class Kernel>
 struct RowMerge {
@@ -15,51 +22,58 @@ struct RowMerge {
     static constexpr int kColumnSteps = (Kernel::d_head + 127) / 128;  // a lane has four columns
     // Leaves whose loads are on their way at once, and levels of the tree above them in a warp.
     static constexpr int kAhead = 8, kLevelsAbove = 5;
+    static_assert(kAhead == 8, "the tree of leaves");
     static_assert(kWarps * kAhead << kLevelsAbove >= kMostParts);
     using States = RowState[kColumnSteps];
 
     const DecodeKernelArgs& args;
     const int batch, head_k, row;  // of the K/V head's rows
     const DecodeSequence s;
-    float (&shared)[kWarps][kColumnSteps][kWarpSize][6];
+    using Shared = float[kWarps][kColumnSteps][kWarpSize][6];
+    Shared& shared;
 
-    FS_DEVICE void run() const {
-        const int warp = thread_index() / kWarpSize, lane = lane_index();
+    // `alone`: by this warp, else by all of the CTA's. `waits`: for the decode kernel first. A
+    // rehearsal, before that, merges nothing, for what it has the SM fetch: instructions.
+    FS_DEVICE void run(bool alone, bool waits, bool rehearses = false) const {
+        const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
         // Of a tree with a power of two of leaves.
         int leaves = 1;
-        while (leaves * kWarps < s.runs) leaves *= 2;
-        RowState waiting[kLevelsAbove][kColumnSteps];
-        States states;
+        while (leaves * (alone ? 1 : kWarps) < s.runs) leaves *= 2;
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
-        int count = 0;
-        for (int first = begin; first < end; first += kAhead, ++count) {
-            States batch_states;
-            merge_leaves(batch_states, first, end, lane);
-            add(waiting, batch_states, count);
-        }
-        join_waiting(states, waiting, count);
+        const Leaves own(*this, begin);
+        if (waits) wait_for_decode(args);
+        if (!rehearses && (s.runs == 1 || row >= s.queries * args.heads_per_group)) return;
+        States states;
+        merge_leaves(states, own, rehearses ? 0 : end - begin, lane, rehearses);
+        if (!rehearses && begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
+        if (!alone) {
 #pragma unroll
-        for (int c = 0; c < kColumnSteps; ++c) {
-            float (&mine)[6] = shared[warp][c][lane];
+            for (int c = 0; c < kColumnSteps; ++c) {
+                float (&mine)[6] = shared[warp][c][lane];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) mine[e] = states[c].o[e];
-            mine[4] = states[c].sum;
-            mine[5] = states[c].maximum;
+                for (int e = 0; e < 4; ++e) mine[e] = states[c].o[e];
+                mine[4] = states[c].sum;
+                mine[5] = states[c].maximum;
+            }
+            __syncthreads();
+            if (warp > 0) return;
+#pragma unroll
+            for (int c = 0; c < kColumnSteps; ++c) {
+                RowState left = of_warp(1, c, lane), right = of_warp(3, c, lane);
+                left.join_behind(states[c]);
+                right.join_behind(of_warp(2, c, lane));
+                right.join_behind(left);
+                states[c] = right;
+            }
         }
-        __syncthreads();
-        if (warp > 0) return;
         const int query = args.by_group.divide(row);
         const int head = head_k * args.heads_per_group + row - query * args.heads_per_group;
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
             const int column = 128 * c + 4 * lane;
-            if (column >= Kernel::d_head) continue;
-            RowState all = of_warp(0, c, lane), right = of_warp(2, c, lane);
-            all.join(of_warp(1, c, lane));
-            right.join(of_warp(3, c, lane));
-            all.join(right);
-            store_row<typename Kernel::value_t>(args, all, row_end(args, all, head), batch,
-                                                s.first_query, query, head, column);
+            if (column >= Kernel::d_head || rehearses) continue;
+            store_row<typename Kernel::value_t>(args, states[c], row_end(args, states[c], head),
+                                                batch, s.first_query, query, head, column);
         }
     }
 
@@ -73,26 +87,82 @@ struct RowMerge {
         return state;
     }
 
-    // The subtree of the leaves from `first` on, those from `end` on without keys.
-    FS_DEVICE void merge_leaves(States& merged, int first, int end, int lane) const {
-        const PartStates<Kernel> kept(args, s, batch, head_k);
-        RowState ahead[kAhead][kColumnSteps];
+    // Where the states of a row's leaves are, from leaf `first` on.
+    struct Leaves {
+        const char *sums, *statistics;
+        uint32_t apart, statistics_apart;  // bytes from one's to the next one's
+
+        FS_DEVICE Leaves(const RowMerge& merge, int first) {
+            const DecodeSequence& s = merge.s;
+            const PartStates<Kernel> kept(merge.args, s, merge.batch, merge.head_k);
+            const int part = first << s.run_levels;
+            sums = reinterpret_cast<const char*>(kept.sums(part, merge.row));
+            statistics = reinterpret_cast<const char*>(kept.statistics(part, merge.row));
+            apart = static_cast<uint32_t>(kept.rows) * (Kernel::d_head * 4) << s.run_levels;
+            statistics_apart = 8u << s.run_levels;
+        }
+        FS_DEVICE RowState load(uint32_t leaf, int column) const {
+            const float2 its =
+                *reinterpret_cast<const float2*>(statistics + uint64_t{leaf} * statistics_apart);
+            return RowState(its, load_global_16B(sums + uint64_t{leaf} * apart + column * 4));
+        }
+    };
+
+    // Of four of `count` leaves; those behind the last have no keys.
+    template <int kFrom>
+    FS_DEVICE static void load_four(RowState (&states)[kAhead][kColumnSteps], const Leaves& leaves,
+                                    int count, int lane) {
+        // Without a branch: all loads begin beside each other.
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i)
+        for (int i = kFrom; i < kFrom + kAhead / 2; ++i) {
+            const int leaf = min(i, count - 1);
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
-                const int column = 128 * c + 4 * lane;
-                if (first + i < end && column < Kernel::d_head)
-                    ahead[i][c] = kept.load((first + i) << s.run_levels, row, column);
+                states[i][c] = leaves.load(leaf, min(128 * c + 4 * lane, Kernel::d_head - 4));
+                if (leaf < i) states[i][c].sum = 0.0f;
             }
+        }
+    }
+
+    FS_DEVICE static void join_neighbours(RowState (&leaves)[kAhead][kColumnSteps], int left,
+                                          int right) {
 #pragma unroll
-        for (int step = 1; step < kAhead; step *= 2)
+        for (int c = 0; c < kColumnSteps; ++c) {
+            leaves[right][c].join_behind(leaves[left][c]);
+            leaves[left][c] = leaves[right][c];
+        }
+    }
+
+    // The subtree of the first leaves, of `count` or fewer.
+    FS_DEVICE static void merge_leaves(States& merged, const Leaves& leaves, int count, int lane,
+                                       bool rehearses = false) {
+        RowState states[kAhead][kColumnSteps];
+        const bool has_more = rehearses || count > kAhead / 2;
+        if (count > 0) load_four<0>(states, leaves, count, lane);
+        if (count > kAhead / 2) load_four<kAhead / 2>(states, leaves, count, lane);
+        join_neighbours(states, 0, 1);
+        join_neighbours(states, 2, 3);
+        join_neighbours(states, 0, 2);
+        if (has_more) {
+            join_neighbours(states, 4, 5);
+            join_neighbours(states, 6, 7);
+            join_neighbours(states, 4, 6);
+            join_neighbours(states, 0, 4);
+        }
 #pragma unroll
-            for (int i = 0; i < kAhead; i += 2 * step)
-#pragma unroll
-                for (int c = 0; c < kColumnSteps; ++c) ahead[i][c].join(ahead[i + step][c]);
-#pragma unroll
-        for (int c = 0; c < kColumnSteps; ++c) merged[c] = ahead[0][c];
+        for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
+    }
+
+    // To the first subtree of a warp those behind it.
+    FS_DEVICE void add_others(States& states, int first, int end, int lane) const {
+        RowState waiting[kLevelsAbove][kColumnSteps];
+        add(waiting, states, 0);
+        int count = 1;
+        for (; first < end; first += kAhead, ++count) {
+            merge_leaves(states, Leaves(*this, first), end - first, lane);
+            add(waiting, states, count);
+        }
+        join_waiting(states, waiting, count);
     }
 
     // Subtree `index` of equal ones joins those before it that are complete with it.
@@ -115,6 +185,8 @@ struct RowMerge {
     FS_DEVICE static void join_waiting(States& states,
                                        RowState (&waiting)[kLevelsAbove][kColumnSteps], int count) {
 #pragma unroll
+        for (int c = 0; c < kColumnSteps; ++c) states[c] = RowState();
+#pragma unroll
         for (int level = 0; level < kLevelsAbove; ++level)
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c)
@@ -125,53 +197,65 @@ struct RowMerge {
     }
 };
 
-FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
-    wait_for_launch_before();
-    allow_next_launch();
-    if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
-        *args.run_counter = 0;  // for the next call
-}
-
-// All rows of the sequences that have several runs, but those that clusters have merged.
+// Rows of the sequences that have several runs, but those that clusters have merged: one after
+// another, or as many neighbours as there are warps.
 template <class Kernel>
 struct MergedRows {
+    // Whose loads are on their way at once.
+    FS_DEVICE static bool are_alone(const DecodeSequence& s) {
+        return s.runs <= RowMerge<Kernel>::kAhead;
+    }
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
         if (args.cluster_levels > 0 && !s.is_chunk) return 0;
-        return s.runs > 1 ? s.queries * args.heads_per_group * args.heads_k : 0;
+        constexpr int kWarps = RowMerge<Kernel>::kWarps;
+        const int rows = s.queries * args.heads_per_group;
+        return s.runs > 1 ? (are_alone(s) ? (rows + kWarps - 1) / kWarps : rows) * args.heads_k : 0;
     }
 };
 
+// A CTA for each row.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const DecodeKernelArgs args) {
     using Merge = RowMerge<Kernel>;
-    __shared__ float shared[Merge::kWarps][Merge::kColumnSteps][kWarpSize][6];
+    __shared__ typename Merge::Shared shared;
     static_assert(sizeof shared == Kernel::merge_smem_bytes);
-    const int share = share_of_cta<Kernel>(args);
-    // Where few of many rows have several runs, a CTA for each would cost more than those that look
-    // for them: they begin beside the decode kernel's, and have found theirs when that is over.
-    if (Kernel::chunk_rows > 0 || args.merged_rows == 0) {
-        ItemSearch search(share, block_index());
-        DecodeSequence s;
-        int batch, rest;
-        bool waits = true;
-        while (find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest)) {
-            if (waits) wait_for_decode(args);
-            waits = false;
-            const int row = args.by_heads_k.divide(rest);
-            Merge{args, batch, rest - row * args.heads_k, row, s, shared}.run();
-            __syncthreads();  // the next row's warps write where this one's are read
-            search.index += gridDim.x;
-        }
-        if (waits) wait_for_decode(args);
-        return;
-    }
     const int sequence_head = args.by_merged_rows.divide(block_index());
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
-    const DecodeSequence s = sequence_of<Kernel>(args, batch, share);
-    wait_for_decode(args);
-    if (s.runs == 1 || row >= s.queries * args.heads_per_group) return;
-    Merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared}.run();
+    const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
+    const Merge merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared};
+    // Instructions that an SM has not had yet take longer than all that they do here. Where it has
+    // room for this CTA beside the decode kernel's, it gets them while that is running.
+#pragma unroll 1
+    for (int pass = args.rehearses != 0 ? 0 : 1; pass < 2; ++pass) {
+        merge.run(false, pass == 1, pass == 0);
+        __syncthreads();  // a rehearsal's states are read
+    }
+}
+
+// CTAs that look for rows. Where rows are many, a CTA for each would cost more: these begin beside
+// the decode kernel's, and have found theirs when that is over.
+template <class Kernel>
+__global__ void __launch_bounds__(kMergeThreads)
+    decode_merge_rows_kernel(const DecodeKernelArgs args) {
+    using Merge = RowMerge<Kernel>;
+    __shared__ typename Merge::Shared shared;
+    static_assert(sizeof shared == Kernel::merge_smem_bytes);
+    ItemSearch search(share_of_cta<Kernel>(args), block_index());
+    DecodeSequence s;
+    int batch, rest;
+    bool waits = true;
+    while (find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest)) {
+        const bool alone = MergedRows<Kernel>::are_alone(s);
+        int row = args.by_heads_k.divide(rest);
+        const int head_k = rest - row * args.heads_k;
+        if (alone) row = row * Merge::kWarps + thread_index() / kWarpSize;
+        Merge{args, batch, head_k, row, s, shared}.run(alone, waits);
+        waits = false;
+        if (!alone) __syncthreads();  // the next row's warps write where this one's are read
+        search.index += gridDim.x;
+    }
+    if (waits) wait_for_decode(args);
 }
 
 }  // namespace flashsmith

@@ -6,8 +6,9 @@
 // copies them into stages of its own: no warp waits for another before a part is done. The copies
 // of a run go on from part to part.
 //
-// For sequences with many rows there is the same with larger tiles (chunk_kernel.cuh), whose warps
-// have rows of their own and share the stages; each part is a run.
+// Where a tile has rows for all warps, these may have rows of their own, and share the stages
+// (own_rows.cuh): the end of a part is no exchange then. For sequences with many rows there is the
+// same with larger tiles (chunk_kernel.cuh); each part is a run.
 #pragma once
 
 #include "common/barrier.cuh"
@@ -48,6 +49,9 @@ struct RunTarget {
         store_shared_16B(place + 16, pack(s.parts, item.first_part, item.end_part, s.run_levels));
         store_shared_16B(place + 32, pack(s.queries * heads_per_group, 0, 0, 0));
     }
+
+    // What a part needs to know that is no run's last.
+    FS_DEVICE static uint4 of_parts(uint32_t place) { return load_shared_16B(place + 16); }
 
     FS_DEVICE bool has_all_parts() const { return first_part == 0 && end_part == parts; }
     FS_DEVICE int runs() const { return (parts + (1 << run_levels) - 1) >> run_levels; }
@@ -106,21 +110,41 @@ struct ClusterMerge {
         store_remote_16B(there, its_barrier, state.bits_of_sums());
         store_remote_16B(there + 16, its_barrier, {statistics.x, statistics.y, 0, 0});
     }
+    // The same where several of a turn follow: its first one's place.
+    struct Turn {
+        uint32_t place, barrier;
+    };
+    FS_DEVICE Turn turn_of(int run, int turn) const {
+        const int cta = turn & ((1 << levels) - 1);
+        return {cluster_address(place(run, (turn >> levels) * kTurn), cta),
+                cluster_address(barrier, cta)};
+    }
+    FS_DEVICE static void push(const RowState& state, const Turn& turn, int within) {
+        const uint32_t there = turn.place + within * kBytes;
+        const uint2 statistics = state.bits_of_statistics();
+        store_remote_16B(there, turn.barrier, state.bits_of_sums());
+        store_remote_16B(there + 16, turn.barrier, {statistics.x, statistics.y, 0, 0});
+    }
     // Which of all rows' columns an own one is.
     FS_DEVICE int index_of(int own) const {
         return ((own / kTurn << levels) + rank) * kTurn + own % kTurn;
     }
     FS_DEVICE RowState merged(int runs, int own) const {
+        // Without branches: loads and joins go on beside each other.
         RowState of_runs[kMostRuns];
 #pragma unroll
         for (int i = 0; i < kMostRuns; ++i) {
-            const uint32_t at = place(i, own);
-            if (i < runs) of_runs[i] = RowState(load_shared_float2(at + 16), load_shared_16B(at));
+            const uint32_t at = place(min(i, runs - 1), own);
+            of_runs[i] = RowState(load_shared_float2(at + 16), load_shared_16B(at));
+            if (i >= runs) of_runs[i].sum = 0.0f;
         }
 #pragma unroll
         for (int step = 1; step < kMostRuns; step *= 2)
 #pragma unroll
-            for (int i = 0; i < kMostRuns; i += 2 * step) of_runs[i].join(of_runs[i + step]);
+            for (int i = 0; i < kMostRuns; i += 2 * step) {
+                of_runs[i + step].join_behind(of_runs[i]);
+                of_runs[i] = of_runs[i + step];
+            }
         return of_runs[0];
     }
 };
@@ -143,6 +167,16 @@ struct DecodeRun {
                                          16 * (Kernel::d_head / 4) <= kAtOnce* Kernel::n_threads;
     struct KeptColumns {
         RowState states[kAtOnce];
+    };
+    // Of warps with rows of their own a thread keeps the first tiles of columns that it has.
+    struct KeptRows {
+        float o[std::max(Kernel::kept_tiles, 1)][4];
+    };
+    using Kept = std::conditional_t<Kernel::own_rows, KeptRows, KeptColumns>;
+    // Whether a lane goes from row to row of a dense cache, and does not find each by its number.
+    static constexpr bool kGoesOn = !kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
+    struct NextRows {
+        const char *k, *v;  // the lane's first 16 bytes of the step that is copied next
     };
 
     const DecodeKernelArgs& args;
@@ -176,7 +210,7 @@ struct DecodeRun {
         seen_end = end;
         full_begin = bottom.first;
         full_end = top.last + 1;
-        if constexpr (Kernel::takes_chunks) own_rows_only();
+        if constexpr (Kernel::own_rows) own_rows_only();
         const int64_t block = kPaged ? 0 : item.batch;
         k_head = static_cast<const char*>(args.k_cache) +
                  (block * args.k_cache_strides.batch + item.head_k * args.k_cache_strides.head) *
@@ -208,30 +242,42 @@ struct DecodeRun {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
+        NextRows next_rows{};
+        if constexpr (kGoesOn) {
+            const int64_t row = first_key(first_step) + lane / 8;
+            next_rows.k = k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16;
+            next_rows.v = v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16;
+        }
         // A page's number is on its way while the stages before are copied.
         int entries[kStages];
 #pragma unroll
         for (int i = 0; i < kStages; ++i) entries[i] = page_of(first_step + i);
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
-            if (first_step + i < steps) start_step(first_step + i, i, entries[i]);
+            if (first_step + i < steps) start_step(first_step + i, i, entries[i], next_rows);
             if (i == 0) start_queries();  // no one waits for them alone
             cp_async_commit();
         }
         int next_entry = entries[kStages - 1];
         if (!Kernel::takes_chunks && thread_index() == 0) {
-            RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
+            if constexpr (!Kernel::own_rows)
+                RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
             search.index += gridDim.x;
             search.keep(place);
         }
 
         cp_async_wait<kStages - 2>();
         __syncthreads();  // the queries are here
-        Queries queries(smem, lane, warp_row());
+        if constexpr (Kernel::own_rows && !Kernel::takes_chunks) {
+            // All have left the run before.
+            if (thread_index() == 0)
+                RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
+        }
+        Queries queries(smem + Kernel::queries_offset, lane, warp_row());
         int step = first_step, stage = 0;
         const int steps_of_part = item.sequence.chunk / Kernel::B_c;
         int parts_left = item.end_part - item.first_part, steps_until = 0;
-        KeptColumns kept;
+        Kept kept;
         for (; parts_left > 0; --parts_left) {
             Softmax softmax(args.scale_log2);
             Sums o;
@@ -243,7 +289,7 @@ struct DecodeRun {
                 sync_stages();  // this stage is here, and the last one is read
                 const int last = stage_before(stage);
                 if (step + kStages - 1 < steps) {
-                    start_step(step + kStages - 1, last, next_entry);
+                    start_step(step + kStages - 1, last, next_entry, next_rows);
                     next_entry = page_of(step + kStages);
                 }
                 cp_async_commit();
@@ -254,7 +300,9 @@ struct DecodeRun {
             // Of the stages the one before was read last, and is copied to next.
             if constexpr (Kernel::takes_chunks)
                 store_own_rows(softmax, o);
-            else
+            else if constexpr (Kernel::own_rows) {
+                if (finish_own_rows(parts_left, softmax, o, kept)) return;
+            } else
                 exchange(parts_left, stage_before(stage), softmax, o, kept);
         }
     }
@@ -272,11 +320,11 @@ struct DecodeRun {
     // ---- warps with rows of their own ----
 
     // The first of the warp's rows in the tile, and of the keys that it copies in a stage.
-    FS_DEVICE int warp_row() const { return Kernel::takes_chunks ? 16 * warp : 0; }
-    FS_DEVICE int warp_slot() const { return Kernel::takes_chunks ? warp * kWarpKeys : 0; }
+    FS_DEVICE int warp_row() const { return Kernel::own_rows ? 16 * warp : 0; }
+    FS_DEVICE int warp_slot() const { return Kernel::own_rows ? warp * kWarpKeys : 0; }
 
     FS_DEVICE static void sync_stages() {
-        if constexpr (Kernel::takes_chunks)
+        if constexpr (Kernel::own_rows)
             __syncthreads();
         else
             __syncwarp();
@@ -284,6 +332,12 @@ struct DecodeRun {
 
     FS_DEVICE void own_rows_only();
     FS_DEVICE void store_own_rows(const Softmax& softmax, const Sums& o) const;
+    FS_DEVICE bool finish_own_rows(int parts_left, const Softmax& softmax, Sums& o,
+                                   Kept& kept) const;
+    template <class Before>
+    FS_DEVICE void join_behind(const float2 (&before)[2], const Before& columns,
+                               float2 (&statistics)[2], Sums& o) const;
+    FS_DEVICE void store_own_run(const float2 (&statistics)[2], Sums& o) const;
 
     FS_DEVICE static int stage_before(int stage) { return stage == 0 ? kStages - 1 : stage - 1; }
 
@@ -311,7 +365,7 @@ struct DecodeRun {
                           QueriesLayout::template Panel<false>::offset(row, chunk % 8)
                     : QueriesLayout::kNarrowOffset +
                           QueriesLayout::template Panel<true>::offset(row, chunk % 8);
-            cp_async_16B_or_zeros(smem + offset, source, present);
+            cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);
         }
     }
 
@@ -330,7 +384,7 @@ struct DecodeRun {
     }
 
     // Keys that no row sees are not read, whatever is there: they are zero.
-    FS_DEVICE void start_step(int step, int stage, int entry) const {
+    FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
         // A bad number leads to some page of the cache.
         const int page = min(max(entry, 0), args.blocks - 1);
@@ -339,8 +393,39 @@ struct DecodeRun {
             const int own = key + lane % kWarpKeys;
             slot = own - args.by_page.divide(own) * static_cast<int>(args.by_page.divisor);
         }
+        if constexpr (kGoesOn) {
+            start_rows(key, stage, next_rows);
+            return;
+        }
         if constexpr (Layout::kWidePanels > 0) start_panels<false>(key, stage, page, slot);
         if constexpr (Layout::kHasNarrowPanel) start_panels<true>(key, stage, page, slot);
+    }
+
+    FS_DEVICE void start_rows(int first_key, int stage, NextRows& next_rows) const {
+        using Panel = typename Layout::template Panel<false>;
+        constexpr int kRowStep = kWarpSize / Panel::kChunks;
+        static_assert(Panel::kChunks == 8);
+        const int row = lane / 8, chunk = lane % 8;
+        const uint32_t target = K_tile(stage);
+        const char *k_row = next_rows.k, *v_row = next_rows.v;
+#pragma unroll
+        for (int i = 0; i < kWarpKeys; i += kRowStep) {
+            const int key = first_key + row + i;
+            const bool present = begin <= key && key < end;
+            const uint32_t offset = Panel::offset(warp_slot() + row + i, chunk);
+#pragma unroll
+            for (int p = 0; p < Layout::kWidePanels; ++p) {
+                const bool copied =
+                    present && (!SEMANTICS.uneven || chunk * kChunkElements + 64 * p < args.d);
+                const uint32_t place = target + p * Panel::kBytes + offset;
+                cp_async_16B_or_zeros(place, k_row + p * 128, copied);
+                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied);
+            }
+            k_row += kRowStep * args.k_cache_strides.row * kElementBytes;
+            v_row += kRowStep * args.v_cache_strides.row * kElementBytes;
+        }
+        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kElementBytes;
+        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kElementBytes;
     }
 
     template <bool kNarrow>
@@ -399,7 +484,7 @@ struct DecodeRun {
     FS_DEVICE void multiply_step(int step, int stage, const Queries& queries, Softmax& softmax,
                                  Sums& o) const {
         constexpr int kKeys = 8 * Kernel::key_tiles;
-        const int key = Kernel::takes_chunks ? run_begin + step * Kernel::B_c : first_key(step);
+        const int key = Kernel::own_rows ? run_begin + step * Kernel::B_c : first_key(step);
         if (key >= seen_end || key + kKeys <= seen_begin) return;
         Scores scores;
         zero(scores);
@@ -445,7 +530,7 @@ struct DecodeRun {
     // The warps' states through shared memory, merged in the warps' order; and the part's with
     // those before it in the run.
     FS_DEVICE void exchange(int parts_left, int stage, const Softmax& softmax, const Sums& o,
-                            KeptColumns& kept) const {
+                            Kept& kept) const {
         constexpr int kColumns = Kernel::d_head / 4;
         const int lane = lane_index();  // no address from it is worth a register in the steps
         // Of four neighbouring tiles of columns, the others are 128 bytes apart.
@@ -515,18 +600,16 @@ struct DecodeRun {
     }
 
     FS_DEVICE RowState state_of_warps(int stage, int m, int row, int column) const {
-        RowState state;
-        float2 of_warps[Kernel::n_warps];
+        RowState state, of_warps[Kernel::n_warps];
 #pragma unroll
         for (int w = 0; w < Kernel::n_warps; ++w) {
-            of_warps[w] = load_shared_float2(statistics(w, 16 * m + row));
-            state.maximum = fmaxf(state.maximum, of_warps[w].x);
+            of_warps[w] = RowState(load_shared_float2(statistics(w, 16 * m + row)),
+                                   load_shared_16B(sums(w, stage, row, column)));
+            state.maximum = fmaxf(state.maximum, of_warps[w].maximum);
         }
+        // Without branches, which sums would wait for one after another.
 #pragma unroll
-        for (int w = 0; w < Kernel::n_warps; ++w) {
-            const RowState of_warp(of_warps[w], load_shared_16B(sums(w, stage, row, column)));
-            state.add(of_warp);
-        }
+        for (int w = 0; w < Kernel::n_warps; ++w) state.add_if_any(of_warps[w]);
         return state;
     }
 
@@ -616,9 +699,7 @@ struct DecodeRun {
                                int column) const {
         for (int level = 0; level < target.run_levels; ++level) {
             if ((part >> level & 1) != 0) {
-                RowState before = kept_state(target, part, level, row, column);
-                before.join(state);
-                state = before;
+                state.join_behind(kept_state(target, part, level, row, column));
             } else if (part + 1 < target.end_part) {
                 keep_state(state, target, part, level, row, column);
                 return;
@@ -694,6 +775,7 @@ struct DecodeRun {
 
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
+    prefetch_lengths<Kernel>(args);
     const bool in_cluster =
         Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)

@@ -13,7 +13,7 @@ namespace flashsmith {
 namespace {
 
 // The kernels of a config, in the order of the family's templates.
-enum Kernel : size_t { dense, paged, merge, append, chunk, paged_chunk };
+enum Kernel : size_t { dense, paged, merge, append, merge_rows, chunk, paged_chunk };
 
 // The operation's tensors, in its order.
 enum DecodeTensor : size_t {
@@ -33,6 +33,9 @@ enum DecodeTensor : size_t {
 };
 // CTAs that merge rows one after another, where some sequences may have many.
 constexpr int kMergesPerSm = 8;
+// The same of calls without chunks, where rows are more than so many an SM: as many CTAs as an SM
+// holds, whose warps have a row each.
+constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
 
 int64_t blocks_of(int64_t rows, int64_t tile) {
@@ -256,11 +259,13 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t heads = p.batch * p.heads_k;
     const int64_t items =
         has_others ? heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity)) : 0;
-    const int fitting =
-        ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
+    int fitting = ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
+    if (config.most_ctas() > 0) fitting = std::min(fitting, config.most_ctas());
     const int64_t resident = fitting * int64_t{device.sm_count};
-    args.kept_level_bytes =
-        args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
+    // Warps with rows of their own have a place for the first level, and none for others.
+    if (!config.own_rows)
+        args.kept_level_bytes =
+            args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
     // With twice as many tiles as CTAs take at once, sequences of equal length are one run each,
     // and of others few are more. How many CTAs merge changes no bit, so that shapes may say it.
     // They begin beside the other CTAs.
@@ -271,7 +276,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
                               static_cast<float>(resident * config.rounds);
         while (
-            args.kept_levels < kMostKeptLevels &&
+            !config.own_rows && args.kept_levels < kMostKeptLevels &&
             holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, beside, device))
             ++args.kept_levels;
     }
@@ -301,10 +306,11 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                                  : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
 
     int64_t merges_of_rows = heads * args.merged_rows;
-    if (few_rows) {
-        merges_of_rows = std::min<int64_t>(merges_of_rows, device.sm_count);
-        args.merged_rows = 0;
-    }
+    args.rehearses = merges_of_rows <= device.sm_count / 2;
+    const bool searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
+    if (searches)
+        merges_of_rows = std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
+                                  int64_t{device.sm_count} * (few_rows ? 1 : kSearchesPerSm));
 
     Plan plan;
     args.chunk_states = heads * args.most_slots * args.slot_rows;
@@ -381,10 +387,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (config.chunk_rows > 0 && merges) {
         const int64_t all_rows = p.packed ? p.total_q : p.batch * p.seq_q;
         require(all_rows * p.heads_q <= INT_MAX, "rows x heads must stay within 2^31 - 1");
-        add(merge, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
+        add(merge_rows, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
             kMergeThreads, 0);
     } else if (merges) {
-        add(merge, merges_of_rows, kMergeThreads, 0);
+        add(searches ? merge_rows : merge, merges_of_rows, kMergeThreads, 0);
     }
 
     for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})

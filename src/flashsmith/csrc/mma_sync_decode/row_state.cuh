@@ -90,7 +90,8 @@ struct RowState {
 };
 
 // What a row's sums are multiplied with, and its natural log-sum-exp, once its head's sink has
-// joined. A row without keys gives 0, and -inf or the sink alone.
+// joined. A row without keys gives 0, and -inf or the sink alone; its sums may be NaN, products of
+// no weight and a value of NaN, so that its factor is -1 and no other's is negative.
 struct RowEnd {
     float factor, lse;
 
@@ -108,34 +109,46 @@ struct RowEnd {
             weight = exp2_approx(accumulated - base);
             total = total * weight + exp2_approx(sink_log2 - base);
         }
-        factor = row.is_empty() ? 0.0f : weight * reciprocal_approx(total);
+        factor = row.is_empty() ? -1.0f : weight * reciprocal_approx(total);
         // The largest sinks were clamped in base 2.
         const float base_ln = sink != nullptr && base == sink_log2 ? sink_ln : base * kLn2;
         lse = fmaf(log2_approx(total), kLn2, base_ln);
     }
+
+    FS_DEVICE float scaled(float sum) const { return factor < 0.0f ? 0.0f : sum * factor; }
 };
 
 FS_DEVICE RowEnd row_end(const DecodeKernelArgs& args, const RowState& row, int head) {
     return RowEnd(row, args.sinks == nullptr ? nullptr : args.sinks + head);
 }
 
+// Of a row of o where it begins, four of its elements, and its log-sum-exp.
+FS_DEVICE char* row_of_o(const DecodeKernelArgs& args, int batch, int first_query, int query,
+                         int head, int column) {
+    return static_cast<char*>(args.o) +
+           (batch * args.o_strides.batch + int64_t{first_query + query} * args.o_strides.row +
+            head * args.o_strides.head + column) *
+               kElementBytes;
+}
+template <typename value_t>
+FS_DEVICE void store_columns(char* target, const RowState& row, const RowEnd& end) {
+    store_global_8B(target, {pack_16bit<value_t>(end.scaled(row.o[0]), end.scaled(row.o[1])),
+                             pack_16bit<value_t>(end.scaled(row.o[2]), end.scaled(row.o[3]))});
+}
+FS_DEVICE void store_lse(const DecodeKernelArgs& args, const RowEnd& end, int batch,
+                         int first_query, int query, int head) {
+    if (args.lse != nullptr)
+        args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + first_query +
+                 query] = end.lse;
+}
+
 // Four neighbouring elements of a row of o, and by the row's first thread its log-sum-exp.
 template <typename value_t>
 FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, const RowEnd& end,
                          int batch, int first_query, int query, int head, int column) {
-    if (column < args.d) {
-        char* const target =
-            static_cast<char*>(args.o) +
-            (batch * args.o_strides.batch + int64_t{first_query + query} * args.o_strides.row +
-             head * args.o_strides.head + column) *
-                kElementBytes;
-        store_global_8B(target,
-                        {pack_16bit<value_t>(row.o[0] * end.factor, row.o[1] * end.factor),
-                         pack_16bit<value_t>(row.o[2] * end.factor, row.o[3] * end.factor)});
-    }
-    if (column == 0 && args.lse != nullptr)
-        args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + first_query +
-                 query] = end.lse;
+    if (column < args.d)
+        store_columns<value_t>(row_of_o(args, batch, first_query, query, head, column), row, end);
+    if (column == 0) store_lse(args, end, batch, first_query, query, head);
 }
 
 }  // namespace flashsmith

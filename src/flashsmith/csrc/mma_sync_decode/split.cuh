@@ -54,6 +54,18 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
     return s;
 }
 
+// Asks for the lengths of all sequences, 32 a line. Searches read them line after line, each behind
+// the one before; this waits for nothing, not even the launch before: what that has still to write
+// goes through L2, too.
+template <class Kernel>
+FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
+    const int batch = thread_index() * kWarpSize;
+    if (batch >= args.batch) return;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(args.cache_lens + batch));
+    if constexpr (Kernel::SEMANTICS.packed)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(args.cu_seqlens_q + batch));
+}
+
 // Blocks of B_c keys that a run should have: the share of a CTA in the keys of all sequences
 // without many rows. 0: one part a run. Called by whole warps.
 template <class Kernel>

@@ -43,21 +43,28 @@ struct StaticDecodeKernelConfig {
     static constexpr int stages = CFG.stages;
     static constexpr int warp_keys = CFG.keys_per_warp();
 
-    static constexpr int row_tiles = B_r / 16;
+    // Whether a warp has 16 rows of its own and all keys of a stage, not keys of its own.
+    static constexpr bool own_rows = CFG.own_rows;
+    static constexpr int multiplied_keys = own_rows ? B_c : warp_keys;
+
+    static constexpr int row_tiles = own_rows ? 1 : B_r / 16;
     static constexpr int d_steps = d_head / 16;
-    static constexpr int key_steps = warp_keys / 16;
-    static constexpr int key_tiles = warp_keys / 8;
+    static constexpr int key_steps = multiplied_keys / 16;
+    static constexpr int key_tiles = multiplied_keys / 8;
     static constexpr int column_tiles = d_head / 8;
-    // Fragments of the queries beside the sums: 255 registers have room for no more.
-    static constexpr bool keeps_queries = B_r * d_head <= 16 * 128;
+    static constexpr bool keeps_queries = CFG.keeps_queries();
 
     // CTAs of an SM whose registers are to suffice, 0: unsaid, and ptxas spills for one more than
     // there is shared memory for. A third one has no registers for pages, nor for masks.
     static constexpr bool is_large = B_r * d_head > 16 * 128;
     static constexpr int most_ctas = SEMANTICS == Semantics{} ? 3 : 2;
     static constexpr int min_ctas =
-        is_large || n_warps > 4 ? 1 : std::min(ctas_by_smem(CFG.smem_bytes()), most_ctas);
-    static constexpr int min_paged_ctas = is_large ? 0 : std::min(min_ctas, 2);
+        own_rows                  ? std::min(ctas_by_smem(CFG.smem_bytes()), CFG.most_ctas())
+        : is_large || n_warps > 4 ? 1
+                                  : std::min(ctas_by_smem(CFG.smem_bytes()), most_ctas);
+    static constexpr int min_paged_ctas = own_rows   ? min_ctas
+                                          : is_large ? 0
+                                                     : std::min(min_ctas, 2);
 
     // Sequences with more rows are those of the kernel with tiles of chunk_rows rows.
     static constexpr int chunk_rows = CFG.chunk_rows;
@@ -72,20 +79,30 @@ struct StaticDecodeKernelConfig {
     static constexpr int states_at_once = CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
-    using KeysLayout = SmemLayout<warp_keys, d_head, true>;
+    using KeysLayout = SmemLayout<multiplied_keys, d_head, true>;
 
-    // Shared memory, bytes from its start. Each warp has stages of its own, in each K and then V.
-    static constexpr int ring_offset = QueriesLayout::kBytes;
+    // Shared memory, bytes from its start. Each warp has stages of its own, in each K and then V;
+    // warps with rows of their own share them. Queries that these keep have the place of the last
+    // stage, the only one that is not copied to before they are read.
+    static constexpr bool queries_have_stage = own_rows && keeps_queries;
+    static constexpr int ring_offset = queries_have_stage ? 0 : QueriesLayout::kBytes;
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
-    static constexpr int ring_bytes = stages * stage_bytes;  // from a warp's to the next one's
-    static constexpr int statistics_offset = ring_offset + n_warps * ring_bytes;
-    static constexpr int search_offset = statistics_offset + n_warps * B_r * 8;
+    static constexpr int queries_offset = queries_have_stage ? (stages - 1) * stage_bytes : 0;
+    // From a warp's stages to the next one's.
+    static constexpr int ring_bytes = own_rows ? 0 : stages * stage_bytes;
+    static constexpr int statistics_offset =
+        ring_offset + (own_rows ? 1 : n_warps) * stages * stage_bytes;
+    static constexpr int kept_tiles = CFG.own_tiles_in_registers();
+    static constexpr int search_offset =
+        statistics_offset +
+        (own_rows ? B_r * 8 + (column_tiles - kept_tiles) * n_threads * 16 : n_warps * B_r * 8);
     static_assert(search_offset % 32 == 0, "two searches by turns");
     static constexpr int target_offset = search_offset + 32;
     static constexpr int kept_states_offset = target_offset + 48;
     static_assert(kept_states_offset == CFG.smem_bytes());
 
-    static_assert(16 * d_head * 4 <= stage_bytes, "a warp's sums of 16 rows take a stage's place");
+    static_assert(own_rows || 16 * d_head * 4 <= stage_bytes,
+                  "a warp's sums of 16 rows take a stage's place");
 
     // What the types above and the kernels take for granted. `flashsmith explain` has all rules and
     // their reasons.
@@ -95,8 +112,13 @@ struct StaticDecodeKernelConfig {
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
         static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys a warp");
         static_assert(stages >= 2, "stages: one is read while another is copied");
-        static_assert(B_r * (d_head + warp_keys) <= 32 * (warp_keys == 16 ? 144 : 128),
-                      "a thread has too many sums and scores");
+        if constexpr (own_rows) {
+            static_assert(B_r == 16 * n_warps && !CFG.full_tiles, "own_rows: a warp has 16 rows");
+            static_assert(d_head + B_c <= 192, "a thread has too many sums and scores");
+        } else {
+            static_assert(B_r * (d_head + warp_keys) <= 32 * (warp_keys == 16 ? 144 : 128),
+                          "a thread has too many sums and scores");
+        }
         static_assert(CFG.min_keys % B_c == 0, "min_keys: whole stages");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
@@ -118,7 +140,7 @@ struct StaticDecodeKernelConfig {
 // rows, and its warps have other rows, not other keys: each key is copied once for all of them.
 template <class Kernel>
 struct ChunkKernelConfig : Kernel {
-    static constexpr bool takes_chunks = true;
+    static constexpr bool takes_chunks = true, own_rows = true;
 
     static constexpr int B_r = Kernel::chunk_rows;
     static constexpr int n_warps = B_r / 16;
@@ -133,7 +155,7 @@ struct ChunkKernelConfig : Kernel {
     using QueriesLayout = SmemLayout<B_r, Kernel::d_head, true>;
     using KeysLayout = SmemLayout<Kernel::B_c, Kernel::d_head, true>;
 
-    static constexpr int ring_offset = QueriesLayout::kBytes;
+    static constexpr int queries_offset = 0, ring_offset = QueriesLayout::kBytes;
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
     static constexpr int ring_bytes = 0;
     static_assert(ring_offset + Kernel::stages * stage_bytes == Kernel::CFG.chunk_smem_bytes());

@@ -50,6 +50,7 @@ class MmaSyncDecodeFamily(Family):
             "paged": "decode_paged_kernel",
             "merge": "decode_merge_kernel",
             "append": "decode_append_kernel",
+            "merge_rows": "decode_merge_rows_kernel",
             **(chunks if cfg.chunk_rows else {}),
         }
 
@@ -74,7 +75,8 @@ class MmaSyncDecodeFamily(Family):
         chunks = (replace(first, chunk_rows=128), *others, last)
         # As the entries of the default mode are.
         entry = replace(first, parts_per_sm=2, early=True, cluster=8)
-        return [first, *(cfg for cfg in (*chunks, entry) if is_legal(cfg, device))]
+        own_rows = replace(entry, B_r=32, B_c=64, n_warps=2, own_rows=True)
+        return [first, *(cfg for cfg in (*chunks, entry, own_rows) if is_legal(cfg, device))]
 
     def for_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec

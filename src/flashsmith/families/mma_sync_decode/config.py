@@ -59,13 +59,19 @@ class FlashDecodeKernelConfig(KernelConfig):
     B_c: int = knob(
         "keys of a stage, those of all warps",
         values=(32, 64, 128, 256),
-        effect=lambda cfg: f"a warp copies and multiplies {cfg.keys_per_warp} keys at a time",
+        effect=lambda cfg: (
+            f"a warp copies {cfg.keys_per_warp} keys and multiplies {cfg.multiplied_keys} at a time"
+        ),
         where="DecodePart::start_step",
     )
     n_warps: int = knob(
-        "warps per CTA, each with keys of its own",
+        "warps per CTA, each with keys of its own, or with rows",
         values=(2, 4, 8),
-        effect=lambda cfg: f"{cfg.n_threads} threads per CTA; no warp waits for another's keys",
+        effect=lambda cfg: (
+            f"{cfg.n_threads} threads per CTA, whose warps share the stages"
+            if cfg.own_rows
+            else f"{cfg.n_threads} threads per CTA; no warp waits for another's keys"
+        ),
         where="StaticDecodeKernelConfig",
     )
     stages: int = knob(
@@ -159,6 +165,17 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="DecodeRun::finish_at_once",
     )
+    own_rows: bool = knob(
+        "whether each warp has 16 rows of a full tile and all keys of a stage, not keys of its own",
+        word="own_rows",
+        default=False,
+        effect=lambda cfg: (
+            "warps share the stages, and exchange nothing at the end of a part"
+            if cfg.own_rows
+            else "warps exchange their rows' sums at the end of a part"
+        ),
+        where="DecodeRun::finish_own_rows",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -169,23 +186,50 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def keys_per_warp(self) -> int:
-        """Keys of a stage that one warp has."""
+        """Keys of a stage that one warp copies."""
         return self.B_c // self.n_warps
+
+    @property
+    def multiplied_keys(self) -> int:
+        """Keys of a stage that one warp multiplies: its own, or with rows of its own all."""
+        return self.B_c if self.own_rows else self.keys_per_warp
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Rows of the tile that one warp has."""
+        return MMA_ROWS if self.own_rows else self.B_r
 
     @property
     def accumulators(self) -> int:
         """fp32 elements of o that a lane sums."""
-        return self.B_r * self.d_head // THREADS_PER_WARP
+        return self.rows_per_warp * self.d_head // THREADS_PER_WARP
 
     @property
     def scores(self) -> int:
         """fp32 scores that a lane computes in a step."""
-        return self.B_r * self.keys_per_warp // THREADS_PER_WARP
+        return self.rows_per_warp * self.multiplied_keys // THREADS_PER_WARP
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of K and V in one stage of a CTA."""
         return 2 * self.B_c * self.d_head * self.dtype.element_size
+
+    @property
+    def own_tiles(self) -> int:
+        """Tiles of eight columns, of which a lane of a warp with rows of its own has two rows."""
+        return self.d_head // 8
+
+    @property
+    def own_tiles_in_registers(self) -> int:
+        """Of them those whose sums of a run's first subtree have registers."""
+        most = (25 if self.B_c == 32 else 16) - self.own_tiles
+        return min(max(most, 0), self.own_tiles)
+
+    @property
+    def most_ctas(self) -> int:
+        """CTAs of an SM, at most, that registers suffice for; 0: as many as shared memory has room
+        for."""
+        return 256 // self.n_threads if self.own_rows else 0
 
     @property
     def bytes_in_flight(self) -> int:
@@ -205,14 +249,20 @@ class FlashDecodeKernelConfig(KernelConfig):
     @property
     def keeps_queries(self) -> bool:
         """Whether a warp keeps its queries' fragments in registers."""
-        return self.B_r * self.d_head <= MMA_ROWS * 128
+        return self.rows_per_warp * self.d_head <= MMA_ROWS * 128
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of a CTA, bytes: the queries, the stages of K and V, the row
-        statistics of the warps, and where a run's states belong."""
+        statistics of the warps, and where a run's states belong. With rows of their own warps
+        have the statistics of a run's first subtree there, and some of its sums."""
         queries = self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
+        if self.own_rows:
+            # Queries that are kept have the place of the last stage.
+            queries = 0 if self.keeps_queries else queries
+            in_shared = self.own_tiles - self.own_tiles_in_registers
+            statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         return queries + streamed + statistics + _TARGET_BYTES
 
     def chunk_smem_bytes(self) -> int:

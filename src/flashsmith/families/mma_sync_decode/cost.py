@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsmith.families.config import RESERVED_SMEM_PER_CTA, THREADS_PER_WARP
+from flashsmith.families.config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
@@ -30,7 +30,7 @@ def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
     """CTAs that one SM holds; 0: not even one."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
-        min(_MOST_REGISTERS, 100 + cfg.accumulators),
+        min(_MOST_REGISTERS, 100 + cfg.accumulators) if not cfg.own_rows else _MOST_REGISTERS,
         max_threads=device.max_threads_per_sm,
         max_ctas=device.max_ctas_per_sm,
     )
@@ -98,9 +98,10 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     # Tiles of the same keys find them in L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
     steps = -(-keys // cfg.B_c)
-    products = 2 * (cfg.B_r / MMA_ROWS) * (cfg.keys_per_warp / 8) * (cfg.d_head / MMA_ROWS)
-    scores = cfg.B_r * cfg.keys_per_warp / THREADS_PER_WARP
-    issue = (products * _PER_PRODUCT + scores * _PER_SCORE + _PER_STEP) * cfg.n_warps / QUARTERS
+    row_tiles, key_tiles = cfg.rows_per_warp / MMA_ROWS, cfg.multiplied_keys / 8
+    products = 2 * row_tiles * key_tiles * (cfg.d_head / MMA_ROWS)
+    issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP
+    issue *= cfg.n_warps / QUARTERS
     # An SM that has fewer bytes on their way than latency times its share waits for them.
     at_once = min(ctas, -(-items // device.sm_count))
     in_flight = at_once * min(cfg.bytes_in_flight, per_item)
@@ -126,5 +127,7 @@ _FIXED_COST = 700.0
 def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
     """Relative compile time of one config (no unit): the m16n8k16 products of one step of a warp,
     whose bodies are unrolled, in the dense and in the paged kernels."""
-    rows_by_keys = cfg.B_r * cfg.keys_per_warp + (MMA_ROWS * cfg.B_c if cfg.chunk_rows else 0)
+    rows_by_keys = cfg.rows_per_warp * cfg.multiplied_keys + (
+        MMA_ROWS * cfg.B_c if cfg.chunk_rows else 0
+    )
     return _FIXED_COST + 2 * 2 * rows_by_keys * cfg.d_head / (MMA_ROWS * 8 * 16)

@@ -17,7 +17,16 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
-    """Where the tiles lie: each warp's stages one after another, which its sums take in the end."""
+    """Where the tiles lie: each warp's stages one after another, which its sums take in the end.
+    Warps with rows of their own share them, and Q that has registers goes by way of the last."""
+    if cfg.own_rows:
+        shared = [
+            (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
+            for stage in range(cfg.stages)
+            for tile in "KV"
+        ]
+        queries = [] if cfg.keeps_queries else [("Q", 1, cfg.B_r)]
+        return smem_regions(cfg, [*queries, *shared], "a run's first subtree")
     warps = [
         (f"{tile} of warp {warp + 1}, stage {stage + 1}", 1, cfg.keys_per_warp)
         for warp in range(cfg.n_warps)
@@ -30,11 +39,13 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
     """FLOP per byte in the loop over keys of a tile whose rows all exist.
 
-    A key costs 4 B_r d FLOP and is read once from global and once from shared memory; queries that
-    have no registers are read again from shared memory for every warp_keys keys.
+    A key costs 4 B_r d FLOP and is read once from global and once from shared memory, by every warp
+    that has rows of its own; queries that have no registers are read again from shared memory for
+    every warp_keys keys.
     """
     element = cfg.dtype.element_size
     flop = 4 * cfg.B_r * cfg.d_head
     streamed = 2 * cfg.d_head * element
+    read = streamed * (cfg.n_warps if cfg.own_rows else 1)
     again = 0.0 if cfg.keeps_queries else cfg.B_r * cfg.d_head * element / cfg.keys_per_warp
-    return Intensity(shared=flop / (streamed + again), global_memory=flop / streamed)
+    return Intensity(shared=flop / (read + again), global_memory=flop / streamed)

@@ -15,6 +15,8 @@ MAX_ELEMENTS = {16: 144, 32: 128}
 # window, a softcap and pages spill.
 _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
+# The same of warps with rows of their own, which keep sums of other keys besides.
+MAX_OWN_ELEMENTS = 96
 
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
@@ -48,9 +50,24 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "rows_fit_registers",
         "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, with "
-        "32 keys a warp 128: it has 255 registers",
-        lambda cfg, device: cfg.accumulators + cfg.scores <= MAX_ELEMENTS.get(cfg.keys_per_warp, 0),
-        ("B_r", "B_c", "n_warps", "d_head"),
+        "32 keys a warp 128, and (d_head + B_c) / 2 with own_rows 96: it has 255 registers",
+        lambda cfg, device: (
+            cfg.accumulators + cfg.scores
+            <= (MAX_OWN_ELEMENTS if cfg.own_rows else MAX_ELEMENTS.get(cfg.keys_per_warp, 0))
+        ),
+        ("B_r", "B_c", "n_warps", "d_head", "own_rows"),
+    ),
+    Rule(
+        "own_rows_of_all_warps",
+        "own_rows wants B_r = 16 n_warps: each warp has 16 rows",
+        lambda cfg, device: not cfg.own_rows or cfg.B_r == MMA_ROWS * cfg.n_warps,
+        ("B_r", "n_warps", "own_rows"),
+    ),
+    Rule(
+        "own_rows_without_exchange",
+        "own_rows and full_tiles exclude each other: full_tiles is about an exchange between warps",
+        lambda cfg, device: not (cfg.own_rows and cfg.full_tiles),
+        ("full_tiles", "own_rows"),
     ),
     Rule(
         "parts_of_whole_stages",
@@ -82,7 +99,7 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: (
             max(cfg.smem_bytes(), cfg.chunk_smem_bytes()) <= device.max_smem_per_block
         ),
-        ("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows"),
+        ("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows", "own_rows"),
         lambda cfg, device: (
             f"{max(cfg.smem_bytes(), cfg.chunk_smem_bytes())} of {device.max_smem_per_block} bytes "
             f"on {device.name}"

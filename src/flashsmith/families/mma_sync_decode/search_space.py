@@ -37,10 +37,14 @@ def search_space(dtype: DType, d_head: int) -> list[FlashDecodeKernelConfig]:
 
 
 def moved(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
-    """The configs with another value of one knob, or of keys and warps together."""
+    """The configs with another value of one knob, of keys and warps together, or with warps that
+    have rows of their own."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:
             for value in knob.metadata["values"]:
                 yield replace(cfg, **{knob.name: value})
+    if not cfg.own_rows:
+        for keys in (32, 64):
+            yield replace(cfg, B_r=32, B_c=keys, n_warps=2, full_tiles=False, own_rows=True)
     for factor in (0.5, 2):
         yield replace(cfg, B_c=int(cfg.B_c * factor), n_warps=int(cfg.n_warps * factor))

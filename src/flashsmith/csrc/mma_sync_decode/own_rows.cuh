@@ -1,0 +1,240 @@
+// What is different where a warp has 16 rows of the tile over all keys of its run: at the end of a
+// part nothing moves between warps. A thread has two rows' sums of every fourth pair of columns,
+// joins those of a part with those of subtrees that it completes, and writes a run's.
+#pragma once
+
+#include "mma_sync_decode/part_kernel.cuh"
+
+namespace flashsmith {
+
+// Steps whose keys no row of the warp sees are not multiplied, nor any by warps without a row.
+template <class Kernel, bool kPaged>
+FS_DEVICE void DecodeRun<Kernel, kPaged>::own_rows_only() {
+    const int own_rows = min(rows - warp_row(), 16);
+    if (own_rows <= 0) {
+        seen_end = seen_begin;
+        return;
+    }
+    const KeyRange top = keys_of_row(warp_row()), bottom = keys_of_row(warp_row() + own_rows - 1);
+    seen_begin = max(begin, top.first);
+    seen_end = min(end, bottom.last + 1);
+    full_begin = bottom.first;
+    full_end = top.last + 1;
+}
+
+// Whether this was the run's last part. The tree is that of DecodeRun::finish_part: a thread keeps
+// its own sums of a first subtree, and those of others in global memory.
+template <class Kernel, bool kPaged>
+FS_DEVICE bool DecodeRun<Kernel, kPaged>::finish_own_rows(int parts_left, const Softmax& softmax,
+                                                          Sums& o, Kept& kept) const {
+    const int lane = lane_index();  // no address from it is worth a register in the steps
+    if constexpr (Kernel::has_clusters)
+        if (args.cluster_levels > 0 && parts_left == 1) cluster_wait();
+    float2 statistics[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+        statistics[r] = {softmax.offset[0][r], quad_sum(softmax.row_sum[0][r])};
+    // Of no key sums are 0: V may hold NaN where P is 0.
+    if (any_lane(statistics[0].y == 0.0f || statistics[1].y == 0.0f)) {
+#pragma unroll
+        for (int n = 0; n < Kernel::column_tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (statistics[e / 2].y == 0.0f) o[0][n][e] = 0.0f;
+    }
+    const uint4 of_parts = RunTarget::of_parts(smem + Kernel::target_offset);
+    const int part = static_cast<int>(of_parts.z) - parts_left;
+    const int run_levels = static_cast<int>(of_parts.w);
+    const bool is_last = parts_left == 1;   // of the run
+    const int top = warp_row() + lane / 4;  // of the thread's two rows in the tile
+    if (run_levels > 0) {
+        const uint32_t of_row = smem + Kernel::statistics_offset + top * 8;
+        const uint32_t own =
+            smem + Kernel::statistics_offset + Kernel::B_r * 8 + thread_index() * 16;
+        const auto place = [&](int n) {
+            return own + (n - Kernel::kept_tiles) * Kernel::n_threads * 16;
+        };
+        if ((part & 1) != 0) {
+            const float2 before[2] = {load_shared_float2(of_row), load_shared_float2(of_row + 64)};
+            join_behind(
+                before,
+                [&](int n, float (&x)[4]) {
+                    uint4 bits{};
+                    if (n >= Kernel::kept_tiles) bits = load_shared_16B(place(n));
+                    const float of_bits[4] = {__uint_as_float(bits.x), __uint_as_float(bits.y),
+                                              __uint_as_float(bits.z), __uint_as_float(bits.w)};
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        x[e] = n < Kernel::kept_tiles ? kept.o[n][e] : of_bits[e];
+                },
+                statistics, o);
+        } else if (!is_last) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+                if (lane % 4 == 0)
+                    store_shared_8B(of_row + 64 * r,
+                                    {as_uint(statistics[r].x), as_uint(statistics[r].y)});
+#pragma unroll
+            for (int n = 0; n < Kernel::column_tiles; ++n) {
+                if (n >= Kernel::kept_tiles)
+                    store_shared_16B(place(n), {as_uint(o[0][n][0]), as_uint(o[0][n][1]),
+                                                as_uint(o[0][n][2]), as_uint(o[0][n][3])});
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (n < Kernel::kept_tiles) kept.o[n][e] = o[0][n][e];
+            }
+            return false;
+        }
+    }
+#pragma unroll 1
+    for (int level = 1; level < run_levels; ++level) {
+        const bool is_odd = (part >> level & 1) != 0;
+        if (!is_odd && is_last) continue;
+        const RunTarget target(smem + Kernel::target_offset);
+        const int of_head = target.tile * Kernel::B_r + top, column = lane % 4 * 2;
+        const PartStates<Kernel> memory = states(target);
+        const int where = is_odd ? part >> level << level : part + 1;
+        float* sums[2];
+        float* its[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            sums[r] = memory.sums(where, of_head + 8 * r) + column;
+            its[r] = memory.statistics(where, of_head + 8 * r);
+        }
+        if (!is_odd) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                if (top + 8 * r >= rows) continue;
+#pragma unroll
+                for (int n = 0; n < Kernel::column_tiles; ++n)
+                    store_global_8B(sums[r] + 8 * n,
+                                    {as_uint(o[0][n][2 * r]), as_uint(o[0][n][2 * r + 1])});
+                if (column == 0)
+                    store_global_8B(its[r], {as_uint(statistics[r].x), as_uint(statistics[r].y)});
+            }
+            return false;
+        }
+        float2 before[2] = {};
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            if (top + 8 * r < rows) before[r] = *reinterpret_cast<const float2*>(its[r]);
+        join_behind(
+            before,
+            [&](int n, float (&x)[4]) {
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float2 both{0.0f, 0.0f};
+                    if (top + 8 * r < rows)
+                        both = *reinterpret_cast<const float2*>(sums[r] + 8 * n);
+                    x[2 * r] = both.x, x[2 * r + 1] = both.y;
+                }
+            },
+            statistics, o);
+    }
+    store_own_run(statistics, o);
+    return true;
+}
+
+// RowState::join_behind() of a thread's two rows; `columns` gives the four sums of a tile of
+// columns that are before its own.
+template <class Kernel, bool kPaged>
+template <class Before>
+FS_DEVICE void DecodeRun<Kernel, kPaged>::join_behind(const float2 (&before)[2],
+                                                      const Before& columns,
+                                                      float2 (&statistics)[2], Sums& o) const {
+    bool none_before[2], none[2];
+    float kept[2], weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        none_before[r] = before[r].y == 0.0f, none[r] = statistics[r].y == 0.0f;
+        const float joined = fmaxf(before[r].x, statistics[r].x);
+        kept[r] = exp2_approx(before[r].x - joined);
+        weight[r] = exp2_approx(statistics[r].x - joined);
+        const float both = fmaf(weight[r], statistics[r].y, kept[r] * before[r].y);
+        statistics[r] = none[r] ? before[r] : none_before[r] ? statistics[r] : float2{joined, both};
+    }
+#pragma unroll
+    for (int n = 0; n < Kernel::column_tiles; ++n) {
+        float x[4];
+        columns(n, x);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int r = e / 2;
+            const float both = fmaf(weight[r], o[0][n][e], kept[r] * x[e]);
+            o[0][n][e] = none[r] ? x[e] : none_before[r] ? o[0][n][e] : both;
+        }
+    }
+}
+
+// Where a run's rows belong, in fours of columns: of two tiles of eight columns the even lanes get
+// four of the first, the odd ones of the second.
+template <class Kernel, bool kPaged>
+FS_DEVICE void DecodeRun<Kernel, kPaged>::store_own_run(const float2 (&statistics)[2],
+                                                        Sums& o) const {
+    const RunTarget target(smem + Kernel::target_offset);
+    const int lane = lane_index();
+    const bool odd = lane % 2 != 0;
+#pragma unroll
+    for (int n = 0; n < Kernel::column_tiles; n += 2)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+#pragma unroll
+            for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                const float theirs =
+                    __shfl_xor_sync(kWholeWarp, odd ? o[0][n][e] : o[0][n + 1][e], 1);
+                const float own = odd ? o[0][n + 1][e] : o[0][n][e];
+                o[0][n][e] = odd ? theirs : own;
+                o[0][n + 1][e] = odd ? own : theirs;
+            }
+    const int first_column = 8 * odd + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = warp_row() + 8 * r + lane / 4, of_head = target.tile * Kernel::B_r + row;
+        if (row >= rows) continue;
+        RowState state;
+        state.maximum = statistics[r].x, state.sum = statistics[r].y;
+        const auto of_columns = [&](int n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) state.o[e] = o[0][n + e / 2][2 * r + e % 2];
+            return state;
+        };
+        if (target.has_all_parts()) {
+            const int query = args.by_group.divide(of_head);
+            const int head =
+                target.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
+            const RowEnd end = row_end(args, state, head);
+            char* const first = row_of_o(args, target.batch, target.first_query, query, head, 0);
+#pragma unroll
+            for (int n = 0; n < Kernel::column_tiles; n += 2) {
+                const int column = 8 * n + first_column;
+                if (column < args.d)
+                    store_columns<value_t>(first + column * kElementBytes, of_columns(n), end);
+            }
+            if (lane % 4 == 0) store_lse(args, end, target.batch, target.first_query, query, head);
+            continue;
+        }
+        if constexpr (Kernel::has_clusters) {
+            if (args.cluster_levels > 0) {
+                using Cluster = ClusterMerge<Kernel>;
+                const Cluster cluster(args, smem, rows);
+                // Of two pairs of tiles: kTurn fours of columns.
+#pragma unroll
+                for (int n = 0; n < Kernel::column_tiles; n += 4) {
+                    const typename Cluster::Turn turn =
+                        cluster.turn_of(target.first_part >> target.run_levels,
+                                        row * (Cluster::kColumns / Cluster::kTurn) + n / 4);
+#pragma unroll
+                    for (int pair = 0; pair < 4; pair += 2)
+                        cluster.push(of_columns(n + pair), turn, 2 * pair + first_column / 4);
+                }
+                continue;
+            }
+        }
+        const PartStates<Kernel> memory = states(target);
+#pragma unroll
+        for (int n = 0; n < Kernel::column_tiles; n += 2)
+            memory.store(of_columns(n), target.first_part, of_head, 8 * n + first_column);
+    }
+}
+
+}  // namespace flashsmith
