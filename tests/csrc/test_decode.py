@@ -311,9 +311,9 @@ def test_few_ctas_look_for_rows_to_merge(schedule: int | None) -> None:
 
 
 def test_a_merge_has_a_cta_for_each_of_few_rows() -> None:
-    """Up to two rows an SM. Of more, four CTAs an SM at most look for rows, a warp for each; and one
-    an SM where every sequence of equal length is one run, whatever the power of two of its parts.
-    """
+    """Up to two rows an SM. Of more, four CTAs an SM at most look for rows, a warp for each; and
+    one an SM where every sequence of equal length is one run, whatever the power of two of its
+    parts."""
     grids = {}
     for batch in (1, 2, 3, 14, 28, 29, 100):
         sequences = draw((64,), (1,)) * batch
