@@ -766,6 +766,16 @@ def decode_samples() -> str:
     return table(head, lines)
 
 
+def host_over_caches() -> str:
+    """Microseconds of repeated calls over a cache."""
+    lines = [
+        [row["call"], *(f"{float(row[it]):.1f}" for it in ("median", "bare", "overhead", "first"))]
+        for row in read("host-overhead-decode.csv")
+    ]
+    head = ["call", "attention_with_cache()", "bare launches", "overhead", "first call"]
+    return table(head, lines)
+
+
 # --- what limits the kernels, the host, the progression ------------------------------------------
 
 
@@ -970,6 +980,7 @@ PROOFS = {
         f"`tools/gpu/prove_grid.py --family {family}`": ("backward-grid.csv.gz", f"{family}, ")
         for family in ("mma_sync_backward", "wgmma_backward")
     },
+    "`tools/gpu/prove_grid.py --family mma_sync_decode`": ("decode-grid.csv.gz", ""),
     "`tools/gpu/prove_sets.py` over `tune`, `prog-all`, `cover`, 128 to 4096": (
         "factory-sets.csv",
         "",
@@ -1016,6 +1027,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode-wide": decode_wide,
     "decode-profile": decode_profile,
     "decode-samples": decode_samples,
+    "host-over-caches": host_over_caches,
     "hand-written": hand_written,
     "profile": profile,
     "profiled": profiled,
