@@ -350,8 +350,8 @@ PARTS = {
     "append": {"append": 2},
     "cluster": {"main": 2},
     "full": {"main": 2},
-    "own": {"main": 2},
-    "own_cluster": {"main": 2},
+    "own": {"main": 1},
+    "own_cluster": {"main": 1},
 }
 #: Plans that change nothing, and why.
 HARMLESS_PLANS = {
@@ -417,27 +417,27 @@ EQUIVALENT = (
         Equivalent(("shuffle nothing",), names, role, source, proof)
         for victims, source, proof in (
             (
-                ("dense", "full", "cluster", "own", "own_cluster"),
+                ("dense", "full", "cluster"),
                 "batch = search.first + i;\n"
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
                 "It is 0 of every sequence whose queries are not packed.",
             ),
             (
-                ("dense", "full", "cluster", "own", "own_cluster"),
+                ("dense", "full", "cluster"),
                 "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
                 "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
                 "s.keys",
                 "Where queries are not packed it is seq_q, in lanes without a sequence too.",
             ),
             (
-                ("dense", "cluster", "own_cluster"),
+                ("dense", "cluster"),
                 "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
                 "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
                 "s.chunk",
                 "Without a window every sequence's first part begins at 0.",
             ),
             (
-                ("dense", "full", "cluster", "own", "own_cluster"),
+                ("dense", "full", "cluster"),
                 "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
                 "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
                 "s.is_chunk",
@@ -475,12 +475,8 @@ EQUIVALENT = (
         for name, role, proof, place in (
             ("dense", "main", "This kernel has no clusters.", None),
             ("full", "main", "This kernel has no clusters.", None),
-            ("own", "main", "This kernel has no clusters.", None),
             ("paged", "paged", "This kernel has no clusters.", None),
-            *(
-                (name, "main", "Of a CTA's second search. A cluster's CTAs search once.", -2)
-                for name in ("cluster", "own_cluster")
-            ),
+            ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -2),
         )
     ),
     Equivalent(
@@ -493,6 +489,15 @@ EQUIVALENT = (
         "emulator.",
     ),
 )
+# Of warps with rows of their own what is not as in the kernels beside them: copies, what they keep
+# in global memory, and barriers.
+_OF_OWN_ROWS = {
+    "own": (
+        *("drop copy", "copy to next chunk", "copy to next row", "copy from next chunk"),
+        *("drop global load", "load global next chunk", "drop commit"),
+    ),
+    "own_cluster": ("drop barrier",),
+}
 # Of chunks two of each operator, but no shuffles: what finds items and pages is that of "paged".
 SUITE = MutantSuite(
     VICTIMS,
@@ -500,7 +505,10 @@ SUITE = MutantSuite(
     MISTAKES,
     EQUIVALENT,
     lambda name, role: tuple(
-        it for it in OPERATORS if name != "chunks" or it.name != "shuffle nothing"
+        it
+        for it in OPERATORS
+        if it.name in _OF_OWN_ROWS.get(name, (it.name,))
+        and (name != "chunks" or it.name != "shuffle nothing")
     ),
     {**dict.fromkeys(VICTIMS, 3), "chunks": 2},
 )
