@@ -10,7 +10,7 @@ import pytest
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
-from flashsmith.runtime import decode_pass
+from flashsmith.runtime import decode_pass, forget_cached_launches, operation_run
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
@@ -134,6 +134,26 @@ def test_a_call_like_one_before_launches_the_same_elsewhere_and_reads_nothing(
         places(second, outputs),
     ]
     assert gpu.launches[0].prepared is gpu.launches[1].prepared
+
+
+def test_small_workspaces_are_kept_on_the_default_stream(gpu: PretendedGpu) -> None:
+    """As gradients' are; each call on another stream has its own."""
+    seen: list[int] = []
+    gpu.launcher = lambda stream, *at: seen.append(at[-1])
+
+    def blocks(of_size: int, stream: int) -> tuple[list[int], list[Any]]:
+        gpu.block_bytes, gpu.stream = of_size, stream
+        forget_cached_launches()
+        gpu.kernels.clear()
+        outputs = [attention_with_cache(**dense()) for _ in range(4)]
+        return seen[-3:], outputs  # the first one is checked
+
+    small, outputs = blocks(4096, 0)
+    assert len(set(small)) == 1
+    assert {output.data_ptr() for output in outputs}.isdisjoint(small)
+    assert blocks(8192, 0)[0] == small
+    elsewhere = blocks(4096, 7)[0] + blocks(operation_run.KEPT_BYTES + 4, 0)[0]
+    assert set(elsewhere).isdisjoint(small)
 
 
 def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:

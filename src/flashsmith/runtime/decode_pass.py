@@ -158,11 +158,12 @@ class CachedDecode(CachedOperation):
         if self._new_lse is not None:
             lse = self._new_lse()
         at.insert(_OUT + 1, 0 if lse is None else lse.data_ptr())
+        stream = self._stream_of(self._ordinal)
         if self._new_block is not None:
-            block = self._new_block()  # alive until the launch
+            block = self._block_on(stream)  # alive until the launch
             at.append(block.data_ptr())
         try:
-            self._function(self._stream_of(self._ordinal), *at)
+            self._function(stream, *at)
         except RuntimeError as error:
             raise self._launch.refused(error) from None
         note_launch("gpu", self._n_kernels)
