@@ -260,6 +260,26 @@ def test_runs_of_any_length_leave_every_bit(packed: bool, small: FlashDecodeKern
     assert stored[0] > stored[1] > stored[2]
 
 
+@pytest.mark.full
+def test_a_warp_merges_as_many_runs_as_fill_its_tree() -> None:
+    """528 parts, each a run: two warps have 256 of them."""
+    cfg, keys = replace(SMALL, stages=3, parts_per_sm=4), 33780
+    problem = Problem.parse(f"b1 s1:{keys} h1 d64 fp16 decode")
+    shared_kernels.load([cfg], problem.required_semantics(cfg), arch=90)
+    q, k = np.zeros((1, 1, 1, 64), np.float16), np.zeros((1, keys, 1, 64), np.float16)
+    v = np.linspace(-1, 3, keys, dtype=np.float32).astype(np.float16)[None, :, None, None]
+    tensors = {"q": q, "k_cache": k, "v_cache": np.repeat(v, 64, -1)}
+    found = run_operation(
+        *(cfg, problem, {**tensors, "cache_lens": np.array([keys], np.int32)}),
+        wanted=["lse"],
+        arch=device_spec("H200"),
+        emulate=True,
+        poisoned=True,
+    )
+    np.testing.assert_allclose(found.outputs["o"].astype(np.float64), 1.0, atol=2e-3)
+    np.testing.assert_allclose(found.outputs["lse"], np.log(keys), atol=1e-4)
+
+
 # Of eight SMs, which take 32 CTAs at once: twice as many tiles. A few sequences are several runs,
 # of 3 queries 9 rows each of a K/V head, and the merge has eight CTAs.
 MANY = 29

@@ -114,6 +114,14 @@ VICTIMS = {
                 options={"lens_k": (*(0,) * 70, 2600, *(0,) * 39)},
                 sm_count=10,
             ),
+            # Runs of several parts of a few sequences, whose rows have a CTA each.
+            AskedDecode(
+                "b4 s1:2600 h2:2 d40 causal",
+                options={"lens_k": (2600, 2600, 1500, 2600)},
+                sm_count=4,
+            ),
+            # So few rows that their CTAs rehearse.
+            AskedDecode("b1 s1:2600 h4:2 d56 causal", options={"sinks": True}),
             # Rows of two runs, each a warp's.
             AskedDecode(
                 "b12 s1:460 h24:4 d40 causal",
@@ -344,7 +352,7 @@ OPERATORS = operators(128)
 #: Kernels of each victim, and into how many tests their mutants are cut.
 PARTS = {
     "dense": {"main": 4},
-    "parts": {"merge": 2, "merge_rows": 2},
+    "parts": {"merge_rows": 2},
     "paged": {"paged": 4},
     "chunks": {"paged_chunk": 2},
     "append": {"append": 2},

@@ -171,7 +171,8 @@ struct DecodeKernelArgs {
     int32_t counted_share;
 };
 
-// Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.
+// Threads of a CTA of the kernels that have no tiles: of a merge a row a CTA or a warp, of append a
+// row a warp.
 constexpr int kMergeThreads = 128, kAppendThreads = 128;
 // Of a chunk's part, in parts of other sequences: each writes the sums of many rows.
 constexpr int kChunkMinKeysFactor = 8;

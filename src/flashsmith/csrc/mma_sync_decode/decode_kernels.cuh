@@ -4,7 +4,7 @@
 //     append                   new keys and values, queries turned by their positions
 //     decode, or paged         states of rows over parts of a sequence's keys, or o
 //     chunk, or paged_chunk    the same of sequences with many rows
-//     merge, or merge_rows     o from the states, of sequences with several parts: a CTA for each
+//     merge, or merge_rows     o from the states, of sequences with several runs: a CTA for each
 //                              row, or CTAs that look for them
 #pragma once
 

@@ -22,7 +22,7 @@ struct RowMerge {
     static constexpr int kColumnSteps = (Kernel::d_head + 127) / 128;  // a lane has four columns
     // Leaves whose loads are on their way at once, and levels of the tree above them in a warp.
     static constexpr int kAhead = 8, kLevelsAbove = 5;
-    static_assert(kAhead == 8, "the tree of leaves");
+    static_assert(kAhead == 8, "merge_leaves() writes out a tree of eight");
     static_assert(kWarps * kAhead << kLevelsAbove >= kMostParts);
     using States = RowState[kColumnSteps];
 
@@ -90,7 +90,8 @@ struct RowMerge {
     // Where the states of a row's leaves are, from leaf `first` on.
     struct Leaves {
         const char *sums, *statistics;
-        uint32_t apart, statistics_apart;  // bytes from one's to the next one's
+        // Bytes from one's to the next one's: 32 MiB at most, since parts' tiles are kMostParts.
+        uint32_t apart, statistics_apart;
 
         FS_DEVICE Leaves(const RowMerge& merge, int first) {
             const DecodeSequence& s = merge.s;
@@ -184,6 +185,8 @@ struct RowMerge {
 
     FS_DEVICE static void join_waiting(States& states,
                                        RowState (&waiting)[kLevelsAbove][kColumnSteps], int count) {
+        // A whole tree of subtrees waits nowhere: the last one's state is all of it.
+        if (count >> kLevelsAbove != 0) return;
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) states[c] = RowState();
 #pragma unroll

@@ -785,6 +785,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     DecodeItem item;
     ItemSearch search(Kernel::takes_chunks ? 0 : share_of_cta<Kernel>(args), block_index());
     bool found = find_item<Kernel>(args, search, item);
+    // In this order: the merge reads lengths before it waits.
     wait_for_launch_before();
     allow_next_launch();
     if constexpr (Kernel::takes_chunks) {

@@ -33,8 +33,8 @@ enum DecodeTensor : size_t {
 };
 // CTAs that merge rows one after another, where some sequences may have many.
 constexpr int kMergesPerSm = 8;
-// The same of calls without chunks, where rows are more than so many an SM: as many CTAs as an SM
-// holds, whose warps have a row each.
+// Of calls without chunks: rows an SM above which CTAs look for them, and how many CTAs an SM then
+// has, as registers allow. Up to eight runs a warp has a row to itself.
 constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
 
@@ -306,8 +306,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                                  : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
 
     int64_t merges_of_rows = heads * args.merged_rows;
-    args.rehearses = merges_of_rows <= device.sm_count / 2;
     const bool searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
+    // Before sm_90 the merge begins when the decode kernel is done.
+    args.rehearses = device.arch >= 90 && !searches && merges_of_rows <= device.sm_count / 2;
     if (searches)
         merges_of_rows = std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
                                   int64_t{device.sm_count} * (few_rows ? 1 : kSearchesPerSm));

@@ -33,16 +33,8 @@ struct RowState {
 
     FS_DEVICE bool is_empty() const { return sum == 0.0f; }
 
-    // Adds a state whose maximum is not above this one's.
-    FS_DEVICE void add(const RowState& other) {
-        if (other.is_empty()) return;
-        const float weight = exp2_approx(other.maximum - maximum);
-        sum = fmaf(weight, other.sum, sum);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, other.o[i], o[i]);
-    }
-
-    // The same without a branch, so that sums of several states go on beside each other.
+    // Adds a state whose maximum is not above this one's. Without a branch, so that sums of several
+    // states go on beside each other.
     FS_DEVICE void add_if_any(const RowState& its) {
         const bool none = its.is_empty();
         const float weight = exp2_approx(its.maximum - maximum);
