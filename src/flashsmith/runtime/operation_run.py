@@ -128,7 +128,7 @@ class CachedOperation:
 
         A small one of a thread's calls on the stream with handle 0 is the same for all: these run
         one after the other, and the stream is neither captured nor followed by another with its
-        handle. On an H200 allocating and freeing it takes 3 µs of the 60 that such a call has.
+        handle. On an H200 allocating and freeing it takes 3 µs, of the 60 of a call with gradients.
         """
         new = self._new_kept
         if stream != 0 or new is None:

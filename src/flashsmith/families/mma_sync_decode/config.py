@@ -54,7 +54,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         "rows of a CTA's tile: the query heads of one K/V head, query after query",
         values=(16, 32),
         effect=lambda cfg: f"each key is read once for {cfg.B_r} rows of its K/V head",
-        where="DecodePart",
+        where="DecodeRun",
     )
     B_c: int = knob(
         "keys of a stage, those of all warps",
@@ -62,7 +62,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         effect=lambda cfg: (
             f"a warp copies {cfg.keys_per_warp} keys and multiplies {cfg.multiplied_keys} at a time"
         ),
-        where="DecodePart::start_step",
+        where="DecodeRun::start_step",
     )
     n_warps: int = knob(
         "warps per CTA, each with keys of its own, or with rows",
@@ -81,7 +81,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         default=3,
         always=True,
         effect=lambda cfg: f"{cfg.bytes_in_flight} bytes of K and V are on their way to a CTA",
-        where="DecodePart::run",
+        where="DecodeRun::run",
     )
     min_keys: int = knob(
         "keys that a part of a sequence has at least, unless it is the last",
