@@ -260,6 +260,15 @@ def test_runs_of_any_length_leave_every_bit(packed: bool, small: FlashDecodeKern
     assert stored[0] > stored[1] > stored[2]
 
 
+def test_parts_end_where_they_do_in_runs_of_their_own() -> None:
+    """A step late, say: the numbers are right, and bits alone show it."""
+    (one,) = draw((700,), (1,))
+    alone_o, alone_lse = attend([one], dense([one], 700))
+    many = 24
+    o, lse = attend([one] * many, dense([one] * many, 700))
+    assert_same((o, lse), (np.tile(alone_o, (many, 1, 1)), np.tile(alone_lse, (1, many))))
+
+
 @pytest.mark.full
 def test_a_warp_merges_as_many_runs_as_fill_its_tree() -> None:
     """528 parts, each a run: two warps have 256 of them."""

@@ -365,13 +365,13 @@ PARTS = {
 HARMLESS_PLANS = {
     "half of main": "The CTAs that there are take all parts, one after another.",
     "half of paged": "The CTAs that there are take all parts, one after another.",
+    "half of merge_rows": "The CTAs that there are merge all rows, one after another.",
     "append first": "It is first.",
     "main first": "It is first.",
 }
 HARMLESS_PLANS_OF = {
     "chunks": {
         "paged_chunk first": "It is first.",
-        "half of merge": "The CTAs that there are merge all rows, one after another.",
         "half of paged_chunk": "The CTAs that there are take all tiles, one after another.",
         "paged first": "Neither of the two kernels reads or writes what is the other's.",
     }
@@ -531,7 +531,7 @@ def test_the_kernels_themselves_are_right(name: str) -> None:
 
 def test_a_merge_that_is_not_there_or_too_early_is_missed() -> None:
     plans = SUITE.plans("dense")
-    wrong = {change: plans[change] for change in ("without merge", "merge first")}
+    wrong = {change: plans[change] for change in ("without merge_rows", "merge_rows first")}
     assert SUITE.unnoticed_plans("dense", wrong) == set()
 
 
