@@ -86,6 +86,8 @@ for semantics in (PLAIN, WINDOW):
     shared_kernels.want([SMALL, CLUSTERS], semantics, arch=90)
 shared_kernels.want([CHUNKS], WINDOW)
 
+# Room for so many keys that a sequence may be split among CTAs where there are tiles for all SMs.
+SPLIT = 2049
 # Two K/V heads split a long sequence into eight parts at most.
 EIGHT_SMS = replace(device_spec("A100"), sm_count=8)
 HEADS_K, GROUP = 2, 3
@@ -249,7 +251,7 @@ def test_runs_of_any_length_leave_every_bit(packed: bool, small: FlashDecodeKern
     stored = []
     for times, cfg in ((4, replace(small, rounds=4)), (4, small), (12, small)):
         many, counts = sequences * times, Counter[str]()
-        o, lse = attend(many, dense(many, 700), packed=packed, cfg=cfg, counts=counts)
+        o, lse = attend(many, dense(many, SPLIT), packed=packed, cfg=cfg, counts=counts)
         stored.append(counts["st.global.v4.u32"] / times)
         first = 0
         for i in range(len(many)):
@@ -289,6 +291,41 @@ def test_a_warp_merges_as_many_runs_as_fill_its_tree() -> None:
     np.testing.assert_allclose(found.outputs["lse"], np.log(keys), atol=1e-4)
 
 
+def test_sequences_of_small_caches_are_one_run_each() -> None:
+    """Where there are tiles for most SMs, and room for 512 KiB in a K/V head: nothing is stored or
+    merged, whatever the lengths, and there is no launch for it. Bits are those of a larger cache,
+    and of a sequence alone."""
+    lengths = (700, 0, 65, 330, 1, 64)
+    sequences = draw(lengths, (1,) * len(lengths))
+    expected = [attend([one], dense([one], max(1, len(one.k)))) for one in sequences]
+    for times, capacity, grids in (
+        *((1, 700, [12]), (1, SPLIT - 1, [12]), (1, SPLIT, [32, 9])),
+        *((6, 700, [32]), (6, SPLIT, [32, 8])),
+    ):
+        many = sequences * times
+        made, plan = planned(many, dense(many, capacity))
+        assert [launch.grid[0] for launch in plan.launches] == grids, (times, capacity)
+        found = made.run(all_checks(), schedule_seed=times).emulation
+        assert found is not None
+        assert not found.findings
+        stores = found.instructions.get("st.global.v4.u32", 0)
+        assert (stores == 0) == (capacity < SPLIT)
+        # Of the lengths one a CTA. Others are of first keys, before their number is known.
+        asked = found.instructions["prefetch.global.L2"]
+        assert (asked > grids[0]) == (capacity < SPLIT)
+        for i, rows in enumerate(made.outputs["o"]):
+            np.testing.assert_array_equal(rows, expected[i % len(lengths)][0])
+
+
+def test_few_sequences_are_split_whatever_the_room() -> None:
+    """Fewer tiles than five eighths of the SMs, and packed sequences, whose tiles the host does not
+    know."""
+    for batch, device, launches in ((2, EIGHT_SMS, 2), (3, EIGHT_SMS, 1)):
+        sequences = draw((330,) * batch, (1,) * batch)
+        _, plan = planned(sequences, dense(sequences, 700), device=device)
+        assert len(plan.launches) == launches, batch
+
+
 # Of eight SMs, which take 32 CTAs at once: twice as many tiles. A few sequences are several runs,
 # of 3 queries 9 rows each of a K/V head, and the merge has eight CTAs.
 MANY = 29
@@ -319,7 +356,7 @@ def test_few_ctas_look_for_rows_to_merge(schedule: int | None) -> None:
     long = draw((1100, 900), (3, 3))
     sequences = [*long, *draw((64, 0, 130), (3, 3, 3)) * (MANY // 3)]
     expected = [attend([one], dense([one], max(1, len(one.k)))) for one in sequences[:5]]
-    made, plan = planned(sequences, dense(sequences, 1100))
+    made, plan = planned(sequences, dense(sequences, SPLIT))
     assert [launch.grid[0] for launch in plan.launches] == [32, 8]
     lengths, o = made.views["cache_lens"].source, made.outputs["o"]
     every = lengths.copy()
@@ -346,7 +383,7 @@ def test_a_merge_has_a_cta_for_each_of_few_rows() -> None:
     grids = {}
     for batch in (1, 2, 3, 14, 28, 29, 100):
         sequences = draw((64,), (1,)) * batch
-        _, plan = planned(sequences, dense(sequences, 700))
+        _, plan = planned(sequences, dense(sequences, SPLIT))
         grids[batch] = plan.launches[-1].grid[0]
         assert "merge" in plan.launches[-1].kernel
     rows = HEADS_K * GROUP
@@ -354,15 +391,15 @@ def test_a_merge_has_a_cta_for_each_of_few_rows() -> None:
 
 
 def test_ctas_ask_a_counter_for_long_runs() -> None:
-    """Runs of a share of 2 MiB and more are asked for when those before are all but done, others
-    come by turns: in calls of one plan, and without a change of bits."""
+    """A share of 1.9 MiB and more is halved, and its runs are asked for when those before are all
+    but done; others come by turns: in calls of one plan, and without a change of bits."""
     device = replace(EIGHT_SMS, sm_count=1)
-    sequences = draw((4100, 3700, 60, 4100, 3900), (1,) * 5)
+    sequences = draw((2500, 3800, 60, 3840, 3800), (1,) * 5)
     expected = [
         attend([one], dense([one], len(one.k)), cfg=EIGHT_PARTS, arch=device)[0]
         for one in sequences
     ]
-    made, plan = planned(sequences, dense(sequences, 4100), EIGHT_PARTS, device)
+    made, plan = planned(sequences, dense(sequences, 3840), EIGHT_PARTS, device)
     assert plan.launches[0].grid[0] == 4
     lengths, o = made.views["cache_lens"].source, made.outputs["o"]
     asked = []
@@ -449,7 +486,7 @@ def test_own_rows_have_the_same_bits_in_runs_of_any_length(text: str, heads: str
     problem = Problem.parse(f"b6 {heads.format(keys)} d{cfg.d_head} {dtype} decode")
     reference = DecodeReference()
     lengths = (keys, problem.seq_q, 4 * cfg.min_keys, 11 * cfg.min_keys, keys, keys)
-    asked = reference.options(problem, sinks=True, lens_k=lengths)
+    asked = reference.options(problem, sinks=True, lens_k=lengths, capacity=SPLIT)
     device = replace(device_spec("H200" if cfg.cluster else "A100"), sm_count=2)
     found, stored = [], []
     for one in (cfg, replace(cfg, stages=cfg.stages + 1), replace(cfg, rounds=8)):

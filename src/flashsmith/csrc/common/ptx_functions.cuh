@@ -50,6 +50,23 @@ FS_DEVICE void cp_async_16B_or_zeros(uint32_t smem, const void* gmem, bool prese
                  : "memory");
 }
 
+// A hint to L2: whether what is copied leaves it before other lines. Without that it is as if there
+// were none, which evict_normal is not.
+FS_DEVICE uint64_t cache_hint(bool evicted_first) {
+    uint64_t first, usual;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    asm("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(usual));
+    return evicted_first ? first : usual;
+}
+
+// The same with a hint to L2.
+FS_DEVICE void cp_async_16B_or_zeros(uint32_t smem, const void* gmem, bool present, uint64_t hint) {
+    const int bytes = present ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem),
+                 "l"(gmem), "r"(bytes), "l"(hint)
+                 : "memory");
+}
+
 FS_DEVICE void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

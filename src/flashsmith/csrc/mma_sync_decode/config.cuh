@@ -48,14 +48,13 @@ struct FlashDecodeKernelConfig {
     }
     // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
     // statistics, and where a run's states belong and the next search begins. Warps with rows of
-    // their own have no statistics there, and their queries, once they are kept, no place.
+    // their own have the statistics of a run's first subtree there, and those of its sums that
+    // registers have no room for; their queries, which registers keep, go by way of a stage.
     constexpr int smem_bytes() const {
-        int queries = B_r * d_head * element_bytes(), statistics = n_warps * B_r * 2 * 4;
+        const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
         const int streamed = 2 * stages * B_c * d_head * element_bytes();
-        if (own_rows) {
-            queries = keeps_queries() ? 0 : queries;
-            statistics = B_r * 2 * 4 + (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
-        }
+        const int in_shared = (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
+        const int statistics = own_rows ? B_r * 2 * 4 + in_shared : n_warps * B_r * 2 * 4;
         return queries + streamed + statistics + 80;
     }
     // CTAs of an SM, at most, that registers suffice for, 0: as many as shared memory has room for.
@@ -107,13 +106,41 @@ struct DecodeStrides {
 
 // Everything the kernels of one call need, passed by value as their only parameter.
 struct DecodeKernelArgs {
-    const void* q;  // rotated: the workspace of that
-    void *k_cache, *v_cache;
+    // What a CTA reads before it asks for a key comes first: lines of parameters are waited for.
     const int32_t* cache_lens;  // keys in the cache before the call appends
+    const void* new_k;          // appended; null: nothing is
+    void *k_cache, *v_cache;
+    int32_t batch, seq_q;     // packed: the longest sequence
+    int32_t capacity;         // of a sequence, keys
+    int32_t heads_per_group;  // query heads of a K/V head
+    int32_t heads_k;
+    // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
+    // and of the parts of such runs; 0: there are no clusters.
+    int32_t cluster_levels, cluster_run_levels;
+    // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
+    float share_of_units;
+    // By the K/V heads and row tiles of a sequence, if all of its keys are a run whatever its
+    // length; 0 if not.
+    Divisor by_whole_runs;
+    int32_t most_parts;  // of a sequence
+    int32_t min_units;   // blocks of B_c keys that a part has at least
+    Divisor by_parts, by_heads_k;
+    // Not beside the other factor of a score: nvcc would load them as a pair, and keep half of one
+    // undefined where it needs the other alone.
+    float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
+                       // softcap * log2(e)
+    DecodeStrides k_cache_strides, v_cache_strides;
+    int32_t passes;      // whether keys and values are to leave L2 before anything else
+    int32_t prefetches;  // whether CTAs ask for a sequence's first keys before they know its length
+    // Share of a CTA, in blocks of B_c keys, from which on it is halved, and from which on, then,
+    // CTAs ask `run_counter` for their runs.
+    int32_t long_share, counted_share;
+
+    const void* q;  // rotated: the workspace of that
     void* o;
     float* lse;                   // natural log-sum-exp of every row; null when not asked for
     const int32_t* page_table;    // null: a sequence's keys are those of its own block
-    const void *new_k, *new_v;    // appended; null: nothing is
+    const void* new_v;            // as new_k
     const void *cos, *sin;        // (positions, rotary_half); null: no rotary embedding
     const float* sinks;           // (heads_q); may be null
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed queries; null unless packed
@@ -126,35 +153,24 @@ struct DecodeKernelArgs {
     const void* q_source;
     void* q_rotated;
 
-    DecodeStrides q_strides, k_cache_strides, v_cache_strides, o_strides, new_k_strides,
-        new_v_strides, q_source_strides;
+    DecodeStrides q_strides, o_strides, new_k_strides, new_v_strides, q_source_strides;
     int64_t page_table_stride, cos_stride, sin_stride;
     int64_t lse_batch_stride, lse_head_stride;
 
-    int32_t batch, seq_q, total_q;  // packed: the longest sequence, and the rows of all
-    int32_t capacity;               // of a sequence, keys
-    int32_t heads_q, heads_k, d;
+    int32_t total_q;  // packed: the rows of all
+    int32_t heads_q, d;
     int32_t blocks, positions, rotary_half;
     int32_t interleaved, rotary_fp32;
     int32_t window_left, window_right;
 
-    int32_t most_parts;   // of a sequence
-    int32_t min_units;    // blocks of B_c keys that a part has at least
     int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
     int32_t slot_rows;    // rows that each of them has
     int32_t merged_rows;  // of a K/V head, which may have several parts
     int32_t rehearses;    // whether a CTA that merges one has instructions fetched before it waits
-    // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
-    float share_of_units;
     // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.
     int32_t kept_levels, kept_level_bytes;
-    Divisor by_parts, by_group, by_page, by_heads_k, by_merged_rows;
+    Divisor by_group, by_page, by_merged_rows;
 
-    // Neither factor of a score stands beside the other: nvcc would load them as a pair, and keep
-    // half of one undefined where it needs the other alone.
-    float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
-                       // softcap * log2(e)
-    int32_t heads_per_group;     // query heads of a K/V head
     float softcap_scale_2log2e;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
 
     // Of sequences with many rows: parts at most, blocks of B_c keys that a part has at least, and
@@ -162,13 +178,6 @@ struct DecodeKernelArgs {
     // query of the packed tensor to the next.
     int32_t most_chunk_parts, min_chunk_units;
     int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
-
-    // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
-    // and of the parts of such runs; 0: there are no clusters.
-    int32_t cluster_levels, cluster_run_levels;
-
-    // Share of a CTA, in blocks of B_c keys, from which on CTAs ask `run_counter` for their runs.
-    int32_t counted_share;
 };
 
 // Threads of a CTA of the kernels that have no tiles: of a merge a row a CTA or a warp, of append a

@@ -204,6 +204,7 @@ struct RowMerge {
 // another, or as many neighbours as there are warps.
 template <class Kernel>
 struct MergedRows {
+    static constexpr bool kHasWholeRuns = false;
     // Whose loads are on their way at once.
     FS_DEVICE static bool are_alone(const DecodeSequence& s) {
         return s.runs <= RowMerge<Kernel>::kAhead;

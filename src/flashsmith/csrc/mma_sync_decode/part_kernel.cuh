@@ -347,9 +347,14 @@ struct DecodeRun {
     FS_DEVICE void start_queries() const {
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         using QueriesLayout = typename Kernel::QueriesLayout;
+        constexpr int kAll = Kernel::B_r * kChunks;
         const int head_q = item.head_k * args.heads_per_group;
-        for (int i = thread_index(); i < Kernel::B_r * kChunks; i += Kernel::n_threads) {
-            const int row = i / kChunks, chunk = i % kChunks;
+#pragma unroll
+        for (int first = 0; first < kAll; first += Kernel::n_threads) {
+            // Unsigned, so that it is divided by shifts.
+            const uint32_t i = first + static_cast<uint32_t>(thread_index());
+            if (kAll % Kernel::n_threads != 0 && i >= kAll) break;
+            const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
             const int query = query_of_row(row);
             const int head = head_q + first_row + row - query * args.heads_per_group;
             const char* source = static_cast<const char*>(args.q) +
@@ -407,6 +412,7 @@ struct DecodeRun {
         static_assert(Panel::kChunks == 8);
         const int row = lane / 8, chunk = lane % 8;
         const uint32_t target = K_tile(stage);
+        const uint64_t hint = cache_hint(args.passes != 0);
         const char *k_row = next_rows.k, *v_row = next_rows.v;
 #pragma unroll
         for (int i = 0; i < kWarpKeys; i += kRowStep) {
@@ -418,8 +424,8 @@ struct DecodeRun {
                 const bool copied =
                     present && (!SEMANTICS.uneven || chunk * kChunkElements + 64 * p < args.d);
                 const uint32_t place = target + p * Panel::kBytes + offset;
-                cp_async_16B_or_zeros(place, k_row + p * 128, copied);
-                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied);
+                cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
+                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
             }
             k_row += kRowStep * args.k_cache_strides.row * kElementBytes;
             v_row += kRowStep * args.v_cache_strides.row * kElementBytes;
@@ -435,6 +441,7 @@ struct DecodeRun {
         constexpr int kFirstChunk = kNarrow ? 8 * Layout::kWidePanels : 0;
         constexpr int kRowStep = kWarpSize / Panel::kChunks;
         const int chunk = lane % Panel::kChunks;
+        const uint64_t hint = cache_hint(args.passes != 0);
         const uint32_t target = K_tile(stage) + (kNarrow ? Layout::kNarrowOffset : 0);
 #pragma unroll
         for (int i = 0; i < kWarpKeys / kRowStep; ++i) {
@@ -458,8 +465,8 @@ struct DecodeRun {
             for (int p = 0; p < kPanels; ++p) {
                 const bool copied = present && (!SEMANTICS.uneven || first + 64 * p < args.d);
                 const uint32_t place = target + p * Panel::kBytes + offset;
-                cp_async_16B_or_zeros(place, k_row + p * 128, copied);
-                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied);
+                cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
+                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
             }
         }
     }
@@ -776,6 +783,9 @@ struct DecodeRun {
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     prefetch_lengths<Kernel>(args);
+    if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
+                  Kernel::SEMANTICS.mask != MaskKind::window)
+        if (args.prefetches != 0) prefetch_first_keys<Kernel>(args);
     const bool in_cluster =
         Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)

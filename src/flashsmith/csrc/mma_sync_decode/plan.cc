@@ -143,8 +143,13 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
 constexpr int kReservedSmem = 1024;  // of each CTA on an SM
-// A share from which on runs are long.
-constexpr int64_t kLongShareBytes = 2 << 20;
+// A share from which on runs are long: CTAs take runs of half of it as they come.
+constexpr int64_t kLongShareBytes = 1920 << 10;
+// Keys and values of a call, up to which they are to leave L2 before anything else. Calls with more
+// take 3% longer so.
+constexpr int64_t kPassingBytes = 320 << 20;
+// Keys and values that a sequence has room for in a K/V head, up to which one CTA takes all of it.
+constexpr int64_t kMostWholeBytes = 512 << 10;
 // Keys of a sequence that clusters merge, and of a run that has more than one part.
 constexpr int64_t kMostClusterKeys = 8192, kMostClusterRunKeys = 256;
 
@@ -271,8 +276,15 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // They begin beside the other CTAs.
     const double one_run = kRoundingUp * static_cast<double>(heads * (p.packed ? 1 : tiles));
     const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
-    const int beside = few_rows ? config.merge_smem_bytes() + kReservedSmem : 0;
-    if (items > resident && others_are_split) {
+    // Where tiles are enough for most SMs, and none can have many keys, each is one run, whatever
+    // the lengths: nothing is looked for or merged, and there is no launch for it.
+    const int64_t unit_bytes = int64_t{config.B_c} * config.d_head * 2 * config.element_bytes();
+    const int64_t all_tiles = heads * tiles;
+    const bool whole = others_are_split && !p.packed && !has_chunks &&
+                       units * unit_bytes <= kMostWholeBytes &&
+                       8 * all_tiles >= 5 * int64_t{device.sm_count};
+    const int beside = few_rows && !whole ? config.merge_smem_bytes() + kReservedSmem : 0;
+    if (whole || (items > resident && others_are_split)) {
         args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
                               static_cast<float>(resident * config.rounds);
         while (
@@ -280,6 +292,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, beside, device))
             ++args.kept_levels;
     }
+    if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
+    args.prefetches = whole && tiles == 1 && all_tiles > device.sm_count;
+    args.passes = heads * units * unit_bytes <= kPassingBytes;
+    const int64_t long_share = config.rounds > 1 ? INT_MAX : kLongShareBytes / unit_bytes;
+    args.long_share = static_cast<int32_t>(long_share);
+    args.counted_share = config.rounds > 1 ? 0 : args.long_share / 2;
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
     // two on an SM, or with several tiles one on most of them, the merge's launch is faster.
     int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
@@ -294,7 +312,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         16 + blocks_of(int64_t{args.slot_rows} * config.d_head / 4, 8 * cluster) * 8 * cluster * 32;
     const int64_t cluster_smem =
         config.smem_bytes() + received + int64_t{args.cluster_run_levels} * args.kept_level_bytes;
-    const bool clusters = config.cluster >= cluster && cluster > 1 && device.arch >= 90 &&
+    const bool clusters = !whole && config.cluster >= cluster && cluster > 1 && device.arch >= 90 &&
                           others_are_split && p.seq_k <= kMostClusterKeys &&
                           cluster_smem <= device.max_smem_per_block &&
                           (tiles == 1 ? 1 : 2 * tiles) * heads * cluster <= device.sm_count;
@@ -302,8 +320,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         args.cluster_levels = std::countr_zero(static_cast<uint64_t>(cluster));
         args.kept_levels = args.cluster_run_levels;
     }
-    const bool merges = clusters ? chunks.head_rows > 0
-                                 : has_states && (config.chunk_rows > 0 || args.merged_rows > 0);
+    const bool merges =
+        clusters ? chunks.head_rows > 0
+                 : has_states && !whole && (config.chunk_rows > 0 || args.merged_rows > 0);
 
     int64_t merges_of_rows = heads * args.merged_rows;
     const bool searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
@@ -328,9 +347,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     // The merge leaves it zero.
     const size_t counter = plan.workspaces.size();
-    const int64_t unit_bytes = int64_t{config.B_c} * config.d_head * 2 * config.element_bytes();
     const float most_share = args.share_of_units * static_cast<float>(p.batch * tiles * units);
-    args.counted_share = config.rounds > 1 ? 0 : static_cast<int32_t>(kLongShareBytes / unit_bytes);
     const bool counts =
         merges && args.share_of_units > 0 && most_share >= static_cast<float>(args.counted_share);
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
@@ -383,8 +400,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         add(is_paged ? paged : dense, heads * tiles * cluster, config.n_threads(),
             static_cast<int>(cluster_smem), cluster);
     else if (has_others)
-        add(is_paged ? paged : dense, std::min(items, resident), config.n_threads(),
-            config.smem_bytes() + args.kept_levels * args.kept_level_bytes);
+        add(is_paged ? paged : dense, std::min(whole ? all_tiles : items, resident),
+            config.n_threads(), config.smem_bytes() + args.kept_levels * args.kept_level_bytes);
     if (config.chunk_rows > 0 && merges) {
         const int64_t all_rows = p.packed ? p.total_q : p.batch * p.seq_q;
         require(all_rows * p.heads_q <= INT_MAX, "rows x heads must stay within 2^31 - 1");

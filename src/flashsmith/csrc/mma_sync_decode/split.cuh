@@ -14,6 +14,7 @@
 namespace flashsmith {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr int kMostShare = 1 << 30;  // blocks of B_c keys, more than any sequence has
 
 struct DecodeSequence {
     int first_query, queries;  // of a packed tensor, and how many
@@ -33,6 +34,18 @@ FS_DEVICE int units_of(const DecodeSequence& s) {
     return (s.keys - s.begin + Kernel::B_c - 1) / Kernel::B_c;
 }
 
+// Queries, and how many tiles they are.
+template <class Kernel>
+FS_DEVICE void set_rows(DecodeSequence& s, const DecodeKernelArgs& args, int first_query,
+                        int queries) {
+    s.first_query = first_query;
+    s.queries = queries;
+    const int rows = queries * args.heads_per_group;
+    s.is_chunk = Kernel::chunk_rows > 0 && rows > Kernel::most_rows_without_chunks;
+    const int tile_rows = s.is_chunk ? Kernel::chunk_rows : Kernel::B_r;
+    s.tiles = (rows + tile_rows - 1) / tile_rows;
+}
+
 // Its rows and keys. No value of cache_lens or cu_seqlens_q leads outside the cache or the tensors.
 template <class Kernel>
 FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int batch) {
@@ -40,17 +53,12 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
     const SequenceRows q =
         sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
     DecodeSequence s;
-    s.first_query = static_cast<int>(q.first);
-    s.queries = q.count;
+    set_rows<Kernel>(s, args, static_cast<int>(q.first), q.count);
     s.keys = min(max(args.cache_lens[batch], 0), args.capacity);
     if (args.new_k != nullptr) s.keys = min(s.keys + s.queries, args.capacity);
     s.begin = 0;
     if constexpr (SEMANTICS.mask == MaskKind::window)
         s.begin = max(s.keys - s.queries - args.window_left, 0) & ~(Kernel::B_c - 1);
-    const int rows = s.queries * args.heads_per_group;
-    s.is_chunk = Kernel::chunk_rows > 0 && rows > Kernel::most_rows_without_chunks;
-    const int tile_rows = s.is_chunk ? Kernel::chunk_rows : Kernel::B_r;
-    s.tiles = (rows + tile_rows - 1) / tile_rows;
     return s;
 }
 
@@ -66,11 +74,37 @@ FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(args.cu_seqlens_q + batch));
 }
 
+// Asks for the keys and values that a CTA's copies begin with, where each of its runs is a whole
+// sequence of one tile: before it knows how many keys that has.
+template <class Kernel>
+FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
+    constexpr int kLineBytes = 128, kRowLines = Kernel::d_head * kElementBytes / kLineBytes;
+    constexpr uint32_t kLines = (Kernel::stages - 1) * Kernel::B_c * kRowLines;
+    const int index = static_cast<int>(block_index());
+    const int batch = args.by_whole_runs.divide(index), head = index - batch * args.heads_k;
+#pragma unroll
+    for (uint32_t first = 0; first < kLines; first += Kernel::n_threads) {
+        const uint32_t line = first + static_cast<uint32_t>(thread_index());
+        const int key = static_cast<int>(line / kRowLines);
+        if ((kLines % Kernel::n_threads != 0 && line >= kLines) || key >= args.capacity) break;
+        const int element = static_cast<int>(line % kRowLines) * (kLineBytes / kElementBytes);
+        if (Kernel::SEMANTICS.uneven && element >= args.d) continue;
+        const auto ask = [&](const void* cache, const DecodeStrides& strides) {
+            const int64_t row = batch * strides.batch + head * strides.head + key * strides.row;
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(cache) +
+                                                          (row + element) * kElementBytes));
+        };
+        ask(args.k_cache, args.k_cache_strides);
+        ask(args.v_cache, args.v_cache_strides);
+    }
+}
+
 // Blocks of B_c keys that a run should have: the share of a CTA in the keys of all sequences
 // without many rows. 0: one part a run. Called by whole warps.
 template <class Kernel>
 FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     if (args.share_of_units == 0.0f) return 0;
+    if (args.by_whole_runs.divisor != 0) return kMostShare;
     float units = 0.0f;
     for (int batch = lane_index(); batch < args.batch; batch += kWarpSize) {
         const DecodeSequence s = undivided_sequence<Kernel>(args, batch);
@@ -79,7 +113,8 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) units += __shfl_xor_sync(kWholeWarp, units, step);
-    return static_cast<int>(fminf(units * args.share_of_units, 1 << 30));
+    const int share = static_cast<int>(fminf(units * args.share_of_units, kMostShare));
+    return share >= args.long_share ? share / 2 : share;
 }
 
 template <class Kernel>
@@ -96,7 +131,8 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     }
     units_of_part = max(units_of_part, s.is_chunk ? args.min_chunk_units : args.min_units);
     s.chunk = units_of_part * Kernel::B_c;
-    s.parts = max((units + units_of_part - 1) / units_of_part, 1);
+    const auto all_units = static_cast<uint32_t>(units + units_of_part - 1);
+    s.parts = max(static_cast<int>(all_units / static_cast<uint32_t>(units_of_part)), 1);
     s.run_levels = 0;
     s.runs = s.parts;
     if (s.is_chunk) return s;
@@ -182,13 +218,26 @@ struct ItemSearch {
 template <class Kernel, class Count>
 FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, int& batch,
                              DecodeSequence& s, int& rest) {
-    const int lane = lane_index();
+    // Where each sequence has as many items as the host says, there is nothing to look for.
+    const bool is_known = Count::kHasWholeRuns && args.by_whole_runs.divisor != 0;
+    const int lane = is_known ? 0 : lane_index();
+    if (is_known) {
+        search.first = args.by_whole_runs.divide(static_cast<int>(search.index));
+        search.before = static_cast<uint32_t>(search.first) * args.by_whole_runs.divisor;
+    }
     for (; search.first < args.batch; search.first += kWarpSize) {
         DecodeSequence own;
         uint32_t end = 0;  // of this lane's sequence, counted from `before`
         if (search.first + lane < args.batch) {
             own = sequence_of<Kernel>(args, search.first + lane, search.share);
             end = Count::items(args, own);
+        }
+        if (is_known) {
+            batch = search.first;
+            s = own;
+            set_rows<Kernel>(s, args, 0, args.seq_q);
+            rest = static_cast<int>(search.index - search.before);
+            return true;
         }
 #pragma unroll
         for (int step = 1; step < kWarpSize; step *= 2) {
@@ -204,17 +253,17 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
         const int i = __popc(__ballot_sync(kWholeWarp, end <= within));
         const uint32_t begin = __shfl_sync(kWholeWarp, end, max(i - 1, 0));
         batch = search.first + i;
-        s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);
-        s.queries = __shfl_sync(kWholeWarp, own.queries, i);
         s.keys = __shfl_sync(kWholeWarp, own.keys, i);
         s.begin = __shfl_sync(kWholeWarp, own.begin, i);
         s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);
         s.parts = __shfl_sync(kWholeWarp, own.parts, i);
         s.run_levels = __shfl_sync(kWholeWarp, own.run_levels, i);
         s.runs = __shfl_sync(kWholeWarp, own.runs, i);
-        s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);
-        s.is_chunk = Kernel::chunk_rows > 0 &&
-                     s.queries * args.heads_per_group > Kernel::most_rows_without_chunks;
+        if constexpr (Kernel::SEMANTICS.packed)
+            set_rows<Kernel>(s, args, __shfl_sync(kWholeWarp, own.first_query, i),
+                             __shfl_sync(kWholeWarp, own.queries, i));
+        else
+            set_rows<Kernel>(s, args, 0, args.seq_q);
         rest = static_cast<int>(within - (i == 0 ? 0 : begin));
         return true;
     }
@@ -224,6 +273,7 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
 // Runs and row tiles of the K/V heads, of the sequences that a kernel is for.
 template <class Kernel>
 struct RunCount {
+    static constexpr bool kHasWholeRuns = !Kernel::takes_chunks;
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
         if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
             if (args.cluster_levels > 0)

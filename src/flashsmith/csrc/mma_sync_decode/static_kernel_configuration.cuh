@@ -82,12 +82,12 @@ struct StaticDecodeKernelConfig {
     using KeysLayout = SmemLayout<multiplied_keys, d_head, true>;
 
     // Shared memory, bytes from its start. Each warp has stages of its own, in each K and then V;
-    // warps with rows of their own share them. Queries that these keep have the place of the last
-    // stage, the only one that is not copied to before they are read.
-    static constexpr bool queries_have_stage = own_rows && keeps_queries;
-    static constexpr int ring_offset = queries_have_stage ? 0 : QueriesLayout::kBytes;
+    // warps with rows of their own share them. Their queries, which registers keep, have the place
+    // of the last stage, the only one that is not copied to before they are read.
+    static_assert(keeps_queries || !own_rows, "own_rows wants room for queries in registers");
+    static constexpr int ring_offset = own_rows ? 0 : QueriesLayout::kBytes;
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
-    static constexpr int queries_offset = queries_have_stage ? (stages - 1) * stage_bytes : 0;
+    static constexpr int queries_offset = own_rows ? (stages - 1) * stage_bytes : 0;
     // From a warp's stages to the next one's.
     static constexpr int ring_bytes = own_rows ? 0 : stages * stage_bytes;
     static constexpr int statistics_offset =

@@ -255,12 +255,11 @@ class FlashDecodeKernelConfig(KernelConfig):
         """Dynamic shared memory of a CTA, bytes: the queries, the stages of K and V, the row
         statistics of the warps, and where a run's states belong. With rows of their own warps
         have the statistics of a run's first subtree there, and some of its sums."""
-        queries = self.B_r * self.d_head * elem_size
+        # Queries that have registers go by way of the last stage.
+        queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
         if self.own_rows:
-            # Queries that are kept have the place of the last stage.
-            queries = 0 if self.keeps_queries else queries
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         return queries + streamed + statistics + _TARGET_BYTES

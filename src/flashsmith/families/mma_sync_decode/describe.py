@@ -18,15 +18,14 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
     """Where the tiles lie: each warp's stages one after another, which its sums take in the end.
-    Warps with rows of their own share them, and Q that has registers goes by way of the last."""
+    Warps with rows of their own share them, and Q, which has registers, goes by way of the last."""
     if cfg.own_rows:
         shared = [
             (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
             for stage in range(cfg.stages)
             for tile in "KV"
         ]
-        queries = [] if cfg.keeps_queries else [("Q", 1, cfg.B_r)]
-        return smem_regions(cfg, [*queries, *shared], "a run's first subtree")
+        return smem_regions(cfg, shared, "a run's first subtree")
     warps = [
         (f"{tile} of warp {warp + 1}, stage {stage + 1}", 1, cfg.keys_per_warp)
         for warp in range(cfg.n_warps)
