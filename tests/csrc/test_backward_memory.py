@@ -32,11 +32,16 @@ REPEATABLE, FREE, SHARING, SPLIT_COLUMNS, BY_COLUMNS, BY_TURNS = map(
         "+scores_together+early_exp+lagged_dq+persistent",
     ),
 )
-EVERY = (REPEATABLE, FREE, SHARING, SPLIT_COLUMNS, BY_COLUMNS, BY_TURNS)
+OF_BOTH = (REPEATABLE, FREE, BY_COLUMNS, BY_TURNS)
+PLAIN, UNEVEN = (SPLIT_COLUMNS, *OF_BOTH), (SHARING, *OF_BOTH)
 PACKED = (REPEATABLE, FREE, BY_TURNS)
-for _semantics in (Semantics(), Semantics("causal", uneven=True)):
-    shared_kernels.want(EVERY, _semantics)
+shared_kernels.want(PLAIN, Semantics())
+shared_kernels.want(UNEVEN, Semantics("causal", uneven=True))
 shared_kernels.want(PACKED, Semantics("window", softcap=True, packed=True, uneven=True))
+
+
+def full(cfg: KernelConfig) -> Any:
+    return pytest.param(cfg, marks=pytest.mark.full)
 
 
 def plan(cfg: KernelConfig, text: str, lengths: tuple[int, ...] = ()) -> tuple[Problem, LaunchPlan]:
@@ -74,14 +79,14 @@ def most(cfg: KernelConfig, problem: Problem, total: int | None) -> int:
     return 4 * rows * problem.heads_q * (cfg.d_head + 2) + COUNTERS
 
 
-@pytest.mark.parametrize("cfg", EVERY, ids=str)
+@pytest.mark.parametrize("cfg", [*PLAIN, full(SHARING)], ids=str)
 @pytest.mark.parametrize("heads", ["4", "4:1"])
 def test_whole_tiles(cfg: KernelConfig, heads: str) -> None:
     problem, planned = plan(cfg, f"b2 s768 h{heads}")
     assert 0 < planned.workspace_bytes <= most(cfg, problem, None)
 
 
-@pytest.mark.parametrize("cfg", EVERY, ids=str)
+@pytest.mark.parametrize("cfg", [*UNEVEN, full(SPLIT_COLUMNS)], ids=str)
 @pytest.mark.parametrize("text", ["b3 s1:900 h4", "b1 s700:64 h6:2"])
 def test_uneven_lengths(cfg: KernelConfig, text: str) -> None:
     problem, planned = plan(cfg, f"{text} causal")

@@ -98,10 +98,10 @@ MORE_KEYS = [without_dq(cfg) for cfg in (WIDE_UNDER_DK, TURNS, HALVES, SPLIT)]
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
-WHOLE = [*BOTH, SPLIT_HALVES, UNDER_DK, KEYS_SPLIT]
+WHOLE = [*BOTH, SPLIT_HALVES]
 OF_FULL = [
     *(ROWS, AHEAD, HALVES, ALONE, UNLAGGED, KEYS, AT_ONCE, *BULK, EARLY_ROWS, *ALL_EARLY),
-    *(SPLIT, *MORE_KEYS),
+    *(SPLIT, UNDER_DK, KEYS_SPLIT, *MORE_KEYS),
 ]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
