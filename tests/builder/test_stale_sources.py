@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from stand_in_sources import CONFIGS, write_sources
 
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.library_lookup import find_library_from
 from flashsmith.builder.sources import family_sources, package_sources, source_hash, tree_hash
@@ -95,6 +97,41 @@ def test_what_is_not_noticed_is_not_included() -> None:
         for path, text in known.items():
             for name in re.findall(r'^#include "(.+)"', text.decode(), re.MULTILINE):
                 assert name in known, f"{path} includes {name}"
+
+
+def test_families_share_host_code() -> None:
+    """It is compiled for the first of them alone."""
+    hashes = {name: set[str]() for name in family_sources("mma_sync").host_files}
+    del hashes["mma_sync/plan.cc"]
+    assert len(hashes) >= 8
+    for family in FAMILIES:
+        sources = family_sources(family)
+        for name, found in hashes.items():
+            found.add(sources.hash(name))
+    assert {len(found) for found in hashes.values()} == {1}
+    assert len(set.union(*hashes.values())) == len(hashes)
+
+
+def test_host_code_is_compiled_anew_where_its_own_sources_changed(
+    cache: Cache, cuda_home: Path, tmp_path: Path
+) -> None:
+    csrc = write_sources(tmp_path / "csrc")
+    files = {"host_bindings", "host_launcher", "mma_sync_plan"}
+
+    def compiled() -> Counter[str]:
+        build_from(csrc, CONFIGS, jobs=1)
+        return Counter(path.name.split("-")[1] for path in cache.objects.iterdir())
+
+    assert compiled() == dict.fromkeys(files, 1)
+    for name, count in (
+        ("common/twice.cuh", {}),  # the kernel's
+        ("host/launcher.h", {"host_bindings": 2, "host_launcher": 2}),
+        ("mma_sync/plan.cc", {"host_bindings": 2, "host_launcher": 2, "mma_sync_plan": 2}),
+        ("host/plan.h", {"host_bindings": 3, "host_launcher": 2, "mma_sync_plan": 3}),
+    ):
+        with open(csrc / name, "a") as file:
+            file.write("// two\n")
+        assert compiled() == dict.fromkeys(files, 1) | count
 
 
 @pytest.mark.parametrize("name", ["host/bindings.cc", "common/twice.cuh"])

@@ -126,13 +126,14 @@ class Compilation:
         return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
 
     def _host_objects(self) -> list[_HostObject]:
-        key = self.spec.common_key()
-        files = self._originals.host_files
-        commands = (self._gxx(_object_name(name), self.csrc / name) for name in files)
-        return [
-            _HostObject(f"{key}-{command.name}", command, self._object(command.name))
-            for command in commands
-        ]
+        made = []
+        for name in self._originals.host_files:
+            # Of what this file includes alone: families share all but their own planning code.
+            key = self.spec.object_key(self._originals.hash(name))
+            command = self._gxx(_object_name(name), self.csrc / name)
+            path = self._object(command.name)
+            made.append(_HostObject(f"{key}-{command.name}", command, path))
+        return made
 
     def _map_command(self) -> Command:
         return self._gxx("kernel_library", self.sources.library)

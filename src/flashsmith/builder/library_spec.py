@@ -84,11 +84,15 @@ class LibrarySpec:
         )
 
     def common_key(self) -> str:
-        """The name of the objects that do not depend on configs, semantics or arch."""
+        """What libraries of the family share, whatever their configs, semantics and arch."""
+        return self.object_key(self.source_hash)
+
+    def object_key(self, source_hash: str) -> str:
+        """The name of host code compiled from sources of this hash, of whatever family."""
         return _hashed(
             FORMAT,
             package_version(),
-            self.source_hash,
+            source_hash,
             self.host_flags(),
             self.toolchain.identity(),
         )

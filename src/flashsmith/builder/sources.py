@@ -6,7 +6,7 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashsmith.families import family_named
@@ -40,10 +40,7 @@ class Sources:
             if text is None:
                 continue  # the compiler reports a missing file
             texts[name] = text
-            for found in _INCLUDE.findall(text):
-                included = found.decode(errors="replace")
-                waiting.append(posixpath.normpath(f"{posixpath.dirname(name)}/{included}"))
-                waiting.append(posixpath.normpath(included))
+            waiting += _includes(name, text)
         self.texts = dict(sorted(texts.items()))
 
     def path(self, name: str) -> Path:
@@ -61,12 +58,14 @@ class Sources:
         """What g++ compiles into every library, by the names that includes have for them."""
         return [name for name in self.texts if name.endswith(".cc")]
 
-    def hash(self) -> str:
-        """One hash over the files' names and texts."""
+    def hash(self, root: str | None = None) -> str:
+        """One hash over the names and texts of all files, or of one and what it includes."""
+        names = self.texts.keys() if root is None else self._included(root)
         total = hashlib.sha256()
         for name, text in self.texts.items():
-            total.update(f"{name}\0{len(text)}\0".encode())
-            total.update(text)
+            if name in names:
+                total.update(f"{name}\0{len(text)}\0".encode())
+                total.update(text)
         return total.hexdigest()[:32]
 
     def copy_to(self, target: Path) -> None:
@@ -80,6 +79,16 @@ class Sources:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(f'#line 1 "{self.path(name)}"\n'.encode() + text)
 
+    def _included(self, root: str) -> set[str]:
+        """A file and all that it includes."""
+        found, waiting = set[str](), [root]
+        while waiting:
+            name = waiting.pop()
+            if name in self.texts and name not in found:
+                found.add(name)
+                waiting += _includes(name, self.texts[name])
+        return found
+
     def _read(self, name: str) -> bytes | None:
         if name.startswith(("/", "../")):
             return None
@@ -87,6 +96,14 @@ class Sources:
             return self.path(name).read_bytes()
         except (OSError, ValueError):
             return None
+
+
+def _includes(name: str, text: bytes) -> Iterator[str]:
+    """The names that a file's includes may mean: of files beside it, or below ``csrc``."""
+    for found in _INCLUDE.findall(text):
+        included = found.decode(errors="replace")
+        yield posixpath.normpath(f"{posixpath.dirname(name)}/{included}")
+        yield posixpath.normpath(included)
 
 
 def family_sources(family: str, csrc: Path | None = None) -> Sources:
