@@ -167,6 +167,20 @@ VICTIMS = {
             AskedDecode(
                 "b35 s9:70 h4:2 d40 window softcap packed page7", options={"window": (55, 0)}
             ),
+            # Pages that hold all of a warp's keys of a step, and a bad number among them.
+            AskedDecode(
+                "b3 s2:330 h16:8 d64 window softcap packed page48",
+                options={
+                    "append": True,
+                    "window": (150, 1),
+                    "lens_k": (330, 129, 60),
+                    "layout": "heads first",
+                },
+                seed=6,
+            ),
+            AskedDecode(
+                "b2 s1:200 h8:4 d40 window softcap packed page16", options={"window": (110, 0)}
+            ),
             # The last sequence's runs are merged.
             AskedDecode(
                 "b2 s5:520 h12:4 d40 window softcap packed page24",

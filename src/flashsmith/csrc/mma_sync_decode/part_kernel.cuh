@@ -178,6 +178,13 @@ struct DecodeRun {
     struct NextRows {
         const char *k, *v;  // the lane's first 16 bytes of the step that is copied next
     };
+    // Whether it does so in pages, where a step's keys of a warp are in one page, as the host
+    // knows.
+    static constexpr bool kGoesOnInPages =
+        kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
+    FS_DEVICE bool has_whole_steps() const {
+        return kGoesOnInPages && args.by_page.divisor % kWarpKeys == 0;
+    }
 
     const DecodeKernelArgs& args;
     const DecodeItem& item;
@@ -249,13 +256,17 @@ struct DecodeRun {
             next_rows.v = v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16;
         }
         // A page's number is on its way while the stages before are copied.
-        int entries[kStages];
+        int entries[kStages] = {};
+        if (first_step < steps) {
 #pragma unroll
-        for (int i = 0; i < kStages; ++i) entries[i] = page_of(first_step + i);
+            for (int i = 0; i < kStages; ++i) entries[i] = page_of(first_step + i);
+        }
+        // No one waits for the queries alone; keys in pages wait for the page's number.
+        if constexpr (kPaged) start_queries();
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
             if (first_step + i < steps) start_step(first_step + i, i, entries[i], next_rows);
-            if (i == 0) start_queries();  // no one waits for them alone
+            if (!kPaged && i == 0) start_queries();
             cp_async_commit();
         }
         int next_entry = entries[kStages - 1];
@@ -380,30 +391,49 @@ struct DecodeRun {
     FS_DEVICE uint32_t K_tile(int stage) const { return ring + stage * Kernel::stage_bytes; }
     FS_DEVICE uint32_t V_tile(int stage) const { return K_tile(stage) + Layout::kBytes; }
 
-    // The page table's number for the key of a step that is the lane's, 0 where there is none.
+    // The page table's number for the key of a step that is the lane's, or for all of the warp's.
+    // There is some key.
     FS_DEVICE int page_of(int step) const {
         if constexpr (!kPaged) return 0;
-        const int key = first_key(step) + lane % kWarpKeys;
-        if (key < begin || key >= end) return 0;
-        return args.page_table[item.batch * args.page_table_stride + args.by_page.divide(key)];
+        int key = first_key(step);
+        if (!has_whole_steps()) key += lane % kWarpKeys;
+        // That of a key which is there: no row is copied of another.
+        const int page = args.by_page.divide(min(max(key, begin), end - 1));
+        return args.page_table[item.batch * args.page_table_stride + page];
     }
 
     // Keys that no row sees are not read, whatever is there: they are zero.
     FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
-        // A bad number leads to some page of the cache.
-        const int page = min(max(entry, 0), args.blocks - 1);
-        int slot = 0;
-        if constexpr (kPaged) {
-            const int own = key + lane % kWarpKeys;
-            slot = own - args.by_page.divide(own) * static_cast<int>(args.by_page.divisor);
-        }
         if constexpr (kGoesOn) {
             start_rows(key, stage, next_rows);
             return;
         }
-        if constexpr (Layout::kWidePanels > 0) start_panels<false>(key, stage, page, slot);
-        if constexpr (Layout::kHasNarrowPanel) start_panels<true>(key, stage, page, slot);
+        if constexpr (kGoesOnInPages) {
+            if (has_whole_steps()) {
+                const int slot = slot_of(key) + lane / 8, page = page_number(entry);
+                NextRows rows{row_in_page(k_head, args.k_cache_strides, page, slot),
+                              row_in_page(v_head, args.v_cache_strides, page, slot)};
+                start_rows(key, stage, rows);
+                return;
+            }
+        }
+        const int slot = kPaged ? slot_of(key + lane % kWarpKeys) : 0;
+        if constexpr (Layout::kWidePanels > 0) start_panels<false>(key, stage, entry, slot);
+        if constexpr (Layout::kHasNarrowPanel) start_panels<true>(key, stage, entry, slot);
+    }
+
+    // A bad number leads to some page of the cache.
+    FS_DEVICE int page_number(int entry) const { return min(max(entry, 0), args.blocks - 1); }
+
+    FS_DEVICE int slot_of(int key) const {
+        return key - args.by_page.divide(key) * static_cast<int>(args.by_page.divisor);
+    }
+    // The page last: its number is what all else waits for.
+    FS_DEVICE const char* row_in_page(const char* head, const DecodeStrides& strides, int page,
+                                      int slot) const {
+        return head + slot * strides.row * kElementBytes + lane % 8 * 16 +
+               page * strides.batch * kElementBytes;
     }
 
     FS_DEVICE void start_rows(int first_key, int stage, NextRows& next_rows) const {
@@ -435,7 +465,7 @@ struct DecodeRun {
     }
 
     template <bool kNarrow>
-    FS_DEVICE void start_panels(int first_key, int stage, int page, int slot) const {
+    FS_DEVICE void start_panels(int first_key, int stage, int entry, int slot) const {
         using Panel = typename Layout::template Panel<kNarrow>;
         constexpr int kPanels = kNarrow ? 1 : Layout::kWidePanels;
         constexpr int kFirstChunk = kNarrow ? 8 * Layout::kWidePanels : 0;
@@ -449,7 +479,7 @@ struct DecodeRun {
             const bool present = key >= begin && key < end;
             int64_t k_offset, v_offset;
             if constexpr (kPaged) {
-                const int64_t block = __shfl_sync(kWholeWarp, page, row);
+                const int64_t block = page_number(__shfl_sync(kWholeWarp, entry, row));
                 const int64_t in_block = __shfl_sync(kWholeWarp, slot, row);
                 k_offset = block * args.k_cache_strides.batch + in_block * args.k_cache_strides.row;
                 v_offset = block * args.v_cache_strides.batch + in_block * args.v_cache_strides.row;
