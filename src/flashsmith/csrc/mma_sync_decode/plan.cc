@@ -295,9 +295,11 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
     args.prefetches = whole && tiles == 1 && all_tiles > device.sm_count;
     args.passes = heads * units * unit_bytes <= kPassingBytes;
-    const int64_t long_share = config.rounds > 1 ? INT_MAX : kLongShareBytes / unit_bytes;
-    args.long_share = static_cast<int32_t>(long_share);
-    args.counted_share = config.rounds > 1 ? 0 : args.long_share / 2;
+    // A free split has parts that are longer, and would have several runs then.
+    const auto long_share = static_cast<int32_t>(kLongShareBytes / unit_bytes);
+    const bool halves = config.rounds == 1 && !problem.free_split;
+    args.long_share = halves ? long_share : INT_MAX;
+    args.counted_share = config.rounds > 1 ? 0 : halves ? long_share / 2 : long_share;
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
     // two on an SM, or with several tiles one on most of them, the merge's launch is faster.
     int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
