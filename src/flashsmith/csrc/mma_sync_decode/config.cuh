@@ -57,6 +57,9 @@ struct FlashDecodeKernelConfig {
         const int statistics = own_rows ? B_r * 2 * 4 + in_shared : n_warps * B_r * 2 * 4;
         return queries + streamed + statistics + 80;
     }
+    // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
+    // stages three CTAs of an SM have no registers for it.
+    constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
     // CTAs of an SM, at most, that registers suffice for, 0: as many as shared memory has room for.
     constexpr int most_ctas() const { return own_rows ? 256 / n_threads() : 0; }
 

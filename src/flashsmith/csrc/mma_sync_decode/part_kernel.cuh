@@ -814,7 +814,7 @@ template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     prefetch_lengths<Kernel>(args);
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
-                  Kernel::SEMANTICS.mask != MaskKind::window)
+                  Kernel::SEMANTICS.mask != MaskKind::window && Kernel::has_whole_runs)
         if (args.prefetches != 0) prefetch_first_keys<Kernel>(args);
     const bool in_cluster =
         Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;

@@ -280,7 +280,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // the lengths: nothing is looked for or merged, and there is no launch for it.
     const int64_t unit_bytes = int64_t{config.B_c} * config.d_head * 2 * config.element_bytes();
     const int64_t all_tiles = heads * tiles;
-    const bool whole = others_are_split && !p.packed && !has_chunks &&
+    const bool whole = config.has_whole_runs() && others_are_split && !p.packed && !has_chunks &&
                        units * unit_bytes <= kMostWholeBytes &&
                        8 * all_tiles >= 5 * int64_t{device.sm_count};
     const int beside = few_rows && !whole ? config.merge_smem_bytes() + kReservedSmem : 0;

@@ -104,7 +104,7 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
 template <class Kernel>
 FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     if (args.share_of_units == 0.0f) return 0;
-    if (args.by_whole_runs.divisor != 0) return kMostShare;
+    if (Kernel::has_whole_runs && args.by_whole_runs.divisor != 0) return kMostShare;
     float units = 0.0f;
     for (int batch = lane_index(); batch < args.batch; batch += kWarpSize) {
         const DecodeSequence s = undivided_sequence<Kernel>(args, batch);
@@ -273,7 +273,7 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
 // Runs and row tiles of the K/V heads, of the sequences that a kernel is for.
 template <class Kernel>
 struct RunCount {
-    static constexpr bool kHasWholeRuns = !Kernel::takes_chunks;
+    static constexpr bool kHasWholeRuns = !Kernel::takes_chunks && Kernel::has_whole_runs;
     FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
         if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
             if (args.cluster_levels > 0)
