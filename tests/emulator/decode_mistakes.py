@@ -297,7 +297,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "slot_of(key) + lane / 8, page", "slot_of(key), page"),
         SourcePatch("K's rows where V's are", _PART,
                     "row_in_page(k_head, args.k_cache_strides, page, slot),",
-                    "row_in_page(k_head, args.v_cache_strides, page, slot),"),
+                    "row_in_page(v_head, args.k_cache_strides, page, slot),"),
         SourcePatch("the pages of steps in one page begin at the first", _PART,
                     "page * strides.batch * kElementBytes;", "0;"),
         SourcePatch("slots of steps in one page are the first", _PART,

@@ -181,6 +181,11 @@ VICTIMS = {
             AskedDecode(
                 "b2 s1:200 h8:4 d40 window softcap packed page16", options={"window": (110, 0)}
             ),
+            # Keys in front of a window would be what follows the last key, in its page.
+            AskedDecode(
+                "b2 s1:106 h8:4 d40 window softcap packed page8",
+                options={"window": (1, 0), "lens_k": (106, 50)},
+            ),
             # The last sequence's runs are merged.
             AskedDecode(
                 "b2 s5:520 h12:4 d40 window softcap packed page24",
