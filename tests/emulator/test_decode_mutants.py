@@ -7,6 +7,9 @@ are sampled: every mutant of what synchronises, some of each other operator, eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import shared_kernels
 from decode_mistakes import MISTAKES, AskedDecode
@@ -71,6 +74,40 @@ def _sparse_packed(batch: int) -> AskedDecode:
     )
 
 
+def _one_of(
+    batch: int, keys: int, inputs: str = "random", sm_count: int | None = None, **options: Any
+) -> AskedDecode:
+    """Sequences of which one has keys."""
+    lens_k = tuple(keys * (i == batch - 10) for i in range(batch))
+    return AskedDecode(
+        f"b{batch} s1:{keys} h2:1 d40 causal",
+        inputs,
+        options={"lens_k": lens_k, **options},
+        sm_count=sm_count,
+    )
+
+
+def _direct(
+    lens_k: Sequence[int],
+    sm_count: int,
+    heads: str = "h1",
+    inputs: str = "random",
+    **options: Any,
+) -> AskedDecode:
+    """Packed sequences of a query, all of whose keys are seen."""
+    return AskedDecode(
+        f"b{len(lens_k)} s1:{max(lens_k)} {heads} d248 window packed",
+        inputs,
+        options={
+            "window": (max(lens_k), 0),
+            "lens_q": (1,) * len(lens_k),
+            "lens_k": tuple(lens_k),
+            **options,
+        },
+        sm_count=sm_count,
+    )
+
+
 VICTIMS = {
     "dense": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
@@ -103,25 +140,19 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+rounds_2"),
         Semantics("causal", uneven=True),
         (
-            # Runs for each warp of the merge.
-            AskedDecode("b1 s1:3400 h80:2 d56 causal", options={"sinks": True}),
+            # One sequence's rows, that CTAs look for: runs for each warp of the merge.
+            _one_of(80, 4200, sinks=True),
             # Weights beside a wrong maximum are infinite.
-            AskedDecode("b1 s1:2600 h80:2 d56 causal", "far_scores"),
-            AskedDecode("b1 s1:2600 h80:2 d56 causal", "large_scores"),
+            _one_of(80, 3600, "far_scores"),
+            _one_of(80, 3600, "large_scores"),
             # The same of a row that few CTAs look for.
+            _one_of(110, 2600, sm_count=10),
+            # A CTA merges two of them.
             AskedDecode(
-                "b110 s1:2600 h2:1 d40 causal",
-                options={"lens_k": (*(0,) * 70, 2600, *(0,) * 39)},
-                sm_count=10,
-            ),
-            # Runs of several parts of a few sequences, whose rows have a CTA each.
-            AskedDecode(
-                "b4 s1:2600 h2:2 d40 causal",
-                options={"lens_k": (2600, 2600, 1500, 2600)},
+                "b7 s1:1020 h16:1 d40 causal",
+                options={"lens_k": (0, 0, 1020, 0, 0, 1000, 0)},
                 sm_count=4,
             ),
-            # So few rows that their CTAs rehearse.
-            AskedDecode("b1 s1:2600 h4:2 d56 causal", options={"sinks": True}),
             # Rows of two runs, each a warp's.
             AskedDecode(
                 "b12 s1:460 h24:4 d40 causal",
@@ -132,7 +163,30 @@ VICTIMS = {
             _sparse(300, 100),
             _sparse(300, 32),
         ),
-        sm_count=75,
+        sm_count=60,
+    ),
+    # Rows of so many columns that few of them are enough outputs: each has a CTA.
+    "direct": OperationVictim(
+        config("(BF16, 256, 16, 32, 2): decode+stages_4+least_64+parts_4+rounds_2"),
+        Semantics("window", packed=True, uneven=True),
+        (
+            # Runs for each warp of the merge, of CTAs that rehearse.
+            _direct((2300,), 36, "h18:2", sinks=True),
+            # Weights beside a wrong maximum are infinite.
+            _direct((1800,), 36, "h18:2", "far_scores"),
+            _direct((1800,), 36, "h18:2", "large_scores"),
+            # Runs of several parts that CTAs take as a counter says, beside sequences without
+            # queries: with those runs would be longer.
+            _direct(
+                [800 * (i in _HAVING[32] or 25 <= i < 30) for i in range(32)],
+                16,
+                lens_q=tuple(int(not 25 <= i < 30) for i in range(32)),
+            ),
+            # A row that the decode kernel stores, while the merge's CTA rehearses.
+            _direct((300, 40), 36, "h9:1"),
+        ),
+        sm_count=36,
+        arch=90,
     ),
     "paged": OperationVictim(
         config("(BF16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
@@ -278,10 +332,10 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
         Semantics("causal", uneven=True),
         (
-            # CTAs without a column of a row.
+            # More heads than clusters fit.
             AskedDecode("b2 s1:300 h4 d56 causal", "far_scores", {"lens_k": (300, 130)}),
-            # More sequences than clusters fit: runs of four parts, whose states are in shared and
-            # in global memory, and CTAs with more than one.
+            # More sequences than do: runs of four parts, whose states are in shared and in global
+            # memory, and CTAs with more than one.
             AskedDecode(
                 "b7 s1:460 h16:1 d40 causal",
                 options={"lens_k": (460, 1, 460, 0, 460, 130, 460), "capacity": LONG},
@@ -289,10 +343,16 @@ VICTIMS = {
             ),
             _sparse(380, 100),
             _sparse(380, 32),
-            AskedDecode("b4 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0, 130)}),
+            # Clusters.
+            AskedDecode("b4 s1:130 h27:3 d40 causal", options={"lens_k": (130, 65, 0, 130)}),
             # Columns that CTAs share unevenly.
+            AskedDecode("b2 s3:130 h15:5 d56 causal", options={"sinks": True, "lens_k": (130, 65)}),
+            # CTAs without a column of a row, whose runs have two parts; and a launch before.
             AskedDecode(
-                "b3 s5:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
+                "b2 s1:300 h4 d56 causal",
+                "far_scores",
+                {"append": True, "lens_k": (300, 130)},
+                sm_count=330,
             ),
         ),
         sm_count=64,
@@ -367,6 +427,7 @@ OPERATORS = operators(128)
 PARTS = {
     "dense": {"main": 4},
     "parts": {"merge_rows": 2},
+    "direct": {"merge": 2},
     "paged": {"paged": 4},
     "chunks": {"paged_chunk": 2},
     "append": {"append": 2},
