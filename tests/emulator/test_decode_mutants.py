@@ -7,7 +7,7 @@ are sampled: every mutant of what synchronises, some of each other operator, eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -37,12 +37,23 @@ def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> Aske
     )
 
 
-# Keys behind the longest sequence, so that a CTA does not read the whole of a cache at once.
-LONG = 1720
+# Keys behind the longest sequence, so that caches are too large for their sequences to be one run
+# each.
+LONG = 2100
 
 #: Sequences that have keys, of so many: of a hundred a lane's every first, second and further one,
 #: of 32 those whose lanes no step of a sum over the warp adds up alone.
 _HAVING = {100: (1, 20, 34, 64, 97), 32: (13, 15, 22, 23, 31)}
+
+
+def _split(
+    sizes: str,
+    inputs: str = "random",
+    options: Mapping[str, Any] | None = None,
+    sm_count: int | None = None,
+) -> AskedDecode:
+    """Of small caches that would be read whole: with more room."""
+    return AskedDecode(sizes, inputs, {"capacity": LONG, **(options or {})}, sm_count=sm_count)
 
 
 def _sparse(keys: int, batch: int, mask: str = "causal") -> AskedDecode:
@@ -51,7 +62,7 @@ def _sparse(keys: int, batch: int, mask: str = "causal") -> AskedDecode:
     return AskedDecode(
         f"b{batch} s1:{keys} h{200 // batch // 2 * 2}:1 d40 {mask}",
         options={
-            "capacity": LONG + 100,
+            "capacity": LONG,
             "lens_k": tuple(keys * (i in _HAVING[batch]) for i in range(batch)),
         },
         sm_count=2,
@@ -113,24 +124,29 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
         (
-            AskedDecode(
-                "b3 s2:460 h24:4 d40 causal", options={"sinks": True, "lens_k": (65, 460, 0)}
-            ),
+            _split("b3 s2:460 h24:4 d40 causal", options={"sinks": True, "lens_k": (65, 460, 0)}),
+            # Two row tiles; of sequences that are one run each, too.
+            _split("b2 s9:330 h12:4 d56 causal"),
             AskedDecode("b2 s9:330 h12:4 d56 causal", options={"capacity": 60}),
-            AskedDecode("b3 s2:400 h24:4 d40 causal", "nonfinite"),
-            AskedDecode("b3 s1:40 h36:4 d40 causal", options={"lens_k": (40, 0, 3)}),
+            _split("b3 s2:400 h24:4 d40 causal", "nonfinite"),
+            _split("b3 s1:40 h36:4 d40 causal", options={"lens_k": (40, 0, 3)}),
             # More sequences than a warp looks through at once.
-            AskedDecode("b35 s9:70 h4:2 d40 causal"),
+            _split("b35 s9:70 h4:2 d40 causal"),
+            # Sequences of one tile that are one run each, whose first keys are prefetched.
+            AskedDecode(
+                "b3 s1:150 h36:4 d40 causal", options={"sinks": True, "lens_k": (150, 0, 130)}
+            ),
             # Runs of two parts, and of all four with states in shared and in global memory.
-            AskedDecode("b4 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 4}),
-            AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 12}),
-            AskedDecode("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
+            _split("b4 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 4}),
+            _split("b12 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 12}),
+            _split("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
             # Rows of two runs, more than the CTAs that look for them.
-            AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (20, 460, *(20,) * 10)}),
+            _split("b12 s1:460 h24:4 d40 causal", options={"lens_k": (20, 460, *(20,) * 10)}),
             # Rows that see no key, beside keys whose values are not finite.
-            AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
+            _split("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
             # Runs of several parts: weights beside a wrong maximum are infinite.
-            AskedDecode("b4 s1:460 h24:4 d40 causal", "far_scores", {"lens_k": (460,) * 4}),
+            _split("b4 s1:460 h24:4 d40 causal", "far_scores", {"lens_k": (460,) * 4}),
+            _split("b4 s1:460 h24:4 d40 causal", "large_scores", {"lens_k": (460,) * 4}),
             _sparse(300, 100),
             _sparse(300, 32),
         ),
@@ -148,13 +164,13 @@ VICTIMS = {
             # The same of a row that few CTAs look for.
             _one_of(110, 2600, sm_count=10),
             # A CTA merges two of them.
-            AskedDecode(
+            _split(
                 "b7 s1:1020 h16:1 d40 causal",
                 options={"lens_k": (0, 0, 1020, 0, 0, 1000, 0)},
                 sm_count=4,
             ),
             # Rows of two runs, each a warp's.
-            AskedDecode(
+            _split(
                 "b12 s1:460 h24:4 d40 causal",
                 options={"lens_k": (20, 460, *(20,) * 10)},
                 sm_count=5,
@@ -287,7 +303,7 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
         # Runs of four parts, half of a sequence's, with states in global memory.
-        (AskedDecode("b8 s1:460 h24:4 d40 causal", "nonfinite", {"lens_k": (460, 130) * 4}),),
+        (_split("b8 s1:460 h24:4 d40 causal", "nonfinite", {"lens_k": (460, 130) * 4}),),
         sm_count=9,
     ),
     "full": OperationVictim(
@@ -295,7 +311,7 @@ VICTIMS = {
         Semantics("window", uneven=True),
         (
             # Runs of eight parts, whose states are in registers, in shared and in global memory.
-            AskedDecode(
+            _split(
                 "b14 s1:1000 h16:1 d40 window",
                 options={
                     "sinks": True,
@@ -304,22 +320,23 @@ VICTIMS = {
                 },
             ),
             # Few rows, whose states are kept one place after another.
-            AskedDecode(
+            _split(
                 "b14 s1:1000 h8:1 d40 window",
                 options={"window": (990, 0), "lens_k": (1000,) * 14},
             ),
             # Rows that see no key of the first of two parts, or of the second.
-            AskedDecode(
+            _split(
                 "b4 s9:196 h4:2 d40 window",
                 "far_scores",
                 {"window": (128, 0), "lens_k": (196,) * 4},
             ),
-            AskedDecode("b6 s3:330 h10:2 d56 window", "far_scores", {"window": (320, 0)}),
+            _split("b6 s3:330 h10:2 d56 window", "far_scores", {"window": (320, 0)}),
             # Rows that see no key at all, beside keys whose values are not finite.
+            # Of sequences of several tiles that are one run each.
             AskedDecode(
                 "b8 s80:70 h1 d40 window", "nonfinite", {"window": (70, 0), "lens_k": (70,) * 8}
             ),
-            AskedDecode(
+            _split(
                 "b4 s1:460 h64:4 d56 window",
                 options={"window": (400, 0), "lens_k": (460,) * 4},
             ),
@@ -332,7 +349,7 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
         Semantics("causal", uneven=True),
         (
-            # More heads than clusters fit.
+            # More heads than clusters fit: their sequences are one run each.
             AskedDecode("b2 s1:300 h4 d56 causal", "far_scores", {"lens_k": (300, 130)}),
             # More sequences than do: runs of four parts, whose states are in shared and in global
             # memory, and CTAs with more than one.
@@ -363,7 +380,7 @@ VICTIMS = {
         Semantics("window", uneven=True),
         (
             # Runs of eight parts, whose states are in registers, in shared and in global memory.
-            AskedDecode(
+            _split(
                 "b6 s1:500 h32:1 d72 window",
                 options={
                     "sinks": True,
@@ -372,18 +389,19 @@ VICTIMS = {
                 },
             ),
             # Tiles without some of their rows, and rows without keys of a part.
-            AskedDecode("b6 s3:330 h16:2 d72 window", "far_scores", {"window": (320, 0)}),
-            AskedDecode(
+            _split("b6 s3:330 h16:2 d72 window", "far_scores", {"window": (320, 0)}),
+            _split(
                 "b3 s9:196 h6:2 d72 window",
                 "far_scores",
                 {"window": (128, 0), "lens_k": (196,) * 3},
             ),
             # Rows that see no key at all, beside keys whose values are not finite.
+            # Of sequences of several tiles that are one run each.
             AskedDecode(
                 "b3 s80:70 h1 d72 window", "nonfinite", {"window": (70, 0), "lens_k": (70,) * 3}
             ),
             # Several runs of a sequence, of two tiles, and warps without rows.
-            AskedDecode(
+            _split(
                 "b2 s3:900 h36:2 d72 window",
                 options={"sinks": True, "window": (880, 0), "lens_k": (900, 400)},
             ),
@@ -455,35 +473,6 @@ HARMLESS_PLANS_OF = {
 EQUIVALENT = (
     *(
         Equivalent(
-            (operator,),
-            ("chunks",),
-            "paged_chunk",
-            "cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);",
-            "Of what a loop over four at a time leaves: every thread has four copies of queries.",
-            place=8,
-        )
-        for operator in (
-            "drop copy",
-            "copy to next chunk",
-            "copy to next row",
-            "copy from next chunk",
-        )
-    ),
-    *(
-        Equivalent(
-            ("drop copy", "copy to next chunk", "copy to next row", "copy from next chunk"),
-            (name,),
-            role,
-            "cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);",
-            "Of what a loop over four at a time leaves: every thread has one copy of queries.",
-            place=10,
-        )
-        for name, role in (
-            *(("dense", "main"), ("full", "main"), ("cluster", "main"), ("paged", "paged")),
-        )
-    ),
-    *(
-        Equivalent(
             ("drop shared load",),
             (name,),
             role,
@@ -495,39 +484,17 @@ EQUIVALENT = (
             *(("dense", "main"), ("full", "main"), ("cluster", "main"), ("paged", "paged")),
         )
     ),
-    # Numbers of a sequence that all sequences of a launch share.
     *(
-        Equivalent(("shuffle nothing",), names, role, source, proof)
-        for victims, source, proof in (
-            (
-                ("dense", "full", "cluster"),
-                "batch = search.first + i;\n"
-                "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
-                "It is 0 of every sequence whose queries are not packed.",
-            ),
-            (
-                ("dense", "full", "cluster"),
-                "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
-                "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
-                "s.keys",
-                "Where queries are not packed it is seq_q, in lanes without a sequence too.",
-            ),
-            (
-                ("dense", "cluster"),
-                "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
-                "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
-                "s.chunk",
-                "Without a window every sequence's first part begins at 0.",
-            ),
-            (
-                ("dense", "full", "cluster"),
-                "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
-                "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
-                "s.is_chunk",
-                "It follows from seq_q, in lanes without a sequence too.",
-            ),
+        Equivalent(
+            ("shuffle nothing",),
+            names,
+            role,
+            "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
+            "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
+            "s.chunk",
+            "Without a window every sequence's first part begins at 0.",
         )
-        for role, names in (("main", victims), ("merge_rows", ("parts",)))
+        for role, names in (("main", ("dense", "cluster")), ("merge_rows", ("parts",)))
     ),
     # The keys of a sequence and of its parts: what merges their states reads neither.
     *(
@@ -535,9 +502,7 @@ EQUIVALENT = (
             ("shuffle nothing",), ("parts",), "merge_rows", source, "The merge does not read it."
         )
         for source in (
-            "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
-            "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
-            "s.begin",
+            "batch = search.first + i;\ns.keys = __shfl_sync(kWholeWarp, own.keys, i);\ns.begin",
             "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
             "s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);\n"
             "s.parts",
@@ -551,7 +516,7 @@ EQUIVALENT = (
             role,
             "s.run_levels = __shfl_sync(kWholeWarp, own.run_levels, i);\n"
             "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
-            "s.tiles",
+            "if constexpr (Kernel::SEMANTICS.packed)",
             proof,
             place,
         )
@@ -559,7 +524,7 @@ EQUIVALENT = (
             ("dense", "main", "This kernel has no clusters.", None),
             ("full", "main", "This kernel has no clusters.", None),
             ("paged", "paged", "This kernel has no clusters.", None),
-            ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -2),
+            ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -1),
         )
     ),
     Equivalent(
