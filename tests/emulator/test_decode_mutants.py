@@ -157,7 +157,7 @@ VICTIMS = {
         Semantics("causal", uneven=True),
         (
             # One sequence's rows, that CTAs look for: runs for each warp of the merge.
-            _one_of(80, 4200, sinks=True),
+            _one_of(80, 5370, sinks=True),
             # Weights beside a wrong maximum are infinite.
             _one_of(80, 3600, "far_scores"),
             _one_of(80, 3600, "large_scores"),
@@ -199,7 +199,7 @@ VICTIMS = {
                 lens_q=tuple(int(not 25 <= i < 30) for i in range(32)),
             ),
             # A row that the decode kernel stores, while the merge's CTA rehearses.
-            _direct((300, 40), 36, "h9:1"),
+            _direct((300, 40), 72, "h18:2"),
         ),
         sm_count=36,
         arch=90,
