@@ -444,8 +444,6 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "if constexpr (true)\n                RunTarget::keep("),
         SourcePatch("sums of one lane", _OWN, "quad_sum(softmax.row_sum[0][r])}",
                     "softmax.row_sum[0][r]}"),
-        SourcePatch("products of 0 stay where no key is seen", _OWN,
-                    "if (statistics[e / 2].y == 0.0f) o[0][n][e] = 0.0f;", ";"),
         SourcePatch("all parts are even", _OWN, "if ((part & 1) != 0) {", "if (false) {"),
         SourcePatch("a part less in registers", _OWN,
                     "if (n < Kernel::kept_tiles) kept.o[n][e] = o[0][n][e];",
