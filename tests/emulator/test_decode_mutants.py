@@ -400,6 +400,10 @@ VICTIMS = {
             AskedDecode(
                 "b3 s80:70 h1 d72 window", "nonfinite", {"window": (70, 0), "lens_k": (70,) * 3}
             ),
+            # Of rows that are not there a run would keep states behind the workspace.
+            _split(
+                "b4 s1:190 h15:5 d72 window", options={"window": (180, 0), "lens_k": (190,) * 4}
+            ),
             # Several runs of a sequence, of two tiles, and warps without rows.
             _split(
                 "b2 s3:900 h36:2 d72 window",
