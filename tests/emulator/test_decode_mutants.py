@@ -7,6 +7,9 @@ are sampled: every mutant of what synchronises, some of each other operator, eve
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 import shared_kernels
 from decode_mistakes import MISTAKES, AskedDecode
@@ -34,12 +37,23 @@ def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> Aske
     )
 
 
-# Keys behind the longest sequence, so that a CTA does not read the whole of a cache at once.
-LONG = 1720
+# Keys behind the longest sequence, so that caches are too large for their sequences to be one run
+# each.
+LONG = 2100
 
 #: Sequences that have keys, of so many: of a hundred a lane's every first, second and further one,
 #: of 32 those whose lanes no step of a sum over the warp adds up alone.
 _HAVING = {100: (1, 20, 34, 64, 97), 32: (13, 15, 22, 23, 31)}
+
+
+def _split(
+    sizes: str,
+    inputs: str = "random",
+    options: Mapping[str, Any] | None = None,
+    sm_count: int | None = None,
+) -> AskedDecode:
+    """Of small caches that would be read whole: with more room."""
+    return AskedDecode(sizes, inputs, {"capacity": LONG, **(options or {})}, sm_count=sm_count)
 
 
 def _sparse(keys: int, batch: int, mask: str = "causal") -> AskedDecode:
@@ -48,7 +62,7 @@ def _sparse(keys: int, batch: int, mask: str = "causal") -> AskedDecode:
     return AskedDecode(
         f"b{batch} s1:{keys} h{200 // batch // 2 * 2}:1 d40 {mask}",
         options={
-            "capacity": LONG + 100,
+            "capacity": LONG,
             "lens_k": tuple(keys * (i in _HAVING[batch]) for i in range(batch)),
         },
         sm_count=2,
@@ -71,29 +85,68 @@ def _sparse_packed(batch: int) -> AskedDecode:
     )
 
 
+def _one_of(
+    batch: int, keys: int, inputs: str = "random", sm_count: int | None = None, **options: Any
+) -> AskedDecode:
+    """Sequences of which one has keys."""
+    lens_k = tuple(keys * (i == batch - 10) for i in range(batch))
+    return AskedDecode(
+        f"b{batch} s1:{keys} h2:1 d40 causal",
+        inputs,
+        options={"lens_k": lens_k, **options},
+        sm_count=sm_count,
+    )
+
+
+def _direct(
+    lens_k: Sequence[int],
+    sm_count: int,
+    heads: str = "h1",
+    inputs: str = "random",
+    **options: Any,
+) -> AskedDecode:
+    """Packed sequences of a query, all of whose keys are seen."""
+    return AskedDecode(
+        f"b{len(lens_k)} s1:{max(lens_k)} {heads} d248 window packed",
+        inputs,
+        options={
+            "window": (max(lens_k), 0),
+            "lens_q": (1,) * len(lens_k),
+            "lens_k": tuple(lens_k),
+            **options,
+        },
+        sm_count=sm_count,
+    )
+
+
 VICTIMS = {
     "dense": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
         (
-            AskedDecode(
-                "b3 s2:460 h24:4 d40 causal", options={"sinks": True, "lens_k": (65, 460, 0)}
-            ),
+            _split("b3 s2:460 h24:4 d40 causal", options={"sinks": True, "lens_k": (65, 460, 0)}),
+            # Two row tiles; of sequences that are one run each, too.
+            _split("b2 s9:330 h12:4 d56 causal"),
             AskedDecode("b2 s9:330 h12:4 d56 causal", options={"capacity": 60}),
-            AskedDecode("b3 s2:400 h24:4 d40 causal", "nonfinite"),
-            AskedDecode("b3 s1:40 h36:4 d40 causal", options={"lens_k": (40, 0, 3)}),
+            _split("b3 s2:400 h24:4 d40 causal", "nonfinite"),
+            _split("b3 s1:40 h36:4 d40 causal", options={"lens_k": (40, 0, 3)}),
             # More sequences than a warp looks through at once.
-            AskedDecode("b35 s9:70 h4:2 d40 causal"),
+            _split("b35 s9:70 h4:2 d40 causal"),
+            # Sequences of one tile that are one run each, whose first keys are prefetched.
+            AskedDecode(
+                "b3 s1:150 h36:4 d40 causal", options={"sinks": True, "lens_k": (150, 0, 130)}
+            ),
             # Runs of two parts, and of all four with states in shared and in global memory.
-            AskedDecode("b4 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 4}),
-            AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 12}),
-            AskedDecode("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
+            _split("b4 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 4}),
+            _split("b12 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 12}),
+            _split("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
             # Rows of two runs, more than the CTAs that look for them.
-            AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (20, 460, *(20,) * 10)}),
+            _split("b12 s1:460 h24:4 d40 causal", options={"lens_k": (20, 460, *(20,) * 10)}),
             # Rows that see no key, beside keys whose values are not finite.
-            AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
+            _split("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
             # Runs of several parts: weights beside a wrong maximum are infinite.
-            AskedDecode("b4 s1:460 h24:4 d40 causal", "far_scores", {"lens_k": (460,) * 4}),
+            _split("b4 s1:460 h24:4 d40 causal", "far_scores", {"lens_k": (460,) * 4}),
+            _split("b4 s1:460 h24:4 d40 causal", "large_scores", {"lens_k": (460,) * 4}),
             _sparse(300, 100),
             _sparse(300, 32),
         ),
@@ -103,27 +156,21 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+rounds_2"),
         Semantics("causal", uneven=True),
         (
-            # Runs for each warp of the merge.
-            AskedDecode("b1 s1:3400 h80:2 d56 causal", options={"sinks": True}),
+            # One sequence's rows, that CTAs look for: runs for each warp of the merge.
+            _one_of(80, 5370, sinks=True),
             # Weights beside a wrong maximum are infinite.
-            AskedDecode("b1 s1:2600 h80:2 d56 causal", "far_scores"),
-            AskedDecode("b1 s1:2600 h80:2 d56 causal", "large_scores"),
+            _one_of(80, 3600, "far_scores"),
+            _one_of(80, 3600, "large_scores"),
             # The same of a row that few CTAs look for.
-            AskedDecode(
-                "b110 s1:2600 h2:1 d40 causal",
-                options={"lens_k": (*(0,) * 70, 2600, *(0,) * 39)},
-                sm_count=10,
-            ),
-            # Runs of several parts of a few sequences, whose rows have a CTA each.
-            AskedDecode(
-                "b4 s1:2600 h2:2 d40 causal",
-                options={"lens_k": (2600, 2600, 1500, 2600)},
+            _one_of(110, 2600, sm_count=10),
+            # A CTA merges two of them.
+            _split(
+                "b7 s1:1020 h16:1 d40 causal",
+                options={"lens_k": (0, 0, 1020, 0, 0, 1000, 0)},
                 sm_count=4,
             ),
-            # So few rows that their CTAs rehearse.
-            AskedDecode("b1 s1:2600 h4:2 d56 causal", options={"sinks": True}),
             # Rows of two runs, each a warp's.
-            AskedDecode(
+            _split(
                 "b12 s1:460 h24:4 d40 causal",
                 options={"lens_k": (20, 460, *(20,) * 10)},
                 sm_count=5,
@@ -132,7 +179,30 @@ VICTIMS = {
             _sparse(300, 100),
             _sparse(300, 32),
         ),
-        sm_count=75,
+        sm_count=60,
+    ),
+    # Rows of so many columns that few of them are enough outputs: each has a CTA.
+    "direct": OperationVictim(
+        config("(BF16, 256, 16, 32, 2): decode+stages_4+least_64+parts_4+rounds_2"),
+        Semantics("window", packed=True, uneven=True),
+        (
+            # Runs for each warp of the merge, of CTAs that rehearse.
+            _direct((2300,), 36, "h18:2", sinks=True),
+            # Weights beside a wrong maximum are infinite.
+            _direct((1800,), 36, "h18:2", "far_scores"),
+            _direct((1800,), 36, "h18:2", "large_scores"),
+            # Runs of several parts that CTAs take as a counter says, beside sequences without
+            # queries: with those runs would be longer.
+            _direct(
+                [800 * (i in _HAVING[32] or 25 <= i < 30) for i in range(32)],
+                16,
+                lens_q=tuple(int(not 25 <= i < 30) for i in range(32)),
+            ),
+            # A row that the decode kernel stores, while the merge's CTA rehearses.
+            _direct((300, 40), 72, "h18:2"),
+        ),
+        sm_count=36,
+        arch=90,
     ),
     "paged": OperationVictim(
         config("(BF16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
@@ -238,7 +308,7 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
         # Runs of four parts, half of a sequence's, with states in global memory.
-        (AskedDecode("b8 s1:460 h24:4 d40 causal", "nonfinite", {"lens_k": (460, 130) * 4}),),
+        (_split("b8 s1:460 h24:4 d40 causal", "nonfinite", {"lens_k": (460, 130) * 4}),),
         sm_count=9,
     ),
     "full": OperationVictim(
@@ -246,7 +316,7 @@ VICTIMS = {
         Semantics("window", uneven=True),
         (
             # Runs of eight parts, whose states are in registers, in shared and in global memory.
-            AskedDecode(
+            _split(
                 "b14 s1:1000 h16:1 d40 window",
                 options={
                     "sinks": True,
@@ -255,22 +325,23 @@ VICTIMS = {
                 },
             ),
             # Few rows, whose states are kept one place after another.
-            AskedDecode(
+            _split(
                 "b14 s1:1000 h8:1 d40 window",
                 options={"window": (990, 0), "lens_k": (1000,) * 14},
             ),
             # Rows that see no key of the first of two parts, or of the second.
-            AskedDecode(
+            _split(
                 "b4 s9:196 h4:2 d40 window",
                 "far_scores",
                 {"window": (128, 0), "lens_k": (196,) * 4},
             ),
-            AskedDecode("b6 s3:330 h10:2 d56 window", "far_scores", {"window": (320, 0)}),
+            _split("b6 s3:330 h10:2 d56 window", "far_scores", {"window": (320, 0)}),
             # Rows that see no key at all, beside keys whose values are not finite.
+            # Of sequences of several tiles that are one run each.
             AskedDecode(
                 "b8 s80:70 h1 d40 window", "nonfinite", {"window": (70, 0), "lens_k": (70,) * 8}
             ),
-            AskedDecode(
+            _split(
                 "b4 s1:460 h64:4 d56 window",
                 options={"window": (400, 0), "lens_k": (460,) * 4},
             ),
@@ -283,10 +354,10 @@ VICTIMS = {
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
         Semantics("causal", uneven=True),
         (
-            # CTAs without a column of a row.
+            # More heads than clusters fit: their sequences are one run each.
             AskedDecode("b2 s1:300 h4 d56 causal", "far_scores", {"lens_k": (300, 130)}),
-            # More sequences than clusters fit: runs of four parts, whose states are in shared and
-            # in global memory, and CTAs with more than one.
+            # More sequences than do: runs of four parts, whose states are in shared and in global
+            # memory, and CTAs with more than one.
             AskedDecode(
                 "b7 s1:460 h16:1 d40 causal",
                 options={"lens_k": (460, 1, 460, 0, 460, 130, 460), "capacity": LONG},
@@ -294,10 +365,16 @@ VICTIMS = {
             ),
             _sparse(380, 100),
             _sparse(380, 32),
-            AskedDecode("b4 s1:300 h36:3 d40 causal", options={"lens_k": (300, 65, 0, 130)}),
+            # Clusters.
+            AskedDecode("b4 s1:130 h27:3 d40 causal", options={"lens_k": (130, 65, 0, 130)}),
             # Columns that CTAs share unevenly.
+            AskedDecode("b2 s3:130 h15:5 d56 causal", options={"sinks": True, "lens_k": (130, 65)}),
+            # CTAs without a column of a row, whose runs have two parts; and a launch before.
             AskedDecode(
-                "b3 s5:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
+                "b2 s1:300 h4 d56 causal",
+                "far_scores",
+                {"append": True, "lens_k": (300, 130)},
+                sm_count=330,
             ),
         ),
         sm_count=64,
@@ -308,7 +385,7 @@ VICTIMS = {
         Semantics("window", uneven=True),
         (
             # Runs of eight parts, whose states are in registers, in shared and in global memory.
-            AskedDecode(
+            _split(
                 "b6 s1:500 h32:1 d72 window",
                 options={
                     "sinks": True,
@@ -317,18 +394,23 @@ VICTIMS = {
                 },
             ),
             # Tiles without some of their rows, and rows without keys of a part.
-            AskedDecode("b6 s3:330 h16:2 d72 window", "far_scores", {"window": (320, 0)}),
-            AskedDecode(
+            _split("b6 s3:330 h16:2 d72 window", "far_scores", {"window": (320, 0)}),
+            _split(
                 "b3 s9:196 h6:2 d72 window",
                 "far_scores",
                 {"window": (128, 0), "lens_k": (196,) * 3},
             ),
             # Rows that see no key at all, beside keys whose values are not finite.
+            # Of sequences of several tiles that are one run each.
             AskedDecode(
                 "b3 s80:70 h1 d72 window", "nonfinite", {"window": (70, 0), "lens_k": (70,) * 3}
             ),
+            # Of rows that are not there a run would keep states behind the workspace.
+            _split(
+                "b4 s1:190 h15:5 d72 window", options={"window": (180, 0), "lens_k": (190,) * 4}
+            ),
             # Several runs of a sequence, of two tiles, and warps without rows.
-            AskedDecode(
+            _split(
                 "b2 s3:900 h36:2 d72 window",
                 options={"sinks": True, "window": (880, 0), "lens_k": (900, 400)},
             ),
@@ -372,6 +454,7 @@ OPERATORS = operators(128)
 PARTS = {
     "dense": {"main": 4},
     "parts": {"merge_rows": 2},
+    "direct": {"merge": 2},
     "paged": {"paged": 4},
     "chunks": {"paged_chunk": 2},
     "append": {"append": 2},
@@ -399,35 +482,6 @@ HARMLESS_PLANS_OF = {
 EQUIVALENT = (
     *(
         Equivalent(
-            (operator,),
-            ("chunks",),
-            "paged_chunk",
-            "cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);",
-            "Of what a loop over four at a time leaves: every thread has four copies of queries.",
-            place=8,
-        )
-        for operator in (
-            "drop copy",
-            "copy to next chunk",
-            "copy to next row",
-            "copy from next chunk",
-        )
-    ),
-    *(
-        Equivalent(
-            ("drop copy", "copy to next chunk", "copy to next row", "copy from next chunk"),
-            (name,),
-            role,
-            "cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);",
-            "Of what a loop over four at a time leaves: every thread has one copy of queries.",
-            place=10,
-        )
-        for name, role in (
-            *(("dense", "main"), ("full", "main"), ("cluster", "main"), ("paged", "paged")),
-        )
-    ),
-    *(
-        Equivalent(
             ("drop shared load",),
             (name,),
             role,
@@ -439,39 +493,17 @@ EQUIVALENT = (
             *(("dense", "main"), ("full", "main"), ("cluster", "main"), ("paged", "paged")),
         )
     ),
-    # Numbers of a sequence that all sequences of a launch share.
     *(
-        Equivalent(("shuffle nothing",), names, role, source, proof)
-        for victims, source, proof in (
-            (
-                ("dense", "full", "cluster"),
-                "batch = search.first + i;\n"
-                "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
-                "It is 0 of every sequence whose queries are not packed.",
-            ),
-            (
-                ("dense", "full", "cluster"),
-                "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);\n"
-                "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
-                "s.keys",
-                "Where queries are not packed it is seq_q, in lanes without a sequence too.",
-            ),
-            (
-                ("dense", "cluster"),
-                "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
-                "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
-                "s.chunk",
-                "Without a window every sequence's first part begins at 0.",
-            ),
-            (
-                ("dense", "full", "cluster"),
-                "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
-                "s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);\n"
-                "s.is_chunk",
-                "It follows from seq_q, in lanes without a sequence too.",
-            ),
+        Equivalent(
+            ("shuffle nothing",),
+            names,
+            role,
+            "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
+            "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
+            "s.chunk",
+            "Without a window every sequence's first part begins at 0.",
         )
-        for role, names in (("main", victims), ("merge_rows", ("parts",)))
+        for role, names in (("main", ("dense", "cluster")), ("merge_rows", ("parts",)))
     ),
     # The keys of a sequence and of its parts: what merges their states reads neither.
     *(
@@ -479,9 +511,7 @@ EQUIVALENT = (
             ("shuffle nothing",), ("parts",), "merge_rows", source, "The merge does not read it."
         )
         for source in (
-            "s.queries = __shfl_sync(kWholeWarp, own.queries, i);\n"
-            "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
-            "s.begin",
+            "batch = search.first + i;\ns.keys = __shfl_sync(kWholeWarp, own.keys, i);\ns.begin",
             "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
             "s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);\n"
             "s.parts",
@@ -495,7 +525,7 @@ EQUIVALENT = (
             role,
             "s.run_levels = __shfl_sync(kWholeWarp, own.run_levels, i);\n"
             "s.runs = __shfl_sync(kWholeWarp, own.runs, i);\n"
-            "s.tiles",
+            "if constexpr (Kernel::SEMANTICS.packed)",
             proof,
             place,
         )
@@ -503,7 +533,7 @@ EQUIVALENT = (
             ("dense", "main", "This kernel has no clusters.", None),
             ("full", "main", "This kernel has no clusters.", None),
             ("paged", "paged", "This kernel has no clusters.", None),
-            ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -2),
+            ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -1),
         )
     ),
     Equivalent(
