@@ -143,8 +143,9 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
 constexpr int kReservedSmem = 1024;  // of each CTA on an SM
-// A share from which on runs are long: CTAs take runs of half of it as they come.
-constexpr int64_t kLongShareBytes = 1920 << 10;
+// A share from which on runs are long: CTAs take runs of half of it as they come, where a K/V head
+// has no more rows than these.
+constexpr int64_t kLongShareBytes = 1920 << 10, kMostHalvedRows = 8;
 // Keys and values of a call, up to which they are to leave L2 before anything else. Calls with more
 // take 3% longer so.
 constexpr int64_t kPassingBytes = 320 << 20;
@@ -295,9 +296,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
     args.prefetches = whole && tiles == 1 && all_tiles > device.sm_count;
     args.passes = heads * units * unit_bytes <= kPassingBytes;
-    // A free split has parts that are longer, and would have several runs then.
+    // Not where rows are many, whose merge costs more than even turns gain, nor in a free split,
+    // whose parts are longer, so that sequences would have several runs.
     const auto long_share = static_cast<int32_t>(kLongShareBytes / unit_bytes);
-    const bool halves = config.rounds == 1 && !problem.free_split;
+    const bool halves = config.rounds == 1 && !problem.free_split && rows <= kMostHalvedRows;
     args.long_share = halves ? long_share : INT_MAX;
     args.counted_share = config.rounds > 1 ? 0 : halves ? long_share / 2 : long_share;
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
