@@ -331,7 +331,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "args.by_page.divisor % (kWarpKeys / 2) == 0;"),
         SourcePatch("all rows of a step in one page begin at the first", _PART,
                     "slot_of(key) + lane / 8, page", "slot_of(key), page"),
-        SourcePatch("K's rows where V's are", _PART,
+        SourcePatch("V's rows where K's are", _PART,
                     "row_in_page(k_head, args.k_cache_strides, page, slot),",
                     "row_in_page(v_head, args.k_cache_strides, page, slot),"),
         SourcePatch("the pages of steps in one page begin at the first", _PART,

@@ -261,6 +261,11 @@ VICTIMS = {
                 "b2 s5:520 h12:4 d40 window softcap packed page24",
                 options={"window": (450, 0), "lens_k": (5, 520), "capacity": LONG // 24},
             ),
+            # A window that begins in the last page, in whose rest keys in front of it would be.
+            AskedDecode(
+                "b4 s1:222 h28:4 d40 window softcap packed page24",
+                options={"window": (3, 0), "lens_q": (1,) * 4, "lens_k": (222,) * 4},
+            ),
             _sparse_packed(100),
             _sparse_packed(32),
         ),
@@ -401,7 +406,6 @@ VICTIMS = {
                 {"window": (128, 0), "lens_k": (196,) * 3},
             ),
             # Rows that see no key at all, beside keys whose values are not finite.
-            # Of sequences of several tiles that are one run each.
             AskedDecode(
                 "b3 s80:70 h1 d72 window", "nonfinite", {"window": (70, 0), "lens_k": (70,) * 3}
             ),
