@@ -413,7 +413,12 @@ VICTIMS = {
             _split(
                 "b4 s1:190 h15:5 d72 window", options={"window": (180, 0), "lens_k": (190,) * 4}
             ),
-            # Several runs of a sequence, of two tiles, and warps without rows.
+            # Several runs of a sequence, which are merged.
+            _split(
+                "b40 s1:900 h2:1 d72 window",
+                options={"window": (880, 0), "lens_k": (*(0,) * 30, 900, *(0,) * 9)},
+            ),
+            # Two tiles, and warps without rows.
             _split(
                 "b2 s3:900 h36:2 d72 window",
                 options={"sinks": True, "window": (880, 0), "lens_k": (900, 400)},
