@@ -11,6 +11,7 @@ import pytest
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.runtime import decode_pass, forget_cached_launches, operation_run
+from flashsmith.runtime.decode_pass import CachedDecode
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
@@ -198,3 +199,42 @@ def test_what_is_written_must_not_lie_where_the_call_reads(written: str, gpu: Pr
     with pytest.raises(ArgumentError, match=f"{'o' if written == 'out' else written}.* shares"):
         attention_with_cache(**call)
     assert len(gpu.launches) == 1
+
+
+def test_caches_that_are_written_must_not_share_memory(gpu: PretendedGpu) -> None:
+    """But they may be halves of one tensor, wherever it is."""
+    call = dense(**appending())
+    attention_with_cache(**call)
+    for v_cache in (call["k_cache"], half(2 * 128 * 2 * 64 + 8)[8:].view(2, 128, 2, 64)):
+        memory = v_cache if v_cache is call["k_cache"] else v_cache._base[:-8].view_as(v_cache)
+        with pytest.raises(ArgumentError, match="v_cache: shares memory with k_cache"):
+            attention_with_cache(**{**call, "k_cache": memory, "v_cache": v_cache})
+    attention_with_cache(**interleaved())
+    both = interleaved()
+    both["v_cache"] = both["k_cache"]
+    with pytest.raises(ArgumentError, match="v_cache: shares memory with k_cache"):
+        attention_with_cache(**both)
+    assert len(gpu.launches) == 2
+
+
+def test_addresses_are_looked_at_once_and_their_number_is_bounded(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_pass, "_MOST_KNOWN", 3)
+    looked_at: list[tuple[int, ...]] = []
+    is_usable = CachedDecode._is_usable
+
+    def note(cached: CachedDecode, at: tuple[int, ...]) -> bool:
+        looked_at.append(at)
+        assert len(cached._known) <= 3
+        return is_usable(cached, at)
+
+    monkeypatch.setattr(CachedDecode, "_is_usable", note)
+    calls = [dense() for _ in range(4)]
+    attention_with_cache(**dense())
+    for call in calls[:3] * 2:
+        attention_with_cache(**call)
+    assert len(looked_at) == 3
+    for call in calls[::-1]:
+        attention_with_cache(**call)
+    assert len(looked_at) == 3 + 1 + 3
