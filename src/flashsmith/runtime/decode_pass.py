@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ from flashsmith.runtime.operation_run import (
     PreparedOperation,
     prepare_operation,
 )
+from flashsmith.runtime.repeated_calls import Arguments, remember_repeated
 from flashsmith.runtime.sequences import check_packing
 from flashsmith.runtime.tensors import (
     DTYPES,
@@ -74,6 +76,10 @@ class DecodeTensors(NamedTuple):
     sin: Any = None
     sinks: Any = None
     cu_seqlens_q: Any = None
+
+
+# Those that are keywords of ``attention_with_cache``.
+_KEYWORDS = DecodeTensors._fields[3:]
 
 
 class DecodeOptions(NamedTuple):
@@ -219,6 +225,26 @@ def run_decode(
             return outputs
     asked = DecodeOptions(*options)
     return _run_and_remember(config, DecodeTensors(*tensors), asked, emulate, calls, signature)
+
+
+def remember_decode(
+    config: KernelConfig | Chooser, arguments: Arguments, names: tuple[str, ...]
+) -> None:
+    """Has run_repeated serve calls with such arguments, three tensors and then the values of the
+    keywords ``names``, if a call with these is cached."""
+    orders, calls = cached_launches.repeated, cached_launches.cached
+    keywords = dict(zip(names, arguments[3:], strict=True))
+    tensors = (*arguments[:3], *map(keywords.pop, _KEYWORDS, repeat(None)))
+    defaults = DecodeOptions._field_defaults
+    options = tuple(map(keywords.pop, defaults, defaults.values()))
+    emulate = keywords.pop("emulate", False)
+    keywords.pop("config", None)
+    # Autograd follows some only where it is enabled: what holds now may not hold later.
+    if keywords or any(getattr(tensor, "requires_grad", False) for tensor in tensors):
+        return
+    _, call = cached_launches.find(decode_signature, calls, config, tensors, options, emulate)
+    if call is not None:
+        remember_repeated(orders, arguments, names, tensors, call.run)
 
 
 def decode_signature(
