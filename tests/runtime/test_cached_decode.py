@@ -3,14 +3,23 @@ one that must be refused is refused all the same. No GPU: host tensors pass for 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from inspect import Parameter, signature
 from typing import Any
 
 import pytest
 
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import parse_kernel_name_into_config
-from flashsmith.runtime import decode_pass, forget_cached_launches, operation_run
+from flashsmith.runtime import (
+    cached_launches,
+    count_launches,
+    decode_pass,
+    forget_cached_launches,
+    operation_run,
+)
+from flashsmith.runtime.decode_pass import CachedDecode, DecodeOptions, DecodeTensors
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
@@ -20,13 +29,18 @@ from cached_calls import (  # noqa: E402
     Mistakes,
     check_mistake_stays_one,
     check_signatures_differ,
+    events,
     half,
     offsets,
     refuse_checks,
 )
-from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
+from pretended_gpu import Launch, PretendedGpu, pretended_gpu  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from flashsmith import attention_with_cache  # noqa: E402
+from flashsmith import attention_with_cache, chooser  # noqa: E402
+from flashsmith.chooser import decode  # noqa: E402
+from flashsmith.integrations import torch_decode  # noqa: E402
 from flashsmith.runtime.frameworks.torch import TorchTensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -198,3 +212,309 @@ def test_what_is_written_must_not_lie_where_the_call_reads(written: str, gpu: Pr
     with pytest.raises(ArgumentError, match=f"{'o' if written == 'out' else written}.* shares"):
         attention_with_cache(**call)
     assert len(gpu.launches) == 1
+
+
+def test_caches_that_are_written_must_not_share_memory(gpu: PretendedGpu) -> None:
+    """But they may be halves of one tensor, wherever it is."""
+    call = dense(**appending())
+    attention_with_cache(**call)
+    for v_cache in (call["k_cache"], half(2 * 128 * 2 * 64 + 8)[8:].view(2, 128, 2, 64)):
+        memory = v_cache if v_cache is call["k_cache"] else v_cache._base[:-8].view_as(v_cache)
+        with pytest.raises(ArgumentError, match="v_cache: shares memory with k_cache"):
+            attention_with_cache(**{**call, "k_cache": memory, "v_cache": v_cache})
+    attention_with_cache(**interleaved())
+    both = interleaved()
+    both["v_cache"] = both["k_cache"]
+    with pytest.raises(ArgumentError, match="v_cache: shares memory with k_cache"):
+        attention_with_cache(**both)
+    assert len(gpu.launches) == 2
+
+
+# --- calls with the same keywords, which need no signature ---------------------------------------
+
+
+@pytest.fixture
+def unsigned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """After calling it, a call fails that run_repeated does not serve."""
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("the call's keywords were bound")
+
+    return lambda: monkeypatch.setattr(decode, "run_decode", refuse)
+
+
+def test_defaults_of_keywords_are_those_of_the_function() -> None:
+    # By which a call that leaves them out is found.
+    keywords = [
+        (name, parameter.default)
+        for name, parameter in signature(chooser.attention_with_cache).parameters.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY
+    ]
+    required = {"cache_lens": Parameter.empty}
+    of_tensors = dict.fromkeys(DecodeTensors._fields[3:]) | required
+    others = DecodeOptions._field_defaults | {"config": None, "emulate": False}
+    assert dict(keywords) == of_tensors | others
+    assert DecodeTensors._fields[:3] == ("q", "k_cache", "v_cache")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_with_the_same_keywords_is_not_bound(
+    name: str, gpu: PretendedGpu, unsigned: Callable[[], None]
+) -> None:
+    first, second = CALLS[name](), CALLS[name]()
+    # In another order than the function's, and one of them without need.
+    first, second = (
+        dict(reversed({**call, "sin": call.get("sin")}.items())) for call in (first, second)
+    )
+    checked = attention_with_cache(first.pop("q"), **first)
+    unsigned()
+    outputs = attention_with_cache(q := second.pop("q"), **second)
+    assert facts(outputs) == facts(checked)
+    assert gpu.launches[1].addresses == places({"q": q, **second}, outputs)
+
+
+VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "of all": dict,
+    "full": lambda: {"causal": False},
+    "free": lambda: {"split": "free"},
+    "capped": lambda: {"softcap": 20.0},
+    "a whole number": lambda: {"softcap": 20},
+    "window": lambda: {"window": (1, 0)},
+    "scaled": lambda: {"scale": 0.5},
+    "its LSE": lambda: {"return_lse": True},
+    "neighbouring pairs": lambda: {"rotary_interleaved": True},
+    "config": lambda: {"config": CFG},
+    "heads outside": lambda: {"k_cache": half(2, 2, 128, 64).transpose(1, 2)},
+    "bf16": lambda: {
+        name: tensor.bfloat16()
+        for name, tensor in dense(**appending(out=half(2, 1, 4, 64))).items()
+        if name != "cache_lens"
+    },
+    "no output": lambda: {"out": None},
+    "sinks": lambda: {"sinks": torch.zeros(4)},
+    "shorter": lambda: {"k_cache": half(2, 64, 2, 64), "v_cache": half(2, 64, 2, 64)},
+}  # fmt: skip
+
+
+def variant(name: str) -> dict[str, Any]:
+    """A call whose keywords are those of all, in one order."""
+    angles = {name: torch.zeros(128, 8) for name in ("cos", "sin")}
+    call = dense(**appending(**angles, out=half(2, 1, 4, 64)))
+    options = DecodeOptions()._asdict() | {"page_table": None, "sinks": None, "config": None}
+    call = {**call, **options}
+    changed = VARIANTS[name]()
+    assert changed.keys() <= call.keys()
+    return call | changed
+
+
+def without_addresses(launch: Launch) -> Any:
+    """The config, semantics, device and the operation's numbers."""
+    return launch.config, launch.semantics, launch.prepared[: 4 + 1 + launch.prepared[4]]
+
+
+def test_calls_with_the_same_keywords_are_told_apart(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when there are more than are remembered: after each other call, each launches what it
+    does alone."""
+    alone = []
+    for name in VARIANTS:
+        forget_cached_launches()
+        attention_with_cache(**variant(name))
+        alone.append(gpu.launches.pop())
+    for most in (1, 3, len(VARIANTS)):
+        monkeypatch.setattr(cached_launches, "MOST_OF_ORDER", most)
+        forget_cached_launches()
+        for _ in range(3):
+            for name, expected in zip(VARIANTS, alone, strict=True):
+                call = variant(name)
+                outputs = attention_with_cache(**call)
+                launch = gpu.launches.pop()
+                assert launch.addresses == places(call, outputs)
+                assert without_addresses(launch) == without_addresses(expected), name
+        (of_order,) = cached_launches.repeated.values()
+        assert len(of_order) == most
+
+
+def test_an_option_of_another_type_is_another_one(gpu: PretendedGpu) -> None:
+    """Though equal: the checks judge it."""
+    call = dense(causal=True, window=(1, 0), emulate=False)
+    for _ in range(2):
+        attention_with_cache(**call)
+    for wrong in ({"causal": 1}, {"window": (True, 0)}, {"window": (1, 0.0)}, {"emulate": 0}):
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
+            attention_with_cache(**call | wrong)
+    attention_with_cache(**call | {"window": (int("1"), 0)})
+    assert len(gpu.launches) == 3
+
+
+def test_a_tensor_that_required_grad_while_that_was_disabled(gpu: PretendedGpu) -> None:
+    call = dense()
+    call["k_cache"].requires_grad_()
+    for _ in range(3):
+        with torch.no_grad():
+            attention_with_cache(**call)
+        with pytest.raises(ArgumentError, match="k_cache: requires grad"):
+            attention_with_cache(**call)
+    call["k_cache"].requires_grad_(False)
+    for _ in range(2):
+        attention_with_cache(**call)
+    call["k_cache"].requires_grad_()
+    with pytest.raises(ArgumentError, match="k_cache: requires grad"):
+        attention_with_cache(**call)
+    assert len(gpu.launches) == 5
+
+
+def test_one_tensor_for_keys_and_values_may_be_read(gpu: PretendedGpu) -> None:
+    call = dense()
+    call["v_cache"] = call["k_cache"]
+    for _ in range(3):
+        outputs = attention_with_cache(**call)
+        assert gpu.launches[-1].addresses == places(call, outputs)
+
+
+def test_a_tensor_that_is_changed_in_place_is_another(gpu: PretendedGpu) -> None:
+    call = dense()
+    for _ in range(2):
+        attention_with_cache(**call)
+    call["cache_lens"].resize_(3)
+    with pytest.raises(ArgumentError, match="cache_lens: 3 lengths"):
+        attention_with_cache(**call)
+    call["cache_lens"].resize_(2)
+    call["k_cache"].set_(half(2, 2, 128, 64).transpose(1, 2))
+    outputs = attention_with_cache(**call)
+    assert gpu.launches[-1].addresses == places(call, outputs)
+    strides = [without_addresses(launch) for launch in gpu.launches]
+    assert strides[0] == strides[1] != strides[2]
+
+
+def test_what_looks_at_operations_sees_repeated_calls_too(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = dense()
+    for _ in range(2):
+        attention_with_cache(**call)
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, op: Any, types: Any, given: Any = (), named: Any = None
+        ) -> Any:
+            seen.append(str(op))
+            return op(*given, **(named or {}))
+
+    seen: list[str] = []
+    with Seen():
+        attention_with_cache(**call)
+    assert "flashsmith.attention_with_cache.default" in seen
+    by_op: list[Any] = []
+    with monkeypatch.context() as patched, forward_ad.dual_level():
+        patched.setattr(torch_decode, "decode_by_op", lambda q, *_, **__: by_op.append(q))
+        dual = forward_ad.make_dual(call["q"], half(*call["q"].shape))
+        attention_with_cache(**call | {"q": dual})
+    assert by_op == [dual]
+    with pytest.raises(ArgumentError, match="vmap"):
+        torch.func.vmap(lambda q: attention_with_cache(**call | {"q": q}))(
+            half(3, *call["q"].shape)
+        )
+
+
+def test_what_rests_on_a_choice_is_forgotten_with_it(
+    gpu: PretendedGpu, unchecked: Callable[[], None]
+) -> None:
+    call = dense()
+    attention_with_cache(**call)
+    forget_cached_launches()
+    unchecked()
+    with pytest.raises(AssertionError, match="the call was checked"):
+        attention_with_cache(**call)
+
+
+def test_the_number_of_orders_is_bounded(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, unsigned: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(cached_launches, "MOST_ORDERS", 2)
+    makers = [CALLS[name] for name in ("dense", "paged", "sinks")]
+    for make in makers:
+        attention_with_cache(**make())
+    assert len(cached_launches.repeated) == 2
+    unsigned()
+    attention_with_cache(**makers[-1]())
+    with pytest.raises(AssertionError, match="were bound"):
+        attention_with_cache(**makers[0]())
+
+
+def test_addresses_are_looked_at_once_and_their_number_is_bounded(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_pass, "_MOST_KNOWN", 3)
+    looked_at: list[tuple[int, ...]] = []
+    is_usable = CachedDecode._is_usable
+
+    def note(cached: CachedDecode, at: tuple[int, ...]) -> bool:
+        looked_at.append(at)
+        assert len(cached._known) <= 3
+        return is_usable(cached, at)
+
+    monkeypatch.setattr(CachedDecode, "_is_usable", note)
+    calls = [dense() for _ in range(4)]
+    attention_with_cache(**dense())
+    for call in calls[:3] * 2:
+        attention_with_cache(**call)
+    assert len(looked_at) == 3
+    for call in calls[::-1]:
+        attention_with_cache(**call)
+    assert len(looked_at) == 3 + 1 + 3
+
+
+def test_a_refused_launch(gpu: PretendedGpu) -> None:
+    def launch(*arguments: int) -> None:
+        if refusing:
+            raise RuntimeError("cudaLaunchKernel: cudaErrorNoWay: no way")
+
+    gpu.launcher, refusing = launch, False
+    call = dense()
+    attention_with_cache(**call)
+    refusing = True
+    with count_launches() as counted, pytest.raises(LaunchError, match=r"b2 s1:128 .*: no way"):
+        attention_with_cache(**call)
+    assert counted.gpu == 0
+
+
+def test_threads(gpu: PretendedGpu) -> None:
+    """Each with lengths of its own, while another forgets what was prepared."""
+    done = threading.Event()
+
+    def work(capacity: int) -> None:
+        caches = {name: half(2, capacity, 2, 64) for name in ("k_cache", "v_cache")}
+        call = dense(**caches)
+        for _ in range(100):
+            launched.append((call, attention_with_cache(**call)))
+
+    def forget() -> None:
+        while not done.is_set():
+            forget_cached_launches()
+
+    launched: list[tuple[dict[str, Any], Any]] = []
+    threads = [threading.Thread(target=work, args=(64 * i,)) for i in range(1, 9)]
+    forgetting = threading.Thread(target=forget)
+    for thread in (*threads, forgetting):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    forgetting.join()
+    # Outputs are all alive, so each has an address of its own.
+    expected = {places(call, outputs): call["k_cache"].shape[1] for call, outputs in launched}
+    found = {launch.addresses: launch.prepared[7] for launch in gpu.launches}
+    assert len(expected) == 800
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("dense", 30), ("rotary", 30), ("packed, everything", 35)]
+)
+def test_a_call_like_one_before_does_little(name: str, most: int, gpu: PretendedGpu) -> None:
+    """Counted, since time on a shared machine says nothing: a checked call enters hundreds."""
+    call = CALLS[name]()
+    assert events(lambda: attention_with_cache(**call)) > 10 * most  # the call is checked
+    assert events(lambda: attention_with_cache(**call)) <= most

@@ -314,6 +314,68 @@ class TestAllocations:
         assert not poisoned or np.isnan(host.astype(np.float32)).all()
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(("n_gpus", "current"), [(1, 0), (2, 0), (2, 1)])
+def test_pytorchs_allocator_of_the_current_gpu_alone_serves_that_one(
+    n_gpus: int, current: int
+) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    adapter, like = TorchTensors(), torch.zeros(2, dtype=torch.float16)
+    ordinal = n_gpus - 1
+    on_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda", index=ordinal))
+    allocate = torch.empty_strided
+
+    def elsewhere(shape: Any, strides: Any, *, dtype: Any, device: Any) -> Any:
+        return "told", device.index, allocate(shape, strides, dtype=dtype)
+
+    adapter._torch = SimpleNamespace(
+        empty_strided=elsewhere,
+        cuda=SimpleNamespace(device_count=lambda: n_gpus),
+        _C=SimpleNamespace(_cuda_getDevice=lambda: current),
+    )
+    adapter._guards = SimpleNamespace(
+        _empty_strided_cuda=lambda *how: ("current", current, allocate(*how[:2], dtype=how[2]))
+    )
+    how, device, made = adapter.allocator(on_gpu, (2, 3, 1), "float32")()
+    assert (how, device) == ("current" if current == ordinal else "told", ordinal)
+    assert (made.shape, made.stride(), made.dtype) == ((2, 3, 1), (3, 1, 1), torch.float32)
+    # A PyTorch without it, and the host's.
+    adapter._guards = SimpleNamespace()
+    assert adapter.allocator(on_gpu, (2,), "float32")()[:2] == ("told", ordinal)
+    made = TorchTensors().allocator(like, (2, 3), "bfloat16")()
+    assert (made.shape, made.stride(), made.dtype) == ((2, 3), (3, 1), torch.bfloat16)
+
+
+@pytest.mark.torch
+def test_pytorchs_layout_check() -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    adapter = framework_of(torch.Tensor)
+    assert isinstance(adapter, TorchTensors)
+
+    def of(*shape: int, dtype: Any = torch.float16, **more: Any) -> Any:
+        return torch.zeros(shape, dtype=dtype, **more)
+
+    check = adapter.layout_check((of(4, 6), of(3, dtype=torch.int32)))
+    assert check(of(4, 6), of(3, dtype=torch.int32))
+    others = {
+        "shape": of(6, 4),
+        "rank": of(4, 6, 1),
+        "strides": of(6, 4).T,
+        "dtype": of(4, 6, dtype=torch.bfloat16),
+        "device": of(4, 6, device="meta"),
+        "gradients": of(4, 6, requires_grad=True),
+        "type": torch.nn.Parameter(of(4, 6), requires_grad=False),
+        "none": None,
+        "array": np.zeros((4, 6), np.float16),
+    }
+    for what, other in others.items():
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled):
+                assert not check(other, of(3, dtype=torch.int32)), what
+    same = of(4, 6)
+    assert not adapter.layout_check((same, same))(same, same)
+
+
 @pytest.mark.parametrize(
     ("offsets", "longest"), [([0, 3, 3, 10], 7), ([0], 0), ([5, 2], 0), ([0, -4, 2], 6)]
 )

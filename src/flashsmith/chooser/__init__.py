@@ -9,7 +9,7 @@ from flashsmith.chooser.choice import (
     choose_config,
     forget_choices,
 )
-from flashsmith.chooser.decode import attention_with_cache
+from flashsmith.chooser.decode import attention_with_cache, remember_attention_with_cache
 from flashsmith.chooser.merge import merge_attention
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "choose_config",
     "forget_choices",
     "merge_attention",
+    "remember_attention_with_cache",
 ]

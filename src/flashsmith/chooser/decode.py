@@ -11,8 +11,9 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations.decode import DECODE, check_split
 from flashsmith.runtime import Chooser
-from flashsmith.runtime.decode_pass import run_decode
+from flashsmith.runtime.decode_pass import remember_decode, run_decode
 from flashsmith.runtime.forward_options import NO_WINDOW
+from flashsmith.runtime.repeated_calls import Arguments
 from flashsmith.runtime.tensors import Array
 
 
@@ -97,6 +98,14 @@ def attention_with_cache(
     )  # fmt: skip
     options = (causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse)
     return run_decode(chosen, tensors, options, emulate)
+
+
+def remember_attention_with_cache(arguments: Arguments, names: tuple[str, ...]) -> None:
+    """Has run_repeated serve calls like this one, which attention_with_cache() has served: q,
+    k_cache, v_cache and the values of the keywords ``names``."""
+    keywords = dict(zip(names, arguments[3:], strict=True))
+    chosen = keywords.get("config") or CHOOSERS[keywords.get("split", "invariant")]
+    remember_decode(chosen, arguments, names)
 
 
 def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from flashsmith import chooser
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime.repeated_calls import run_repeated
 
 # PyTorch once the process has it. A name of this module and no look at sys.modules at every call:
 # Dynamo iterates over dictionaries that it reads, and another thread may be importing.
@@ -21,7 +22,8 @@ _torch: Any = sys.modules.get("torch")
 def is_tracing() -> bool:
     """Whether torch.compile or torch.export is running the caller; never imports torch."""
     torch = _torch or _find_torch()
-    return torch is not None and bool(torch.compiler.is_compiling())
+    tracing: bool = torch is not None and torch.compiler.is_compiling()
+    return tracing
 
 
 def _find_torch() -> Any:
@@ -160,7 +162,12 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
         from flashsmith.integrations.torch_decode import decode_by_op
 
         return decode_by_op(q, k_cache, v_cache, **keywords)
-    return chooser.attention_with_cache(q, k_cache, v_cache, **keywords)
+    arguments, names = (q, k_cache, v_cache, *keywords.values()), tuple(keywords)
+    outputs = run_repeated(arguments, names)
+    if outputs is None:
+        outputs = chooser.attention_with_cache(q, k_cache, v_cache, **keywords)
+        chooser.remember_attention_with_cache(arguments, names)
+    return outputs
 
 
 def _is_looked_at(q: Any) -> bool:

@@ -184,8 +184,8 @@ class CachedBackward(CachedOperation):
         )  # fmt: skip
         stream = self._stream_of(self._ordinal)
         if self._new_block is not None:
-            block = self._block_on(stream)  # alive until the launch
-            at += (block.data_ptr(),)
+            block_at, _block = self._block_on(stream)  # alive until the launch
+            at += (block_at,)
         try:
             self._function(stream, *at)
         except RuntimeError as error:

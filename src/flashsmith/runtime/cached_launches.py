@@ -24,6 +24,8 @@ from flashsmith.runtime.tensors import byte_range
 
 # The oldest are dropped first.
 MOST_CALLS = 1024
+# Of repeated_calls.py: orders of keywords, and calls of one, as those of a model's layers.
+MOST_ORDERS, MOST_OF_ORDER = 64, 8
 # Of one forward pass: layouts of gradients hardly differ between calls that are otherwise alike.
 MOST_FOLLOWING = 8
 
@@ -166,6 +168,10 @@ def overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
 CachedCalls = dict[Signature, Any]
 # Replaced, not emptied, when calls are forgotten: a running call adds itself to the old dict.
 cached: CachedCalls = {}
+# Each a RepeatedCall (repeated_calls.py), the last first, by the names of its keywords.
+Orders = dict[tuple[str, ...], tuple[Any, ...]]
+# Replaced after ``cached``: who has read this one first finds no call there that was forgotten.
+repeated: Orders = {}
 # Another object whenever calls are forgotten: a forward pass from before may have its backward pass
 # after.
 generation = object()
@@ -180,8 +186,9 @@ def forget_cached_launches() -> None:
     Called when the choice may change, as by a new table of winners. Safe to call at any time, from
     any thread.
     """
-    global cached, generation
-    cached, generation = {}, object()
+    global cached, repeated, generation
+    cached = {}
+    repeated, generation = {}, object()
 
 
 def _forget_in_child() -> None:
@@ -205,6 +212,14 @@ def remember(calls: CachedCalls, signature: Signature, call: Any, asked: Forward
         while len(calls) >= MOST_CALLS:
             del calls[next(iter(calls))]
         calls[signature] = call
+
+
+def add_repeated(orders: Orders, names: tuple[str, ...], call: Any) -> None:
+    """Adds a RepeatedCall to ``orders``."""
+    with _lock:
+        while names not in orders and len(orders) >= MOST_ORDERS:
+            del orders[next(iter(orders))]
+        orders[names] = (call, *orders.get(names, ())[: MOST_OF_ORDER - 1])
 
 
 def find(

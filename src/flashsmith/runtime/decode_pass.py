@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,13 +39,14 @@ from flashsmith.runtime.forward_pass import (
     check_server,
     limits_of,
 )
-from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.operation_run import (
     CachedOperation,
     PreparedOperation,
     prepare_operation,
 )
+from flashsmith.runtime.repeated_calls import Arguments, remember_repeated
 from flashsmith.runtime.sequences import check_packing
 from flashsmith.runtime.tensors import (
     DTYPES,
@@ -54,6 +57,8 @@ from flashsmith.runtime.tensors import (
 )
 
 _SPECS = {tensor.name: tensor for tensor in DECODE.tensors}
+# Addresses of a CachedDecode's tensors that need no further look, 100 KiB of the host's memory.
+_MOST_KNOWN = 256
 
 
 class DecodeTensors(NamedTuple):
@@ -73,7 +78,8 @@ class DecodeTensors(NamedTuple):
     cu_seqlens_q: Any = None
 
 
-_OUT = DecodeTensors._fields.index("out")
+# Those that are keywords of ``attention_with_cache``.
+_KEYWORDS = DecodeTensors._fields[3:]
 
 
 class DecodeOptions(NamedTuple):
@@ -109,65 +115,96 @@ class DecodeRequest(NamedTuple):
 class CachedDecode(CachedOperation):
     """A call of ``attention_with_cache``."""
 
-    def __init__(self, prepared: PreparedOperation, given_out: bool) -> None:
+    def __init__(self, prepared: PreparedOperation, given: Sequence[str]) -> None:
+        """``given`` are the operation's names of the tensors that the caller gave, in the order of
+        DecodeTensors."""
         super().__init__(prepared)
         framework, views = self._framework, prepared.views
         q = views["q"]
-        self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
-        self._new_lse = None
-        if "lse" in views:
-            self._new_lse = framework.allocator(q.source, views["lse"].shape, "float32")
-        # By the place of a tensor in DecodeTensors.
-        placed = {
-            place: (_SPECS["o" if name == "out" else name], views["o" if name == "out" else name])
-            for place, name in enumerate(DecodeTensors._fields)
-            if ("o" if name == "out" else name) in views and (name != "out" or given_out)
-        }
+        self._address_of = framework.tensor_type.data_ptr
+        placed = [(_SPECS[name], views[name]) for name in given]
         self._masks = [
             (place, max(spec.alignment, view.element_size) - 1)
-            for place, (spec, view) in placed.items()
+            for place, (spec, view) in enumerate(placed)
             if 0 not in view.shape
         ]
+        # What is not to lie between two addresses' bounds, or at the distance that was checked.
         self._overlaps = [
-            (place, other, *overlap(view, its))
-            for place, (spec, view) in placed.items()
+            (
+                *(place, other, *overlap(view, its)),
+                its.address - view.address if others.name in spec.may_share else None,
+            )
+            for place, (spec, view) in enumerate(placed)
             if spec.name in prepared.outputs
-            for other, (others, its) in placed.items()
-            if other != place and others.name not in spec.may_share
+            for other, (others, its) in enumerate(placed)
+            if other != place
         ]
+        self._known: set[tuple[int, ...]] = set()
+        self._new_o, self._new_lse = None, None
+        addressed = [*given]
+        if "o" in given:
+            self._out = given.index("o")
+        else:
+            self._new_o = framework.allocator(q.source, views["o"].shape, views["o"].dtype)
+            addressed.append("o")
+        if "lse" in views:
+            self._new_lse = framework.allocator(q.source, views["lse"].shape, "float32")
+            addressed.append("lse")
+        places = {name: place for place, name in enumerate(addressed)}
+        absent = len(addressed) + (self._new_block is not None)
+        order = [places.get(tensor.name, absent) for tensor in DECODE.tensors]
+        if self._new_block is not None:
+            order.append(absent - 1)
+        while order[-1] == absent:  # may be left out
+            order.pop()
+        # From the addresses of ``addressed``, the block if there is one, and 0.
+        self._in_order = itemgetter(*order)
 
-    def run(self, tensors: tuple[Any, ...]) -> Any:
+    def run(self, given: tuple[Any, ...]) -> Any:
         """Launches on these tensors; returns the outputs, or None, without launching, when the
         addresses need the full checks.
 
         Raises LaunchError when the launch is refused.
         """
-        at = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        for place, unaligned in self._masks:
-            address = at[place]
-            if not address or address & unaligned:
-                return None
-        for written, read, low, high in self._overlaps:
-            if low < at[read] - at[written] < high:
-                return None
-        o = tensors[_OUT]
-        if o is None:
-            o = self._new_o(tensors[0])
-            at[_OUT] = o.data_ptr()
+        at = (*map(self._address_of, given),)
+        if at not in self._known and not self._is_usable(at):
+            return None
+        if self._new_o is None:
+            o = given[self._out]
+        else:
+            o = self._new_o()
+            at += (o.data_ptr(),)
         lse = None
         if self._new_lse is not None:
             lse = self._new_lse()
-        at.insert(_OUT + 1, 0 if lse is None else lse.data_ptr())
+            at += (lse.data_ptr(),)
         stream = self._stream_of(self._ordinal)
         if self._new_block is not None:
-            block = self._block_on(stream)  # alive until the launch
-            at.append(block.data_ptr())
+            block_at, _block = self._block_on(stream)  # alive until the launch
+            at += (block_at,)
         try:
-            self._function(stream, *at)
+            self._function(stream, *self._in_order((*at, 0)))
         except RuntimeError as error:
             raise self._launch.refused(error) from None
         note_launch("gpu", self._n_kernels)
         return o if lse is None else (o, lse)
+
+    def _is_usable(self, at: tuple[int, ...]) -> bool:
+        """Whether tensors at these addresses are aligned, and none is written where another lies.
+
+        Notes those that are: a model's layers have theirs, at every step.
+        """
+        for place, unaligned in self._masks:
+            if not at[place] or at[place] & unaligned:
+                return False
+        for written, read, low, high, checked in self._overlaps:
+            apart = at[read] - at[written]
+            if low < apart < high and apart != checked:
+                return False
+        if len(self._known) >= _MOST_KNOWN:
+            self._known = set()
+        self._known.add(at)
+        return True
 
 
 def run_decode(
@@ -183,11 +220,31 @@ def run_decode(
         decode_signature, calls, config, tensors, options, emulate
     )
     if call is not None:
-        outputs = call.run(tensors)
+        outputs = call.run(tuple(tensor for tensor in tensors if tensor is not None))
         if outputs is not None:
             return outputs
     asked = DecodeOptions(*options)
     return _run_and_remember(config, DecodeTensors(*tensors), asked, emulate, calls, signature)
+
+
+def remember_decode(
+    config: KernelConfig | Chooser, arguments: Arguments, names: tuple[str, ...]
+) -> None:
+    """Has run_repeated serve calls with such arguments, three tensors and then the values of the
+    keywords ``names``, if a call with these is cached."""
+    orders, calls = cached_launches.repeated, cached_launches.cached
+    keywords = dict(zip(names, arguments[3:], strict=True))
+    tensors = (*arguments[:3], *map(keywords.pop, _KEYWORDS, repeat(None)))
+    defaults = DecodeOptions._field_defaults
+    options = tuple(map(keywords.pop, defaults, defaults.values()))
+    emulate = keywords.pop("emulate", False)
+    keywords.pop("config", None)
+    # Autograd follows some only where it is enabled: what holds now may not hold later.
+    if keywords or any(getattr(tensor, "requires_grad", False) for tensor in tensors):
+        return
+    _, call = cached_launches.find(decode_signature, calls, config, tensors, options, emulate)
+    if call is not None:
+        remember_repeated(orders, arguments, names, tensors, call.run)
 
 
 def decode_signature(
@@ -259,7 +316,7 @@ def _run_and_remember(
     )
     outputs = prepared.run().outputs
     if signature is not None and prepared.launch is not None:
-        call = CachedDecode(prepared, tensors.out is not None)
+        call = CachedDecode(prepared, [name for name, it in given.items() if it is not None])
         options = ForwardOptions(
             window=asked.window,
             softcap=asked.softcap,

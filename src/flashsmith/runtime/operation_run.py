@@ -115,6 +115,7 @@ class CachedOperation:
         self._framework = framework
         self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
         self._stream_of, self._ordinal = framework.stream_of, first.device.ordinal
+        self._place = framework, self._ordinal
         # On the current stream, which is the launch's.
         block = (-(-launch.block_bytes // BLOCK_ELEMENT),)
         self._new_block = framework.allocator(first.source, block, "int32") if block[0] else None
@@ -123,8 +124,9 @@ class CachedOperation:
             kept = (KEPT_BYTES // BLOCK_ELEMENT,)
             self._new_kept = framework.allocator(first.source, kept, "int32")
 
-    def _block_on(self, stream: int) -> Any:
-        """The block of a call on a stream, which has one; to be held until it is launched.
+    def _block_on(self, stream: int) -> tuple[int, Any]:
+        """The block of a call on a stream, which has one: its address, and what is to be held until
+        it is launched.
 
         A small one of a thread's calls on the stream with handle 0 is the same for all: these run
         one after the other, and the stream is neither captured nor followed by another with its
@@ -133,19 +135,22 @@ class CachedOperation:
         new = self._new_kept
         if stream != 0 or new is None:
             assert self._new_block is not None
-            return self._new_block()
-        place = self._framework, self._ordinal
-        block = _kept.blocks.get(place)
-        if block is None:
-            block = _kept.blocks[place] = new()
-        return block
+            return _held(self._new_block())
+        kept = _kept.blocks.get(self._place)
+        if kept is None:
+            kept = _kept.blocks[self._place] = _held(new())
+        return kept
+
+
+def _held(block: Any) -> tuple[int, Any]:
+    return block.data_ptr(), block
 
 
 class _Kept(threading.local):
-    """Blocks that a thread's calls share, by framework and GPU."""
+    """Blocks that a thread's calls share, and their addresses, by framework and GPU."""
 
     def __init__(self) -> None:
-        self.blocks: dict[tuple[RepeatableFramework, int], Any] = {}
+        self.blocks: dict[tuple[RepeatableFramework, int], tuple[int, Any]] = {}
 
 
 # Another thread's launches could come between those of a plan, so each has its own.

@@ -161,11 +161,19 @@ class RepeatableFramework(Framework):
     stride(), dtype, shape, device and requires_grad takes next to no time."""
 
     # Exactly this type: a derived class may behave differently.
-    tensor_type: type
+    tensor_type: type[Any]
     # ``current_stream``, or a faster equivalent.
     stream_of: Callable[[int], int]
     # Whether operations on tensors that require grad are to be followed.
     grad_enabled: Callable[[], bool]
+
+    @abstractmethod
+    def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
+        """A function of as many tensors that says whether they have the types, dtypes, devices,
+        shapes, strides and requires_grad of these.
+
+        False also for tensors of which one is given twice.
+        """
 
     @abstractmethod
     def like_allocator(self, *, dense: bool) -> Callable[[Any], Any]:

@@ -34,9 +34,11 @@ class TorchTensors(RepeatableFramework):
 
     def __init__(self) -> None:
         import torch
+        import torch._C._dynamo.guards
 
         super().__init__({name: getattr(torch, name) for name in NUMPY_DTYPES})
         self._torch, self.tensor_type = torch, torch.Tensor
+        self._guards: Any = torch._C._dynamo.guards
         self._strided, self.grad_enabled = torch.strided, torch.is_grad_enabled
         self._devices: dict[Any, Device] = {}
         self._gpu = cache(partial(torch.device, "cuda"))
@@ -134,6 +136,14 @@ class TorchTensors(RepeatableFramework):
         with self._torch.cuda.device(ordinal):
             return bool(self._torch.cuda.is_current_stream_capturing())
 
+    def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
+        # What torch.compile looks at tensors with: one call of C++, 0.1 us a tensor.
+        guards = self._guards.TensorGuards(
+            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        )
+        check: Callable[..., bool] = guards.check
+        return check
+
     def like_allocator(self, *, dense: bool) -> Callable[[Any], Any]:
         torch = self._torch
         if dense:
@@ -141,8 +151,17 @@ class TorchTensors(RepeatableFramework):
         return partial(torch.empty_like, memory_format=torch.contiguous_format)
 
     def allocator(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any]:
-        options = {"dtype": self.dtypes[dtype], "device": like.device}
-        return partial(self._torch.empty_strided, shape, contiguous_strides(shape), **options)
+        own, device, strides = self.dtypes[dtype], like.device, contiguous_strides(shape)
+        allocate = partial(self._torch.empty_strided, shape, strides, dtype=own, device=device)
+        # What torch.compile allocates with, in half the time.
+        directly = getattr(self._guards, f"_empty_strided_{device.type}", None)
+        if directly is None:
+            return allocate
+        if device.type == "cpu" or self._torch.cuda.device_count() == 1:
+            return partial(directly, shape, strides, own)
+        current = self._torch._C._cuda_getDevice
+        # It knows of no other device than the current one.
+        return lambda: directly(shape, strides, own) if current() == device.index else allocate()
 
 
 def _cuda_is_initialised() -> bool:
