@@ -183,7 +183,8 @@ def main() -> int:
         write(options.out, list(calls.values()))
         if call.outcome != "clean":
             print(f"{call.number:2} {call.outcome}, {call.seconds} s: {call.case}", flush=True)
-            print(f"   {call.summary}" * bool(call.summary), flush=True)
+            if call.summary:
+                print(f"   {call.summary}", flush=True)
     seen = [call for call in calls.values() if call.is_seen]
     reported = [call for call in seen if call.outcome == "reported"]
     print(
