@@ -309,8 +309,7 @@ def test_what_a_sanitizer_watches_over_caches_is_short() -> None:
 # What each call launches on an H200, or on a part of it: the kind of config, the kernel that reads
 # the cache, its cluster, the one that merges, and whether CTAs ask a counter for runs.
 _WAYS = (
-    ("exchange", "decode", 8, "", False),
-    ("own rows", "decode", 8, "", False),
+    *(2 * (("exchange", "decode", 8, "", False), ("own rows", "decode", 8, "", False))),
     ("exchange", "decode", 4, "", False),
     ("own rows", "decode", 4, "", False),
     ("exchange", "decode", 1, "merge_rows", True),

@@ -263,31 +263,34 @@ def _has_full_tiles(cfg: Any) -> bool:
     return bool(cfg.cluster and cfg.full_tiles)
 
 
-# What sequences of few keys never do, by whom: CTAs that merge in clusters, the second time runs of
-# two parts, some with no run at all; that ask a counter for runs of half their share, and look for
-# rows to merge; that keep the states of several parts, or have all keys of a sequence; chunks; and
-# the merge by a CTA a row, of few runs and of more than 32. The last number is of keys that all
-# sequences together have at least, the shortest calls that do it.
+# What sequences of few keys never do, by whom: CTAs that merge in clusters, first each with a run,
+# then some without one, and at last each with a run of two parts; that ask a counter for runs of
+# half their share, and look for rows to merge; that keep the states of several parts, or have all
+# keys of a sequence; chunks; and the merge by a CTA a row, of few runs and of more than 32. The
+# number is of keys that all sequences together have at least. They are the shortest that do it.
 _Watched = tuple[Callable[[Any], bool], dict[str, Any], int]
 _ONE_QUERY: dict[str, Any] = {"queries": 1}
-_CLUSTERS: dict[str, Any] = {"batch": 1, "heads_k": 2, "longest": 800}
-_PAIRS: dict[str, Any] = {"batch": 2, "heads_k": 2, "longest": 800, "sm_count": 16}
+_CLUSTERS: dict[str, Any] = {"batch": 1, "heads_k": 2, "longest": 1000}
+_IDLE: dict[str, Any] = {"batch": 1, "heads_k": 2, "longest": 800}
+_PAIRS: dict[str, Any] = {"batch": 2, "heads_k": 2, "longest": 1000, "sm_count": 16}
 _COUNTED: dict[str, Any] = {"group": 8, "batch": 4, "heads_k": 1, "longest": 3000, "sm_count": 1}
 _WATCHED: tuple[_Watched, ...] = (
     (_exchanges, _CLUSTERS | {"group": 8, "queries": 2}, 0),
     (_owns_rows, _CLUSTERS | {"group": 4, "queries": 5}, 0),
-    (_exchanges, _PAIRS | {"group": 8}, 0),
-    (_owns_rows, _PAIRS | {"group": 4, "queries": 5}, 0),
+    (_exchanges, _IDLE | {"group": 8, "queries": 2}, 0),
+    (_owns_rows, _IDLE | {"group": 4, "queries": 5}, 0),
+    (_exchanges, _PAIRS | {"group": 8}, 1800),
+    (_owns_rows, _PAIRS | {"group": 4, "queries": 5}, 1800),
     (_exchanges, _COUNTED, 7000),
     (_owns_rows, _COUNTED, 7000),
-    (_has_full_tiles, {"group": 16, "batch": 1, "heads_k": 2, "longest": 800}, 0),
+    (_has_full_tiles, {"group": 16, "batch": 1, "heads_k": 2, "longest": 1000}, 0),
     (_has_full_tiles, {"group": 16, "batch": 7, "heads_k": 1, "longest": 800, "sm_count": 8}, 0),
     (_has_full_tiles, {"group": 4, "batch": 1, "heads_k": 1, "longest": 1200, "queries": 64}, 0),
     (_splits, {"group": 16, "batch": 1, "heads_k": 1, "longest": 4400, "queries": 2}, 0),
     (_splits, {"group": 16, "batch": 1, "heads_k": 8, "longest": 300}, 0),
     (_splits, {"group": 4, "batch": 5, "heads_k": 2, "longest": 300, "sm_count": 3}, 0),
 )
-_MOST_TRIES = 200
+_MOST_TRIES = 2000
 
 
 def watched_decode_cases(family: str) -> list[DecodeCase]:
@@ -295,7 +298,7 @@ def watched_decode_cases(family: str) -> list[DecodeCase]:
     append."""
     found = []
     for (is_kernel, said, least), page in product(_WATCHED, (0, 16)):
-        # The seed, and so the capacity, says which kernel a case is for, and its lengths.
+        # The seed, and so the scale, says which kernel a case is for, and its lengths.
         cases = (
             DecodeCase(
                 *(DType.BF16, 128),
@@ -304,10 +307,10 @@ def watched_decode_cases(family: str) -> list[DecodeCase]:
                 mask="none",
                 lengths_of="long",
                 append="append" if page else "",
-                capacity=more,
+                scale=round(0.08 + number / 10_000, 4),
                 family=family,
             )
-            for more in range(_MOST_TRIES)
+            for number in range(_MOST_TRIES)
         )
         found.append(
             next(
