@@ -587,15 +587,28 @@ def test_pages_leave_every_bit_of_chunks(page: int, mixed: tuple[np.ndarray, np.
     assert_same(attend(sequences, paged(sequences, page, 2), packed=True, cfg=CHUNKS), mixed)
 
 
-def test_strides_leave_every_bit() -> None:
-    """Keys and values that lie apart, each in its own way: rows of all heads, and heads first."""
-    sequences = draw(BRIEF, (1,) * len(BRIEF))
-    caches = dense(sequences, 131)
-    expected = attend(sequences, caches)
-    values = np.full((3, HEADS_K + 1, 140, 72), np.nan, np.float16)
-    turned = values[:, :HEADS_K, :131, :64].transpose(0, 2, 1, 3)
-    turned[:] = caches["v_cache"]
-    assert_same(attend(sequences, {**caches, "v_cache": turned}), expected)
+@pytest.mark.parametrize("page", [0, 24, 64])
+@pytest.mark.parametrize(
+    ("cfg", "packed"),
+    [*((cfg, packed) for cfg in (SMALL, OWN) for packed in (False, True)), (CHUNKS, True)],
+    ids=["keys", "packed keys", "rows", "packed rows", "chunks"],
+)
+def test_strides_leave_every_bit(cfg: FlashDecodeKernelConfig, packed: bool, page: int) -> None:
+    """Keys and values that lie apart, each in its own way: rows of all heads with others between
+    them, and heads first."""
+    queries = (13, 1, 2) if packed else (1,) * len(BRIEF)
+    sequences = draw(BRIEF, queries)
+    caches = paged(sequences, page) if page else dense(sequences, 131)
+    expected = attend(sequences, caches, packed=packed, cfg=cfg)
+    blocks, slots, *_ = caches["k_cache"].shape
+    wide = np.full((blocks, slots, HEADS_K + 2, 80), np.nan, np.float16)[:, :, 1:-1, 8:72]
+    values = np.full((blocks, HEADS_K + 1, slots + 9, 72), np.nan, np.float16)
+    turned = values[:, :HEADS_K, :slots, :64].transpose(0, 2, 1, 3)
+    for k, v in ((wide, turned), (turned, wide)):
+        assert all(one != other for one, other in zip(k.strides[:3], v.strides[:3], strict=True))
+        k[:], v[:] = caches["k_cache"], caches["v_cache"]
+        apart = {**caches, "k_cache": k, "v_cache": v}
+        assert_same(attend(sequences, apart, packed=packed, cfg=cfg), expected)
 
 
 def test_shared_pages_leave_every_bit() -> None:
@@ -744,12 +757,15 @@ def test_what_is_turned_has_the_bits_of_unfused_sums(interleaved: bool) -> None:
 
 
 PROOFS = [
-    (SMALL, "b3 s1:300 h8:2 d64", {"sinks": True}),
+    (SMALL, "b3 s1:300 h8:2 d64", {"sinks": True, "layout": "heads first"}),
     (SMALL, "b2 s1:130 h7:1 d64 page24", {"sinks": True, "append": True, "split": "free"}),
     (
         SMALL,
         "b4 s5:300 h4:2 d40 window softcap packed page8",
-        {"append": True, "rotary": "halves", "window": (70, 0), "sinks": True},
+        {
+            **{"append": True, "rotary": "halves", "window": (70, 0), "sinks": True},
+            "layout": "heads first",
+        },
     ),
     (WIDE, "b1 s20:200 h2:1 d96 causal", {"append": True, "rotary": "interleaved"}),
     (
@@ -759,12 +775,19 @@ PROOFS = [
     ),
     (LARGE, "b1 s2:129 h8:1 d120 causal softcap page16", {"layout": "heads first"}),
     (LARGEST, "b2 s64:130 h1 d256 page256", {"sinks": True, "lens_k": (130, 1)}),
-    (LARGEST, "b2 s1:140 h8:1 d256", {"append": True, "lens_k": (140, 64)}),
+    (
+        LARGEST,
+        "b2 s1:140 h16:2 d256",
+        {"append": True, "lens_k": (140, 64), "layout": "heads first"},
+    ),
     # Of 64 rows each, one and two tiles; the first is split, and so is a token beside them.
     (
         CHUNKS,
         "b3 s40:1100 h4:2 d40 window softcap packed page24",
-        {"window": (900, 3), "sinks": True, "lens_q": (30, 1, 40), "lens_k": (1100, 260, 70)},
+        {
+            **{"window": (900, 3), "sinks": True, "lens_q": (30, 1, 40)},
+            **{"lens_k": (1100, 260, 70), "layout": "heads first"},
+        },
     ),
 ]
 
@@ -788,6 +811,17 @@ def test_the_proofs_have_every_kind_of_call() -> None:
     assert {p.semantics.mask for p in problems} == {"none", "causal", "window"}
     for said in ("sinks", "append", "rotary", "split", "layout", "lens_k"):
         assert any(said in options for _, _, options in PROOFS)
+    # K and V with strides of their own, of several heads: dense and in pages, with what is appended
+    # and without, and of chunks.
+    apart = {
+        (bool(problem.page), "append" in options, cfg.chunk_rows > 0)
+        for problem, (cfg, _, options) in zip(problems, PROOFS, strict=True)
+        if options.get("layout") == "heads first" and problem.heads_k > 1
+    }
+    assert apart >= {
+        *((False, False, False), (False, True, False), (True, True, False)),
+        (True, False, True),
+    }
 
 
 @pytest.mark.parametrize("schedule", [None, 1])

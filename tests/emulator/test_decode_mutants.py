@@ -7,7 +7,9 @@ are sampled: every mutant of what synchronises, some of each other operator, eve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import shared_kernels
 from decode_mistakes import MISTAKES, AskedDecode
 from mutant_suite import Equivalent, MutantSuite
 from mutants import operators
-from operation_victims import OperationVictim
+from operation_victims import OperationVictim, SourcePatch, patched_modules
 
 from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
@@ -126,7 +128,7 @@ VICTIMS = {
         (
             _split("b3 s2:460 h24:4 d40 causal", options={"sinks": True, "lens_k": (65, 460, 0)}),
             # Two row tiles; of sequences that are one run each, too.
-            _split("b2 s9:330 h12:4 d56 causal"),
+            _split("b2 s9:330 h12:4 d56 causal", options={"layout": "heads first"}),
             AskedDecode("b2 s9:330 h12:4 d56 causal", options={"capacity": 60}),
             _split("b3 s2:400 h24:4 d40 causal", "nonfinite"),
             _split("b3 s1:40 h36:4 d40 causal", options={"lens_k": (40, 0, 3)}),
@@ -134,7 +136,8 @@ VICTIMS = {
             _split("b35 s9:70 h4:2 d40 causal"),
             # Sequences of one tile that are one run each, whose first keys are prefetched.
             AskedDecode(
-                "b3 s1:150 h36:4 d40 causal", options={"sinks": True, "lens_k": (150, 0, 130)}
+                "b3 s1:150 h36:4 d40 causal",
+                options={"sinks": True, "lens_k": (150, 0, 130), "layout": "heads first"},
             ),
             # Runs of two parts, and of all four with states in shared and in global memory.
             _split("b4 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 4}),
@@ -289,7 +292,12 @@ VICTIMS = {
             # A window that begins at a stage's edge within a warp's rows.
             AskedDecode(
                 "b2 s100:700 h2:2 d64 window softcap packed page7",
-                options={"window": (500, 9), "lens_q": (40, 100), "lens_k": (650, 700)},
+                options={
+                    "window": (500, 9),
+                    "lens_q": (40, 100),
+                    "lens_k": (650, 700),
+                    "layout": "heads first",
+                },
                 seed=6,
             ),
             # States by sequence, not by query.
@@ -371,7 +379,10 @@ VICTIMS = {
             _sparse(380, 100),
             _sparse(380, 32),
             # Clusters.
-            AskedDecode("b4 s1:130 h27:3 d40 causal", options={"lens_k": (130, 65, 0, 130)}),
+            AskedDecode(
+                "b4 s1:130 h27:3 d40 causal",
+                options={"lens_k": (130, 65, 0, 130), "layout": "heads first"},
+            ),
             # Columns that CTAs share unevenly.
             AskedDecode("b2 s3:130 h15:5 d56 causal", options={"sinks": True, "lens_k": (130, 65)}),
             # CTAs without a column of a row, whose runs have two parts; and a launch before.
@@ -411,7 +422,8 @@ VICTIMS = {
             ),
             # Of rows that are not there a run would keep states behind the workspace.
             _split(
-                "b4 s1:190 h15:5 d72 window", options={"window": (180, 0), "lens_k": (190,) * 4}
+                "b4 s1:190 h15:5 d72 window",
+                options={"window": (180, 0), "lens_k": (190,) * 4, "layout": "heads first"},
             ),
             # Several runs of a sequence, which are merged.
             _split(
@@ -433,7 +445,10 @@ VICTIMS = {
         Semantics("causal", uneven=True),
         (
             AskedDecode("b2 s1:300 h32:1 d56 causal", "far_scores", {"lens_k": (300, 130)}),
-            AskedDecode("b4 s1:300 h60:3 d40 causal", options={"lens_k": (300, 65, 0, 130)}),
+            AskedDecode(
+                "b4 s1:300 h60:3 d40 causal",
+                options={"lens_k": (300, 65, 0, 130), "layout": "heads first"},
+            ),
             AskedDecode(
                 "b3 s5:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
             ),
@@ -452,6 +467,10 @@ VICTIMS = {
             _turned(128, 256, "float32"),
             _turned(96, 256),
             _turned(8, 248),
+            AskedDecode(
+                "b3 s2:40 h8:4 d256 window softcap packed page16",
+                options={"append": True, "window": (30, 0), "layout": "heads first"},
+            ),
         ),
         sm_count=5,
     ),
@@ -606,6 +625,41 @@ def test_mutants_are_caught(name: str, role: str, part: int) -> None:
     chosen = SUITE.part(name, role, part)
     assert chosen
     assert SUITE.survivors(name, role, chosen) <= SUITE.uncaught(name, role, chosen)
+
+
+def _asked_by_loads(ptx: str) -> str:
+    """A kernel that loads what it prefetches: a prefetch changes nothing, wherever it goes, and the
+    address of a load is checked."""
+    changed, times = re.subn(
+        r"prefetch\.global\.L2\s+(\[[^\]]*\]);", r"ld.global.u8 %asked, \1;", ptx
+    )
+    assert times
+    return changed.replace(".reg .pred", ".reg .b16 %asked;\n\t.reg .pred", 1)
+
+
+_PREFETCHES = SourcePatch(
+    "V's first keys are asked for by K's strides",
+    "mma_sync_decode/split.cuh",
+    "ask(args.v_cache, args.v_cache_strides);",
+    "ask(args.v_cache, args.k_cache_strides);",
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("wrong", [False, True], ids=["the kernel", "a mistake"])
+def test_first_keys_are_asked_for_where_they_are(wrong: bool) -> None:
+    victim = replace(
+        VICTIMS["dense"],
+        asked=tuple(
+            AskedDecode("b3 s1:150 h36:4 d40 causal", options={"layout": layout})
+            for layout in ("dense", "heads first")
+        ),
+    )
+    entry = victim.roles["main"]
+    modules = patched_modules(victim, _PREFETCHES) if wrong else victim.kernel.modules
+    noticed = victim.run({entry: _asked_by_loads(modules[entry])})
+    assert noticed.kinds == ({"out-of-bounds"} if wrong else set())
+    assert not noticed.wrong
 
 
 @pytest.mark.full

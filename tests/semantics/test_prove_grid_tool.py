@@ -4,6 +4,7 @@ and the build are stand-ins."""
 from __future__ import annotations
 
 import csv
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from flashsmith.verify.decode_grid import APPENDS, watched_decode_cases
 from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.proof_grid import proof_grid
+from flashsmith.verify.tolerance import heads_for_enough_outputs
 
 MATCH = "fp16, d40, s113:203, dense, gqa"
 CASES = [str(case) for case in proof_grid() if MATCH in str(case)]
@@ -280,9 +282,9 @@ def test_a_handful_shows_every_semantics(tool: ModuleType, family: str) -> None:
 def test_a_handful_over_caches_shows_every_kernel(tool: ModuleType) -> None:
     name = "mma_sync_decode"
     cases = tool.handful(name)
-    assert len(cases) <= 40
-    longest = [case for case in cases if max(case.lengths) > 512]
-    assert {str(case) for case in longest} == {str(case) for case in watched_decode_cases(name)}
+    assert len(cases) <= 60
+    longest = {str(case) for case in cases if max(case.lengths) > 512}
+    assert longest < {str(case) for case in watched_decode_cases(name)} < set(map(str, cases))
     sizes = [case.lengths[0] * case.lengths[1] for case in cases]
     assert sizes == sorted(sizes), "a sanitizer's time may end before the last"
     kernels_of = [
@@ -291,6 +293,42 @@ def test_a_handful_over_caches_shows_every_kernel(tool: ModuleType) -> None:
     assert kernels_of[0] == kernels_of[1]
     assert {case.page for case in cases} == {case.page for case in tool.grid_of(name)}
     assert {case.append for case in cases} == set(APPENDS)
+
+
+def test_what_a_sanitizer_watches_over_caches_is_short() -> None:
+    """Its time goes with the keys and heads of a call: no call is repeated over more heads for more
+    outputs, and none has many."""
+    for case in watched_decode_cases("mma_sync_decode"):
+        rows = case.batch * case.queries
+        heads = heads_for_enough_outputs(1, rows, case.heads[0], case.d)
+        assert heads == case.heads[0], case
+        keys = sum(case.options()["lens_k"]) * case.heads_k * -(-case.queries * case.group // 16)
+        assert keys <= 20_000, case
+
+
+# What each call launches on an H200, or on a part of it: the kind of config, the kernel that reads
+# the cache, its cluster, the one that merges, and whether CTAs ask a counter for runs.
+_WAYS = (
+    *(2 * (("exchange", "decode", 8, "", False), ("own rows", "decode", 8, "", False))),
+    ("exchange", "decode", 4, "", False),
+    ("own rows", "decode", 4, "", False),
+    ("exchange", "decode", 1, "merge_rows", True),
+    ("own rows", "decode", 1, "merge_rows", True),
+    ("full", "decode", 8, "", False),
+    ("full", "decode", 1, "", False),
+    ("full", "chunk", 1, "merge_rows", False),
+    ("no cluster", "decode", 1, "merge", False),
+    ("no cluster", "decode", 1, "merge", False),
+    ("no cluster", "decode", 1, "", False),
+)
+
+
+def kind_of(cfg: Any) -> str:
+    if cfg.full_tiles:
+        return "full"
+    if cfg.own_rows:
+        return "own rows"
+    return "exchange" if cfg.cluster else "no cluster"
 
 
 @pytest.mark.full
@@ -316,15 +354,44 @@ def test_what_a_sanitizer_watches_over_caches_runs_in_every_way(tool: ModuleType
         )
         assert prepared.kernel is not None
         plan = prepared.kernel.plan(prepared.call)
-        attends, *others = [it for it in plan.launches if "append" not in it.kernel]
+        names = [re.sub(r".*decode_(?=[a-z])|_kernel.*", "", it.kernel) for it in plan.launches]
+        launches = dict(zip(names, plan.launches, strict=True))
+        assert ("append" in launches) == bool(case.page)
+        launches.pop("append", None)
+        attends, *merges = launches
+        assert attends.startswith("paged") == bool(case.page)
         counts = any(workspace.name == "run_counter" for workspace in plan.workspaces)
-        searches = bool(others) and others[-1].grid[0] <= device.sm_count
-        ways.append((bool(case.page), cfg.full_tiles, attends.cluster[0], counts, searches))
-    assert ways == [
-        (page, full, cluster, long, long)
-        for full, cluster, long in (
-            *((False, 8, False), (False, 4, False), (False, 1, True)),
-            *((True, 8, False), (True, 1, False)),
+        ways.append(
+            (
+                kind_of(cfg),
+                "chunk" if "chunk" in attends else "decode",
+                launches[attends].cluster[0],
+                "".join(merges),
+                counts,
+            )
         )
-        for page in (False, True)
+    assert ways == [way for way in _WAYS for _ in range(2)]
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_what_a_sanitizer_watches_over_caches_has_halved_shares(paged: bool) -> None:
+    """A counter is asked where a CTA's share of all keys is long enough to be taken in halves."""
+    shares = []
+    for case in watched_decode_cases("mma_sync_decode"):
+        if case.sm_count == 1 and bool(case.page) == paged:
+            keys, ctas = sum(case.options()["lens_k"]) * case.heads_k, 2
+            shares.append(1.125 * keys / ctas * 2 * case.d * 2)
+    assert len(shares) == 2
+    assert min(shares) > 1920 << 10
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_what_a_sanitizer_watches_over_caches_merges_few_and_many_runs(paged: bool) -> None:
+    """A merging warp has up to eight runs, or several eights; four warps are a CTA."""
+    runs = [
+        -(-case.longest // case.config.min_keys)
+        for case in watched_decode_cases("mma_sync_decode")
+        if bool(case.page) == paged and kind_of(case.config) == "no cluster"
     ]
+    assert max(runs) > 4 * 8
+    assert 1 < min(runs) <= 4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem
+from flashsmith.families import Problem, get_kernel_configs
 from flashsmith.operations.operation import Call
 from flashsmith.verify import decode_reference
 from flashsmith.verify.decode_reference import DecodeReference, laid_out
@@ -235,6 +235,28 @@ def test_numbers_can_be_computed_for_every_case() -> None:
         if case.problem.page:
             sizes["most_pages"] = case.inputs["page_table"].shape[1]
         assert operation.numbers(Call(case.problem, strides | {"o": strides["q"]}, sizes, options))
+
+
+@pytest.mark.parametrize("name", ["k_cache", "k"])
+def test_heads_first_gives_k_and_v_strides_of_their_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All three, V's the smaller ones, and the same values."""
+    seen: dict[str, np.ndarray] = {}
+    monkeypatch.setattr(
+        decode_reference, "run_operation", lambda cfg, problem, tensors, **how: seen.update(tensors)
+    )
+    problem = Problem.parse("b3 s2:40 h4:2 d64 fp16 decode")
+    cfg = get_kernel_configs("decode")[0]
+    options = {"append": True, "layout": "heads first"}
+    case = REFERENCE.case(cfg, problem, kind="random", seed=0, options=options)
+    REFERENCE.run(cfg, case, lambda array: array)
+    k, v = seen[name], seen[name.replace("k", "v", 1)]
+    assert all(of_v < of_k for of_v, of_k in zip(v.strides[:3], k.strides[:3], strict=True))
+    np.testing.assert_array_equal(k.view(np.uint16), case.inputs[name].view(np.uint16))
+    np.testing.assert_array_equal(
+        v.view(np.uint16), case.inputs[name.replace("k", "v", 1)].view(np.uint16)
+    )
 
 
 @pytest.mark.parametrize("words", ["", "causal packed page16"])

@@ -97,10 +97,14 @@ for part in $parts; do
         done
         ;;
     sanitizer-decode)
-        for tool in none $tools; do
-            sanitized "$tool" mma_sync_decode prove_grid.py \
-                "$out/sanitizer-$tool-mma_sync_decode.csv" \
-                --family mma_sync_decode --handful --workers 1
+        sanitized none mma_sync_decode prove_grid.py "$out/sanitizer-none-mma_sync_decode.csv" \
+            --family mma_sync_decode --handful --workers 1
+        # A call that a tool does not come to the end of keeps no other from being seen.
+        for tool in $tools; do
+            step "sanitizer-$tool-mma_sync_decode" python3 tools/gpu/sanitized_calls.py \
+                "$out/sanitizer-$tool-mma_sync_decode/seen.csv" --tool "$tool" \
+                --family mma_sync_decode --kernels decode
+            tail -n 1 "$out/sanitizer-$tool-mma_sync_decode.log"
         done
         ;;
     decode)

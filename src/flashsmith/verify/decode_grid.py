@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import combinations, product
@@ -246,41 +246,79 @@ _QUICK_LONGEST = 320
 _POOL = 4_000
 
 
-# Of kernels of few rows a tile, and of full ones: what makes CTAs merge in clusters, the second
-# time runs of two parts; then ask a counter for runs, and look for rows to merge; of full tiles
-# keep the states of several parts.
-_WATCHED: tuple[tuple[bool, dict[str, Any]], ...] = (
-    (False, {"group": 4, "batch": 1, "heads_k": 8, "longest": 800}),
-    (False, {"group": 4, "batch": 5, "heads_k": 4, "longest": 800}),
-    (False, {"group": 4, "batch": 4, "heads_k": 2, "longest": 3000, "sm_count": 2}),
-    (True, {"group": 16, "batch": 1, "heads_k": 2, "longest": 800}),
-    (True, {"group": 16, "batch": 7, "heads_k": 1, "longest": 800, "sm_count": 8}),
+def _splits(cfg: Any) -> bool:
+    """Whether a kernel leaves its parts to a launch that merges them."""
+    return not (cfg.cluster or cfg.chunk_rows)
+
+
+def _exchanges(cfg: Any) -> bool:
+    return bool(cfg.cluster and not cfg.own_rows and not cfg.full_tiles)
+
+
+def _owns_rows(cfg: Any) -> bool:
+    return bool(cfg.own_rows)
+
+
+def _has_full_tiles(cfg: Any) -> bool:
+    return bool(cfg.cluster and cfg.full_tiles)
+
+
+# What sequences of few keys never do, by whom: CTAs that merge in clusters, first each with a run,
+# then some without one, and at last each with a run of two parts; that ask a counter for runs of
+# half their share, and look for rows to merge; that keep the states of several parts, or have all
+# keys of a sequence; chunks; and the merge by a CTA a row, of few runs and of more than 32. The
+# number is of keys that all sequences together have at least. They are the shortest that do it.
+_Watched = tuple[Callable[[Any], bool], dict[str, Any], int]
+_ONE_QUERY: dict[str, Any] = {"queries": 1}
+_CLUSTERS: dict[str, Any] = {"batch": 1, "heads_k": 2, "longest": 1000}
+_IDLE: dict[str, Any] = {"batch": 1, "heads_k": 2, "longest": 800}
+_PAIRS: dict[str, Any] = {"batch": 2, "heads_k": 2, "longest": 1000, "sm_count": 16}
+_COUNTED: dict[str, Any] = {"group": 8, "batch": 4, "heads_k": 1, "longest": 3000, "sm_count": 1}
+_WATCHED: tuple[_Watched, ...] = (
+    (_exchanges, _CLUSTERS | {"group": 8, "queries": 2}, 0),
+    (_owns_rows, _CLUSTERS | {"group": 4, "queries": 5}, 0),
+    (_exchanges, _IDLE | {"group": 8, "queries": 2}, 0),
+    (_owns_rows, _IDLE | {"group": 4, "queries": 5}, 0),
+    (_exchanges, _PAIRS | {"group": 8}, 1800),
+    (_owns_rows, _PAIRS | {"group": 4, "queries": 5}, 1800),
+    (_exchanges, _COUNTED, 7000),
+    (_owns_rows, _COUNTED, 7000),
+    (_has_full_tiles, {"group": 16, "batch": 1, "heads_k": 2, "longest": 1000}, 0),
+    (_has_full_tiles, {"group": 16, "batch": 7, "heads_k": 1, "longest": 800, "sm_count": 8}, 0),
+    (_has_full_tiles, {"group": 4, "batch": 1, "heads_k": 1, "longest": 1200, "queries": 64}, 0),
+    (_splits, {"group": 16, "batch": 1, "heads_k": 1, "longest": 4400, "queries": 2}, 0),
+    (_splits, {"group": 16, "batch": 1, "heads_k": 8, "longest": 300}, 0),
+    (_splits, {"group": 4, "batch": 5, "heads_k": 2, "longest": 300, "sm_count": 3}, 0),
 )
-_MOST_TRIES = 200
+_MOST_TRIES = 2000
 
 
 def watched_decode_cases(family: str) -> list[DecodeCase]:
     """Cases for a sanitizer of what short sequences never do, dense and in pages to which they
-    append, by kernels that have clusters."""
+    append."""
     found = []
-    for (full, said), page in product(_WATCHED, (0, 16)):
-        append = "append" if page else ""
-        # The seed, and so the capacity, says which kernel a case is for.
+    for (is_kernel, said, least), page in product(_WATCHED, (0, 16)):
+        # The seed, and so the scale, says which kernel a case is for, and its lengths.
         cases = (
             DecodeCase(
                 *(DType.BF16, 128),
-                queries=1,
+                **_ONE_QUERY | said,
                 page=page,
                 mask="none",
                 lengths_of="long",
-                append=append,
-                capacity=more,
+                append="append" if page else "",
+                scale=round(0.08 + number / 10_000, 4),
                 family=family,
-                **said,
             )
-            for more in range(_MOST_TRIES)
+            for number in range(_MOST_TRIES)
         )
-        found.append(next(it for it in cases if it.config.cluster and it.config.full_tiles == full))
+        found.append(
+            next(
+                case
+                for case in cases
+                if is_kernel(case.config) and sum(case.options()["lens_k"]) >= least
+            )
+        )
     return found
 
 

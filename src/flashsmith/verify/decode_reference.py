@@ -62,8 +62,8 @@ class DecodeReference(OperationReference):
     - ``append``: whether k and v are appended first; ``rotary``: '' or the style in which they and
       q are rotated, 'halves' or 'interleaved'; ``rotary_half``: how many pairs (None: d / 2).
     - ``sinks``: whether there are any. ``capacity``: keys, or pages, more than fit the longest.
-    - ``layout``: 'dense', 'interleaved' (k and v in one tensor) or 'heads first', how the caches
-      lie on the host.
+    - ``layout``: 'dense', 'interleaved' (k and v in one tensor) or 'heads first' (each with strides
+      of its own, and so what is appended), how the caches lie on the host.
 
     Slots behind the lengths, pages that no sequence has and the rest of last pages hold NaN.
     Sequences share pages of equal beginnings, and pages lie in random order.
@@ -228,6 +228,8 @@ class DecodeReference(OperationReference):
         inputs["k_cache"], inputs["v_cache"] = laid_out(
             inputs["k_cache"], inputs["v_cache"], layout
         )
+        if layout == "heads first" and "k" in inputs:
+            inputs["k"], inputs["v"] = _apart(inputs["k"], 2), _apart(inputs["v"], 1)
         return run_operation(
             cfg,
             case.problem,
@@ -431,20 +433,26 @@ def read_keys(
 def laid_out(
     k_cache: np.ndarray, v_cache: np.ndarray, layout: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Copies of dense caches that lie in memory as ``layout`` names it, amid NaN."""
-    blocks, slots, heads, d = k_cache.shape
+    """Copies of dense caches that lie in memory as ``layout`` names it, amid NaN. With heads first
+    each has strides of its own, V's smaller than K's: by those it would end behind its memory."""
     if layout == "interleaved":
         both = np.stack((k_cache, v_cache), axis=1)
         return both[:, 0], both[:, 1]
     if layout == "heads first":
-        copies = []
-        for cache in (k_cache, v_cache):
-            whole = np.full((blocks, heads + 1, slots + 1, d + 8), np.nan, cache.dtype)
-            inside = whole[:, :heads, :slots, :d]
-            inside[:] = cache.transpose(0, 2, 1, 3)
-            copies.append(inside.transpose(0, 2, 1, 3))
-        return copies[0], copies[1]
+        first = (_apart(it.swapaxes(1, 2), gap) for it, gap in ((k_cache, 2), (v_cache, 1)))
+        k, v = (it.swapaxes(1, 2) for it in first)
+        return k, v
     return k_cache.copy(), v_cache.copy()
+
+
+def _apart(array: np.ndarray, gap: int) -> np.ndarray:
+    """A copy amid NaN: so many more heads, or rows, lie between those of the next, and elements
+    for so many more vectors between rows. The first dimension has no gap."""
+    first, *middle, d = array.shape
+    whole = np.full((first, *(n + gap for n in middle), d + 8 * gap), np.nan, array.dtype)
+    inside = whole[tuple(map(slice, array.shape))]
+    inside[:] = array
+    return inside
 
 
 # --- what is right -------------------------------------------------------------------------------
