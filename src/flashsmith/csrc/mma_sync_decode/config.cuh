@@ -4,6 +4,7 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 
 #include "common/types.cuh"
@@ -109,7 +110,8 @@ struct DecodeStrides {
 
 // Everything the kernels of one call need, passed by value as their only parameter.
 struct DecodeKernelArgs {
-    // What a CTA reads before it asks for a key comes first: lines of parameters are waited for.
+    // What a CTA reads before it asks for a key comes first, in three lines of parameters: each is
+    // waited for. They begin at 0, 48 and 112.
     const int32_t* cache_lens;  // keys in the cache before the call appends
     const void* new_k;          // appended; null: nothing is
     void *k_cache, *v_cache;
@@ -120,24 +122,20 @@ struct DecodeKernelArgs {
     // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
     // and of the parts of such runs; 0: there are no clusters.
     int32_t cluster_levels, cluster_run_levels;
-    // Of a CTA's run, in the keys of all sequences, times K/V heads; 0: each part is a run.
-    float share_of_units;
+    // How long runs are, as a fraction of a call's units: blocks of B_c keys, once for each row
+    // tile of a K/V head. Negative where CTAs ask `run_counter` for runs; 0: each part is a run.
+    float share, share_of_large;
     // By the K/V heads and row tiles of a sequence, if all of its keys are a run whatever its
     // length; 0 if not.
     Divisor by_whole_runs;
     int32_t most_parts;  // of a sequence
     int32_t min_units;   // blocks of B_c keys that a part has at least
     Divisor by_parts, by_heads_k;
-    // Not beside the other factor of a score: nvcc would load them as a pair, and keep half of one
-    // undefined where it needs the other alone.
-    float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
-                       // softcap * log2(e)
     DecodeStrides k_cache_strides, v_cache_strides;
     int32_t passes;      // whether keys and values are to leave L2 before anything else
     int32_t prefetches;  // whether CTAs ask for a sequence's first keys before they know its length
-    // Share of a CTA, in blocks of B_c keys, from which on it is halved, and from which on, then,
-    // CTAs ask `run_counter` for their runs.
-    int32_t long_share, counted_share;
+    // Units of a call from which on it is large, and may be ragged.
+    float from_large, from_ragged;
 
     const void* q;  // rotated: the workspace of that
     void* o;
@@ -166,6 +164,12 @@ struct DecodeKernelArgs {
     int32_t interleaved, rotary_fp32;
     int32_t window_left, window_right;
 
+    // Not beside the other factor of a score: nvcc would load them as a pair, and keep half of one
+    // undefined where it needs the other alone.
+    float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
+                       // softcap * log2(e)
+    // As `share`, of calls in which a sequence has more than a fraction of the units.
+    float share_of_ragged, most_of_equal;
     int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
     int32_t slot_rows;    // rows that each of them has
     int32_t merged_rows;  // of a K/V head, which may have several parts
@@ -182,6 +186,10 @@ struct DecodeKernelArgs {
     int32_t most_chunk_parts, min_chunk_units;
     int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
 };
+
+static_assert(offsetof(DecodeKernelArgs, heads_k) == 48);
+static_assert(offsetof(DecodeKernelArgs, k_cache_strides) == 112);
+static_assert(offsetof(DecodeKernelArgs, q) == 176);
 
 // Threads of a CTA of the kernels that have no tiles: of a merge a row a CTA or a warp, of append a
 // row a warp.

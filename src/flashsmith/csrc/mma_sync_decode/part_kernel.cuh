@@ -323,7 +323,7 @@ struct DecodeRun {
     FS_DEVICE void ask_for_run(uint32_t place) const {
         if (thread_index() > 0 || args.run_counter == nullptr) return;
         ItemSearch search(place);
-        if (search.share < args.counted_share) return;
+        if ((search.share & 1) == 0) return;
         search.index = gridDim.x + atomicAdd(args.run_counter, 1);
         search.keep(place);
     }
@@ -622,6 +622,8 @@ struct DecodeRun {
         if (thread_index() == 0)
             RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
         __syncthreads();
+        // Whoever arrives waits, too: racecheck has no end otherwise.
+        cluster_wait();
     }
     FS_DEVICE void merge_in_cluster() const {
         const RunTarget target(smem + Kernel::target_offset);

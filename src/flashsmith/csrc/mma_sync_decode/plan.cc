@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <climits>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
+#include <vector>
 
 #include "common/constants.cuh"
 #include "host/forward_problem.h"
@@ -143,9 +146,77 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
 constexpr int kReservedSmem = 1024;  // of each CTA on an SM
-// A share from which on runs are long: CTAs take runs of half of it as they come, where a K/V head
-// has no more rows than these.
-constexpr int64_t kLongShareBytes = 1920 << 10, kMostHalvedRows = 8;
+// A share from which on CTAs ask a counter for runs.
+constexpr int64_t kLongShareBytes = 1920 << 10;
+
+// What a call costs beside its keys and values, in those that the GPU reads meanwhile: a change of
+// run in all CTAs, and a merge and each of its rows. Measured on an H200, as what follows.
+constexpr double kBytesOfTurn = 10e6, kBytesOfMerge = 9e6, kBytesOfMergedRow = 9e3;
+// Runs of a call whose lengths differ, by the CTAs of a GPU, and bytes from which on it has them.
+constexpr double kMostTurns = 7.0, kRaggedTurns = 2.4, kRaggedBytes = 192e6;
+constexpr float kMostOfMean = 1.25f;
+// Runs are the largest power of two of parts within these times their number's share. One run of
+// many tiles is all of a tile, whatever its parts: of few, a longer one would be waited for.
+constexpr float kOfOneRun = 1.999f, kOfSeveralRuns = 1.25f;
+
+// How much longer than its bytes a call of equal runs takes, by how many there are for each CTA
+// that the GPU holds. Where there are fewer than CTAs, an SM may have two of them and others one;
+// of the last turn's, few have more of the memory each. With full tiles they have not.
+double time_over_bytes(double turns, bool full_tiles) {
+    if (turns <= 1.0)
+        return std::max(0.568 / turns, 1.05 + std::clamp(0.845 * (0.864 - turns), 0.0, 0.22));
+    const double full = std::floor(turns), rest = turns - full;
+    const double last = std::max(std::min(1.0, 2.2 * rest + 0.05), 0.62 - 0.17 * full);
+    return (full + (rest == 0.0 ? 0.0 : full_tiles ? 1.0 : last)) / turns;
+}
+
+// Equal sequences' tiles, and what they are read by.
+struct EqualTiles {
+    double tiles;        // of all K/V heads
+    double rows;         // of a tile
+    double slots;        // CTAs that the GPU holds
+    double unit_bytes;   // of a block of B_c keys
+    int64_t min_units;   // of a part
+    int64_t most_parts;  // of a tile
+
+    double cost(int64_t runs_of_tile, double units) const {
+        const double parts = std::clamp(units / static_cast<double>(min_units), 1.0,
+                                        static_cast<double>(most_parts));
+        const double of_tile = std::min(static_cast<double>(runs_of_tile), std::ceil(parts));
+        const double turns = of_tile * tiles / slots;
+        const bool full_tiles = rows > 8;
+        const double bytes = tiles * units * unit_bytes * (full_tiles ? 1.35 : 1.0);
+        const double merge = of_tile > 1.0 ? kBytesOfMerge + tiles * rows * kBytesOfMergedRow : 0.0;
+        return bytes * time_over_bytes(turns, full_tiles) +
+               std::ceil(turns) * (full_tiles ? 2 : 1) * kBytesOfTurn + merge;
+    }
+    int64_t best_runs(double units) const {
+        int64_t best = 1;
+        const double most = std::min(static_cast<double>(most_parts), kMostTurns * slots / tiles);
+        for (int64_t runs = 2; static_cast<double>(runs) <= most; runs *= 2)
+            if (cost(runs, units) < cost(best, units)) best = runs;
+        return best;
+    }
+};
+
+// Runs of a tile, by how many units it has: the last two numbers of them, up to its most units.
+struct RunsBySize {
+    int64_t small, large;
+    double from_large;
+};
+
+RunsBySize runs_by_size(const EqualTiles& tiles, int64_t most_units) {
+    constexpr double kStep = 1.25, kWorthwhile = 1.004;
+    const int64_t fewest = tiles.best_runs(1.0);
+    RunsBySize runs{fewest, fewest, 0.0};
+    for (double units = kStep; units < static_cast<double>(most_units) * kStep; units *= kStep) {
+        const int64_t best = tiles.best_runs(units);
+        if (tiles.cost(runs.large, units) <= kWorthwhile * tiles.cost(best, units)) continue;
+        runs = {runs.large, best, units};
+    }
+    return runs;
+}
+
 // Keys and values of a call, up to which they are to leave L2 before anything else. Calls with more
 // take 3% longer so.
 constexpr int64_t kPassingBytes = 320 << 20;
@@ -284,10 +355,51 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool whole = config.has_whole_runs() && others_are_split && !p.packed && !has_chunks &&
                        units * unit_bytes <= kMostWholeBytes &&
                        8 * all_tiles >= 5 * int64_t{device.sm_count};
+    // Where shapes say how many tiles there are, runs are as many as the GPU reads best if all are
+    // as long. Else, and in a free split, which has chosen its parts so, a run is a CTA's share.
+    const bool even_runs = config.rounds == 1 && !problem.free_split && !whole && !has_chunks &&
+                           (!p.packed || tiles == 1);
+    bool has_one_run = true;  // each tile of equal sequences
+    const auto set_shares = [&] {
+        const auto tiles_of_head = static_cast<float>(p.batch * tiles);
+        args.from_large = args.from_ragged = std::numeric_limits<float>::infinity();
+        if (!even_runs) {
+            const float share = kRoundingUp * static_cast<float>(p.heads_k) /
+                                static_cast<float>(resident * config.rounds);
+            args.share = config.rounds > 1 ? -share : share;
+            args.share_of_large = -share;
+            args.from_large = static_cast<float>(kLongShareBytes / unit_bytes) / share;
+            return;
+        }
+        const EqualTiles equal{.tiles = static_cast<double>(all_tiles),
+                               .rows = static_cast<double>(args.slot_rows),
+                               .slots = static_cast<double>(resident),
+                               .unit_bytes = static_cast<double>(unit_bytes),
+                               .min_units = min_units,
+                               .most_parts = parts};
+        const RunsBySize runs = runs_by_size(equal, units);
+        const auto share_of = [&](int64_t of_tile) {
+            const float share =
+                (of_tile == 1 && 2 * all_tiles > resident ? kOfOneRun : kOfSeveralRuns) /
+                (static_cast<float>(of_tile) * tiles_of_head);
+            return of_tile * all_tiles > resident ? -share : share;
+        };
+        args.share = share_of(runs.small);
+        args.share_of_large = share_of(runs.large);
+        args.from_large = static_cast<float>(runs.from_large) * tiles_of_head;
+        has_one_run = runs.large == 1;
+        int64_t ragged = runs.large;
+        while (2 * ragged <= parts && static_cast<double>(ragged * all_tiles) <
+                                          kRaggedTurns * static_cast<double>(resident))
+            ragged *= 2;
+        args.share_of_ragged = share_of(ragged);
+        args.most_of_equal = kMostOfMean / tiles_of_head;
+        args.from_ragged =
+            static_cast<float>(kRaggedBytes / static_cast<double>(p.heads_k * unit_bytes));
+    };
     const int beside = few_rows && !whole ? config.merge_smem_bytes() + kReservedSmem : 0;
     if (whole || (items > resident && others_are_split)) {
-        args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
-                              static_cast<float>(resident * config.rounds);
+        set_shares();
         while (
             !config.own_rows && args.kept_levels < kMostKeptLevels &&
             holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, beside, device))
@@ -296,12 +408,6 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
     args.prefetches = whole && tiles == 1 && all_tiles > device.sm_count;
     args.passes = heads * units * unit_bytes <= kPassingBytes;
-    // Not where rows are many, whose merge costs more than even turns gain, nor in a free split,
-    // whose parts are longer, so that sequences would have several runs.
-    const auto long_share = static_cast<int32_t>(kLongShareBytes / unit_bytes);
-    const bool halves = config.rounds == 1 && !problem.free_split && rows <= kMostHalvedRows;
-    args.long_share = halves ? long_share : INT_MAX;
-    args.counted_share = config.rounds > 1 ? 0 : halves ? long_share / 2 : long_share;
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
     // two on an SM, or with several tiles one on most of them, the merge's launch is faster.
     int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
@@ -333,8 +439,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // Before sm_90 the merge begins when the decode kernel is done.
     args.rehearses = device.arch >= 90 && !searches && merges_of_rows <= device.sm_count / 2;
     if (searches)
-        merges_of_rows = std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
-                                  int64_t{device.sm_count} * (few_rows ? 1 : kSearchesPerSm));
+        merges_of_rows =
+            std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
+                     int64_t{device.sm_count} * (few_rows && has_one_run ? 1 : kSearchesPerSm));
 
     Plan plan;
     args.chunk_states = heads * args.most_slots * args.slot_rows;
@@ -351,9 +458,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     // The merge leaves it zero.
     const size_t counter = plan.workspaces.size();
-    const float most_share = args.share_of_units * static_cast<float>(p.batch * tiles * units);
+    const auto most_units = static_cast<float>(p.batch * tiles * units);
     const bool counts =
-        merges && args.share_of_units > 0 && most_share >= static_cast<float>(args.counted_share);
+        merges && (args.share < 0 || (args.share_of_large < 0 && args.from_large <= most_units) ||
+                   (args.share_of_ragged < 0 && args.from_ragged <= most_units));
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
     // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;

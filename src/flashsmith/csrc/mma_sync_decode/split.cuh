@@ -99,22 +99,27 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     }
 }
 
-// Blocks of B_c keys that a run should have: the share of a CTA in the keys of all sequences
-// without many rows. 0: one part a run. Called by whole warps.
+// Blocks of B_c keys that a run should have, odd where CTAs ask a counter for their runs: a share
+// in the keys of all sequences without many rows. 0: one part a run. Called by whole warps.
 template <class Kernel>
 FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
-    if (args.share_of_units == 0.0f) return 0;
+    if (args.share == 0.0f) return 0;
     if (Kernel::has_whole_runs && args.by_whole_runs.divisor != 0) return kMostShare;
-    float units = 0.0f;
+    float units = 0.0f, most = 0.0f;
     for (int batch = lane_index(); batch < args.batch; batch += kWarpSize) {
         const DecodeSequence s = undivided_sequence<Kernel>(args, batch);
-        if (!s.is_chunk)
-            units += static_cast<float>(units_of<Kernel>(s)) * static_cast<float>(s.tiles);
+        if (s.is_chunk) continue;
+        const auto its = static_cast<float>(units_of<Kernel>(s));
+        units += its * static_cast<float>(s.tiles);
+        most = fmaxf(most, its);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) units += __shfl_xor_sync(kWholeWarp, units, step);
-    const int share = static_cast<int>(fminf(units * args.share_of_units, kMostShare));
-    return share >= args.long_share ? share / 2 : share;
+    float of_units = units < args.from_large ? args.share : args.share_of_large;
+    if (__any_sync(kWholeWarp, most > units * args.most_of_equal) && units >= args.from_ragged)
+        of_units = args.share_of_ragged;
+    const int share = static_cast<int>(fminf(units * fabsf(of_units), kMostShare));
+    return (share & ~1) | (of_units < 0.0f ? 1 : 0);
 }
 
 template <class Kernel>
