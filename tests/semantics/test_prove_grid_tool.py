@@ -374,18 +374,6 @@ def test_what_a_sanitizer_watches_over_caches_runs_in_every_way(tool: ModuleType
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_what_a_sanitizer_watches_over_caches_has_halved_shares(paged: bool) -> None:
-    """A counter is asked where a CTA's share of all keys is long enough to be taken in halves."""
-    shares = []
-    for case in watched_decode_cases("mma_sync_decode"):
-        if case.sm_count == 1 and bool(case.page) == paged:
-            keys, ctas = sum(case.options()["lens_k"]) * case.heads_k, 2
-            shares.append(1.125 * keys / ctas * 2 * case.d * 2)
-    assert len(shares) == 2
-    assert min(shares) > 1920 << 10
-
-
-@pytest.mark.parametrize("paged", [False, True])
 def test_what_a_sanitizer_watches_over_caches_merges_few_and_many_runs(paged: bool) -> None:
     """A merging warp has up to eight runs, or several eights; four warps are a CTA."""
     runs = [

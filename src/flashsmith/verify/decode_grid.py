@@ -264,10 +264,10 @@ def _has_full_tiles(cfg: Any) -> bool:
 
 
 # What sequences of few keys never do, by whom: CTAs that merge in clusters, first each with a run,
-# then some without one, and at last each with a run of two parts; that ask a counter for runs of
-# half their share, and look for rows to merge; that keep the states of several parts, or have all
-# keys of a sequence; chunks; and the merge by a CTA a row, of few runs and of more than 32. The
-# number is of keys that all sequences together have at least. They are the shortest that do it.
+# then some without one, and at last each with a run of two parts; that ask a counter for runs, and
+# look for rows to merge; that keep the states of several parts, or have all keys of a sequence;
+# chunks; and the merge by a CTA a row, of few runs and of more than 32. The number is of keys that
+# all sequences together have at least. They are about the shortest that do it.
 _Watched = tuple[Callable[[Any], bool], dict[str, Any], int]
 _ONE_QUERY: dict[str, Any] = {"queries": 1}
 _CLUSTERS: dict[str, Any] = {"batch": 1, "heads_k": 2, "longest": 1000}
