@@ -336,6 +336,50 @@ def test_calls_with_the_same_keywords_are_told_apart(
         assert len(of_order) == most
 
 
+def test_a_call_is_remembered_once(gpu: PretendedGpu) -> None:
+    """Also where each needs the checks, so that it leaves the others their places."""
+    others = [dense(**appending(return_lse=lse)) for lse in (False, True)]
+    for call in others:
+        attention_with_cache(**call)
+    both = half(2, 2, 128, 2, 64)
+    for i in range(2 * cached_launches.MOST_OF_ORDER):
+        halves = {"k_cache": both[:, i % 2], "v_cache": both[:, 1 - i % 2]}
+        call = dense(**appending(return_lse=False, **halves))
+        outputs = attention_with_cache(**call)
+        assert gpu.launches[-1].addresses == places(call, outputs)
+    (of_order,) = cached_launches.repeated.values()
+    assert len(of_order) == len(others) + 1
+
+
+def test_layouts_in_turn_are_all_remembered(
+    gpu: PretendedGpu, unsigned: Callable[[], None]
+) -> None:
+    """As batches that grow and shrink from step to step."""
+    calls = [
+        dense(**{name: half(2, 64 * i, 2, 64) for name in ("k_cache", "v_cache")})
+        for i in range(1, 33)
+    ]
+    for call in calls:
+        attention_with_cache(**call)
+    unsigned()
+    for call in calls:
+        outputs = attention_with_cache(**call)
+        assert gpu.launches[-1].addresses == places(call, outputs)
+
+
+def test_outputs_hold_what_pytorch_fills_memory_with(gpu: PretendedGpu) -> None:
+    """In rows that belong to no sequence a repeated call leaves what a first one leaves."""
+    call = CALLS["packed, of unknown lengths"]() | {"return_lse": True}
+    kept = [attention_with_cache(**call) for _ in range(2)]
+    try:
+        torch.use_deterministic_algorithms(True)
+        for _ in range(3):
+            kept.append(attention_with_cache(**call))
+            assert all(output.isnan().all() for output in kept[-1])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_an_option_of_another_type_is_another_one(gpu: PretendedGpu) -> None:
     """Though equal: the checks judge it."""
     call = dense(causal=True, window=(1, 0), emulate=False)

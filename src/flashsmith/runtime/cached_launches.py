@@ -24,8 +24,9 @@ from flashsmith.runtime.tensors import byte_range
 
 # The oldest are dropped first.
 MOST_CALLS = 1024
-# Of repeated_calls.py: orders of keywords, and calls of one, as those of a model's layers.
-MOST_ORDERS, MOST_OF_ORDER = 64, 8
+# Of repeated_calls.py: orders of keywords, and calls of one, as those of batches that grow and
+# shrink. To look through as many takes as long as to bind keywords.
+MOST_ORDERS, MOST_OF_ORDER = 64, 32
 # Of one forward pass: layouts of gradients hardly differ between calls that are otherwise alike.
 MOST_FOLLOWING = 8
 
@@ -214,12 +215,15 @@ def remember(calls: CachedCalls, signature: Signature, call: Any, asked: Forward
         calls[signature] = call
 
 
-def add_repeated(orders: Orders, names: tuple[str, ...], call: Any) -> None:
-    """Adds a RepeatedCall to ``orders``."""
+def add_repeated(
+    orders: Orders, names: tuple[str, ...], call: Any, replaces: Callable[[Any], bool]
+) -> None:
+    """Adds a RepeatedCall to ``orders``, in the place of those that it ``replaces``."""
     with _lock:
         while names not in orders and len(orders) >= MOST_ORDERS:
             del orders[next(iter(orders))]
-        orders[names] = (call, *orders.get(names, ())[: MOST_OF_ORDER - 1])
+        others = [other for other in orders.get(names, ()) if not replaces(other)]
+        orders[names] = (call, *others[: MOST_OF_ORDER - 1])
 
 
 def find(

@@ -70,7 +70,15 @@ def remember_repeated(
     places = [place_of[id(tensor)] for tensor in given]
     options = tuple((i, value) for i, value in enumerate(arguments) if i not in places)
     call = RepeatedCall(itemgetter(*places), has_layout, options, run)
-    cached_launches.add_repeated(orders, names, call)
+    cached_launches.add_repeated(orders, names, call, lambda other: _is_for(other, arguments))
+
+
+def _is_for(call: RepeatedCall, arguments: Arguments) -> bool:
+    """Whether run_repeated would have such arguments served by it, were it the only one."""
+    return call.has_layout(*call.tensors_of(arguments)) and all(
+        arguments[place] is value or _is_same(arguments[place], value)
+        for place, value in call.options
+    )
 
 
 def _is_same(given: Any, value: Any) -> bool:

@@ -157,11 +157,19 @@ class TorchTensors(RepeatableFramework):
         directly = getattr(self._guards, f"_empty_strided_{device.type}", None)
         if directly is None:
             return allocate
+        # It does not fill what it allocates, as PyTorch is to do with deterministic algorithms.
+        filled = self._torch.are_deterministic_algorithms_enabled
         if device.type == "cpu" or self._torch.cuda.device_count() == 1:
-            return partial(directly, shape, strides, own)
+            return lambda: allocate() if filled() else directly(shape, strides, own)
         current = self._torch._C._cuda_getDevice
-        # It knows of no other device than the current one.
-        return lambda: directly(shape, strides, own) if current() == device.index else allocate()
+
+        def allocate_there() -> Any:
+            # It knows of no other device than the current one.
+            if filled() or current() != device.index:
+                return allocate()
+            return directly(shape, strides, own)
+
+        return allocate_there
 
 
 def _cuda_is_initialised() -> bool:
