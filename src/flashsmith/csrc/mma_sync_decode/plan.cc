@@ -152,7 +152,8 @@ constexpr int64_t kLongShareBytes = 1920 << 10;
 // What a call costs beside its keys and values, in those that the GPU reads meanwhile: a change of
 // run in all CTAs, and a merge and each of its rows. Measured on an H200, as what follows.
 constexpr double kBytesOfTurn = 10e6, kBytesOfMerge = 9e6, kBytesOfMergedRow = 9e3;
-// Runs of a call whose lengths differ, by the CTAs of a GPU, and bytes from which on it has them.
+// Runs for each CTA that the GPU holds, at most; and at least where lengths differ: a sequence has
+// more than so many times the mean, in a call of so many bytes.
 constexpr double kMostTurns = 7.0, kRaggedTurns = 2.4, kRaggedBytes = 192e6;
 constexpr float kMostOfMean = 1.25f;
 // Runs are the largest power of two of parts within these times their number's share. One run of
