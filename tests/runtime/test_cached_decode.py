@@ -4,6 +4,7 @@ one that must be refused is refused all the same. No GPU: host tensors pass for 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from inspect import Parameter, signature
 from typing import Any
@@ -562,3 +563,21 @@ def test_a_call_like_one_before_does_little(name: str, most: int, gpu: Pretended
     call = CALLS[name]()
     assert events(lambda: attention_with_cache(**call)) > 10 * most  # the call is checked
     assert events(lambda: attention_with_cache(**call)) <= most
+
+
+def test_one_tensor_for_both_caches_is_compared_as_one(gpu: PretendedGpu) -> None:
+    """Values may be the keys. A tensor is no option, which is compared by value and kept."""
+    first = dense()
+    first["v_cache"] = first["k_cache"]
+    attention_with_cache(**first, config=CFG)
+    attention_with_cache(**first, config=CFG)
+    kept = weakref.ref(first["k_cache"])
+    del first
+    assert kept() is None
+    for given in ({}, {"v_cache": half(2, 128, 2, 64)}, {}):
+        call = dense()
+        call["v_cache"] = given.get("v_cache", call["k_cache"])
+        for _ in range(2):
+            attention_with_cache(**call, config=CFG)
+            launched = gpu.launches[-1].addresses
+            assert launched[1:3] == (call["k_cache"].data_ptr(), call["v_cache"].data_ptr())
