@@ -43,9 +43,16 @@ def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> Aske
 # each.
 LONG = 2100
 
-#: Sequences that have keys, of so many: of a hundred a lane's every first, second and further one,
-#: of 32 those whose lanes no step of a sum over the warp adds up alone.
-_HAVING = {100: (1, 20, 34, 64, 97), 32: (13, 15, 22, 23, 31)}
+#: Sequences that have keys, of so many: of a hundred some of a lane's every first, second and
+#: further ones, and more of these than of those four behind each; of 32 those whose lanes no step
+#: of a sum over the warp adds up alone. Without one of them runs are shorter, and with all twice
+#: longer: where runs follow from a share of equal sequences, or, below, from how many CTAs take
+#: them.
+_HAVING = {
+    100: (0, 1, 2, 3, 20, 32, 33, 34, 52, 64, 65, 80, 97),
+    32: (13, 15, 22, 23, 31),
+}
+_HAVING_BY_CTAS = {100: (1, 20, 34, 64, 97), 32: _HAVING[32]}
 
 
 def _split(
@@ -58,14 +65,19 @@ def _split(
     return AskedDecode(sizes, inputs, {"capacity": LONG, **(options or {})}, sm_count=sm_count)
 
 
-def _sparse(keys: int, batch: int, mask: str = "causal") -> AskedDecode:
+def _sparse(
+    batch: int,
+    mask: str = "causal",
+    keys: int = 500,
+    having: Mapping[int, tuple[int, ...]] = _HAVING,
+) -> AskedDecode:
     """So few sequences with keys that without any of them, or with it twice, runs are shorter or
     longer."""
     return AskedDecode(
         f"b{batch} s1:{keys} h{200 // batch // 2 * 2}:1 d40 {mask}",
         options={
             "capacity": LONG,
-            "lens_k": tuple(keys * (i in _HAVING[batch]) for i in range(batch)),
+            "lens_k": tuple(keys * (i in having[batch]) for i in range(batch)),
         },
         sm_count=2,
     )
@@ -81,7 +93,7 @@ def _sparse_packed(batch: int) -> AskedDecode:
             "window": (1500, 0),
             "capacity": LONG // 24,
             "lens_q": tuple(int(i not in without) for i in range(batch)),
-            "lens_k": tuple(300 * (i in having) + 1500 * (i in without) for i in range(batch)),
+            "lens_k": tuple(500 * (i in having) + 1500 * (i in without) for i in range(batch)),
         },
         sm_count=2,
     )
@@ -150,8 +162,8 @@ VICTIMS = {
             # Runs of several parts: weights beside a wrong maximum are infinite.
             _split("b4 s1:460 h24:4 d40 causal", "far_scores", {"lens_k": (460,) * 4}),
             _split("b4 s1:460 h24:4 d40 causal", "large_scores", {"lens_k": (460,) * 4}),
-            _sparse(300, 100),
-            _sparse(300, 32),
+            _sparse(100),
+            _sparse(32),
         ),
         sm_count=5,
     ),
@@ -179,8 +191,8 @@ VICTIMS = {
                 sm_count=5,
             ),
             # Runs of two parts that CTAs take as a counter says.
-            _sparse(300, 100),
-            _sparse(300, 32),
+            _sparse(100, keys=300, having=_HAVING_BY_CTAS),
+            _sparse(32, keys=300, having=_HAVING_BY_CTAS),
         ),
         sm_count=60,
     ),
@@ -337,6 +349,14 @@ VICTIMS = {
                     "lens_k": (1000, 65, 1000, 0, 460, 130, 1000, 700) + (1000,) * 6,
                 },
             ),
+            # More runs than CTAs. Parts of the last sequences are of two blocks of keys.
+            _split(
+                "b24 s1:1100 h8:1 d40 window",
+                options={
+                    "window": (1090, 0),
+                    "lens_k": (65, 460, 130, 0) * 5 + (1100,) * 4,
+                },
+            ),
             # Few rows, whose states are kept one place after another.
             _split(
                 "b14 s1:1000 h8:1 d40 window",
@@ -358,8 +378,8 @@ VICTIMS = {
                 "b4 s1:460 h64:4 d56 window",
                 options={"window": (400, 0), "lens_k": (460,) * 4},
             ),
-            _sparse(300, 100, "window"),
-            _sparse(300, 32, "window"),
+            _sparse(100, "window"),
+            _sparse(32, "window"),
         ),
         sm_count=5,
     ),
@@ -369,15 +389,18 @@ VICTIMS = {
         (
             # More heads than clusters fit: their sequences are one run each.
             AskedDecode("b2 s1:300 h4 d56 causal", "far_scores", {"lens_k": (300, 130)}),
-            # More sequences than do: runs of four parts, whose states are in shared and in global
-            # memory, and CTAs with more than one.
+            # More sequences than do: runs of up to eight parts, whose states are in shared and in
+            # global memory, and CTAs with more than one. Some parts are of two blocks of keys.
             AskedDecode(
-                "b7 s1:460 h16:1 d40 causal",
-                options={"lens_k": (460, 1, 460, 0, 460, 130, 460), "capacity": LONG},
+                "b14 s1:600 h16:1 d40 causal",
+                options={
+                    "lens_k": (460, 1, 460, 0, 460, 130, 460, 600, 1, 460, 0, 600, 130, 600),
+                    "capacity": LONG,
+                },
                 sm_count=2,
             ),
-            _sparse(380, 100),
-            _sparse(380, 32),
+            _sparse(100),
+            _sparse(32),
             # Clusters.
             AskedDecode(
                 "b4 s1:130 h27:3 d40 causal",
@@ -435,8 +458,8 @@ VICTIMS = {
                 "b2 s3:900 h36:2 d72 window",
                 options={"sinks": True, "window": (880, 0), "lens_k": (900, 400)},
             ),
-            _sparse(300, 100, "window"),
-            _sparse(300, 32, "window"),
+            _sparse(100, "window"),
+            _sparse(32, "window"),
         ),
         sm_count=2,
     ),
@@ -452,8 +475,8 @@ VICTIMS = {
             AskedDecode(
                 "b3 s5:130 h12:4 d40 causal", options={"sinks": True, "lens_k": (130, 0, 65)}
             ),
-            _sparse(380, 100),
-            _sparse(380, 32),
+            _sparse(100),
+            _sparse(32),
         ),
         sm_count=64,
         arch=90,
@@ -563,6 +586,14 @@ EQUIVALENT = (
             ("paged", "paged", "This kernel has no clusters.", None),
             ("cluster", "main", "Of a CTA's second search. A cluster's CTAs search once.", -1),
         )
+    ),
+    Equivalent(
+        ("drop barrier",),
+        ("cluster", "own_cluster"),
+        "main",
+        "// Whoever arrives waits, too: racecheck has no end otherwise.\ncluster_wait();",
+        "A CTA without a run pushes nothing, and reads what others push when its mbarrier says "
+        "that all is there. It has arrived; whether it waits, too, concerns a tool alone.",
     ),
     Equivalent(
         ("drop barrier",),
