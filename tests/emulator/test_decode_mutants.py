@@ -151,10 +151,11 @@ VICTIMS = {
                 "b3 s1:150 h36:4 d40 causal",
                 options={"sinks": True, "lens_k": (150, 0, 130), "layout": "heads first"},
             ),
-            # Runs of two parts, and of all four with states in shared and in global memory.
+            # Runs of two parts, and of all four with states in shared and in global memory, the
+            # last with two levels of them in shared memory.
             _split("b4 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 4}),
             _split("b12 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 12}),
-            _split("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
+            _split("b13 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 13}),
             # Rows of two runs, more than the CTAs that look for them.
             _split("b12 s1:460 h24:4 d40 causal", options={"lens_k": (20, 460, *(20,) * 10)}),
             # Rows that see no key, beside keys whose values are not finite.
