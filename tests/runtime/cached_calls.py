@@ -4,6 +4,7 @@ for a call like one before of any operation."""
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -73,6 +74,24 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         out=half(128, 4, 64),
     ),
 }
+
+
+def run_while_others_forget(work: Callable[[int], None], arguments: Iterable[int]) -> None:
+    """Runs ``work`` in a thread for each argument, while another forgets what was prepared."""
+    done = threading.Event()
+
+    def forget() -> None:
+        while not done.is_set():
+            cached_launches.forget_cached_launches()
+
+    threads = [threading.Thread(target=work, args=(argument,)) for argument in arguments]
+    forgetting = threading.Thread(target=forget)
+    for thread in (*threads, forgetting):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    forgetting.join()
 
 
 def without_addresses(launch: Launch) -> Any:

@@ -3,7 +3,6 @@ one that must be refused is refused all the same. No GPU: host tensors pass for 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from inspect import Parameter, signature
@@ -34,6 +33,7 @@ from cached_calls import (  # noqa: E402
     half,
     offsets,
     refuse_checks,
+    run_while_others_forget,
 )
 from pretended_gpu import Launch, PretendedGpu, pretended_gpu  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
@@ -527,7 +527,6 @@ def test_a_refused_launch(gpu: PretendedGpu) -> None:
 
 def test_threads(gpu: PretendedGpu) -> None:
     """Each with lengths of its own, while another forgets what was prepared."""
-    done = threading.Event()
 
     def work(capacity: int) -> None:
         caches = {name: half(2, capacity, 2, 64) for name in ("k_cache", "v_cache")}
@@ -535,19 +534,8 @@ def test_threads(gpu: PretendedGpu) -> None:
         for _ in range(100):
             launched.append((call, attention_with_cache(**call)))
 
-    def forget() -> None:
-        while not done.is_set():
-            forget_cached_launches()
-
     launched: list[tuple[dict[str, Any], Any]] = []
-    threads = [threading.Thread(target=work, args=(64 * i,)) for i in range(1, 9)]
-    forgetting = threading.Thread(target=forget)
-    for thread in (*threads, forgetting):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    forgetting.join()
+    run_while_others_forget(work, range(64, 513, 64))
     # Outputs are all alive, so each has an address of its own.
     expected = {places(call, outputs): call["k_cache"].shape[1] for call, outputs in launched}
     found = {launch.addresses: launch.prepared[7] for launch in gpu.launches}

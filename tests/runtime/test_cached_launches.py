@@ -4,7 +4,6 @@ calls are remembered. No GPU: host tensors pass for one's."""
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -38,6 +37,7 @@ from cached_calls import (  # noqa: E402
     events,
     qkv,
     refuse_checks,
+    run_while_others_forget,
     without_addresses,
 )
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
@@ -205,7 +205,6 @@ def test_a_refused_launch(gpu: PretendedGpu) -> None:
 
 def test_threads(gpu: PretendedGpu) -> None:
     """Each with lengths of its own, while others forget what was prepared."""
-    done = threading.Event()
     wrong: list[Any] = []
 
     def work(seq: int) -> None:
@@ -215,18 +214,7 @@ def test_threads(gpu: PretendedGpu) -> None:
             if o.shape != tensors[0].shape:
                 wrong.append(o.shape)
 
-    def forget() -> None:
-        while not done.is_set():
-            forget_cached_launches()
-
-    threads = [threading.Thread(target=work, args=(8 * i,)) for i in range(1, 9)]
-    forgetting = threading.Thread(target=forget)
-    for thread in (*threads, forgetting):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    forgetting.join()
+    run_while_others_forget(work, range(8, 65, 8))
     assert not wrong
     assert len(gpu.launches) == 8 * 200
     for launch in gpu.launches:

@@ -378,6 +378,10 @@ def test_pytorchs_layout_check() -> None:
                 assert not check(other, of(3, dtype=torch.int32)), what
     same = of(4, 6)
     assert not adapter.layout_check((same, same))(same, same)
+    # A PyTorch without it: calls are found by their signatures.
+    older = TorchTensors()
+    older._guards = None
+    assert not older.layout_check((same,))(same)
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,6 @@ def _has_full_tiles(cfg: Any) -> bool:
 # chunks; and the merge by a CTA a row, of few runs and of more than 32. The number is of keys that
 # all sequences together have at least. They are about the shortest that do it.
 _Watched = tuple[Callable[[Any], bool], dict[str, Any], int]
-_ONE_QUERY: dict[str, Any] = {"queries": 1}
 _CLUSTERS: dict[str, Any] = {"batch": 1, "heads_k": 2, "longest": 1000}
 _IDLE: dict[str, Any] = {"batch": 1, "heads_k": 2, "longest": 800}
 _PAIRS: dict[str, Any] = {"batch": 2, "heads_k": 2, "longest": 1000, "sm_count": 16}
@@ -302,7 +301,7 @@ def watched_decode_cases(family: str) -> list[DecodeCase]:
         cases = (
             DecodeCase(
                 *(DType.BF16, 128),
-                **_ONE_QUERY | said,
+                **{"queries": 1, **said},
                 page=page,
                 mask="none",
                 lengths_of="long",

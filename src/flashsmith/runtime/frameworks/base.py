@@ -172,7 +172,8 @@ class RepeatableFramework(Framework):
         """A function of as many tensors that says whether they have the types, dtypes, devices,
         shapes, strides and requires_grad of these.
 
-        False also for tensors of which one is given twice.
+        False also for tensors of which one is given twice, and always where the framework has no
+        such function.
         """
 
     @abstractmethod

@@ -34,11 +34,12 @@ class TorchTensors(RepeatableFramework):
 
     def __init__(self) -> None:
         import torch
-        import torch._C._dynamo.guards
 
         super().__init__({name: getattr(torch, name) for name in NUMPY_DTYPES})
         self._torch, self.tensor_type = torch, torch.Tensor
-        self._guards: Any = torch._C._dynamo.guards
+        # Of PyTorch's own compiler, not of its interface: used as far as it is there.
+        dynamo = getattr(torch._C, "_dynamo", None)
+        self._guards: Any = getattr(dynamo, "guards", None)
         self._strided, self.grad_enabled = torch.strided, torch.is_grad_enabled
         self._devices: dict[Any, Device] = {}
         self._gpu = cache(partial(torch.device, "cuda"))
@@ -138,9 +139,10 @@ class TorchTensors(RepeatableFramework):
 
     def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
         # What torch.compile looks at tensors with: one call of C++, 0.1 us a tensor.
-        guards = self._guards.TensorGuards(
-            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
-        )
+        guards_of = getattr(self._guards, "TensorGuards", None)
+        if guards_of is None:
+            return lambda *given: False
+        guards = guards_of(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         check: Callable[..., bool] = guards.check
         return check
 
