@@ -291,6 +291,34 @@ def test_the_command_writes_json_lines(
 
 
 @full
+def test_a_machine_that_has_just_left_is_listed_again(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    listed, gone = ray.nodes, "0" * 56
+    times: list[int] = []
+
+    def with_one_that_left(last: int) -> list[dict[str, Any]]:
+        there = [node for node in listed() if node["Alive"]]
+        times.append(len(there))
+        return [*there, {**there[-1], "NodeID": gone}] if len(times) <= last else there
+
+    monkeypatch.setattr(ray, "nodes", partial(with_one_that_left, 1))
+    joined = join(nodes)
+    joined.executor.close()
+    assert len(times) == 2
+    assert len(joined.gpus) == 2
+
+    monkeypatch.setattr(cluster_module, "_NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(ray, "nodes", partial(with_one_that_left, 99))
+    with pytest.raises(
+        LaunchError, match=r"cluster: .* is listed, and Ray places nothing there; end Ray there"
+    ):
+        join(nodes)
+
+
+@full
 def test_what_is_wrong_with_a_cluster_is_said(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match=r"cluster='nowhere': give host:port"):
         connect("nowhere", partial(fakes.machine_runner, WORLD))

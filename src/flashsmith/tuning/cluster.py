@@ -35,6 +35,8 @@ _CONNECT_SECONDS = 5.0
 _PATIENCE_SECONDS = 120.0
 # Beyond what a call may take, for its libraries to arrive and for Ray.
 _DELIVERY_SECONDS = 120.0
+# How long one part of a cluster may list a machine that another part does not know.
+_NEWS_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 3
 _SOURCES = (".py", ".cu", ".cuh", ".cc", ".h")
@@ -64,8 +66,7 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
         _connect(ray, address)
     executor = None
     try:
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        _check_versions(ray, nodes)
+        nodes = _machines(ray)
         slots, cores = _slots(nodes)
         if not slots:
             raise LaunchError(
@@ -150,8 +151,26 @@ def _check_address(address: str) -> None:
         ) from error
 
 
-def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> None:
-    """Raises LaunchError when a machine with cores or GPUs has not what is here."""
+def _machines(ray: Any) -> list[dict[str, Any]]:
+    """The cluster's machines, each with the version that is here; LaunchError if one has not.
+
+    One that has just left may still be listed, and one that has just joined may not be known where
+    tasks are placed: then all are listed and asked again.
+    """
+    patience = time.monotonic() + _NEWS_SECONDS
+    while True:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        unknown = _check_versions(ray, nodes)
+        if not unknown:
+            return nodes
+        if time.monotonic() > patience:
+            raise LaunchError(f"cluster: {unknown}; end Ray there, or start it again")
+        time.sleep(_POLL_SECONDS)
+
+
+def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
+    """Raises LaunchError when a machine with cores or GPUs has not what is here. Returns which one
+    is listed and not known where tasks are placed, if one is."""
 
     # Not importable by its name, so that it is sent as it is to where flashsmith may be missing.
     def probe() -> str:
@@ -161,17 +180,20 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> None:
             return f"none that is as new ({error})"
         return version_here()
 
-    asked = {
-        _host_of(node): ray.remote(probe)
-        .options(num_cpus=0, scheduling_strategy=_on(node["NodeID"]))
-        .remote()
+    asked = [
+        (
+            _host_of(node),
+            ray.remote(probe).options(num_cpus=0, scheduling_strategy=_on(node["NodeID"])).remote(),
+        )
         for node in nodes
         if node["Resources"].get("CPU") or node["Resources"].get("GPU")
-    }
+    ]
     here = version_here()
-    for host, answer in asked.items():
+    for host, answer in asked:
         try:
             there = ray.get(answer, timeout=_PATIENCE_SECONDS)
+        except ray.exceptions.TaskUnschedulableError:
+            return f"{host} is listed, and Ray places nothing there"
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise LaunchError(f"cluster: {host} does not answer: {_first_line(error)}") from error
         if there != here:
@@ -179,6 +201,7 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> None:
                 f"cluster: {host} has flashsmith {there}, and this machine {here}; install the "
                 "same on all machines, and start Ray there again"
             )
+    return ""
 
 
 def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
