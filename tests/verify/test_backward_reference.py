@@ -19,6 +19,7 @@ from flashsmith.verify import backward_reference, reference_of
 from flashsmith.verify.backward_reference import (
     BackwardReference,
     draw_backward_inputs,
+    repeated_for_gradients,
     sequences_of,
 )
 
@@ -68,6 +69,28 @@ def test_options_are_what_a_problem_leaves_open(reference: BackwardReference) ->
 def test_options_that_make_no_sense(problem: Problem, asked: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         BackwardReference().options(problem, **asked)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked", "heads"),
+    [
+        ("b1 s48 h8:1 d40", {}, (24, 3)),
+        ("b2 s511:1 h6:1 d32", {}, (384, 64)),
+        ("b1 s1:100 h4:2 d32", {}, (128, 64)),
+        ("b1 s128 h2 d32", {}, (2, 2)),
+        ("b3 s40 h2 d32 packed", {"lens_q": (40, 40, 0), "lens_k": (0, 9, 7)}, (8, 8)),
+        ("b1 s0:64 h2 d32", {}, (2, 2)),
+        ("b1 s64:0 h2 d32", {}, (2, 2)),
+    ],
+)
+def test_heads_are_repeated_until_there_is_enough_of_each_gradient(
+    sizes: str, asked: Any, heads: tuple[int, int], reference: BackwardReference
+) -> None:
+    problem = Problem.parse(f"{sizes} fp16 backward")
+    options = reference.options(problem, **asked)
+    found = repeated_for_gradients(problem, options)
+    assert (found.heads_q, found.heads_k) == heads
+    assert replace(found, heads_q=problem.heads_q, heads_k=problem.heads_k) == problem
 
 
 def test_the_meaning_is_said_in_words(reference: BackwardReference) -> None:

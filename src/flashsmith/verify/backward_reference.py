@@ -26,7 +26,7 @@ from flashsmith.verify.operation_reference import Case, OperationReference, ToDe
 from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import compute_references
-from flashsmith.verify.tolerance import Comparison, Expected
+from flashsmith.verify.tolerance import Comparison, Expected, heads_for_enough_outputs
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
 # Kinds of inputs by the kind that q, k and v are of. 'large_do' are do and dlse as loss scaling
@@ -183,11 +183,11 @@ class BackwardReference(OperationReference):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> Case:
-        """One proof of ``cfg``'s kernel: the problem with its heads, grouped as they are, repeated
-        until its outputs are enough, and the semantics that the kernel is compiled for."""
+        """One proof of ``cfg``'s kernel: the problem with its heads repeated until each gradient is
+        enough, and the semantics that the kernel is compiled for."""
         # Lengths of packed sequences, for example, where a caller said nothing of them.
         options = self.options(problem, seed=seed, **options)
-        problem = repeated_over_heads(problem, options.get("lens_q"))
+        problem = repeated_for_gradients(problem, options)
         frozen = tuple(sorted(options.items()))
         drawn, expected = _drawn_case(problem, kind, seed, frozen, on_gpu)
         problem = replace(problem, semantics=problem.required_semantics(cfg))
@@ -249,6 +249,17 @@ def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ..
             pairwise(offsets(lens_q).tolist()), pairwise(offsets(lens_k).tolist()), strict=True
         )
     )
+
+
+def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Problem:
+    """The problem with its heads, grouped as they are, repeated until there is enough of dq, and
+    enough of dk and dv, which may be much smaller."""
+    problem = repeated_over_heads(problem, options.get("lens_q"))
+    lens_k = options.get("lens_k")
+    keys = problem.batch * problem.seq_k if lens_k is None else sum(lens_k)
+    heads_k = heads_for_enough_outputs(1, keys, problem.heads_k, problem.d)
+    repeats = heads_k // problem.heads_k
+    return replace(problem, heads_q=problem.heads_q * repeats, heads_k=heads_k)
 
 
 def draw_backward_inputs(
