@@ -76,6 +76,8 @@ def test_options_that_make_no_sense(problem: Problem, asked: Any, message: str) 
     [
         ("b1 s48 h8:1 d40", {}, (24, 3)),
         ("b2 s511:1 h6:1 d32", {}, (384, 64)),
+        ("b2 s511:1 h6:1 d32", {"unneeded": ("dk", "dv")}, (6, 1)),
+        ("b2 s511:1 h6:1 d32", {"unneeded": ("dk",)}, (384, 64)),
         ("b1 s1:100 h4:2 d32", {}, (128, 64)),
         ("b1 s128 h2 d32", {}, (2, 2)),
         ("b3 s40 h2 d32 packed", {"lens_q": (40, 40, 0), "lens_k": (0, 9, 7)}, (8, 8)),

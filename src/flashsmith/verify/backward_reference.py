@@ -253,8 +253,10 @@ def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ..
 
 def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Problem:
     """The problem with its heads, grouped as they are, repeated until there is enough of dq, and
-    enough of dk and dv, which may be much smaller."""
+    of dk and dv where they are asked for, which may be much smaller."""
     problem = repeated_over_heads(problem, options.get("lens_q"))
+    if {"dk", "dv"} <= set(options.get("unneeded", ())):
+        return problem
     lens_k = options.get("lens_k")
     keys = problem.batch * problem.seq_k if lens_k is None else sum(lens_k)
     heads_k = heads_for_enough_outputs(1, keys, problem.heads_k, problem.d)
