@@ -75,9 +75,12 @@ def test_options_that_make_no_sense(problem: Problem, asked: Any, message: str) 
     ("sizes", "asked", "heads"),
     [
         ("b1 s48 h8:1 d40", {}, (24, 3)),
-        ("b2 s511:1 h6:1 d32", {}, (384, 64)),
-        ("b2 s511:1 h6:1 d32", {"unneeded": ("dk", "dv")}, (6, 1)),
-        ("b2 s511:1 h6:1 d32", {"unneeded": ("dk",)}, (384, 64)),
+        ("b2 s511:1 h2:1 d32", {}, (128, 64)),
+        ("b2 s511:1 h2:1 d32", {"unneeded": ("dk", "dv")}, (2, 1)),
+        ("b2 s511:1 h2:1 d32", {"unneeded": ("dk",)}, (128, 64)),
+        # 43 times 196,224 elements of dq would be more than 2^23.
+        ("b2 s511:1 h6:1 d32", {}, (252, 42)),
+        ("b1 s300000:1 h1 d32", {}, (1, 1)),
         ("b1 s1:100 h4:2 d32", {}, (128, 64)),
         ("b1 s128 h2 d32", {}, (2, 2)),
         ("b3 s40 h2 d32 packed", {"lens_q": (40, 40, 0), "lens_k": (0, 9, 7)}, (8, 8)),

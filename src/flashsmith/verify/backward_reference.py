@@ -44,6 +44,8 @@ _OF_QKV = {
     "neighbours": "random",
 }
 LARGE_DO = {DType.FP16: 2.0**13, DType.BF16: 2.0**60}
+# Elements of dq up to which heads are repeated for those of dk and dv: of float64, 64 MiB.
+MOST_REPEATED = 2**23
 
 
 @dataclass(frozen=True)
@@ -253,15 +255,18 @@ def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ..
 
 def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Problem:
     """The problem with its heads, grouped as they are, repeated until there is enough of dq, and
-    of dk and dv where they are asked for, which may be much smaller."""
+    of dk and dv where they are asked for, which may be much smaller: but for no more than
+    MOST_REPEATED elements of dq."""
     problem = repeated_over_heads(problem, options.get("lens_q"))
     if {"dk", "dv"} <= set(options.get("unneeded", ())):
         return problem
-    lens_k = options.get("lens_k")
+    lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
+    rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
     keys = problem.batch * problem.seq_k if lens_k is None else sum(lens_k)
-    heads_k = heads_for_enough_outputs(1, keys, problem.heads_k, problem.d)
-    repeats = heads_k // problem.heads_k
-    return replace(problem, heads_q=problem.heads_q * repeats, heads_k=heads_k)
+    enough = heads_for_enough_outputs(1, keys, problem.heads_k, problem.d) // problem.heads_k
+    most = max(1, MOST_REPEATED // max(1, rows * problem.heads_q * problem.d))
+    repeats = min(enough, most)
+    return replace(problem, heads_q=problem.heads_q * repeats, heads_k=problem.heads_k * repeats)
 
 
 def draw_backward_inputs(
