@@ -136,7 +136,10 @@ script = (
 )
 if sys.argv[2] == "orderly":  # the groups of the compilers are killed then
     script = script.replace("setsid ", "")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+# What a job in the background ignores, or one without a terminal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for ignored in (signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(ignored, signal.SIG_DFL)
 commands = [Command(name, ("/bin/sh", "-c", script)) for name in ("one", "two")]
 if sys.argv[2] == "fork" and os.fork() == 0:
     os.setsid()
