@@ -320,6 +320,45 @@ def test_sequences_of_small_caches_are_one_run_each() -> None:
             np.testing.assert_array_equal(rows, expected[i % len(lengths)][0])
 
 
+def test_whole_sequences_of_few_ctas_beyond_one_an_sm_hold_the_next_launch() -> None:
+    """Up to a quarter more of d 64 (and half as many of d 128): CTAs of the next launch that came
+    early would share SMs that a CTA of this one reads for alone. Where others begin early, every
+    CTA lets them."""
+    device = replace(device_spec("H200"), sm_count=8)
+    allows = "griddepcontrol.launch_dependents"
+    for batch, capacity, held in (
+        (4, 700, 0),
+        (5, 700, 1),
+        (5, 400, 0),
+        (6, 700, 0),
+        (5, SPLIT, 0),
+    ):
+        sequences = draw((70, 1) * 3, (1,) * 6)[:batch]
+        expected = [attend([one], dense([one], len(one.k)))[0] for one in sequences]
+        made, plan = planned(sequences, dense(sequences, capacity), device=device)
+        assert whole_ways(plan) & HOLDS == HOLDS * held, (batch, capacity)
+        found = made.run(all_checks()).emulation
+        assert found is not None
+        assert not found.findings
+        assert (allows in found.instructions) != bool(held)
+        for i, rows in enumerate(made.outputs["o"]):
+            np.testing.assert_array_equal(rows, expected[i])
+    # Of d 128 up to half as many more.
+    three = config("(FP16, 128, 16, 64, 4): decode+stages_3+least_64+parts_2")
+    for batch, held in ((6, 1), (7, 0)):
+        sequences = draw((70,), (1,), d=128) * batch
+        _, plan = planned(sequences, dense(sequences, 700), three, device)
+        assert whole_ways(plan) & HOLDS == HOLDS * held, batch
+
+
+HOLDS = 2  # kHoldsNextLaunch (config.cuh)
+
+
+def whole_ways(plan: LaunchPlan) -> int:
+    """DecodeKernelArgs::whole_ways of a plan's first launch."""
+    return struct.unpack_from("i", bytes(plan.launches[0].argument_bytes), 164)[0]
+
+
 def test_few_sequences_are_split_whatever_the_room() -> None:
     """Fewer tiles than five eighths of the SMs, and packed sequences, whose tiles the host does not
     know."""

@@ -80,6 +80,10 @@ struct FlashDecodeKernelConfig {
 // Parts of a sequence at most, whatever the device.
 constexpr int kMostParts = 1024;
 
+// Whether CTAs ask for a sequence's first keys before they know its length, and whether the next
+// launch begins when all of this one's CTAs are done, not when all have begun.
+constexpr int kPrefetchesKeys = 1, kHoldsNextLaunch = 2;
+
 // Division by a number known on the host, of dividends below 2^31: a multiplication and a shift.
 struct Divisor {
     uint32_t divisor, multiplier, shift;
@@ -133,7 +137,7 @@ struct DecodeKernelArgs {
     Divisor by_parts, by_heads_k;
     DecodeStrides k_cache_strides, v_cache_strides;
     int32_t passes;      // whether keys and values are to leave L2 before anything else
-    int32_t prefetches;  // whether CTAs ask for a sequence's first keys before they know its length
+    int32_t whole_ways;  // of runs that are whole sequences: kPrefetchesKeys, kHoldsNextLaunch
     // Units of a call from which on it is large, and may be ragged.
     float from_large, from_ragged;
 
@@ -189,6 +193,7 @@ struct DecodeKernelArgs {
 
 static_assert(offsetof(DecodeKernelArgs, heads_k) == 48);
 static_assert(offsetof(DecodeKernelArgs, k_cache_strides) == 112);
+static_assert(offsetof(DecodeKernelArgs, whole_ways) == 164);
 static_assert(offsetof(DecodeKernelArgs, q) == 176);
 
 // Threads of a CTA of the kernels that have no tiles: of a merge a row a CTA or a warp, of append a

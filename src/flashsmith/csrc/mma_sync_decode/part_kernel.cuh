@@ -817,7 +817,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     prefetch_lengths<Kernel>(args);
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
                   Kernel::SEMANTICS.mask != MaskKind::window && Kernel::has_whole_runs)
-        if (args.prefetches != 0) prefetch_first_keys<Kernel>(args);
+        if ((args.whole_ways & kPrefetchesKeys) != 0) prefetch_first_keys<Kernel>(args);
     const bool in_cluster =
         Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
@@ -829,7 +829,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     bool found = find_item<Kernel>(args, search, item);
     // In this order: the merge reads lengths before it waits.
     wait_for_launch_before();
-    allow_next_launch();
+    if (!Kernel::has_whole_runs || (args.whole_ways & kHoldsNextLaunch) == 0) allow_next_launch();
     if constexpr (Kernel::takes_chunks) {
         // Each search from the first sequence on: no register is left to remember where it was.
         for (uint32_t turn = 1; found; ++turn) {

@@ -223,6 +223,15 @@ RunsBySize runs_by_size(const EqualTiles& tiles, int64_t most_units) {
 constexpr int64_t kPassingBytes = 320 << 20;
 // Keys and values that a sequence has room for in a K/V head, up to which one CTA takes all of it.
 constexpr int64_t kMostWholeBytes = 512 << 10;
+// Of calls of whole runs: tiles an SM between which the next launch is held back until this one's
+// CTAs are done, if a tile has room for so many bytes. CTAs of the next that come earlier take the
+// second places of SMs where this one's would have had an SM, and its memory's rate, alone.
+constexpr double kMostHeldTiles = 1.5, kMostHeldSmallTiles = 1.25;
+constexpr int64_t kLeastHeldBytes = 128 << 10;
+bool is_held(double tiles_of_sm, const FlashDecodeKernelConfig& config, int64_t tile_bytes) {
+    const double most = config.d_head <= 64 ? kMostHeldSmallTiles : kMostHeldTiles;
+    return tiles_of_sm > 1.0 && tiles_of_sm <= most && tile_bytes >= kLeastHeldBytes;
+}
 // Keys of a sequence that clusters merge, and of a run that has more than one part.
 constexpr int64_t kMostClusterKeys = 8192, kMostClusterRunKeys = 256;
 
@@ -407,7 +416,11 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             ++args.kept_levels;
     }
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
-    args.prefetches = whole && tiles == 1 && all_tiles > device.sm_count;
+    if (whole && tiles == 1 && all_tiles > device.sm_count) args.whole_ways |= kPrefetchesKeys;
+    if (whole && tiles == 1 &&
+        is_held(static_cast<double>(all_tiles) / device.sm_count, config, units * unit_bytes) &&
+        all_tiles <= resident)
+        args.whole_ways |= kHoldsNextLaunch;
     args.passes = heads * units * unit_bytes <= kPassingBytes;
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
     // two on an SM, or with several tiles one on most of them, the merge's launch is faster.
