@@ -5,12 +5,15 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -21,6 +24,7 @@ struct Launch {
     uint64_t kernel, stream, device;
     uint32_t grid[3], block[3], cluster[3];
     uint32_t smem_bytes;
+    uint64_t memory_bytes;  // what is allocated then
     uint8_t arguments[kArgumentBytes];
 };
 
@@ -35,6 +39,18 @@ struct Graph {
     std::vector<Node> nodes;
 };
 
+struct Capture {
+    cudaGraph_t graph;
+    unsigned long long id;
+    bool is_invalid;
+};
+
+struct Memory {
+    size_t bytes;
+    bool in_order;  // of a stream
+    cudaStream_t stream;
+};
+
 struct UserObject {
     void* data;
     cudaHostFn_t destroy;
@@ -47,10 +63,14 @@ struct Machine {
     std::map<int, unsigned long long> contexts;  // ids, by device
     std::map<std::string, int> counts;
     std::map<std::string, int> failures;  // what the next call returns
-    std::map<cudaStream_t, cudaGraph_t> capturing;
+    std::map<std::string, int> delays;    // how long each call takes; ms
+    std::map<cudaStream_t, Capture> capturing;
+    unsigned long long captures = 0;                       // the last one's id
     std::map<cudaGraph_t, std::vector<UserObject*>> kept;  // by graphs and their executables
     std::map<std::pair<cudaStream_t, unsigned long long>, unsigned long long> stream_ids;
-    std::map<void*, size_t> memory;
+    bool destroys_later = false;
+    std::vector<UserObject*> to_destroy;
+    std::map<void*, Memory> memory;
     std::map<uint64_t, int> smem_limits;  // bytes, by kernel
     std::vector<Launch> launches;
     std::map<void*, Graph> graphs;  // made by the host code, and their executables
@@ -79,7 +99,19 @@ Status called(const char* name) {
     return static_cast<Status>(status);
 }
 
+// While other threads may call.
+void delay(const char* name) {
+    int ms = 0;
+    {
+        const Lock lock(machine().mutex);
+        const auto found = machine().delays.find(name);
+        if (found != machine().delays.end()) ms = found->second;
+    }
+    if (ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
 #define FLASHSMITH_CALLED             \
+    delay(__func__);                  \
     const Lock lock(machine().mutex); \
     if (const cudaError_t status = called(__func__); status != cudaSuccess) return status
 
@@ -91,10 +123,23 @@ bool anything_is_captured() {
     return !machine().capturing.empty() && capture_mode != cudaStreamCaptureModeRelaxed;
 }
 
-void release(UserObject* object) {
-    if (--object->references > 0) return;
+void destroy(UserObject* object) {
     object->destroy(object->data);
     delete object;
+}
+
+void release(UserObject* object) {
+    if (--object->references > 0) return;
+    if (machine().destroys_later)
+        machine().to_destroy.push_back(object);
+    else
+        destroy(object);
+}
+
+uint64_t memory_bytes() {
+    uint64_t bytes = 0;
+    for (const auto& [address, memory] : machine().memory) bytes += memory.bytes;
+    return bytes;
 }
 
 void note_launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, void** parameters,
@@ -111,6 +156,7 @@ void note_launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, void**
         to[i][2] = extents[i].z;
     }
     launch.smem_bytes = static_cast<uint32_t>(smem_bytes);
+    launch.memory_bytes = memory_bytes();
     std::memcpy(launch.arguments, parameters[0], kArgumentBytes);
     machine().launches.push_back(launch);
 }
@@ -259,9 +305,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, uns
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
     FLASHSMITH_CALLED;
     if (anything_is_captured()) return cudaErrorStreamCaptureUnsupported;
-    *memory = std::malloc(bytes);
+    *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
     std::memset(*memory, 0xAA, bytes);
-    machine().memory[*memory] = bytes;
+    machine().memory[*memory] = {bytes, false, nullptr};
     return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
@@ -270,16 +316,21 @@ cudaError_t cudaFree(void* memory) {
     std::free(memory);
     return cudaSuccess;
 }
-cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
+cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
     FLASHSMITH_CALLED;
     *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
     std::memset(*memory, 0xAA, bytes);
-    machine().memory[*memory] = bytes;
+    machine().memory[*memory] = {bytes, true, stream};
     return cudaSuccess;
 }
-cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
+// In another stream's order it would be free too early.
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
     FLASHSMITH_CALLED;
-    machine().memory.erase(memory);
+    const auto found = machine().memory.find(memory);
+    if (found == machine().memory.end() || !found->second.in_order ||
+        found->second.stream != stream)
+        return cudaErrorInvalidValue;
+    machine().memory.erase(found);
     std::free(memory);
     return cudaSuccess;
 }
@@ -305,20 +356,33 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
     std::swap(*mode, capture_mode);
     return cudaSuccess;
 }
+// Of a stream that is captured it ends the capture, as on an H200 with driver 580, even in relaxed
+// mode. The documentation does not say so.
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
     FLASHSMITH_CALLED;
+    auto& capturing = machine().capturing;
+    if (const auto found = capturing.find(stream); found != capturing.end()) {
+        const unsigned long long ended = found->second.id;
+        for (auto& [branch, capture] : capturing) capture.is_invalid |= capture.id == ended;
+        return cudaErrorStreamCaptureUnsupported;
+    }
     auto& ids = machine().stream_ids;
     *id = ids.try_emplace({stream, context()}, ids.size() + 1).first->second;
     return cudaSuccess;
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long*, cudaGraph_t* graph,
+                                     unsigned long long* id, cudaGraph_t* graph,
                                      const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
     FLASHSMITH_CALLED;
     const auto found = machine().capturing.find(stream);
-    const bool active = found != machine().capturing.end();
-    *status = active ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    if (active) *graph = found->second;
+    *status = cudaStreamCaptureStatusNone;
+    if (found == machine().capturing.end()) return cudaSuccess;
+    const Capture& capture = found->second;
+    *status = cudaStreamCaptureStatusInvalidated;
+    if (capture.is_invalid) return cudaSuccess;
+    *status = cudaStreamCaptureStatusActive;
+    *graph = capture.graph;
+    if (id != nullptr) *id = capture.id;
     return cudaSuccess;
 }
 
@@ -436,7 +500,9 @@ void pretended_reset(int devices) {
     for (int device = 0; device < devices; ++device) m.contexts[device] = generation + device;
     m.counts.clear();
     m.failures.clear();
+    m.delays.clear();
     m.capturing.clear();
+    m.destroys_later = false;
     m.launches.clear();
     m.memory.clear();
     m.graphs.clear();
@@ -460,6 +526,10 @@ void pretended_forget_stream(uint64_t stream) {
 void pretended_fail(const char* name, int status) {
     machine().failures[name] = status;
 }
+void pretended_delay(const char* name, int ms) {
+    const Lock lock(machine().mutex);
+    machine().delays[name] = ms;
+}
 int pretended_count(const char* name) {
     const Lock lock(machine().mutex);
     return machine().counts[name];
@@ -474,15 +544,28 @@ int pretended_graphs() {
 }
 long long pretended_memory_bytes() {
     const Lock lock(machine().mutex);
-    long long bytes = 0;
-    for (const auto& [memory, size] : machine().memory) bytes += size;
-    return bytes;
+    return static_cast<long long>(memory_bytes());
 }
 
 void pretended_capture(uint64_t stream, uint64_t graph) {
     const Lock lock(machine().mutex);
+    machine().capturing[reinterpret_cast<cudaStream_t>(stream)] = {
+        reinterpret_cast<cudaGraph_t>(graph), ++machine().captures, false};
+}
+// How many captures were begun since the process did, which is the last one's id.
+int pretended_captures() {
+    const Lock lock(machine().mutex);
+    return static_cast<int>(machine().captures);
+}
+void pretended_set_captures(int captures) {
+    const Lock lock(machine().mutex);
+    machine().captures = static_cast<unsigned long long>(captures);
+}
+// A stream becomes a branch of what another one captures.
+void pretended_join(uint64_t stream, uint64_t origin) {
+    const Lock lock(machine().mutex);
     machine().capturing[reinterpret_cast<cudaStream_t>(stream)] =
-        reinterpret_cast<cudaGraph_t>(graph);
+        machine().capturing.at(reinterpret_cast<cudaStream_t>(origin));
 }
 void pretended_end_capture(uint64_t stream) {
     const Lock lock(machine().mutex);
@@ -504,6 +587,13 @@ void pretended_destroy(uint64_t graph) {
     const auto objects = kept[reinterpret_cast<cudaGraph_t>(graph)];
     kept.erase(reinterpret_cast<cudaGraph_t>(graph));
     for (UserObject* object : objects) release(object);
+}
+
+// Whether user objects are destroyed when a thread of the driver's gets to it, rather than at once.
+void pretended_destroy_later(int later) {
+    const Lock lock(machine().mutex);
+    machine().destroys_later = later != 0;
+    for (UserObject* object : std::exchange(machine().to_destroy, {})) destroy(object);
 }
 
 int pretended_smem_limit(uint64_t kernel) {

@@ -76,6 +76,7 @@ class Launch(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("cluster", ctypes.c_uint32 * 3),
         ("smem_bytes", ctypes.c_uint32),
+        ("memory_bytes", ctypes.c_uint64),
         ("arguments", ctypes.c_uint8 * 4096),
     )
 
@@ -117,7 +118,7 @@ class PretendedLibrary:
         self.cuda = ctypes.CDLL(str(path))
         self.cuda.pretended_launch.restype = ctypes.POINTER(Launch)
         self.cuda.pretended_memory_bytes.restype = ctypes.c_longlong
-        for name in ("capture", "instantiate"):
+        for name in ("capture", "join", "instantiate"):
             getattr(self.cuda, f"pretended_{name}").argtypes = [ctypes.c_uint64] * 2
         for name in ("end_capture", "destroy"):
             getattr(self.cuda, f"pretended_{name}").argtypes = [ctypes.c_uint64]
@@ -140,6 +141,10 @@ class PretendedLibrary:
     def fail(self, name: str, status: int) -> None:
         """Has the next call of a function of CUDA's return `status`."""
         self.cuda.pretended_fail(name.encode(), status)
+
+    def delay(self, name: str, milliseconds: int) -> None:
+        """Has every call of a function of CUDA's take so long, until the reset: others overtake."""
+        self.cuda.pretended_delay(name.encode(), milliseconds)
 
     def launches(self) -> list[Launch]:
         """What was launched since the reset."""

@@ -272,7 +272,8 @@ def test_a_number_too_many_or_too_few_is_told(library: PretendedLibrary) -> None
         (6, "more than 16 workspaces"),
         (7, "a kernel takes at most 4,096 bytes of arguments"),
         (8, "it writes beyond its arguments"),
-        (9, "more than 64 bytes of workspaces that are kept zero"),
+        (9, "1048592 bytes of workspaces that are kept zero; at most 1048576"),
+        (15, f"{2**64 - 4} bytes of workspaces that are kept zero; at most 1048576"),
     ],
 )
 def test_a_plan_that_leaves_what_there_is_is_refused(

@@ -33,11 +33,22 @@ Launch step_of(size_t kernel, uint32_t ctas, std::vector<Place> places) {
     return launch;
 }
 
-// Where `wrong` is not 0, something about the plan is, or is unusual. Each of n x 32 elements of x,
-// doubled, is scratch; every fourth one adds to the same sum.
+// One launch over nothing but memory that is kept zero.
+inline Plan plan_of_kept(size_t bytes) {
+    Plan plan;
+    plan.workspaces = {{"counters", bytes, Contents::kept_zero}};
+    plan.launches.push_back(
+        step_of<PartsArgs>(0, 1, {in_tensor(0), in_tensor(0), in_tensor(0), in_workspace(0)}));
+    return plan;
+}
+
+// Where `wrong` is not 0, something about the plan is, or is unusual; where it is negative, there
+// is one launch over as many bytes that are kept zero. Each of n x 32 elements of x, doubled, is
+// scratch; every fourth one adds to the same sum.
 inline Plan plan_two_steps(NumberReader& numbers) {
     const auto ctas = static_cast<uint32_t>(numbers.integer());
     const int64_t wrong = numbers.integer();
+    if (wrong < 0) return plan_of_kept(static_cast<size_t>(-wrong));
     const size_t bytes = 128 * ctas;
     Plan plan;
     plan.workspaces = {{"padding", 40, Contents::undefined},
@@ -74,7 +85,7 @@ inline Plan plan_two_steps(NumberReader& numbers) {
             plan.launches[0].tensor_maps = {{0, in_tensor(0), "x", 5, {1}, {}, {1}, 0}};
             break;
         case 9:
-            plan.workspaces[2].bytes = 65;
+            plan.workspaces[2].bytes = kMostKeptBytes + 1;
             break;
         case 10:  // nothing: the first kernel is launched a second time, with less memory
             plan.launches.push_back(plan.launches[0]);
@@ -85,6 +96,9 @@ inline Plan plan_two_steps(NumberReader& numbers) {
             break;
         case 12:
             plan.launches[0].cluster = {3, 1, 1};
+            break;
+        case 15:
+            plan.workspaces[2].bytes = static_cast<size_t>(-4);
             break;
         case 14:  // nothing: more memory than other plans of the kernel
             plan.launches[0].smem_bytes = 60'000;

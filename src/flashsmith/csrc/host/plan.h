@@ -47,7 +47,7 @@ class NumberReader {
 enum class Contents : int {
     undefined = 0,  // anything
     zeroed = 1,     // zero, at every call
-    kept_zero = 2,  // zero, because the launches before left it so; at most 64 bytes a plan
+    kept_zero = 2,  // zero, because the launches before left it so; at most 1 MiB a plan
 };
 
 // Device memory that a call needs beside its tensors.
@@ -149,7 +149,7 @@ struct WorkspaceLayout {
 };
 constexpr size_t kWorkspaceAlignment = 256;
 constexpr size_t kMostWorkspaces = 16;
-constexpr size_t kMostKeptBytes = 64;
+constexpr size_t kMostKeptBytes = size_t{1} << 20;
 constexpr size_t kMostArgumentBytes = 4096;
 WorkspaceLayout layout_of(const std::vector<Workspace>& workspaces);
 

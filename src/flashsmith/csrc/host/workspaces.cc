@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <compare>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,43 +19,85 @@
 namespace flashsmith {
 namespace {
 
-constexpr size_t kSlotsPerChunk = 1024;
-// More streams than a process has at a time; one that makes a stream for every task must not fill
-// memory.
-constexpr size_t kMostStreams = 1024;
-// Captured launches that keep their slots for good, 1 MiB in all. With a user object to return the
-// slot a graph's replay takes 2 us longer: too long for a decoding model's attention.
-constexpr size_t kMostKept = 16384;
+// Slots of one size: how they are allocated, and how many of them are whose.
+struct SlotKind {
+    size_t bytes;
+    size_t per_chunk;
+    // Streams that have one; a process that makes a stream for every task must not fill memory.
+    size_t most_streams;
+    // Captured launches, or branches, that keep theirs for good. With a user object to return the
+    // slot a graph's replay takes 2 us longer: too long for a decoding model's attention.
+    size_t most_kept;
+};
+// 64 KiB at a time; more streams than a process has at once; 1 MiB for captured launches.
+constexpr SlotKind kSmall{64, 1024, 1024, 16384};
+// 2 MiB at a time, a page of the GPU's memory; at most 64 MiB for streams, and as much for good.
+constexpr SlotKind kLarge{kMostKeptBytes, 2, 64, 64};
+
+// What is captured on one stream in one capture. A process has no capture's id twice. Streams go by
+// their handles: to ask for the id of one that is captured makes the capture invalid.
+struct Branch {
+    unsigned long long capture = 0;
+    cudaStream_t stream = nullptr;
+    unsigned long long thread = 0;  // whose cudaStreamPerThread it is; 0 for other streams
+    auto operator<=>(const Branch&) const = default;
+};
 
 // Memory of one CUDA context, as zeroed slots one after the other.
 class Slots {
   public:
+    explicit Slots(const SlotKind& kind) : kind_(kind), used_(kind.per_chunk) {}
+
     void* take() {
         if (void* slot = take_free()) return slot;
         const std::lock_guard lock(mutex_);
-        if (used_ == kSlotsPerChunk) allocate();
-        return chunk_ + KeptWorkspace::kMostBytes * used_++;
+        if (used_ == kind_.per_chunk) allocate();
+        return chunk_ + kind_.bytes * used_++;
     }
 
     // The slot of a stream, by the stream's id: no later stream gets it, unlike its handle. Null
     // for one stream too many.
     void* of_stream(unsigned long long id) {
         {
-            const std::lock_guard lock(streams_mutex_);
+            const std::lock_guard lock(owners_mutex_);
             const auto found = of_stream_.find(id);
             if (found != of_stream_.end()) return found->second;
-            if (of_stream_.size() >= kMostStreams) return nullptr;
+            if (of_stream_.size() >= kind_.most_streams) return nullptr;
         }
         void* slot = take();
-        const std::lock_guard lock(streams_mutex_);
+        const std::lock_guard lock(owners_mutex_);
         const auto [entry, is_new] = of_stream_.emplace(id, slot);
-        if (!is_new) give_back(slot);  // another thread was faster
+        if (!is_new) {  // another thread was faster
+            give_back(slot);
+        } else if (of_stream_.size() > kind_.most_streams) {  // others were
+            of_stream_.erase(entry);
+            give_back(slot);
+            return nullptr;
+        }
         return entry->second;
+    }
+
+    // The slot of a branch; `take_one` is called where it has none yet.
+    template <class TakeOne>
+    void* of_branch(const Branch& branch, TakeOne take_one) {
+        // Threads may launch on one stream. CUDA is called while this is held, so that give_back()
+        // and forget() must not take it.
+        const std::lock_guard one_at_a_time(branches_mutex_);
+        {
+            const std::lock_guard lock(owners_mutex_);
+            const auto found = of_branch_.find(branch);
+            if (found != of_branch_.end()) return found->second;
+        }
+        std::map<Branch, void*> made{{branch, nullptr}};  // once there is a slot nothing may fail
+        void* const slot = made.begin()->second = take_one();
+        const std::lock_guard lock(owners_mutex_);
+        of_branch_.merge(made);
+        return slot;
     }
 
     // A slot that is never given back; null for one too many.
     void* keep() {
-        if (kept_.fetch_add(1) >= kMostKept) {
+        if (kept_.fetch_add(1) >= kind_.most_kept) {
             kept_.fetch_sub(1);
             return nullptr;
         }
@@ -66,11 +109,19 @@ class Slots {
         }
     }
 
-    // May be called from a thread of the driver's, which may hold locks: no call of CUDA is made
-    // while the lock is held that this takes.
+    // This and the next may be called from a thread of the driver's, which may hold locks: no call
+    // of CUDA is made while a lock is held that they take.
     void give_back(void* slot) {
         const std::lock_guard lock(free_mutex_);
         free_.push_back(slot);
+    }
+
+    // That the branch's slot goes, unless the branch has another: a capture goes on after a user
+    // object that it could not be given.
+    void forget(const Branch& branch, void* slot) {
+        const std::lock_guard lock(owners_mutex_);
+        const auto found = of_branch_.find(branch);
+        if (found != of_branch_.end() && found->second == slot) of_branch_.erase(found);
     }
 
   private:
@@ -85,7 +136,11 @@ class Slots {
     // Zeroed on a stream of its own: the default stream must not be touched during a capture.
     void allocate() {
         const RelaxedCapture relaxed;
-        constexpr size_t bytes = kSlotsPerChunk * KeptWorkspace::kMostBytes;
+        {
+            const std::lock_guard lock(free_mutex_);
+            free_.reserve(n_slots_ + kind_.per_chunk);  // give_back() must not run out of memory
+        }
+        const size_t bytes = kind_.per_chunk * kind_.bytes;
         void* chunk = nullptr;
         check(cudaMalloc(&chunk, bytes), "cudaMalloc");
         cudaStream_t stream = nullptr;
@@ -100,21 +155,28 @@ class Slots {
         check(status, "zeroing a workspace");
         chunk_ = static_cast<char*>(chunk);
         used_ = 0;
+        n_slots_ += kind_.per_chunk;
     }
 
-    std::mutex mutex_, free_mutex_, streams_mutex_;
+    const SlotKind kind_;
+    std::mutex mutex_, free_mutex_, owners_mutex_, branches_mutex_;
     char* chunk_ = nullptr;
-    size_t used_ = kSlotsPerChunk;
+    size_t used_, n_slots_ = 0;
     std::vector<void*> free_;
     std::map<unsigned long long, void*> of_stream_;
+    std::map<Branch, void*> of_branch_;
     std::atomic<size_t> kept_ = 0;
 };
 
+struct ContextSlots {
+    Slots small{kSmall}, large{kLarge};
+};
+
 // Never destroyed: the driver may give slots back while the process ends.
-Slots& slots_of_current_context() {
+ContextSlots& slots_of_current_context() {
     using Key = std::pair<int, unsigned long long>;
     static auto& mutex = *new std::mutex;
-    static auto& slots = *new std::map<Key, Slots>;
+    static auto& slots = *new std::map<Key, ContextSlots>;
     int device = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     const Key key{device, context_id()};
@@ -125,18 +187,20 @@ Slots& slots_of_current_context() {
 struct CapturedSlot {
     Slots& slots;
     void* slot;
+    Branch branch;  // none has it where the slot is a launch's
 };
 
 void CUDART_CB give_back(void* captured) {
     const std::unique_ptr<CapturedSlot> held(static_cast<CapturedSlot*>(captured));
+    held->slots.forget(held->branch, held->slot);
     held->slots.give_back(held->slot);
 }
 
-// The slot of a captured launch: kept, or returned when the last of the graph and what was made of
-// it is gone.
-void* slot_of_graph(Slots& slots, cudaGraph_t graph) {
+// The slot of a captured launch, or of a branch: kept, or returned when the last of the graph and
+// what was made of it is gone.
+void* slot_of_graph(Slots& slots, cudaGraph_t graph, const Branch& branch = {}) {
     if (void* const kept = slots.keep()) return kept;
-    auto held = std::make_unique<CapturedSlot>(CapturedSlot{slots, slots.take()});
+    auto held = std::make_unique<CapturedSlot>(CapturedSlot{slots, slots.take(), branch});
     void* const slot = held->slot;
     cudaUserObject_t object = nullptr;
     const cudaError_t made =
@@ -150,20 +214,33 @@ void* slot_of_graph(Slots& slots, cudaGraph_t graph) {
     return slot;
 }
 
-// The graph that launches on the stream become part of; null where they run.
-cudaGraph_t captured_graph(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+// The capture that launches on a stream become part of; without a graph where they run.
+struct Capture {
+    unsigned long long id = 0;
     cudaGraph_t graph = nullptr;
+};
+
+Capture capture_of(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    Capture capture;
 #if CUDART_VERSION >= 13000
-    check(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr),
+    check(cudaStreamGetCaptureInfo(stream, &status, &capture.id, &capture.graph, nullptr, nullptr,
+                                   nullptr),
           "cudaStreamGetCaptureInfo");
 #else
-    check(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr),
-          "cudaStreamGetCaptureInfo");
+    check(
+        cudaStreamGetCaptureInfo_v2(stream, &status, &capture.id, &capture.graph, nullptr, nullptr),
+        "cudaStreamGetCaptureInfo");
 #endif
     if (status == cudaStreamCaptureStatusInvalidated)
         throw std::runtime_error("the stream's capture is invalid already");
-    return status == cudaStreamCaptureStatusActive ? graph : nullptr;
+    return status == cudaStreamCaptureStatusActive ? capture : Capture{};
+}
+
+Branch branch_of(unsigned long long capture, cudaStream_t stream) {
+    static std::atomic<unsigned long long> threads = 0;
+    thread_local const unsigned long long own = ++threads;
+    return {capture, stream, stream == cudaStreamPerThread ? own : 0};
 }
 
 void* temporary(size_t bytes, cudaStream_t stream) {
@@ -182,17 +259,23 @@ KeptWorkspace::KeptWorkspace(size_t bytes, void* stream_handle) : stream_(stream
         throw std::runtime_error("a workspace of " + std::to_string(bytes) + " bytes; at most " +
                                  std::to_string(kMostBytes));
     const auto stream = static_cast<cudaStream_t>(stream_);
-    const cudaGraph_t graph = captured_graph(stream);
-    Slots& slots = slots_of_current_context();
-    if (graph != nullptr) {
-        address_ = slot_of_graph(slots, graph);
-        return;
+    const Capture capture = capture_of(stream);
+    ContextSlots& context = slots_of_current_context();
+    const bool is_large = bytes > kSmall.bytes;
+    Slots& slots = is_large ? context.large : context.small;
+    if (capture.graph == nullptr) {
+        unsigned long long id = 0;
+        check(cudaStreamGetId(stream, &id), "cudaStreamGetId");
+        address_ = slots.of_stream(id);
+        is_temporary_ = address_ == nullptr;
+        if (is_temporary_) address_ = temporary(bytes, stream);
+    } else if (is_large) {
+        const Branch branch = branch_of(capture.id, stream);
+        address_ =
+            slots.of_branch(branch, [&] { return slot_of_graph(slots, capture.graph, branch); });
+    } else {
+        address_ = slot_of_graph(slots, capture.graph);
     }
-    unsigned long long id = 0;
-    check(cudaStreamGetId(stream, &id), "cudaStreamGetId");
-    address_ = slots.of_stream(id);
-    is_temporary_ = address_ == nullptr;
-    if (is_temporary_) address_ = temporary(bytes, stream);
 }
 
 KeptWorkspace::~KeptWorkspace() {
