@@ -15,6 +15,7 @@ import numpy as np
 
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.machine.geometry import WARP, WARPGROUP, Geometry
+from flashsmith.emulator.machine.polls import Poll
 from flashsmith.emulator.machine.protocols import PendingWgmma
 from flashsmith.errors import EmulatorError
 
@@ -94,8 +95,8 @@ class Group:
         #: wgmma: products not committed, and committed groups not waited for, oldest first.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
-        #: What a loop that waits for memory has read in this round.
-        self.polls: list[Any] = []
+        #: What a loop that waits for memory has read in this round, by the index of the load.
+        self.polls: dict[int, Poll] = {}
         self._special: dict[str, Any] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -133,7 +134,8 @@ class Group:
     # Forking and joining
 
     def split(self, mask: np.ndarray) -> tuple[Group, Group]:
-        """Groups of the threads where ``mask`` holds and where it does not, copies included."""
+        """Groups of the threads where ``mask`` holds and where it does not, copies and polls
+        included."""
         parts = []
         for chosen in (mask, ~mask):
             part = Group(self.geometry, self.index[chosen])
@@ -142,13 +144,14 @@ class Group:
                 keep[part.index] = True
                 part.committed = [[c.part(keep) for c in copies] for copies in self.committed]
                 part.open = [c.part(keep) for c in self.open]
+            part.polls = {load: poll.part(chosen) for load, poll in self.polls.items()}
             part.pending_wgmma = list(self.pending_wgmma)
             part.wgmma_groups = [list(products) for products in self.wgmma_groups]
             parts.append(part)
         return parts[0], parts[1]
 
     def absorb(self, parts: list[Group]) -> None:
-        """Take back the copies of parts that come together again.
+        """Take back the copies and polls of parts that come together again.
 
         Waits count from the newest committed group, so lists of unlike length align at their ends.
         """
@@ -161,6 +164,16 @@ class Group:
         self.committed = [AsyncCopy.reunite(copies) for copies in self.committed]
         self.open = AsyncCopy.reunite([copy for part in parts for copy in part.open])
         self._absorb_wgmma(parts)
+        self._absorb_polls(parts)
+
+    def _absorb_polls(self, parts: list[Group]) -> None:
+        self.polls = {}
+        for part in parts:
+            if part.polls:
+                positions = np.searchsorted(self.index, part.index)
+                for load, poll in part.polls.items():
+                    its, known = poll.at(positions), self.polls.get(load)
+                    self.polls[load] = its if known is None else known.joined(its)
 
     def _absorb_wgmma(self, parts: list[Group]) -> None:
         if not any(part.pending_wgmma or part.wgmma_groups for part in parts):

@@ -185,12 +185,12 @@ class GlobalMemory(GlobalMemoryView):
         )
 
     def place(self, address: int) -> str:
-        """A global address in words."""
+        """A global address in words, to stand behind "the word at"."""
         for public in self.ranges():
             if public.begin <= address < public.end:
                 where = f"byte {address - public.begin} of {public.name}"
-                return f"the word at global address {address:#x}, {where},"
-        return f"the word at global address {address:#x}"
+                return f"global address {address:#x}, {where},"
+        return f"global address {address:#x}"
 
     def _nearest(self, address: int) -> str:
         distances = [

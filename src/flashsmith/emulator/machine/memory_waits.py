@@ -1,33 +1,15 @@
-"""Waiting for a word of global memory: what a loop that only reads does until the word changes."""
+"""Waiting for words of global memory: what a loop that only reads does until one changes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from flashsmith.emulator.interface import Site
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.memory import GlobalMemory
+from flashsmith.emulator.machine.polls import Poll
 from flashsmith.emulator.machine.waits import Wait
-
-
-@dataclass(frozen=True, slots=True)
-class Poll:
-    """The words that threads of a group (by position) have read at their addresses."""
-
-    site: Site
-    positions: np.ndarray
-    addresses: np.ndarray
-    words: np.ndarray
-    size: int
-
-    def part(self, mask: np.ndarray) -> Poll:
-        """What the threads in ``mask`` have read."""
-        kept = mask[self.positions]
-        places = (np.cumsum(mask) - 1)[self.positions[kept]]
-        return Poll(self.site, places, self.addresses[kept], self.words[kept], self.size)
 
 
 class MemoryWait(Wait):
@@ -44,8 +26,7 @@ class MemoryWait(Wait):
         waits, changed = np.zeros(self.group.n, np.bool_), np.zeros(self.group.n, np.bool_)
         for poll in self.polls:
             waits[poll.positions] = True
-            now = self.memory.load(poll.addresses, poll.size) if poll.positions.size else poll.words
-            changed[poll.positions] |= now != poll.words
+            changed[poll.positions] |= poll.changed(self.memory)
         return changed | ~waits
 
     def part(self, group: Group, mask: np.ndarray) -> Wait:
@@ -59,7 +40,7 @@ class MemoryWait(Wait):
         for poll in self.polls:
             for address in np.unique(poll.addresses)[:4]:
                 of = poll.addresses == address
-                words = f"{self.memory.place(int(address))} to change from {poll.words[of][0]}"
+                words = poll.missing(int(np.argmax(of)), self.memory)
                 if self.ctas_to_come:
                     words += (
                         f" ({self.ctas_to_come} CTAs that come later in the launch are not "

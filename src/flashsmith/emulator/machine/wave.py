@@ -25,8 +25,9 @@ from flashsmith.emulator.machine.geometry import Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.mbarriers import Mbarriers
 from flashsmith.emulator.machine.memory import GlobalMemory
-from flashsmith.emulator.machine.memory_waits import MemoryWait, Poll
+from flashsmith.emulator.machine.memory_waits import MemoryWait
 from flashsmith.emulator.machine.numeric import select
+from flashsmith.emulator.machine.polls import Poll
 from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.emulator.machine.register_pool import RegisterPool
 from flashsmith.emulator.machine.scheduler import Scheduler
@@ -246,20 +247,37 @@ class Wave(WaveMemory):
     # Loops that wait for memory
 
     def poll(
-        self, group: Group, site: Site, space: str, addresses: Any, size: int, words: Any, mask: Any
+        self,
+        group: Group,
+        site: Site,
+        space: str,
+        addresses: Any,
+        size: int,
+        count: int,
+        words: Any,
+        mask: Any,
     ) -> None:
-        """Notes what a loop that waits for memory has read."""
+        """Notes what a loop that waits for memory has read: ``count`` words of ``size`` bytes."""
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
             positions = group.active(mask)
             where = np.broadcast_to(addresses, (group.n,))[positions]
             found = np.broadcast_to(words, (group.n,))[positions]
-            group.polls.append(Poll(site, positions, where, found, size))
+            group.polls[site.index] = Poll.of(site, positions, where, found, size, count)
 
-    def unchanged(self, group: Group) -> MemoryWait | None:
-        """What a group waits for that found none of the words it needs: a change of one."""
-        polls, group.polls = group.polls, []
+    def forget(self, group: Group, loads: Sequence[int]) -> None:
+        """A round of a loop that waits for memory begins: what its loads read before is over."""
+        for load in loads:
+            group.polls.pop(load, None)
+
+    def unchanged(self, group: Group, loads: Sequence[int]) -> MemoryWait | None:
+        """What a group waits for that found none of the words it needs: a change of one.
+
+        ``loads``: those of the loop. None where they have read no global memory.
+        """
+        polls = [group.polls[load] for load in loads if load in group.polls]
+        polls = [poll for poll in polls if poll.positions.size]
         return MemoryWait(group, self.memory, polls, self.ctas_to_come) if polls else None
 
     def deliver(self, random: RandomSchedule | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -117,6 +118,11 @@ class Flow:
     #: Loops that wait for a word of global memory to change: nodes by (last node, first node).
     spins: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
+    def polls(self, body: Iterable[int]) -> tuple[int, ...]:
+        """Indices of the loads in some nodes that read strongly."""
+        steps = (step.instruction for index in sorted(body) for step in self.nodes[index].steps)
+        return tuple(one.index for one in steps if _reads_strongly(one))
+
     @property
     def exit(self) -> int:
         """Index after the last node."""
@@ -187,13 +193,16 @@ def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
     written = {name for step in steps for name in step.writes}
     if written & flow.nodes[first].live_in:
         return frozenset()
-    strong = any(
-        step.instruction.opcode == "ld"
-        and _STRONG_LOADS.intersection(step.instruction.modifiers)
-        and not any(m.startswith("shared") for m in step.instruction.modifiers)
-        for step in steps
-    )
+    strong = any(_reads_strongly(step.instruction) for step in steps)
     return frozenset(body) if strong else frozenset()
+
+
+def _reads_strongly(instruction: Instruction) -> bool:
+    return (
+        instruction.opcode == "ld"
+        and bool(_STRONG_LOADS.intersection(instruction.modifiers))
+        and not any(m.startswith("shared") for m in instruction.modifiers)
+    )
 
 
 def _nodes(entry: Entry) -> list[Node]:

@@ -125,11 +125,12 @@ def load(t: Emitter, i: Instruction) -> None:
     else:
         mask = see(t, access.memory, "read", address, str(access.bytes), order=access.order)
     words = f"W.load(G, {access.memory!r}, {address}, {access.bytes}, {mask})"
-    if t.polls and access.order and access.count == 1:
+    if t.polls and access.order:
         name = t.temporary()
         t.emit(f"{name} = {words}")
         t.emit(
-            f"W.poll(G, {t.site()}, {access.memory!r}, {address}, {access.bytes}, {name}, {mask})"
+            f"W.poll(G, {t.site()}, {access.memory!r}, {address}, {access.element}, "
+            f"{access.count}, {name}, {mask})"
         )
         words = name
     if access.count == 1:

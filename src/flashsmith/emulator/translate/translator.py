@@ -154,6 +154,7 @@ class Translator(Emitter):
         if node.index in joins:
             self.emit(f"if stop == {node.index}: return ({self._pack(node.live_order)})")
         self.emit(f"C[{node.index}] += nw; T[{node.index}] += nt")
+        self._emit_forgotten_polls(node)
         last = node.steps[-1] if node.steps else None
         for step in node.steps:
             if step is last and (_branches(step) or blocks(step.instruction)):
@@ -162,6 +163,19 @@ class Translator(Emitter):
         self.chains.flush()
         self._emit_ending(node, last)
         self.indent -= 1
+
+    def _emit_forgotten_polls(self, node: Node) -> None:
+        """Where a round of a loop that waits for memory begins, and behind such loops."""
+        spins = self.flow.spins
+        rounds = [body for (_, first), body in spins.items() if first == node.index]
+        if rounds:
+            self.emit(f"W.forget(G, {self.flow.polls(frozenset().union(*rounds))!r})")
+        elif not self.polls and any(
+            node.index in self.flow.nodes[index].successors
+            for body in spins.values()
+            for index in body
+        ):
+            self.emit("G.polls = {}")
 
     def _emit_step(self, step: Step) -> None:
         instruction = step.instruction
@@ -208,11 +222,14 @@ class Translator(Emitter):
 
     def _jump(self, node: Node, target: int) -> None:
         self.emit(f"pc = {target}")
-        if (node.index, target) in self.flow.spins:
+        body = self.flow.spins.get((node.index, target))
+        if body is not None:
             wait, passed = self.temporary(), self.temporary()
             pack = self._pack(self.flow.live_in(target))
-            self.emit(f"{wait} = W.unchanged(G)")
-            self.emit(f"if {wait} is not None:")
+            self.emit(f"{wait} = W.unchanged(G, {self.flow.polls(body)!r})")
+            self.emit(f"if {wait} is None:")
+            self.emit("    if W.looped(): yield None")
+            self.emit("else:")
             self.emit(f"    {passed} = yield {wait}")
             self.emit(f"    if {passed} is not None:")
             self.emit(
