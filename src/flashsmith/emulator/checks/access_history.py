@@ -40,7 +40,8 @@ class Conflict:
 class Party:
     """The threads of one event, when and where; ``lanes`` are the mask of lanes each reads for.
 
-    Atomic parties, strong loads and stores included, do not conflict with each other.
+    Atomic parties, strong loads and stores included, do not conflict with each other. ``by_word``:
+    they are strong, and each of their accesses is of a whole word.
     """
 
     threads: np.ndarray
@@ -48,6 +49,7 @@ class Party:
     clock: int
     site: int
     atomic: bool = False
+    by_word: bool = False
 
 
 class AccessHistory:
@@ -77,6 +79,10 @@ class AccessHistory:
         self._by_cta = shared_by_ctas
         writes = {"thread": (_INTEGER, NO_ACTOR), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
+        # Words that a launch has ever written, or read, in any other way than strongly by the word.
+        self._weakly_written, self._weakly_read = (
+            np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
+        )
         # Outputs, the largest of memories, are mostly never read.
         self._reads: Shadow | None = None
         self._engine_reads: EngineReads | None = None
@@ -98,8 +104,9 @@ class AccessHistory:
         """Byte address of a cell within its memory."""
         return self._writes.address(cell)
 
-    def footprint(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which words were written, and which were read since."""
+    def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Words that were written, that were read since, and those ever written and ever read in
+        any other way than by strong accesses of a word each."""
         written = self._writes["thread"] != NO_ACTOR
         read = np.zeros_like(written)
         if self._reads is not None:
@@ -107,7 +114,10 @@ class AccessHistory:
         if self._writes.granule == 1:
             at = np.arange(0, written.size, 4)
             written, read = (np.logical_or.reduceat(x, at) for x in (written, read))
-        return written, read
+        return written, read, self._weakly_written, self._weakly_read
+
+    def _words(self, cells: np.ndarray) -> np.ndarray:
+        return cells // 4 if self._writes.granule == 1 else cells
 
     # ---- reads ----
 
@@ -132,6 +142,8 @@ class AccessHistory:
     def _record_read(self, touched: Touched, party: Party, order: HappensBefore) -> None:
         if self._reads is None:
             self._reads = self._reads_begun()
+        if self._by_cta and not party.by_word:
+            self._weakly_read[self._words(touched.cells)] = True
         threads, lanes = party.threads[touched.rows], party.lanes[touched.rows]
         slots = touched.cells * self._warps + threads % self._threads // 32
         if self._cluster_size > 1:
@@ -250,6 +262,8 @@ class AccessHistory:
         self._writes["clock"][cells] = party.clock
         self._writes["site"][cells] = party.site
         self._writes["atomic"][cells] = party.atomic
+        if self._by_cta and not party.by_word:
+            self._weakly_written[self._words(cells)] = True
         self._forget_reads(cells)
         lost = np.flatnonzero(writer[cells] != threads)
         if lost.size and not party.atomic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,29 +14,44 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class Footprint:
-    """The words of a range of global memory that launches have written, and those they have read.
+    """The words of a range of global memory that a launch has written, and those it has read.
 
-    ``reached``: whether waiting for the launch before reaches it. It does not where that launch
-    never waited for the launches before it.
+    - ``weakly_written``, ``weakly_read``: those of them that it touched in any other way than by
+      strong accesses of a word each.
+    - ``reached``: whether waiting for the launch before reaches it. It does not where that launch
+      never waited for the launches before it.
+    - ``direct``: whether no launch is between.
     """
 
     entry: str
     begin: int
     written: np.ndarray
     read: np.ndarray
+    weakly_written: np.ndarray
+    weakly_read: np.ndarray
     reached: bool = True
+    direct: bool = True
 
-    def met_by(self, event: MemoryAccess) -> np.ndarray:
-        """Rows of an event that touch what must not be touched yet."""
-        met = self.written
-        if event.kind not in ("read", "async_read"):
-            met = met | self.read
+    def met_by(self, event: MemoryAccess, by_word: bool) -> np.ndarray:
+        """Rows of an event that touch what must not be touched yet.
+
+        ``by_word``: the event's accesses are strong ones of a word each, which do not conflict with
+        such accesses of the launch directly before.
+        """
+        written, read = self.written, self.read
+        if by_word and self.direct:
+            written, read = self.weakly_written, self.weakly_read
         first = (event.addresses - self.begin) // _WORD
-        last = (event.addresses + np.asarray(event.sizes) - 1 - self.begin) // _WORD
-        inside = (last >= 0) & (first < met.size) & (np.asarray(event.sizes) > 0)
+        end = (event.addresses + np.asarray(event.sizes) - 1 - self.begin) // _WORD + 1
+        first, end = (np.clip(x, 0, written.size) for x in (first, end))
+        if not (first < end).any():
+            return np.zeros(first.shape, np.bool_)
+        low, high = int(first.min()), int(end.max())
+        met = written[low:high]
+        if event.kind not in ("read", "async_read"):
+            met = met | read[low:high]
         before = np.concatenate([[0], np.cumsum(met)])
-        low, high = (np.clip(x, 0, met.size) for x in (first, last + 1))
-        return inside & (before[high] > before[low])
+        return (np.asarray(event.sizes) > 0) & (before[end - low] > before[first - low])
 
 
 class LaunchOrder:
@@ -50,18 +65,18 @@ class LaunchOrder:
         if not programmatic:
             self._earlier = []
             return
-        old = [
-            Footprint(one.entry, one.begin, one.written, one.read, one.reached and waited)
-            for one in self._earlier
-        ]
+        old = [replace(one, reached=one.reached and waited, direct=False) for one in self._earlier]
         self._earlier = [*old, *last]
 
     def conflicts(
-        self, event: MemoryAccess, after_launch: np.ndarray
+        self, event: MemoryAccess, after_launch: np.ndarray, by_word: bool
     ) -> Iterator[tuple[Footprint, np.ndarray]]:
-        """Footprints, and the rows of an access that meet them without being ordered after."""
+        """Footprints, and the rows of an access that meet them without being ordered after.
+
+        ``by_word``: the accesses are strong ones of a word each.
+        """
         for one in self._earlier:
-            bad = one.met_by(event)
+            bad = one.met_by(event, by_word)
             if one.reached:
                 bad &= ~after_launch
             if bad.any():

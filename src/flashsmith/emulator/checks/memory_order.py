@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from flashsmith.emulator.checks.happens_before import Far, HappensBefore, merge_far
 from flashsmith.emulator.interface import MemoryAccess, MemoryFence, Site
 
@@ -14,6 +16,14 @@ _WIDE = ("gpu", "sys")
 def is_strong(event: MemoryAccess) -> bool:
     """Whether an access may meet such accesses of other CTAs without a race."""
     return bool(event.order) and event.scope in _WIDE
+
+
+def is_strong_by_word(event: MemoryAccess) -> bool:
+    """Whether an access is strong and of 4-byte elements: one access of a whole word for each."""
+    if not is_strong(event) or event.engine is not None:
+        return False
+    element = event.site.mnemonic.rpartition(".")[2]
+    return element in ("b32", "u32", "s32", "f32") and not np.any(event.addresses % 4)
 
 
 def is_sum(event: MemoryAccess) -> bool:

@@ -17,7 +17,12 @@ from flashsmith.emulator.checks.barrier_order import BarrierOrder
 from flashsmith.emulator.checks.check import Check
 from flashsmith.emulator.checks.happens_before import HappensBefore
 from flashsmith.emulator.checks.launch_order import Footprint, LaunchOrder
-from flashsmith.emulator.checks.memory_order import MemoryOrder, is_strong, is_sum
+from flashsmith.emulator.checks.memory_order import (
+    MemoryOrder,
+    is_strong,
+    is_strong_by_word,
+    is_sum,
+)
 from flashsmith.emulator.checks.shadow import Ranges
 from flashsmith.emulator.interface import (
     AsyncLanding,
@@ -62,7 +67,9 @@ class Races(Check):
       acquires order CTAs (MemoryOrder); what they share otherwise is a race unless both only read
       or both use atomics, or strong loads and stores (.relaxed, .volatile, ...).
     - A programmatic launch must be ordered after ``griddepcontrol.wait`` before it reads what the
-      launch before wrote, or writes what that touched: ``race-launch``.
+      launch before wrote, or writes what that touched: ``race-launch``. Only words that both touch
+      by strong accesses of 4-byte elements are handed over without it, by the launch directly
+      before.
     - ``orders_sums``: of a kernel that must give the same bits in every run. Then floating-point
       sums are no exception: two that nothing orders are a race.
     """
@@ -136,13 +143,14 @@ class Races(Check):
             self._access(self._shared, ctas - self._first_cta, event, 0)
         elif event.space == "global":
             index = self._ranges.find(event.addresses, event.sizes)
+            by_word = is_strong_by_word(event) and not (self._orders_sums and is_sum(event))
             for k in np.unique(index[index >= 0]):
                 chosen = index == k
                 begin = self._ranges.ranges[k].begin
-                self._access(self._history(int(k)), 0, _part(event, chosen, begin), begin)
+                self._access(self._history(int(k)), 0, _part(event, chosen, begin), begin, by_word)
             self._memory_order.access(event)
             if self._programmatic:
-                self._check_launches(event)
+                self._check_launches(event, by_word)
 
     def async_landing(self, event: AsyncLanding) -> None:
         """The copy's data become its thread's write."""
@@ -181,9 +189,9 @@ class Races(Check):
         self._waited = True
         self._order.acquire_launch(event.threads)
 
-    def _check_launches(self, event: MemoryAccess) -> None:
+    def _check_launches(self, event: MemoryAccess, by_word: bool) -> None:
         after = self._order.after_launch(event.threads)
-        for footprint, rows in self._launch_order.conflicts(event, after):
+        for footprint, rows in self._launch_order.conflicts(event, after, by_word):
             reads = event.kind in ("read", "async_read")
             lacks = "no griddepcontrol.wait"
             if not footprint.reached:
@@ -284,6 +292,7 @@ class Races(Check):
         site: Site,
         shape: str = "wide",
         atomic: bool = False,
+        by_word: bool = False,
     ) -> Party:
         self._sites[site.index] = site
         if shape == "matrix":
@@ -291,7 +300,7 @@ class Races(Check):
         else:
             lane = threads % self._threads_per_cta % 32
             lanes = np.uint32(1) << lane.astype(np.uint32)
-        return Party(threads, lanes, clock, site.index, atomic)
+        return Party(threads, lanes, clock, site.index, atomic, by_word)
 
     def _access(
         self,
@@ -299,12 +308,13 @@ class Races(Check):
         banks: np.ndarray | int,
         event: MemoryAccess,
         base: int,
+        by_word: bool = False,
     ) -> None:
         touched = history.locate(banks, event.addresses, event.sizes)
         atomic = event.kind in ("atomic", "async_atomic") or is_strong(event)
         if self._orders_sums and is_sum(event):
             atomic = False
-        party = self._party(event.threads, event.clock, event.site, event.shape, atomic)
+        party = self._party(event.threads, event.clock, event.site, event.shape, atomic, by_word)
         found: Iterable[Conflict]
         if event.kind in ("read", "async_read"):
             found = history.read(touched, party, self._order)
