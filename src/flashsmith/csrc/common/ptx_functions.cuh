@@ -99,6 +99,33 @@ FS_DEVICE void store_global_8B(void* gmem, float2 x) {
     asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(gmem), "f"(x.x), "f"(x.y) : "memory");
 }
 
+// Words that threads elsewhere may poll: each becomes visible by itself, in no order.
+FS_DEVICE void send_global_16B(void* gmem, uint4 x) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(gmem), "r"(x.x),
+                 "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+FS_DEVICE void send_global_8B(void* gmem, uint2 x) {
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(gmem), "r"(x.x), "r"(x.y)
+                 : "memory");
+}
+FS_DEVICE uint4 poll_global_16B(const void* gmem) {
+    uint4 x;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(gmem)
+                 : "memory");
+    return x;
+}
+FS_DEVICE uint2 poll_global_8B(const void* gmem) {
+    uint2 x;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(x.x), "=r"(x.y)
+                 : "l"(gmem)
+                 : "memory");
+    return x;
+}
+
 // Adds to global memory, in whatever order CTAs come.
 FS_DEVICE void add_global(float* gmem, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");

@@ -61,6 +61,9 @@ struct FlashDecodeKernelConfig {
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
     // stages three CTAs of an SM have no registers for it.
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
+    // Whether a call of few parts may hand their states to the merge word by word: there is a merge
+    // kernel that takes them as they arrive.
+    constexpr bool has_arrivals() const { return cluster > 0 && chunk_rows == 0 && !own_rows; }
     // CTAs of an SM, at most, that registers suffice for, 0: as many as shared memory has room for.
     constexpr int most_ctas() const { return own_rows ? 256 / n_threads() : 0; }
 
@@ -83,6 +86,9 @@ constexpr int kMostParts = 1024;
 // Whether CTAs ask for a sequence's first keys before they know its length, and whether the next
 // launch begins when all of this one's CTAs are done, not when all have begun.
 constexpr int kPrefetchesKeys = 1, kHoldsNextLaunch = 2;
+
+// Parts whose states the merge takes as they arrive, at most: four of each of its warps.
+constexpr int kMostArrivingParts = 16;
 
 // Division by a number known on the host, of dividends below 2^31: a multiplication and a shift.
 struct Divisor {
@@ -154,6 +160,12 @@ struct DecodeKernelArgs {
     // log2, and sum of probabilities; and the rotated queries with where they came from.
     float* part_o;
     float* part_statistics;
+    // The same of sequences with few parts, whose states the merge takes as they arrive: words in
+    // memory that is zero between calls. Up to how many parts, 0: of none; and from one K/V head's
+    // states to the next one's, in rows.
+    uint32_t* arriving_o;
+    uint32_t* arriving_statistics;
+    int32_t most_arriving, arriving_rows;
     uint32_t* run_counter;  // of runs that CTAs have asked for beyond their first; may be null
     const void* q_source;
     void* q_rotated;

@@ -1,6 +1,7 @@
 // The kernel that merges the states of a row's runs, in the tree that their parts are leaves of.
 // Each warp of a CTA takes a subtree of it, eight leaves at a time, and the warps' states are the
-// last two levels; or, of many rows with eight runs at most, each warp has a row of its own.
+// last two levels; or, of many rows with eight runs at most, each warp has a row of its own. States
+// of few runs may be taken as they arrive, while the decode kernel runs.
 #pragma once
 
 #include "mma_sync_decode/row_state.cuh"
@@ -10,12 +11,12 @@ namespace flashsmith {
 
 FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
     wait_for_launch_before();
-    allow_next_launch();
+    allow_next_launch();  // again where states arrived: that changes nothing
     if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
         *args.run_counter = 0;  // for the next call
 }
 
-template <class Kernel>
+template <class Kernel, bool kArriving = false>
 struct RowMerge {
     static constexpr int kWarps = kMergeThreads / kWarpSize;
     static_assert(kWarps == 4, "two pairs");
@@ -32,6 +33,9 @@ struct RowMerge {
     using Shared = float[kWarps][kColumnSteps][kWarpSize][6];
     Shared& shared;
 
+    // Whether the states are taken as they arrive.
+    FS_DEVICE bool arrive() const { return kArriving && s.parts <= args.most_arriving; }
+
     // `alone`: by this warp, else by all of the CTA's. `waits`: for the decode kernel first. A
     // rehearsal, before that, merges nothing, for what it has the SM fetch: instructions.
     FS_DEVICE void run(bool alone, bool waits, bool rehearses = false) const {
@@ -41,10 +45,14 @@ struct RowMerge {
         while (leaves * (alone ? 1 : kWarps) < s.runs) leaves *= 2;
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
         const Leaves own(*this, begin);
-        if (waits) wait_for_decode(args);
+        if (waits && !arrive()) wait_for_decode(args);
         if (!rehearses && (s.runs == 1 || row >= s.queries * args.heads_per_group)) return;
         States states;
-        merge_leaves(states, own, rehearses ? 0 : end - begin, lane, rehearses);
+        const int count = rehearses ? 0 : end - begin;
+        if (arrive())
+            take_arriving(states, begin, count, lane);
+        else
+            merge_leaves(states, own, count, lane, rehearses);
         if (!rehearses && begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
         if (!alone) {
 #pragma unroll
@@ -154,6 +162,61 @@ struct RowMerge {
         for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
     }
 
+    // The same of `count` leaves, four at most, as soon as all of their words are there, which are
+    // zero for the next call then. All CTAs of the decode kernel that sends these have begun.
+    FS_DEVICE void take_arriving(States& merged, int first, int count, int lane) const {
+        static_assert(kMostArrivingParts <= kWarps * kAhead / 2);
+        const ArrivingStates<Kernel> memory(args, batch, head_k, s.queries * args.heads_per_group,
+                                            s.parts);
+        const int last = count > 0 ? first + count - 1 : 0;  // a warp without leaves reads some
+        uint4 sums[kAhead / 2][kColumnSteps];
+        uint2 statistics[kAhead / 2];
+        bool is_all;
+        do {
+            is_all = true;
+#pragma unroll
+            for (int i = 0; i < kAhead / 2; ++i) {
+                const int part = min(first + i, last);
+                statistics[i] = poll_global_8B(memory.statistics_of(part, row));
+#pragma unroll
+                for (int c = 0; c < kColumnSteps; ++c)
+                    sums[i][c] = poll_global_16B(memory.sums_of(part, row) +
+                                                 min(128 * c + 4 * lane, Kernel::d_head - 4));
+            }
+#pragma unroll
+            for (int i = 0; i < kAhead / 2; ++i) {
+                is_all &= statistics[i].x != 0 && statistics[i].y != 0;
+#pragma unroll
+                for (int c = 0; c < kColumnSteps; ++c)
+                    is_all &= sums[i][c].x != 0 && sums[i][c].y != 0 && sums[i][c].z != 0 &&
+                              sums[i][c].w != 0;
+            }
+        } while (count > 0 && !is_all);
+        if (count > 0) allow_next_launch();
+        __syncwarp();  // lanes share statistics, and the last ones columns
+        RowState states[kAhead][kColumnSteps];
+#pragma unroll
+        for (int i = 0; i < kAhead / 2; ++i) {
+            const float2 its{memory.received(statistics[i].x), memory.received(statistics[i].y)};
+            if (lane == 0 && i < count)
+                send_global_8B(memory.statistics_of(first + i, row), {0, 0});
+#pragma unroll
+            for (int c = 0; c < kColumnSteps; ++c) {
+                const int column = 128 * c + 4 * lane;
+                if (column < Kernel::d_head && i < count)
+                    send_global_16B(memory.sums_of(first + i, row) + column, {0, 0, 0, 0});
+                const uint4 x = sums[i][c];
+                states[i][c] = RowState(its, {~x.x, ~x.y, ~x.z, ~x.w});
+                if (i >= count) states[i][c].sum = 0.0f;
+            }
+        }
+        join_neighbours(states, 0, 1);
+        join_neighbours(states, 2, 3);
+        join_neighbours(states, 0, 2);
+#pragma unroll
+        for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
+    }
+
     // To the first subtree of a warp those behind it.
     FS_DEVICE void add_others(States& states, int first, int end, int lane) const {
         RowState waiting[kLevelsAbove][kColumnSteps];
@@ -218,9 +281,9 @@ struct MergedRows {
 };
 
 // A CTA for each row.
-template <class Kernel>
-__global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const DecodeKernelArgs args) {
-    using Merge = RowMerge<Kernel>;
+template <class Kernel, bool kArriving>
+FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
+    using Merge = RowMerge<Kernel, kArriving>;
     __shared__ typename Merge::Shared shared;
     static_assert(sizeof shared == Kernel::merge_smem_bytes);
     const int sequence_head = args.by_merged_rows.divide(block_index());
@@ -235,6 +298,20 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
         merge.run(false, pass == 1, pass == 0);
         __syncthreads();  // a rehearsal's states are read
     }
+    // Whoever waits for this launch waits for those before it, too.
+    if (merge.arrive()) wait_for_decode(args);
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const DecodeKernelArgs args) {
+    merge_one_row<Kernel, false>(args);
+}
+
+// The same where few parts' states may arrive one by one.
+template <class Kernel>
+__global__ void __launch_bounds__(kMergeThreads)
+    decode_merge_arriving_kernel(const DecodeKernelArgs args) {
+    merge_one_row<Kernel, true>(args);
 }
 
 // CTAs that look for rows. Where rows are many, a CTA for each would cost more: these begin beside

@@ -760,6 +760,14 @@ struct DecodeRun {
                     return;
                 }
             }
+            if constexpr (Kernel::has_arrivals) {
+                if (target.parts <= args.most_arriving) {
+                    ArrivingStates<Kernel>(args, target.batch, target.head_k, target.rows,
+                                           target.parts)
+                        .send(state, target.first_part, of_head, column);
+                    return;
+                }
+            }
             states(target).store(state, target.first_part, of_head, column);
             return;
         }

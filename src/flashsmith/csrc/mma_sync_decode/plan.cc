@@ -16,7 +16,16 @@ namespace flashsmith {
 namespace {
 
 // The kernels of a config, in the order of the family's templates.
-enum Kernel : size_t { dense, paged, merge, append, merge_rows, chunk, paged_chunk };
+enum Kernel : size_t {
+    dense,
+    paged,
+    merge,
+    append,
+    merge_rows,
+    chunk,  // of configs with chunks
+    paged_chunk,
+    merge_arriving = chunk,  // of configs that have it, all without chunks
+};
 
 // The operation's tensors, in its order.
 enum DecodeTensor : size_t {
@@ -225,13 +234,16 @@ constexpr int64_t kPassingBytes = 320 << 20;
 constexpr int64_t kMostWholeBytes = 512 << 10;
 // Of calls of whole runs: tiles an SM between which the next launch is held back until this one's
 // CTAs are done, if a tile has room for so many bytes. CTAs of the next that come earlier take the
-// second places of SMs where this one's would have had an SM, and its memory's rate, alone.
-constexpr double kMostHeldTiles = 1.5, kMostHeldSmallTiles = 1.25;
+// second places of SMs where this one's would have had an SM, and its memory's rate, alone. With
+// d_head 64 that is nothing, or costs.
+constexpr double kMostHeldTiles = 1.5;
 constexpr int64_t kLeastHeldBytes = 128 << 10;
-bool is_held(double tiles_of_sm, const FlashDecodeKernelConfig& config, int64_t tile_bytes) {
-    const double most = config.d_head <= 64 ? kMostHeldSmallTiles : kMostHeldTiles;
-    return tiles_of_sm > 1.0 && tiles_of_sm <= most && tile_bytes >= kLeastHeldBytes;
+bool is_held(const FlashDecodeKernelConfig& config, double tiles_of_sm, int64_t tile_bytes) {
+    return config.d_head > 64 && tiles_of_sm > 1.0 && tiles_of_sm <= kMostHeldTiles &&
+           tile_bytes >= kLeastHeldBytes;
 }
+// Of states that arrive at a merge: beside other memory that a plan keeps zero.
+constexpr int64_t kMostArrivingBytes = int64_t{kMostKeptBytes} - 1024;
 // Keys of a sequence that clusters merge, and of a run that has more than one part.
 constexpr int64_t kMostClusterKeys = 8192, kMostClusterRunKeys = 256;
 
@@ -417,9 +429,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     }
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
     if (whole && tiles == 1 && all_tiles > device.sm_count) args.whole_ways |= kPrefetchesKeys;
-    if (whole && tiles == 1 &&
-        is_held(static_cast<double>(all_tiles) / device.sm_count, config, units * unit_bytes) &&
-        all_tiles <= resident)
+    if (whole && tiles == 1 && all_tiles <= resident &&
+        is_held(config, static_cast<double>(all_tiles) / device.sm_count, units * unit_bytes))
         args.whole_ways |= kHoldsNextLaunch;
     args.passes = heads * units * unit_bytes <= kPassingBytes;
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
@@ -457,6 +468,23 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
                      int64_t{device.sm_count} * (few_rows && has_one_run ? 1 : kSearchesPerSm));
 
+    // States of a sequence's few parts arrive at the merge one by one, as its CTAs wait for them
+    // already. Of several sequences that gains nothing, nor where clusters serve a cache's shorter
+    // lengths and this one has more parts.
+    const int64_t arriving_parts = std::min(
+        {int64_t{kMostArrivingParts}, parts, device.sm_count / std::max(heads, int64_t{1})});
+    const int64_t arriving_rows = arriving_parts * args.slot_rows;
+    const int64_t arriving_o = heads * arriving_rows * config.d_head * int64_t{sizeof(float)};
+    const int64_t arriving_statistics = heads * arriving_rows * 2 * int64_t{sizeof(float)};
+    const bool arrives = config.has_arrivals() && merges && args.rehearses != 0 && p.batch == 1 &&
+                         tiles == 1 && !p.packed && items <= resident && arriving_parts > 1 &&
+                         (p.seq_k > kMostClusterKeys || parts_of_capacity <= kMostArrivingParts) &&
+                         arriving_o + arriving_statistics <= kMostArrivingBytes;
+    if (arrives) {
+        args.most_arriving = static_cast<int32_t>(arriving_parts);
+        args.arriving_rows = static_cast<int32_t>(arriving_rows);
+    }
+
     Plan plan;
     args.chunk_states = heads * args.most_slots * args.slot_rows;
     const int64_t states = args.chunk_states + p.heads_k * chunks.head_rows;
@@ -477,6 +505,15 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         merges && (args.share < 0 || (args.share_of_large < 0 && args.from_large <= most_units) ||
                    (args.share_of_ragged < 0 && args.from_ragged <= most_units));
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
+    // As does this one.
+    const size_t first_arriving = plan.workspaces.size();
+    if (arrives) {
+        const auto keep = [&](const char* name, int64_t bytes) {
+            plan.workspaces.push_back({name, static_cast<size_t>(bytes), Contents::kept_zero});
+        };
+        keep("arriving_o", arriving_o);
+        keep("arriving_statistics", arriving_statistics);
+    }
     // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
@@ -497,6 +534,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         if (counts)
             plan.launches.back().addresses.push_back(
                 {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
+        if (arrives)
+            plan.launches.back().addresses.insert(
+                plan.launches.back().addresses.end(),
+                {{offsetof(DecodeKernelArgs, arriving_o), in_workspace(first_arriving)},
+                 {offsetof(DecodeKernelArgs, arriving_statistics),
+                  in_workspace(first_arriving + 1)}});
     };
     if (tensors[new_k] != 0) {
         const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);
@@ -534,7 +577,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         add(merge_rows, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
             kMergeThreads, 0);
     } else if (merges) {
-        add(searches ? merge_rows : merge, merges_of_rows, kMergeThreads, 0);
+        add(arrives    ? merge_arriving
+            : searches ? merge_rows
+                       : merge,
+            merges_of_rows, kMergeThreads, 0);
     }
 
     for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})

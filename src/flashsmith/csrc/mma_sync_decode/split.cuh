@@ -194,6 +194,44 @@ struct PartStates {
     }
 };
 
+// The same of few parts, in memory that is zero where nothing has arrived. Each word says by itself
+// whether it is there, so that nothing orders one behind another: a float is kept by its
+// complement, of which 0, a NaN, becomes another NaN's.
+template <class Kernel>
+struct ArrivingStates {
+    uint32_t *const sums, *const statistics;  // of the first part's first row
+    const int rows, parts;
+
+    FS_DEVICE ArrivingStates(const DecodeKernelArgs& args, int batch, int head_k, int rows,
+                             int parts)
+        : sums(args.arriving_o + first(args, batch, head_k) * Kernel::d_head),
+          statistics(args.arriving_statistics + first(args, batch, head_k) * 2),
+          rows(rows),
+          parts(parts) {}
+
+    FS_DEVICE uint32_t* sums_of(int part, int row) const {
+        return sums + (part * rows + row) * Kernel::d_head;
+    }
+    FS_DEVICE uint32_t* statistics_of(int part, int row) const {
+        return statistics + 2 * (row * parts + part);
+    }
+    FS_DEVICE void send(const RowState& state, int part, int row, int column) const {
+        const uint4 of_o = state.bits_of_sums();
+        send_global_16B(sums_of(part, row) + column,
+                        {sent(of_o.x), sent(of_o.y), sent(of_o.z), sent(of_o.w)});
+        if (column > 0) return;
+        const uint2 its = state.bits_of_statistics();
+        send_global_8B(statistics_of(part, row), {sent(its.x), sent(its.y)});
+    }
+    FS_DEVICE static uint32_t sent(uint32_t bits) { return max(~bits, 1u); }
+    FS_DEVICE static float received(uint32_t word) { return __uint_as_float(~word); }
+
+  private:
+    FS_DEVICE static int first(const DecodeKernelArgs& args, int batch, int head_k) {
+        return (batch * args.heads_k + head_k) * args.arriving_rows;
+    }
+};
+
 // Where the search for an item begins.
 struct ItemSearch {
     int first = 0;        // sequence

@@ -73,6 +73,7 @@ struct StaticDecodeKernelConfig {
     static constexpr int merge_smem_bytes = CFG.merge_smem_bytes();
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
     static constexpr bool has_whole_runs = CFG.has_whole_runs();
+    static constexpr bool has_arrivals = CFG.has_arrivals() && kClusters;
 
     // Of 16 rows' columns a thread merges so many times four at once: the warps' states, and a
     // run's.

@@ -52,6 +52,7 @@ class MmaSyncDecodeFamily(Family):
             "append": "decode_append_kernel",
             "merge_rows": "decode_merge_rows_kernel",
             **(chunks if cfg.chunk_rows else {}),
+            **({"merge_arriving": "decode_merge_arriving_kernel"} if cfg.has_arrivals else {}),
         }
 
     def candidates(

@@ -247,6 +247,11 @@ class FlashDecodeKernelConfig(KernelConfig):
         return self.chunk_rows // 2
 
     @property
+    def has_arrivals(self) -> bool:
+        """Whether there is a merge kernel that takes the states of few parts as they arrive."""
+        return bool(self.cluster) and not self.chunk_rows and not self.own_rows
+
+    @property
     def keeps_queries(self) -> bool:
         """Whether a warp keeps its queries' fragments in registers."""
         return self.rows_per_warp * self.d_head <= MMA_ROWS * 128
