@@ -284,8 +284,6 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("statistics are sent by weak stores", _SPLIT,
                     "send_global_8B(statistics_of(part, row), {sent",
                     "store_global_8B(statistics_of(part, row), uint2{sent"),
-        SourcePatch("every column sends statistics elsewhere", _SPLIT,
-                    "if (column > 0) return;", "if (column == 0) return;"),
         SourcePatch("sums are read by weak loads", _MERGE, "poll_global_16B(memory.sums_of",
                     "load_global_16B(memory.sums_of"),
         SourcePatch("sums stay for the next call", _MERGE,

@@ -487,21 +487,22 @@ VICTIMS = {
         sm_count=64,
         arch=90,
     ),
-    # A sequence's few parts, whose states arrive at the merge; and more, which it waits for.
+    # A sequence's few parts, whose states arrive at the merge; and more, which it waits for. Rows of
+    # so many columns as above, that few are enough.
     "arriving": OperationVictim(
-        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+cluster_8"),
+        config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_2+cluster_8"),
         Semantics("causal", uneven=True),
         (
-            _arriving("b1 s1:1000 h6:2 d40 causal", sinks=True),
-            _arriving("b1 s1:300 h6:2 d56 causal", "far_scores"),
-            _arriving("b1 s2:190 h15:5 d56 causal", "large_scores"),
-            _arriving("b1 s1:400 h4:2 d40 causal", "nonfinite"),
-            _arriving("b1 s1:40 h4:2 d64 causal"),
+            _arriving("b1 s1:1000 h18:2 d248 causal", sinks=True),
+            _arriving("b1 s1:300 h18:2 d248 causal", "far_scores"),
+            _arriving("b1 s2:190 h10:2 d248 causal", "large_scores"),
+            _arriving("b1 s1:400 h18:2 d248 causal", "nonfinite"),
+            _arriving("b1 s1:40 h18:2 d248 causal"),
             # A run more than arrive, and eight and more for each warp of the merge.
-            _arriving("b1 s1:1030 h4:2 d64 causal", "far_scores"),
-            _arriving("b1 s1:5000 h3:1 d64 causal", "far_scores"),
+            _arriving("b1 s1:1030 h18:2 d248 causal", "far_scores"),
+            _arriving("b1 s1:2300 h18:2 d248 causal", "far_scores"),
         ),
-        sm_count=64,
+        sm_count=40,
         arch=90,
     ),
     "append": OperationVictim(
@@ -532,7 +533,6 @@ PARTS = {
     "paged": {"paged": 4},
     "chunks": {"paged_chunk": 2},
     "append": {"append": 2},
-    "arriving": {"merge_arriving": 2},
     "cluster": {"main": 2},
     "full": {"main": 2},
     "own": {"main": 1},
