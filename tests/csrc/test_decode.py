@@ -578,7 +578,7 @@ def test_states_arrive_where_few_parts_may_be() -> None:
 
     kept = ["arriving_o", "arriving_statistics"]
     assert names(1, 1, ARRIVING)[2:] == kept
-    # As many parts as clusters do not merge: of two row tiles.
+    # Where clusters could serve the cache, and it has room for no more parts than arrive.
     assert names(1, 1, 16 * 64, replace(CLUSTERS, parts_per_sm=8))[2:] == kept
     for batch, queries, capacity, cfg in (
         (1, 1, 8192, CLUSTERS),

@@ -487,8 +487,8 @@ VICTIMS = {
         sm_count=64,
         arch=90,
     ),
-    # A sequence's few parts, whose states arrive at the merge; and more, which it waits for. Rows of
-    # so many columns as above, that few are enough.
+    # A sequence's few parts, whose states arrive at the merge; and more, which it waits for. Rows
+    # of so many columns as above, that few are enough.
     "arriving": OperationVictim(
         config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_2+cluster_8"),
         Semantics("causal", uneven=True),
