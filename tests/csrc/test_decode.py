@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import shared_kernels
+from guessed_lengths import WRONG_BY_WARPS, asked_by_loads, guessing
 
-from flashsmith.emulator import EmulationResult
+from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.emulator.checks import BankConflicts, all_checks
+from flashsmith.emulator.interface import MemoryAccess
 from flashsmith.errors import EmulatorError
 from flashsmith.families import (
     DeviceSpec,
@@ -333,7 +335,7 @@ def test_whole_sequences_of_few_ctas_beyond_one_an_sm_hold_the_next_launch() -> 
     ):
         sequences = draw((70, 1) * 4, (1,) * 8, cfg.d_head)[:batch]
         made, plan = planned(sequences, dense(sequences, capacity), cfg, device)
-        assert whole_ways(plan) & HOLDS == HOLDS * held, (cfg, batch, capacity)
+        assert ways(plan) & HOLDS == HOLDS * held, (cfg, batch, capacity)
         found = made.run(all_checks()).emulation
         assert found is not None
         assert not found.findings
@@ -355,9 +357,9 @@ WHOLE = config("(FP16, 128, 16, 64, 4): decode+stages_3+least_64+parts_2")
 HOLDS = 2  # kHoldsNextLaunch (config.cuh)
 
 
-def whole_ways(plan: LaunchPlan) -> int:
-    """DecodeKernelArgs::whole_ways of a plan's first launch."""
-    return struct.unpack_from("i", bytes(plan.launches[0].argument_bytes), 164)[0]
+def ways(plan: LaunchPlan) -> int:
+    """DecodeKernelArgs::ways of a plan's first launch."""
+    return struct.unpack_from("h", bytes(plan.launches[0].argument_bytes), 164)[0]
 
 
 def test_few_sequences_are_split_whatever_the_room() -> None:
@@ -480,7 +482,7 @@ def shares_of(batch: int, capacity: int, heads_k: int = HEADS_K) -> tuple[float,
     launch = made.kernel.plan(made.call).launches[0]
     # Where DecodeKernelArgs has them (config.cuh).
     read = partial(struct.unpack_from, buffer=bytes(launch.argument_bytes))
-    return *read("2f", offset=60), *read("2f", offset=168), *read("f", offset=516)
+    return *read("2f", offset=60), *read("2f", offset=168), *read("f", offset=492)
 
 
 def test_runs_are_as_many_as_end_together() -> None:
@@ -562,7 +564,7 @@ def test_the_merge_waits_for_every_word(word: int, monkeypatch: pytest.MonkeyPat
     sequences = draw((300,), (1,))
     device = replace(device_spec("H200"), sm_count=132)
     made, _ = planned(sequences, dense(sequences, ARRIVING), CLUSTERS, device)
-    with pytest.raises(EmulatorError, match="arriving_" + ("o" if word < 4 else "statistics")):
+    with pytest.raises(EmulatorError, match="arriving"):
         made.run()
 
 
@@ -576,7 +578,7 @@ def test_states_arrive_where_few_parts_may_be() -> None:
         _, plan = planned(sequences, dense(sequences, capacity), cfg, device)
         return [workspace.name for workspace in plan.workspaces]
 
-    kept = ["arriving_o", "arriving_statistics"]
+    kept = ["arriving"]
     assert names(1, 1, ARRIVING)[2:] == kept
     # Where clusters could serve the cache, and it has room for no more parts than arrive.
     assert names(1, 1, 16 * 64, replace(CLUSTERS, parts_per_sm=8))[2:] == kept
@@ -592,6 +594,158 @@ def test_states_arrive_where_few_parts_may_be() -> None:
 # Keys that a cache has room for, beyond those that clusters merge, and of a sequence that has more
 # parts than arrive.
 ARRIVING, LONG = 8208, 2100
+
+
+# CTAs that begin before the launch before is over, of one sequence, of several, and in clusters.
+BEFORE = replace(CLUSTERS, early=True)
+shared_kernels.want([BEFORE], arch=90)
+GUESSES = {
+    "nothing": "mov.b32 %guess, 0;",
+    "the most there is": "mov.b32 %guess, 0x7fffffff;",
+    "the least": "mov.b32 %guess, 0x80000000;",
+    "other warps' are wrong": WRONG_BY_WARPS,
+}
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("page", [0, 24])
+def test_what_lengths_seem_to_be_changes_no_bit(
+    guess: str, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths are guessed before the launch before is over: here as they are not, and differently
+    by the warps of a CTA, which loads what it asks for."""
+    guessed: list[int] = []
+
+    def run_guessing(ptx: Mapping[str, str], plan: LaunchPlan, **how: Any) -> EmulationResult:
+        main = plan.launches[0].kernel
+        changed = asked_by_loads(guessing(ptx[main], GUESSES[guess]))
+        found = run_in_emulator({**ptx, main: changed}, plan, **how)
+        guessed.append(found.instructions["ld.relaxed.gpu.global.s32"])
+        return found
+
+    device = replace(device_spec("H200"), sm_count=132)
+    for lengths, capacity, launches in (
+        *(((300,), ARRIVING, 2), ((1100,), ARRIVING, 2), ((0,), ARRIVING, 2)),
+        *(((700, 0, 65, 330, 1), SPLIT, 2), ((500,), 504, 1), ((64, 500), 504, 1)),
+    ):
+        sequences = draw(lengths, (1,) * len(lengths))
+        expected = [
+            attend([one], dense([one], max(1, len(one.k))), arch=device) for one in sequences
+        ]
+        caches = paged_to(sequences, capacity, page) if page else dense(sequences, capacity)
+        with monkeypatch.context() as patched:
+            patched.setattr(operation_run, "run_in_emulator", run_guessing)
+            made, plan = planned(sequences, caches, BEFORE, device)
+            assert len(plan.launches) == launches
+            assert ways(plan) & GUESSES_LENGTHS
+            found = made.run(all_checks(), schedule_seed=1).emulation
+        assert found is not None
+        assert not found.findings, (lengths, found.findings)
+        for (o, _), rows in zip(expected, made.outputs["o"], strict=True):
+            np.testing.assert_array_equal(rows, o, err_msg=str(lengths))
+    assert all(guessed)
+
+
+def paged_to(sequences: Sequence[Cached], capacity: int, page: int) -> dict[str, np.ndarray]:
+    """In pages, with room for so many keys at least."""
+    most = max(-(-len(one.k) // page) for one in sequences)
+    return paged(sequences, page, more=-(-capacity // page) - most)
+
+
+@pytest.mark.parametrize("page", [0, 24])
+@pytest.mark.parametrize(("batch", "capacity"), [(1, ARRIVING), (3, SPLIT), (2, 500)])
+def test_early_calls_ask_for_the_first_keys_of_every_sequence(
+    batch: int, capacity: int, page: int
+) -> None:
+    """As many of each, a power of two, and of all K/V heads: each line of their rows once."""
+    sequences = draw((capacity,) * batch, (1,) * batch)
+    caches = paged(sequences, page) if page else dense(sequences, capacity)
+    device = replace(device_spec("H200"), sm_count=132)
+    made, plan = planned(sequences, caches, BEFORE, device)
+    keys = 1 << asked_keys(plan)
+    assert keys == min(1 << capacity.bit_length() - 1, 8192 // batch)
+    assert made.kernel is not None
+    arrays = {name: view.source for name, view in made.views.items()}
+    seen = SingleBytes()
+    main = plan.launches[0].kernel
+    run_in_emulator(
+        {**made.kernel.modules, main: asked_by_loads(made.kernel.modules[main])},
+        plan,
+        readable={name: it for name, it in arrays.items() if name not in made.outputs},
+        writable={name: arrays[name] for name in made.outputs},
+        observers=[seen],
+        sm_count=132,
+    )
+    lines = Counter[int]()
+    for name in ("k_cache", "v_cache"):
+        cache = arrays[name]
+        for i in range(batch):
+            for key in range(keys):
+                block, slot = (
+                    (i, key) if not page else (arrays["page_table"][i, key // page], key % page)
+                )
+                for head in range(HEADS_K):
+                    row = cache[block, slot, head]
+                    lines[row.__array_interface__["data"][0]] += 1
+    asked = {at: times for at, times in seen.at.items() if at in lines}
+    assert asked == lines
+    # Beside those, of the lengths alone.
+    assert sum(seen.at.values()) - sum(asked.values()) <= plan.launches[0].grid[0]
+
+
+class SingleBytes(Observer):
+    """Where single bytes of global memory are read, and how often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = Counter[int]()
+
+    def memory(self, event: MemoryAccess) -> None:
+        if event.space == "global" and event.kind == "read" and np.all(event.sizes == 1):
+            self.at.update(event.addresses.tolist())
+
+
+def test_only_calls_that_may_begin_early_guess_and_ask() -> None:
+    """Of up to 32 sequences that are not packed, whose rows were there before; and of those for
+    whose keys there is a launch, eight of each at least."""
+    device = replace(device_spec("H200"), sm_count=132)
+    for cfg, batch, capacity, is_guessed, asked in (
+        *(
+            (BEFORE, 1, ARRIVING, True, 13),
+            (BEFORE, 32, 8192, True, 8),
+            (BEFORE, 33, 8192, False, 7),
+        ),
+        *((BEFORE, 1, 7, True, 0), (BEFORE, 1, 8, True, 3), (CLUSTERS, 1, ARRIVING, False, 0)),
+        *((BEFORE, 80, 500, False, 0), (BEFORE, 1025, SPLIT, False, 0)),
+    ):
+        sequences = draw((1,), (1,)) * batch
+        caches = {name: np.zeros((batch, capacity, HEADS_K, 64), np.float16) for name in CACHES}
+        _, plan = planned(sequences, caches, cfg, device)
+        seen = bool(ways(plan) & GUESSES_LENGTHS), asked_keys(plan)
+        assert seen == (is_guessed, asked), (batch, capacity)
+
+
+CACHES = ("k_cache", "v_cache")
+GUESSES_LENGTHS = 4  # kGuessesLengths (config.cuh)
+
+
+def asked_keys(plan: LaunchPlan) -> int:
+    """DecodeKernelArgs::log2_asked_keys of a plan's first launch."""
+    return struct.unpack_from("h", bytes(plan.launches[0].argument_bytes), 166)[0]
+
+
+def test_merges_let_the_next_launch_begin_before_they_wait() -> None:
+    """It asks for its keys while they do."""
+    device = replace(device_spec("H200"), sm_count=132)
+    sequences = draw((300,), (1,))
+    made, _ = planned(sequences, dense(sequences, ARRIVING), BEFORE, device)
+    assert made.kernel is not None
+    merges = [entry for entry in made.kernel.modules if "merge" in entry]
+    assert len(merges) == 3
+    for entry in merges:
+        ptx = made.kernel.modules[entry]
+        allows, waits = (ptx.index(f"griddepcontrol.{it}") for it in ("launch_dependents", "wait"))
+        assert allows < waits, entry
 
 
 @pytest.mark.parametrize(("page", "packed", "times"), [(0, True, 1), (24, False, 2)])

@@ -7,7 +7,6 @@ are sampled: every mutant of what synchronises, some of each other operator, eve
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,9 +14,11 @@ from typing import Any
 import pytest
 import shared_kernels
 from decode_mistakes import MISTAKES, AskedDecode
+from guessed_lengths import GUESS, asked_by_loads, guessing
+from hopper_mutant_runs import Noticed
 from mutant_suite import Equivalent, MutantSuite
 from mutants import operators
-from operation_victims import OperationVictim, SourcePatch, patched_modules
+from operation_victims import ChangedPlan, OperationVictim, SourcePatch, patched_modules
 
 from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
@@ -136,6 +137,23 @@ def _direct(
 def _arriving(sizes: str, inputs: str = "random", **options: Any) -> AskedDecode:
     """In a cache with room for more keys than clusters merge."""
     return AskedDecode(sizes, inputs, {"capacity": 8208, **options})
+
+
+class GuessingVictim(OperationVictim):
+    """A victim of whose kernels those that guess do so wrongly, and load what they prefetch."""
+
+    __hash__ = OperationVictim.__hash__
+
+    def run(
+        self, modules: Mapping[str, str] | None = None, plan: ChangedPlan | None = None
+    ) -> Noticed:
+        every = {**self.kernel.modules, **(modules or {})}
+        spoiled = {
+            entry: asked_by_loads(guessing(ptx))
+            for entry, ptx in every.items()
+            if GUESS.search(ptx)
+        }
+        return super().run({**every, **spoiled}, plan)
 
 
 VICTIMS = {
@@ -505,6 +523,47 @@ VICTIMS = {
         sm_count=40,
         arch=90,
     ),
+    # CTAs that ask for keys and find their runs before they may begin, by lengths that are wrong:
+    # of several sequences, of one whose states arrive, and in clusters.
+    "guessing": GuessingVictim(
+        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+early+cluster_8"),
+        Semantics("causal", uneven=True),
+        (
+            _split("b5 s1:460 h20:4 d40 causal", options={"lens_k": (65, 460, 0, 131, 300)}),
+            _split(
+                "b4 s1:460 h24:4 d56 causal",
+                options={"lens_k": (460, 1, 64, 460), "layout": "heads first"},
+            ),
+            # Without the last keys the last CTAs would have no run.
+            AskedDecode(
+                "b1 s1:1030 h36:2 d56 causal",
+                options={"sinks": True, "capacity": 8208},
+                sm_count=40,
+            ),
+            AskedDecode("b2 s1:230 h30:2 d40 causal", options={"lens_k": (230, 65)}, sm_count=64),
+            _sparse(32),
+        ),
+        sm_count=5,
+        arch=90,
+    ),
+    "guessing_pages": GuessingVictim(
+        config("(BF16, 256, 16, 32, 2): decode+stages_3+least_64+parts_4+early+cluster_8"),
+        Semantics("causal", uneven=True),
+        (
+            # More columns than are there, up to the end of the last page.
+            _split(
+                "b5 s1:460 h20:4 d136 causal page24",
+                options={"lens_k": (65, 460, 0, 131, 300), "capacity": LONG // 24},
+            ),
+            AskedDecode(
+                "b3 s1:130 h20:2 d248 causal page7",
+                options={"lens_k": (130, 65, 0), "layout": "heads first"},
+                sm_count=64,
+            ),
+        ),
+        sm_count=5,
+        arch=90,
+    ),
     "append": OperationVictim(
         config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),
@@ -551,7 +610,8 @@ HARMLESS_PLANS_OF = {
         "paged_chunk first": "It is first.",
         "half of paged_chunk": "The CTAs that there are take all tiles, one after another.",
         "paged first": "Neither of the two kernels reads or writes what is the other's.",
-    }
+    },
+    "guessing_pages": {"paged first": "It is first."},
 }
 
 EQUIVALENT = (
@@ -682,16 +742,6 @@ def test_mutants_are_caught(name: str, role: str, part: int) -> None:
     assert SUITE.survivors(name, role, chosen) <= SUITE.uncaught(name, role, chosen)
 
 
-def _asked_by_loads(ptx: str) -> str:
-    """A kernel that loads what it prefetches: a prefetch changes nothing, wherever it goes, and the
-    address of a load is checked."""
-    changed, times = re.subn(
-        r"prefetch\.global\.L2\s+(\[[^\]]*\]);", r"ld.global.u8 %asked, \1;", ptx
-    )
-    assert times
-    return changed.replace(".reg .pred", ".reg .b16 %asked;\n\t.reg .pred", 1)
-
-
 _PREFETCHES = SourcePatch(
     "V's first keys are asked for by K's strides",
     "mma_sync_decode/split.cuh",
@@ -712,7 +762,7 @@ def test_first_keys_are_asked_for_where_they_are(wrong: bool) -> None:
     )
     entry = victim.roles["main"]
     modules = patched_modules(victim, _PREFETCHES) if wrong else victim.kernel.modules
-    noticed = victim.run({entry: _asked_by_loads(modules[entry])})
+    noticed = victim.run({entry: asked_by_loads(modules[entry])})
     assert noticed.kinds == ({"out-of-bounds"} if wrong else set())
     assert not noticed.wrong
 

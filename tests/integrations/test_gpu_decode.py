@@ -228,6 +228,50 @@ def test_a_compiled_step_appends_and_returns_what_an_eager_one_does(mode: str) -
     torch.compiler.reset()
 
 
+# Lets the launch behind it begin at once, and then writes lengths and a page table late.
+LATE = r"""
+extern "C" __global__ void late(int* to, const int* from, int n, long long nanoseconds) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    while (now - begin < nanoseconds);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
+}"""
+
+
+@pytest.mark.parametrize("pages", [False, True])
+@pytest.mark.parametrize("lens", [(700,), LENS, (650, 300, 1, 0, 719) * 4])
+def test_lengths_that_are_written_after_a_call_has_begun_are_those_that_count(
+    lens: tuple[int, ...], pages: bool
+) -> None:
+    """A launch before that lets the call's begin: what is there by then is other lengths, and the
+    numbers of other pages."""
+    cupy = pytest.importorskip("cupy", reason="needs CuPy: it is not installed")
+    if torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("launches begin early from compute capability 9.0 on")
+    late = cupy.RawKernel(LATE, "late")
+    rng = np.random.default_rng(len(lens))
+    for nanoseconds in (0, 2_000, 5_000, 20_000) * 6:
+        call = dense(1, lens=lens)
+        call = {**call, **{name: call[name].nan_to_num(0.5) for name in ("k_cache", "v_cache")}}
+        call = paged(call) if pages else call
+        del call["k"], call["v"]
+        others = {"cache_lens": rng.integers(0, CAPACITY + 1, len(lens)), "page_table": [[-1]]}
+        changed = ["cache_lens"] + ["page_table"] * pages
+        right = {name: call[name].clone() for name in changed}
+        expected = run(call)
+        for name in changed:
+            wrong = torch.as_tensor(others[name], dtype=torch.int32, device=DEVICE)
+            call[name].copy_(wrong.expand_as(call[name]))
+        torch.cuda.synchronize()
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            for name in changed:
+                to, source = (cupy.from_dlpack(it) for it in (call[name], right[name]))
+                late((1,), (32,), (to, source, to.size, np.int64(nanoseconds)))
+        assert_same(run(call), expected)
+
+
 def test_cupy_arrays_are_read_and_appended_to() -> None:
     cupy = pytest.importorskip("cupy", reason="needs CuPy: it is not installed")
     call = {name: it.half() if it.dtype is BF16 else it for name, it in paged(dense()).items()}

@@ -126,6 +126,13 @@ FS_DEVICE uint2 poll_global_8B(const void* gmem) {
     return x;
 }
 
+// A word that a launch before may still be writing: it is what was there, or what will be.
+FS_DEVICE int load_relaxed(const int32_t* gmem) {
+    int x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(gmem) : "memory");
+    return x;
+}
+
 // Adds to global memory, in whatever order CTAs come.
 FS_DEVICE void add_global(float* gmem, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");

@@ -61,6 +61,9 @@ struct FlashDecodeKernelConfig {
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
     // stages three CTAs of an SM have no registers for it.
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
+    // Whether the first launch of a call makes use of the time before it may begin, when the launch
+    // before is still running: it asks for keys, and finds its runs by what lengths seem to be.
+    constexpr bool begins_before() const { return early && chunk_rows == 0; }
     // Whether a call of few parts may hand their states to the merge word by word: there is a merge
     // kernel that takes them as they arrive.
     constexpr bool has_arrivals() const { return cluster > 0 && chunk_rows == 0 && !own_rows; }
@@ -84,8 +87,12 @@ struct FlashDecodeKernelConfig {
 constexpr int kMostParts = 1024;
 
 // Whether CTAs ask for a sequence's first keys before they know its length, and whether the next
-// launch begins when all of this one's CTAs are done, not when all have begun.
-constexpr int kPrefetchesKeys = 1, kHoldsNextLaunch = 2;
+// launch begins when all of this one's CTAs are done, not when all have begun: of runs that are
+// whole sequences. And whether CTAs find their first run by lengths that are guessed.
+constexpr int kPrefetchesKeys = 1, kHoldsNextLaunch = 2, kGuessesLengths = 4;
+
+// Sequences whose lengths a warp's lanes hold, one each.
+constexpr int kMostGuessed = 32;
 
 // Parts whose states the merge takes as they arrive, at most: four of each of its warps.
 constexpr int kMostArrivingParts = 16;
@@ -142,8 +149,10 @@ struct DecodeKernelArgs {
     int32_t min_units;   // blocks of B_c keys that a part has at least
     Divisor by_parts, by_heads_k;
     DecodeStrides k_cache_strides, v_cache_strides;
-    int32_t passes;      // whether keys and values are to leave L2 before anything else
-    int32_t whole_ways;  // of runs that are whole sequences: kPrefetchesKeys, kHoldsNextLaunch
+    int32_t passes;  // whether keys and values are to leave L2 before anything else
+    int16_t ways;    // kPrefetchesKeys, kHoldsNextLaunch, kGuessesLengths
+    // log2 of the keys of each sequence that an early launch's CTAs ask for together; 0: of none.
+    int16_t log2_asked_keys;
     // Units of a call from which on it is large, and may be ragged.
     float from_large, from_ragged;
 
@@ -157,18 +166,15 @@ struct DecodeKernelArgs {
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed queries; null unless packed
 
     // Workspaces. Sums of rows over a part's keys, relative to its own maximum; each row's maximum,
-    // log2, and sum of probabilities; and the rotated queries with where they came from.
+    // log2, and sum of probabilities.
     float* part_o;
     float* part_statistics;
-    // The same of sequences with few parts, whose states the merge takes as they arrive: words in
-    // memory that is zero between calls. Up to how many parts, 0: of none; and from one K/V head's
-    // states to the next one's, in rows.
-    uint32_t* arriving_o;
-    uint32_t* arriving_statistics;
-    int32_t most_arriving, arriving_rows;
     uint32_t* run_counter;  // of runs that CTAs have asked for beyond their first; may be null
-    const void* q_source;
-    void* q_rotated;
+    // The states of a call's only sequence where it has few parts, which the merge takes as they
+    // arrive: words in memory that is zero between calls, all sums and then all statistics. Up to
+    // how many parts, 0: of none; and from one K/V head's states to the next one's, in rows.
+    uint32_t* arriving;
+    int32_t most_arriving, arriving_rows;
 
     DecodeStrides q_strides, o_strides, new_k_strides, new_v_strides, q_source_strides;
     int64_t page_table_stride, cos_stride, sin_stride;
@@ -201,12 +207,19 @@ struct DecodeKernelArgs {
     // query of the packed tensor to the next.
     int32_t most_chunk_parts, min_chunk_units;
     int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
+
+    // What append alone reads: the queries that it rotates, and the workspace for them.
+    const void* q_source;
+    void* q_rotated;
 };
 
 static_assert(offsetof(DecodeKernelArgs, heads_k) == 48);
 static_assert(offsetof(DecodeKernelArgs, k_cache_strides) == 112);
-static_assert(offsetof(DecodeKernelArgs, whole_ways) == 164);
+static_assert(offsetof(DecodeKernelArgs, ways) == 164);
 static_assert(offsetof(DecodeKernelArgs, q) == 176);
+// Lines that are read behind those begin at every 64 bytes from there.
+static_assert(offsetof(DecodeKernelArgs, q_strides) == 288);
+static_assert(offsetof(DecodeKernelArgs, total_q) == 448);
 
 // Threads of a CTA of the kernels that have no tiles: of a merge a row a CTA or a warp, of append a
 // row a warp.

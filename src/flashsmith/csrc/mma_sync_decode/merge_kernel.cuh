@@ -11,7 +11,6 @@ namespace flashsmith {
 
 FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
     wait_for_launch_before();
-    allow_next_launch();  // again where states arrived: that changes nothing
     if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
         *args.run_counter = 0;  // for the next call
 }
@@ -166,7 +165,7 @@ struct RowMerge {
     // zero for the next call then. All CTAs of the decode kernel that sends these have begun.
     FS_DEVICE void take_arriving(States& merged, int first, int count, int lane) const {
         static_assert(kMostArrivingParts <= kWarps * kAhead / 2);
-        const ArrivingStates<Kernel> memory(args, batch, head_k, s.queries * args.heads_per_group,
+        const ArrivingStates<Kernel> memory(args, head_k, s.queries * args.heads_per_group,
                                             s.parts);
         const int last = count > 0 ? first + count - 1 : 0;  // a warp without leaves reads some
         uint4 sums[kAhead / 2][kColumnSteps];
@@ -192,7 +191,6 @@ struct RowMerge {
                               sums[i][c].w != 0;
             }
         } while (count > 0 && !is_all);
-        if (count > 0) allow_next_launch();
         __syncwarp();  // lanes share statistics, and the last ones columns
         RowState states[kAhead][kColumnSteps];
 #pragma unroll
@@ -289,6 +287,7 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
     const int sequence_head = args.by_merged_rows.divide(block_index());
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
+    allow_next_launch();  // which asks for its keys meanwhile
     const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
     const Merge merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared};
     // Instructions that an SM has not had yet take longer than all that they do here. Where it has
@@ -322,6 +321,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     using Merge = RowMerge<Kernel>;
     __shared__ typename Merge::Shared shared;
     static_assert(sizeof shared == Kernel::merge_smem_bytes);
+    allow_next_launch();
     ItemSearch search(share_of_cta<Kernel>(args), block_index());
     DecodeSequence s;
     int batch, rest;

@@ -244,8 +244,15 @@ struct DecodeRun {
         return keys;
     }
 
-    // Leaves at `place` in shared memory where the CTA's next search begins.
-    FS_DEVICE void run(ItemSearch search, uint32_t place) const {
+    // The run's copies: which step comes next, and where from.
+    struct Copies {
+        int first_step, steps;
+        NextRows next_rows;
+        int next_entry;
+    };
+
+    // Starts the copies of the first stages and of the queries.
+    FS_DEVICE Copies start() const {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
@@ -269,7 +276,14 @@ struct DecodeRun {
             if (!kPaged && i == 0) start_queries();
             cp_async_commit();
         }
-        int next_entry = entries[kStages - 1];
+        return {first_step, steps, next_rows, entries[kStages - 1]};
+    }
+
+    // Leaves at `place` in shared memory where the CTA's next search begins.
+    FS_DEVICE void run(Copies copies, ItemSearch search, uint32_t place) const {
+        const int first_step = copies.first_step, steps = copies.steps;
+        NextRows next_rows = copies.next_rows;
+        int next_entry = copies.next_entry;
         if (!Kernel::takes_chunks && thread_index() == 0) {
             if constexpr (!Kernel::own_rows)
                 RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
@@ -762,8 +776,7 @@ struct DecodeRun {
             }
             if constexpr (Kernel::has_arrivals) {
                 if (target.parts <= args.most_arriving) {
-                    ArrivingStates<Kernel>(args, target.batch, target.head_k, target.rows,
-                                           target.parts)
+                    ArrivingStates<Kernel>(args, target.head_k, target.rows, target.parts)
                         .send(state, target.first_part, of_head, column);
                     return;
                 }
@@ -825,23 +838,37 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     prefetch_lengths<Kernel>(args);
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
                   Kernel::SEMANTICS.mask != MaskKind::window && Kernel::has_whole_runs)
-        if ((args.whole_ways & kPrefetchesKeys) != 0) prefetch_first_keys<Kernel>(args);
+        if ((args.ways & kPrefetchesKeys) != 0) prefetch_first_keys<Kernel>(args);
+    constexpr bool kGuesses = Kernel::begins_before && !Kernel::SEMANTICS.packed;
+    if constexpr (Kernel::begins_before && Kernel::SEMANTICS.mask != MaskKind::window)
+        if (args.log2_asked_keys > 0) prefetch_cache<Kernel, kPaged>(args);
     const bool in_cluster =
         Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
         if (in_cluster) ClusterMerge<Kernel>::begin(args, smem);
-    // The first launch of a call may be early itself: lengths are of the launch before, too.
-    if (args.new_k == nullptr) wait_for_launch_before();
-    DecodeItem item;
-    ItemSearch search(Kernel::takes_chunks ? 0 : share_of_cta<Kernel>(args), block_index());
-    bool found = find_item<Kernel>(args, search, item);
+    // The first launch of a call may be early itself: lengths are of the launch before, too. Until
+    // that is over what is there is a guess, and mostly right: lengths change once for all layers.
+    Lengths lengths;
+    if constexpr (kGuesses) lengths.are_guessed = (args.ways & kGuessesLengths) != 0;
+    const int32_t* const own_length = args.cache_lens + min(lane_index(), args.batch - 1);
+    if (lengths.are_guessed)
+        lengths.guess = load_relaxed(own_length);
+    else if (args.new_k == nullptr)
+        wait_for_launch_before();
+    DecodeItem item{};
+    ItemSearch search(Kernel::takes_chunks ? 0 : share_of_cta<Kernel>(args, lengths),
+                      block_index());
+    bool found = find_item<Kernel>(args, search, item, lengths);
     // In this order: the merge reads lengths before it waits.
     wait_for_launch_before();
-    if (!Kernel::has_whole_runs || (args.whole_ways & kHoldsNextLaunch) == 0) allow_next_launch();
+    if (!Kernel::has_whole_runs || (args.ways & kHoldsNextLaunch) == 0) allow_next_launch();
+    // It comes while the copies of the guessed run's first keys are on their way.
+    const int length = lengths.are_guessed ? *own_length : 0;
     if constexpr (Kernel::takes_chunks) {
         // Each search from the first sequence on: no register is left to remember where it was.
         for (uint32_t turn = 1; found; ++turn) {
-            DecodeRun<Kernel, kPaged>(args, item, smem).run(search, 0);
+            const DecodeRun<Kernel, kPaged> run(args, item, smem);
+            run.run(run.start(), search, 0);
             search = ItemSearch(0, block_index() + turn * gridDim.x);
             found = find_item<Kernel>(args, search, item);
         }
@@ -849,11 +876,26 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     }
     // Two places by turns: threads may still read one when the next search comes.
     uint32_t place = smem + Kernel::search_offset;
-    while (found) {
+    while (found || lengths.are_guessed) {
         const DecodeRun<Kernel, kPaged> run(args, item, smem);
+        const bool has_run = found && (!Kernel::has_clusters || item.first_part < item.end_part);
+        typename DecodeRun<Kernel, kPaged>::Copies copies{};
+        if (has_run) copies = run.start();
+        if (lengths.are_guessed) {
+            lengths.are_guessed = false;
+            // By each warp for itself: another one may have guessed something else. A thread's new
+            // copies have the places of those that it has waited for.
+            if (!__all_sync(kWholeWarp, length == lengths.guess)) {
+                cp_async_wait<0>();
+                search = ItemSearch(share_of_cta<Kernel>(args), block_index());
+                found = find_item<Kernel>(args, search, item);
+                continue;
+            }
+            if (!found) return;
+        }
         if constexpr (Kernel::has_clusters)
             if (in_cluster) run.begin_in_cluster();
-        if (!Kernel::has_clusters || item.first_part < item.end_part) run.run(search, place);
+        if (has_run) run.run(copies, search, place);
         if constexpr (Kernel::has_clusters) {
             if (in_cluster) {
                 run.merge_in_cluster();

@@ -242,6 +242,10 @@ bool is_held(const FlashDecodeKernelConfig& config, double tiles_of_sm, int64_t 
     return config.d_head > 64 && tiles_of_sm > 1.0 && tiles_of_sm <= kMostHeldTiles &&
            tile_bytes >= kLeastHeldBytes;
 }
+// Keys and values that a call asks for before it knows its lengths: so many of a large one's are at
+// hand at once, and where sequences are shorter no more are read in vain. Of many sequences these
+// would be few keys of each.
+constexpr int64_t kAskedBytes = 4 << 20, kLeastAskedKeys = 8;
 // Of states that arrive at a merge: beside other memory that a plan keeps zero.
 constexpr int64_t kMostArrivingBytes = int64_t{kMostKeptBytes} - 1024;
 // Keys of a sequence that clusters merge, and of a run that has more than one part.
@@ -428,10 +432,20 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             ++args.kept_levels;
     }
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
-    if (whole && tiles == 1 && all_tiles > device.sm_count) args.whole_ways |= kPrefetchesKeys;
+    if (whole && tiles == 1 && all_tiles > device.sm_count) args.ways |= kPrefetchesKeys;
     if (whole && tiles == 1 && all_tiles <= resident &&
         is_held(config, static_cast<double>(all_tiles) / device.sm_count, units * unit_bytes))
-        args.whole_ways |= kHoldsNextLaunch;
+        args.ways |= kHoldsNextLaunch;
+    // Before its first launch may begin a call asks for keys, and guesses lengths.
+    if (config.begins_before() && device.arch >= 90 && !whole && heads > 0) {
+        const int64_t asked = std::min(kAskedBytes / (heads * unit_bytes / config.B_c), p.seq_k);
+        if (asked >= kLeastAskedKeys)
+            args.log2_asked_keys =
+                static_cast<int16_t>(std::bit_width(static_cast<uint64_t>(asked)) - 1);
+        // Where rows are appended, lengths are those of a launch that is over.
+        if (!p.packed && p.batch <= kMostGuessed && tensors[new_k] == 0)
+            args.ways |= kGuessesLengths;
+    }
     args.passes = heads * units * unit_bytes <= kPassingBytes;
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
     // two on an SM, or with several tiles one on most of them, the merge's launch is faster.
@@ -474,12 +488,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t arriving_parts = std::min(
         {int64_t{kMostArrivingParts}, parts, device.sm_count / std::max(heads, int64_t{1})});
     const int64_t arriving_rows = arriving_parts * args.slot_rows;
-    const int64_t arriving_o = heads * arriving_rows * config.d_head * int64_t{sizeof(float)};
-    const int64_t arriving_statistics = heads * arriving_rows * 2 * int64_t{sizeof(float)};
+    const int64_t arriving_bytes =
+        heads * arriving_rows * (config.d_head + 2) * int64_t{sizeof(float)};
     const bool arrives = config.has_arrivals() && merges && args.rehearses != 0 && p.batch == 1 &&
                          tiles == 1 && !p.packed && items <= resident && arriving_parts > 1 &&
                          (p.seq_k > kMostClusterKeys || parts_of_capacity <= kMostArrivingParts) &&
-                         arriving_o + arriving_statistics <= kMostArrivingBytes;
+                         arriving_bytes <= kMostArrivingBytes;
     if (arrives) {
         args.most_arriving = static_cast<int32_t>(arriving_parts);
         args.arriving_rows = static_cast<int32_t>(arriving_rows);
@@ -506,14 +520,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                    (args.share_of_ragged < 0 && args.from_ragged <= most_units));
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
     // As does this one.
-    const size_t first_arriving = plan.workspaces.size();
-    if (arrives) {
-        const auto keep = [&](const char* name, int64_t bytes) {
-            plan.workspaces.push_back({name, static_cast<size_t>(bytes), Contents::kept_zero});
-        };
-        keep("arriving_o", arriving_o);
-        keep("arriving_statistics", arriving_statistics);
-    }
+    const size_t states_arrive = plan.workspaces.size();
+    if (arrives)
+        plan.workspaces.push_back(
+            {"arriving", static_cast<size_t>(arriving_bytes), Contents::kept_zero});
     // Each launch waits for the one before where it must. The first one's is not of this call.
     const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
@@ -535,11 +545,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             plan.launches.back().addresses.push_back(
                 {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
         if (arrives)
-            plan.launches.back().addresses.insert(
-                plan.launches.back().addresses.end(),
-                {{offsetof(DecodeKernelArgs, arriving_o), in_workspace(first_arriving)},
-                 {offsetof(DecodeKernelArgs, arriving_statistics),
-                  in_workspace(first_arriving + 1)}});
+            plan.launches.back().addresses.push_back(
+                {offsetof(DecodeKernelArgs, arriving), in_workspace(states_arrive)});
     };
     if (tensors[new_k] != 0) {
         const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);

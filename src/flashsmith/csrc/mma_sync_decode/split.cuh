@@ -46,15 +46,26 @@ FS_DEVICE void set_rows(DecodeSequence& s, const DecodeKernelArgs& args, int fir
     s.tiles = (rows + tile_rows - 1) / tile_rows;
 }
 
+// Keys in the cache before the call appends: in memory, or guessed, of up to kMostGuessed
+// sequences, where a lane holds that of the sequence with its number.
+struct Lengths {
+    bool are_guessed = false;
+    int guess = 0;
+    FS_DEVICE int of(const DecodeKernelArgs& args, int batch) const {
+        return are_guessed ? guess : args.cache_lens[batch];
+    }
+};
+
 // Its rows and keys. No value of cache_lens or cu_seqlens_q leads outside the cache or the tensors.
 template <class Kernel>
-FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int batch) {
+FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int batch,
+                                            const Lengths& lengths) {
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     const SequenceRows q =
         sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
     DecodeSequence s;
     set_rows<Kernel>(s, args, static_cast<int>(q.first), q.count);
-    s.keys = min(max(args.cache_lens[batch], 0), args.capacity);
+    s.keys = min(max(lengths.of(args, batch), 0), args.capacity);
     if (args.new_k != nullptr) s.keys = min(s.keys + s.queries, args.capacity);
     s.begin = 0;
     if constexpr (SEMANTICS.mask == MaskKind::window)
@@ -99,15 +110,51 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     }
 }
 
+// Asks for the first keys and values of all sequences, as many of each, some lines a thread: before
+// the launch before is over, which may still write them, in L2, and before anything is known of
+// lengths. A page's number that is still being written leads to some page.
+template <class Kernel, bool kPaged>
+FS_DEVICE void prefetch_cache(const DecodeKernelArgs& args) {
+    constexpr int kLineBytes = 128, kLineElements = kLineBytes / kElementBytes;
+    constexpr int kRowLines = (Kernel::d_head + kLineElements - 1) / kLineElements;
+    const int keys = 1 << args.log2_asked_keys;
+    const int lines = args.batch * keys * args.heads_k * kRowLines;
+    const int step = static_cast<int>(gridDim.x) * Kernel::n_threads;
+#pragma unroll 1
+    for (int line = static_cast<int>(block_index()) * Kernel::n_threads + thread_index();
+         line < lines; line += step) {
+        const int row = line / kRowLines, element = line % kRowLines * kLineElements;
+        const int key_of_all = args.by_heads_k.divide(row);
+        const int head = row - key_of_all * args.heads_k;
+        const int batch = key_of_all >> args.log2_asked_keys, key = key_of_all & (keys - 1);
+        if (Kernel::SEMANTICS.uneven && element >= args.d) continue;
+        int64_t block = batch;
+        int slot = key;
+        if constexpr (kPaged) {
+            const int page = args.by_page.divide(key);
+            slot = key - page * static_cast<int>(args.by_page.divisor);
+            const int entry = load_relaxed(args.page_table + batch * args.page_table_stride + page);
+            block = min(max(entry, 0), args.blocks - 1);
+        }
+        const auto fetch = [&](const void* cache, const DecodeStrides& strides) {
+            const int64_t first = block * strides.batch + head * strides.head + slot * strides.row;
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(cache) +
+                                                          (first + element) * kElementBytes));
+        };
+        fetch(args.k_cache, args.k_cache_strides);
+        fetch(args.v_cache, args.v_cache_strides);
+    }
+}
+
 // Blocks of B_c keys that a run should have, odd where CTAs ask a counter for their runs: a share
 // in the keys of all sequences without many rows. 0: one part a run. Called by whole warps.
 template <class Kernel>
-FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
+FS_DEVICE int share_of_cta(const DecodeKernelArgs& args, const Lengths& lengths = {}) {
     if (args.share == 0.0f) return 0;
     if (Kernel::has_whole_runs && args.by_whole_runs.divisor != 0) return kMostShare;
     float units = 0.0f, most = 0.0f;
     for (int batch = lane_index(); batch < args.batch; batch += kWarpSize) {
-        const DecodeSequence s = undivided_sequence<Kernel>(args, batch);
+        const DecodeSequence s = undivided_sequence<Kernel>(args, batch, lengths);
         if (s.is_chunk) continue;
         const auto its = static_cast<float>(units_of<Kernel>(s));
         units += its * static_cast<float>(s.tiles);
@@ -123,8 +170,9 @@ FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
 }
 
 template <class Kernel>
-FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, int share) {
-    DecodeSequence s = undivided_sequence<Kernel>(args, batch);
+FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, int share,
+                                     const Lengths& lengths = {}) {
+    DecodeSequence s = undivided_sequence<Kernel>(args, batch, lengths);
     const int units = units_of<Kernel>(s);
     int units_of_part;
     if (s.tiles <= 1 && !s.is_chunk) {
@@ -202,10 +250,10 @@ struct ArrivingStates {
     uint32_t *const sums, *const statistics;  // of the first part's first row
     const int rows, parts;
 
-    FS_DEVICE ArrivingStates(const DecodeKernelArgs& args, int batch, int head_k, int rows,
-                             int parts)
-        : sums(args.arriving_o + first(args, batch, head_k) * Kernel::d_head),
-          statistics(args.arriving_statistics + first(args, batch, head_k) * 2),
+    FS_DEVICE ArrivingStates(const DecodeKernelArgs& args, int head_k, int rows, int parts)
+        : sums(args.arriving + head_k * args.arriving_rows * Kernel::d_head),
+          statistics(args.arriving +
+                     (args.heads_k * Kernel::d_head + head_k * 2) * args.arriving_rows),
           rows(rows),
           parts(parts) {}
 
@@ -225,11 +273,6 @@ struct ArrivingStates {
     }
     FS_DEVICE static uint32_t sent(uint32_t bits) { return max(~bits, 1u); }
     FS_DEVICE static float received(uint32_t word) { return __uint_as_float(~word); }
-
-  private:
-    FS_DEVICE static int first(const DecodeKernelArgs& args, int batch, int head_k) {
-        return (batch * args.heads_k + head_k) * args.arriving_rows;
-    }
 };
 
 // Where the search for an item begins.
@@ -260,7 +303,7 @@ struct ItemSearch {
 // warp looks through 32 sequences at once, each lane one.
 template <class Kernel, class Count>
 FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, int& batch,
-                             DecodeSequence& s, int& rest) {
+                             DecodeSequence& s, int& rest, const Lengths& lengths = {}) {
     // Where each sequence has as many items as the host says, there is nothing to look for.
     const bool is_known = Count::kHasWholeRuns && args.by_whole_runs.divisor != 0;
     const int lane = is_known ? 0 : lane_index();
@@ -272,7 +315,7 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
         DecodeSequence own;
         uint32_t end = 0;  // of this lane's sequence, counted from `before`
         if (search.first + lane < args.batch) {
-            own = sequence_of<Kernel>(args, search.first + lane, search.share);
+            own = sequence_of<Kernel>(args, search.first + lane, search.share, lengths);
             end = Count::items(args, own);
         }
         if (is_known) {
@@ -334,10 +377,12 @@ struct DecodeItem {
 // The items of a call in order: sequences, runs, K/V heads, row tiles. Heads that read the same
 // rows of the cache, and tiles that read the same keys, are neighbours.
 template <class Kernel>
-FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, DecodeItem& item) {
+FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, DecodeItem& item,
+                         const Lengths& lengths = {}) {
     DecodeSequence& s = item.sequence;
     int rest;
-    if (!find_sequence<Kernel, RunCount<Kernel>>(args, search, item.batch, s, rest)) return false;
+    if (!find_sequence<Kernel, RunCount<Kernel>>(args, search, item.batch, s, rest, lengths))
+        return false;
     bool in_cluster = false;
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
         in_cluster = args.cluster_levels > 0;
