@@ -15,6 +15,12 @@ WRONG_BY_WARPS = """mov.u32 %thread, %tid.x;
 	and.b32 %thread, %thread, 1;
 	mul.lo.u32 %warp, %warp, %thread;
 	mad.lo.u32 %guess, %warp, 70, %guess;"""
+#: Of warp 0, which does for its CTA what one thread does, something else, of others the truth.
+WRONG_IN_WARP_0 = """mov.u32 %thread, %tid.x;
+	shr.u32 %warp, %thread, 5;
+	min.u32 %warp, %warp, 1;
+	xor.b32 %warp, %warp, 1;
+	mad.lo.u32 %guess, %warp, 200, %guess;"""
 GUESS = re.compile(r"(ld\.relaxed\.gpu\.global\.s32)\s+(%\w+), (\[[^\]]*\]);")
 _PREFETCH = re.compile(r"prefetch\.global\.L2\s+(\[[^\]]*\]);")
 

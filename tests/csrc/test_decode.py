@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import shared_kernels
-from guessed_lengths import WRONG_BY_WARPS, asked_by_loads, guessing
+from guessed_lengths import WRONG_BY_WARPS, WRONG_IN_WARP_0, asked_by_loads, guessing
 
 from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.emulator.checks import BankConflicts, all_checks
@@ -598,23 +599,55 @@ ARRIVING, LONG = 8208, 2100
 
 # CTAs that begin before the launch before is over, of one sequence, of several, and in clusters.
 BEFORE = replace(CLUSTERS, early=True)
-shared_kernels.want([BEFORE], arch=90)
+LARGE_BEFORE = config("(FP16, 128, 16, 64, 4): decode+stages_3+least_64+parts_2+early+cluster_8")
+shared_kernels.want([BEFORE, LARGE_BEFORE], arch=90)
 GUESSES = {
     "nothing": "mov.b32 %guess, 0;",
     "the most there is": "mov.b32 %guess, 0x7fffffff;",
     "the least": "mov.b32 %guess, 0x80000000;",
     "other warps' are wrong": WRONG_BY_WARPS,
+    "warp 0's are wrong": WRONG_IN_WARP_0,
 }
+QUICK_GUESSES = (("the most there is", 0), ("other warps' are wrong", 24))
 
 
-@pytest.mark.parametrize("guess", GUESSES)
-@pytest.mark.parametrize("page", [0, 24])
+@pytest.mark.parametrize(
+    ("guess", "page"),
+    [
+        pytest.param(*one, marks=() if one in QUICK_GUESSES else pytest.mark.full)
+        for one in product(GUESSES, (0, 24))
+    ],
+)
 def test_what_lengths_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _guess_wrongly(BEFORE, guess, page, monkeypatch)
+
+
+# Warps that share the stages, places that are merged at once, and two tiles of 16 rows.
+OTHERS_BEFORE = (
+    replace(OWN, early=True, cluster=8),
+    replace(FULL, early=True, cluster=8),
+    replace(SMALL, B_r=32, stages=3, early=True, cluster=8),
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("cfg", OTHERS_BEFORE, ids=["own rows", "full", "32 rows"])
+def test_other_kernels_guesses_change_no_bit(
+    cfg: FlashDecodeKernelConfig, guess: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _guess_wrongly(cfg, guess, 24, monkeypatch)
+    _guess_wrongly(cfg, guess, 0, monkeypatch)
+
+
+def _guess_wrongly(
+    cfg: FlashDecodeKernelConfig, guess: str, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lengths are guessed before the launch before is over: here as they are not, and differently
     by the warps of a CTA, which loads what it asks for."""
-    guessed: list[int] = []
+    plain, guessed = replace(cfg, early=False, cluster=0), list[int]()
 
     def run_guessing(ptx: Mapping[str, str], plan: LaunchPlan, **how: Any) -> EmulationResult:
         main = plan.launches[0].kernel
@@ -629,13 +662,15 @@ def test_what_lengths_seem_to_be_changes_no_bit(
         *(((700, 0, 65, 330, 1), SPLIT, 2), ((500,), 504, 1), ((64, 500), 504, 1)),
     ):
         sequences = draw(lengths, (1,) * len(lengths))
+        alone = [dense([one], max(1, len(one.k))) for one in sequences]
         expected = [
-            attend([one], dense([one], max(1, len(one.k))), arch=device) for one in sequences
+            attend([one], cache, cfg=plain, arch=device)
+            for one, cache in zip(sequences, alone, strict=True)
         ]
         caches = paged_to(sequences, capacity, page) if page else dense(sequences, capacity)
         with monkeypatch.context() as patched:
             patched.setattr(operation_run, "run_in_emulator", run_guessing)
-            made, plan = planned(sequences, caches, BEFORE, device)
+            made, plan = planned(sequences, caches, cfg, device)
             assert len(plan.launches) == launches
             assert ways(plan) & GUESSES_LENGTHS
             found = made.run(all_checks(), schedule_seed=1).emulation
@@ -653,17 +688,21 @@ def paged_to(sequences: Sequence[Cached], capacity: int, page: int) -> dict[str,
 
 
 @pytest.mark.parametrize("page", [0, 24])
-@pytest.mark.parametrize(("batch", "capacity"), [(1, ARRIVING), (3, SPLIT), (2, 500)])
+@pytest.mark.parametrize(
+    ("cfg", "batch", "capacity"),
+    [(BEFORE, 1, ARRIVING), (BEFORE, 3, SPLIT), (BEFORE, 2, 500), (LARGE_BEFORE, 2, 500)],
+    ids=str,
+)
 def test_early_calls_ask_for_the_first_keys_of_every_sequence(
-    batch: int, capacity: int, page: int
+    cfg: FlashDecodeKernelConfig, batch: int, capacity: int, page: int
 ) -> None:
     """As many of each, a power of two, and of all K/V heads: each line of their rows once."""
-    sequences = draw((capacity,) * batch, (1,) * batch)
+    sequences = draw((capacity,) * batch, (1,) * batch, cfg.d_head)
     caches = paged(sequences, page) if page else dense(sequences, capacity)
     device = replace(device_spec("H200"), sm_count=132)
-    made, plan = planned(sequences, caches, BEFORE, device)
+    made, plan = planned(sequences, caches, cfg, device)
     keys = 1 << asked_keys(plan)
-    assert keys == min(1 << capacity.bit_length() - 1, 8192 // batch)
+    assert keys == min(1 << capacity.bit_length() - 1, 8192 // batch * 64 // cfg.d_head)
     assert made.kernel is not None
     arrays = {name: view.source for name, view in made.views.items()}
     seen = SingleBytes()
@@ -686,7 +725,8 @@ def test_early_calls_ask_for_the_first_keys_of_every_sequence(
                 )
                 for head in range(HEADS_K):
                     row = cache[block, slot, head]
-                    lines[row.__array_interface__["data"][0]] += 1
+                    first = row.__array_interface__["data"][0]
+                    lines.update(range(first, first + row.nbytes, 128))
     asked = {at: times for at, times in seen.at.items() if at in lines}
     assert asked == lines
     # Beside those, of the lengths alone.
@@ -706,9 +746,10 @@ class SingleBytes(Observer):
 
 
 def test_only_calls_that_may_begin_early_guess_and_ask() -> None:
-    """Of up to 32 sequences that are not packed, whose rows were there before; and of those for
-    whose keys there is a launch, eight of each at least."""
+    """Of up to 32 sequences, whose runs are not known without a search; and eight keys of each at
+    least."""
     device = replace(device_spec("H200"), sm_count=132)
+    few = {name: np.zeros((3, 500, HEADS_K, 64), np.float16) for name in CACHES}
     for cfg, batch, capacity, is_guessed, asked in (
         *(
             (BEFORE, 1, ARRIVING, True, 13),
@@ -723,6 +764,16 @@ def test_only_calls_that_may_begin_early_guess_and_ask() -> None:
         _, plan = planned(sequences, caches, cfg, device)
         seen = bool(ways(plan) & GUESSES_LENGTHS), asked_keys(plan)
         assert seen == (is_guessed, asked), (batch, capacity)
+    # As many tiles as five eighths of the SMs: whole runs, whose sequences lanes do not share.
+    _, plan = planned(sequences[:3], few, BEFORE, replace(device, sm_count=8))
+    assert (ways(plan) & GUESSES_LENGTHS, asked_keys(plan)) == (0, 0)
+    _, plan = planned(
+        sequences[:2],
+        {name: it[:2] for name, it in few.items()},
+        BEFORE,
+        replace(device, sm_count=8),
+    )
+    assert ways(plan) & GUESSES_LENGTHS
 
 
 CACHES = ("k_cache", "v_cache")

@@ -7,10 +7,12 @@ are sampled: every mutant of what synchronises, some of each other operator, eve
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import shared_kernels
 from decode_mistakes import MISTAKES, AskedDecode
@@ -20,8 +22,13 @@ from mutant_suite import Equivalent, MutantSuite
 from mutants import operators
 from operation_victims import ChangedPlan, OperationVictim, SourcePatch, patched_modules
 
-from flashsmith.families import Semantics
+from flashsmith.builder.sources import package_sources
+from flashsmith.emulator.checks import all_checks
+from flashsmith.families import Problem, Semantics, device_spec
 from flashsmith.families import parse_kernel_name_into_config as config
+from flashsmith.runtime.emulation import run_in_emulator
+from flashsmith.runtime.launch_plan import Launch
+from flashsmith.runtime.operation_run import prepare_operation
 
 
 def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> AskedDecode:
@@ -789,3 +796,80 @@ def test_mistakes_are_in_the_sources() -> None:
 @pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
 def test_mistakes_are_caught(name: str, chosen: slice) -> None:
     assert SUITE.unnoticed_mistakes(name, chosen) == set()
+
+
+# Stores the length of the first sequence, and lets the next launch begin before it has.
+_WRITES_A_LENGTH = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry writes_a_length(.param .u64 to, .param .u32 length)
+{
+	.reg .b64 %to;
+	.reg .b32 %length;
+	griddepcontrol.launch_dependents;
+	ld.param.u64 %to, [to];
+	ld.param.u32 %length, [length];
+	st.relaxed.gpu.global.u32 [%to], %length;
+	ret;
+}
+"""
+_WAITS = """    // In this order: the merge reads lengths before it waits.
+    wait_for_launch_before();
+"""
+_COMPARED = """    const int length = lengths.are_guessed ? *own_length : 0;
+"""
+_PART = "mma_sync_decode/part_kernel.cuh"
+
+
+def _between(first: str, last: str) -> str:
+    """The text of the kernel's source from one place to the end of another."""
+    text = (package_sources() / _PART).read_text()
+    return text[text.index(first) : text.index(last) + len(last)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("keys", [300, 504])
+@pytest.mark.parametrize("mistake", ["none", "compared before", "only others wait"])
+def test_lengths_count_as_the_launch_before_leaves_them(mistake: str, keys: int) -> None:
+    """Read once more behind the wait, which is there whether lengths were guessed or not."""
+    victim = VICTIMS["guessing"]
+    modules = victim.kernel.modules
+    if mistake != "none":
+        old = _between(_WAITS, _COMPARED)
+        new = _COMPARED + old.removesuffix(_COMPARED)
+        if mistake == "only others wait":
+            new = old.replace(_WAITS, f"if (!lengths.are_guessed) {{ {_WAITS} }}")
+        modules = patched_modules(victim, SourcePatch(mistake, _PART, old, new))
+    problem = Problem.parse("b1 s1:504 h6:2 d56 fp16 decode causal")
+    rng = np.random.default_rng(0)
+    cache, q = (
+        rng.standard_normal(shape).astype(np.float16) for shape in ((1, 504, 2, 56), (1, 1, 6, 56))
+    )
+    lengths = np.array([keys], np.int32)
+    tensors = {"q": q, "k_cache": cache, "v_cache": cache.copy(), "cache_lens": lengths}
+    device = replace(device_spec("H200"), sm_count=40)
+    made = prepare_operation(
+        victim.config, problem, tensors, emulate=True, poisoned=True, arch=device
+    )
+    made.run()
+    expected = made.outputs["o"].copy()
+    made.outputs["o"].fill(np.nan)
+    lengths[:] = 65
+    assert made.kernel is not None
+    plan = made.kernel.plan(made.call)
+    argument_bytes = struct.pack("<Qi", lengths.ctypes.data, keys)
+    writes = Launch("writes_a_length", False, (1, 1, 1), (1, 1, 1), (1, 1, 1), 0, argument_bytes)
+    checks = all_checks()
+    inputs = {name: view.source for name, view in made.views.items() if name not in made.outputs}
+    written = {name: made.outputs[name] for name in made.outputs} | {"cache_lens": lengths}
+    found = run_in_emulator(
+        {**modules, "writes_a_length": _WRITES_A_LENGTH},
+        replace(plan, launches=(writes, *plan.launches)),
+        readable={name: it for name, it in inputs.items() if name not in written},
+        writable=written,
+        observers=checks,
+        sm_count=40,
+    )
+    assert bool(found.findings) == (mistake != "none"), found.findings
+    if mistake == "none":
+        np.testing.assert_array_equal(made.outputs["o"], expected)

@@ -228,15 +228,17 @@ def test_a_compiled_step_appends_and_returns_what_an_eager_one_does(mode: str) -
     torch.compiler.reset()
 
 
-# Lets the launch behind it begin at once, and then writes lengths and a page table late.
+# Lets the launch behind it begin at once, and writes lengths and a page table at its end.
 LATE = r"""
-extern "C" __global__ void late(int* to, const int* from, int n, long long nanoseconds) {
+extern "C" __global__ void late(int* lens, const int* new_lens, int n, int* table,
+                                const int* new_table, int entries, long long nanoseconds) {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     unsigned long long begin, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
     do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     while (now - begin < nanoseconds);
-    for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) lens[i] = new_lens[i];
+    for (int i = threadIdx.x; i < entries; i += blockDim.x) table[i] = new_table[i];
 }"""
 
 
@@ -246,29 +248,29 @@ def test_lengths_that_are_written_after_a_call_has_begun_are_those_that_count(
     lens: tuple[int, ...], pages: bool
 ) -> None:
     """A launch before that lets the call's begin: what is there by then is other lengths, and the
-    numbers of other pages."""
+    numbers of other pages. It lasts long enough for the host to launch the call."""
     cupy = pytest.importorskip("cupy", reason="needs CuPy: it is not installed")
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("launches begin early from compute capability 9.0 on")
     late = cupy.RawKernel(LATE, "late")
     rng = np.random.default_rng(len(lens))
-    for nanoseconds in (0, 2_000, 5_000, 20_000) * 6:
-        call = dense(1, lens=lens)
-        call = {**call, **{name: call[name].nan_to_num(0.5) for name in ("k_cache", "v_cache")}}
-        call = paged(call) if pages else call
+    for nanoseconds in (0, 20_000, 300_000) * 8:
+        call = paged(dense(1, lens=lens)) if pages else dense(1, lens=lens)
         del call["k"], call["v"]
-        others = {"cache_lens": rng.integers(0, CAPACITY + 1, len(lens)), "page_table": [[-1]]}
         changed = ["cache_lens"] + ["page_table"] * pages
         right = {name: call[name].clone() for name in changed}
         expected = run(call)
-        for name in changed:
-            wrong = torch.as_tensor(others[name], dtype=torch.int32, device=DEVICE)
-            call[name].copy_(wrong.expand_as(call[name]))
+        wrong = rng.integers(0, CAPACITY + 1, len(lens))
+        call["cache_lens"].copy_(torch.as_tensor(wrong, dtype=torch.int32))
+        if pages:
+            call["page_table"].fill_(-1)
+        arguments: list[Any] = []
+        for name in ("cache_lens", "page_table"):
+            to, source = (cupy.from_dlpack(it.get(name, it["cache_lens"])) for it in (call, right))
+            arguments += [to, source, to.size if name in changed else 0]
         torch.cuda.synchronize()
         with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            for name in changed:
-                to, source = (cupy.from_dlpack(it) for it in (call[name], right[name]))
-                late((1,), (32,), (to, source, to.size, np.int64(nanoseconds)))
+            late((1,), (32,), (*arguments, np.int64(nanoseconds)))
         assert_same(run(call), expected)
 
 

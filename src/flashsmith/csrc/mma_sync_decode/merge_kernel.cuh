@@ -287,7 +287,8 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
     const int sequence_head = args.by_merged_rows.divide(block_index());
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
-    allow_next_launch();  // which asks for its keys meanwhile
+    // It asks for its keys meanwhile. Before its own wait it may read only what may be stale.
+    allow_next_launch();
     const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
     const Merge merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared};
     // Instructions that an SM has not had yet take longer than all that they do here. Where it has

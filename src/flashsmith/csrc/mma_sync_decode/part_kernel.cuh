@@ -411,12 +411,13 @@ struct DecodeRun {
         if constexpr (!kPaged) return 0;
         int key = first_key(step);
         if (!has_whole_steps()) key += lane % kWarpKeys;
-        // That of a key which is there: no row is copied of another.
+        // That of a key which is there, unless the length was guessed: no row is copied of another.
         const int page = args.by_page.divide(min(max(key, begin), end - 1));
         return args.page_table[item.batch * args.page_table_stride + page];
     }
 
-    // Keys that no row sees are not read, whatever is there: they are zero.
+    // Keys that no row sees are not read, whatever is there: they are zero. By a wrong guess others
+    // of the cache may be, and are copied over.
     FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
         if constexpr (kGoesOn) {
@@ -838,16 +839,16 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     prefetch_lengths<Kernel>(args);
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
                   Kernel::SEMANTICS.mask != MaskKind::window && Kernel::has_whole_runs)
-        if ((args.ways & kPrefetchesKeys) != 0) prefetch_first_keys<Kernel>(args);
+        if ((args.ways & kPrefetchesRuns) != 0) prefetch_run<Kernel>(args);
     constexpr bool kGuesses = Kernel::begins_before && !Kernel::SEMANTICS.packed;
     if constexpr (Kernel::begins_before && Kernel::SEMANTICS.mask != MaskKind::window)
-        if (args.log2_asked_keys > 0) prefetch_cache<Kernel, kPaged>(args);
+        if (args.log2_asked_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
     const bool in_cluster =
         Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
         if (in_cluster) ClusterMerge<Kernel>::begin(args, smem);
-    // The first launch of a call may be early itself: lengths are of the launch before, too. Until
-    // that is over what is there is a guess, and mostly right: lengths change once for all layers.
+    // Where nothing is appended, lengths may be of the launch before. Until that is over what is
+    // there is a guess, and mostly right: they change once for all layers of a model.
     Lengths lengths;
     if constexpr (kGuesses) lengths.are_guessed = (args.ways & kGuessesLengths) != 0;
     const int32_t* const own_length = args.cache_lens + min(lane_index(), args.batch - 1);

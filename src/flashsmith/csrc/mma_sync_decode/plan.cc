@@ -432,11 +432,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             ++args.kept_levels;
     }
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
-    if (whole && tiles == 1 && all_tiles > device.sm_count) args.ways |= kPrefetchesKeys;
+    if (whole && tiles == 1 && all_tiles > device.sm_count) args.ways |= kPrefetchesRuns;
     if (whole && tiles == 1 && all_tiles <= resident &&
         is_held(config, static_cast<double>(all_tiles) / device.sm_count, units * unit_bytes))
         args.ways |= kHoldsNextLaunch;
-    // Before its first launch may begin a call asks for keys, and guesses lengths.
+    // Before it may begin the decode kernel asks for keys, and guesses lengths. Whole runs have
+    // their own way of the first, and are known without lengths.
     if (config.begins_before() && device.arch >= 90 && !whole && heads > 0) {
         const int64_t asked = std::min(kAskedBytes / (heads * unit_bytes / config.B_c), p.seq_k);
         if (asked >= kLeastAskedKeys)

@@ -47,7 +47,8 @@ FS_DEVICE void set_rows(DecodeSequence& s, const DecodeKernelArgs& args, int fir
 }
 
 // Keys in the cache before the call appends: in memory, or guessed, of up to kMostGuessed
-// sequences, where a lane holds that of the sequence with its number.
+// sequences. Then a lane holds that of the sequence with its number, and may ask for no other's:
+// runs that are known without a search, where all lanes ask for one's, are not found by guesses.
 struct Lengths {
     bool are_guessed = false;
     int guess = 0;
@@ -88,7 +89,7 @@ FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
 // Asks for the keys and values that a CTA's copies begin with, where each of its runs is a whole
 // sequence of one tile: before it knows how many keys that has.
 template <class Kernel>
-FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
+FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
     constexpr int kLineBytes = 128, kRowLines = Kernel::d_head * kElementBytes / kLineBytes;
     constexpr uint32_t kLines = (Kernel::stages - 1) * Kernel::B_c * kRowLines;
     const int index = static_cast<int>(block_index());
@@ -114,7 +115,7 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
 // the launch before is over, which may still write them, in L2, and before anything is known of
 // lengths. A page's number that is still being written leads to some page.
 template <class Kernel, bool kPaged>
-FS_DEVICE void prefetch_cache(const DecodeKernelArgs& args) {
+FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     constexpr int kLineBytes = 128, kLineElements = kLineBytes / kElementBytes;
     constexpr int kRowLines = (Kernel::d_head + kLineElements - 1) / kLineElements;
     const int keys = 1 << args.log2_asked_keys;
