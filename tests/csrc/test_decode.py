@@ -336,7 +336,7 @@ def test_whole_sequences_of_few_ctas_beyond_one_an_sm_hold_the_next_launch() -> 
     ):
         sequences = draw((70, 1) * 4, (1,) * 8, cfg.d_head)[:batch]
         made, plan = planned(sequences, dense(sequences, capacity), cfg, device)
-        assert ways(plan) & HOLDS == HOLDS * held, (cfg, batch, capacity)
+        assert flags(plan) & HOLDS == HOLDS * held, (cfg, batch, capacity)
         found = made.run(all_checks()).emulation
         assert found is not None
         assert not found.findings
@@ -358,8 +358,8 @@ WHOLE = config("(FP16, 128, 16, 64, 4): decode+stages_3+least_64+parts_2")
 HOLDS = 2  # kHoldsNextLaunch (config.cuh)
 
 
-def ways(plan: LaunchPlan) -> int:
-    """DecodeKernelArgs::ways of a plan's first launch."""
+def flags(plan: LaunchPlan) -> int:
+    """DecodeKernelArgs::flags of a plan's first launch."""
     return struct.unpack_from("h", bytes(plan.launches[0].argument_bytes), 164)[0]
 
 
@@ -672,7 +672,7 @@ def _guess_wrongly(
             patched.setattr(operation_run, "run_in_emulator", run_guessing)
             made, plan = planned(sequences, caches, cfg, device)
             assert len(plan.launches) == launches
-            assert ways(plan) & GUESSES_LENGTHS
+            assert flags(plan) & GUESSES_LENGTHS
             found = made.run(all_checks(), schedule_seed=1).emulation
         assert found is not None
         assert not found.findings, (lengths, found.findings)
@@ -701,7 +701,7 @@ def test_early_calls_ask_for_the_first_keys_of_every_sequence(
     caches = paged(sequences, page) if page else dense(sequences, capacity)
     device = replace(device_spec("H200"), sm_count=132)
     made, plan = planned(sequences, caches, cfg, device)
-    keys = 1 << asked_keys(plan)
+    keys = 1 << prefetched_keys(plan)
     assert keys == min(1 << capacity.bit_length() - 1, 8192 // batch * 64 // cfg.d_head)
     assert made.kernel is not None
     arrays = {name: view.source for name, view in made.views.items()}
@@ -762,26 +762,26 @@ def test_only_calls_that_may_begin_early_guess_and_ask() -> None:
         sequences = draw((1,), (1,)) * batch
         caches = {name: np.zeros((batch, capacity, HEADS_K, 64), np.float16) for name in CACHES}
         _, plan = planned(sequences, caches, cfg, device)
-        seen = bool(ways(plan) & GUESSES_LENGTHS), asked_keys(plan)
+        seen = bool(flags(plan) & GUESSES_LENGTHS), prefetched_keys(plan)
         assert seen == (is_guessed, asked), (batch, capacity)
     # As many tiles as five eighths of the SMs: whole runs, whose sequences lanes do not share.
     _, plan = planned(sequences[:3], few, BEFORE, replace(device, sm_count=8))
-    assert (ways(plan) & GUESSES_LENGTHS, asked_keys(plan)) == (0, 0)
+    assert (flags(plan) & GUESSES_LENGTHS, prefetched_keys(plan)) == (0, 0)
     _, plan = planned(
         sequences[:2],
         {name: it[:2] for name, it in few.items()},
         BEFORE,
         replace(device, sm_count=8),
     )
-    assert ways(plan) & GUESSES_LENGTHS
+    assert flags(plan) & GUESSES_LENGTHS
 
 
 CACHES = ("k_cache", "v_cache")
 GUESSES_LENGTHS = 4  # kGuessesLengths (config.cuh)
 
 
-def asked_keys(plan: LaunchPlan) -> int:
-    """DecodeKernelArgs::log2_asked_keys of a plan's first launch."""
+def prefetched_keys(plan: LaunchPlan) -> int:
+    """DecodeKernelArgs::log2_prefetched_keys of a plan's first launch."""
     return struct.unpack_from("h", bytes(plan.launches[0].argument_bytes), 166)[0]
 
 

@@ -63,7 +63,7 @@ struct FlashDecodeKernelConfig {
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
     // Whether the decode kernel makes use of the time when it is launched and the launch before is
     // not over: its CTAs ask for keys, and find their runs by what lengths seem to be.
-    constexpr bool begins_before() const { return early && chunk_rows == 0; }
+    constexpr bool has_preamble() const { return early && chunk_rows == 0; }
     // Whether a call of few parts may hand their states to the merge word by word: there is a merge
     // kernel that takes them as they arrive.
     constexpr bool has_arrivals() const { return cluster > 0 && chunk_rows == 0 && !own_rows; }
@@ -150,9 +150,9 @@ struct DecodeKernelArgs {
     Divisor by_parts, by_heads_k;
     DecodeStrides k_cache_strides, v_cache_strides;
     int32_t passes;  // whether keys and values are to leave L2 before anything else
-    int16_t ways;    // kPrefetchesRuns, kHoldsNextLaunch, kGuessesLengths
+    int16_t flags;   // kPrefetchesRuns, kHoldsNextLaunch, kGuessesLengths
     // log2 of the keys of each sequence that an early launch's CTAs ask for together; 0: of none.
-    int16_t log2_asked_keys;
+    int16_t log2_prefetched_keys;
     // Units of a call from which on it is large, and may be ragged.
     float from_large, from_ragged;
 
@@ -215,7 +215,7 @@ struct DecodeKernelArgs {
 
 static_assert(offsetof(DecodeKernelArgs, heads_k) == 48);
 static_assert(offsetof(DecodeKernelArgs, k_cache_strides) == 112);
-static_assert(offsetof(DecodeKernelArgs, ways) == 164);
+static_assert(offsetof(DecodeKernelArgs, flags) == 164);
 static_assert(offsetof(DecodeKernelArgs, q) == 176);
 // What is read late stands where it was measured: 24 bytes further it cost small calls 1 to 2%.
 static_assert(offsetof(DecodeKernelArgs, q_strides) == 288);

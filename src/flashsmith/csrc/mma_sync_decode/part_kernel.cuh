@@ -839,10 +839,10 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     prefetch_lengths<Kernel>(args);
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
                   Kernel::SEMANTICS.mask != MaskKind::window && Kernel::has_whole_runs)
-        if ((args.ways & kPrefetchesRuns) != 0) prefetch_run<Kernel>(args);
-    constexpr bool kGuesses = Kernel::begins_before && !Kernel::SEMANTICS.packed;
-    if constexpr (Kernel::begins_before && Kernel::SEMANTICS.mask != MaskKind::window)
-        if (args.log2_asked_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
+        if ((args.flags & kPrefetchesRuns) != 0) prefetch_run<Kernel>(args);
+    constexpr bool kGuesses = Kernel::has_preamble && !Kernel::SEMANTICS.packed;
+    if constexpr (Kernel::has_preamble && Kernel::SEMANTICS.mask != MaskKind::window)
+        if (args.log2_prefetched_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
     const bool in_cluster =
         Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
@@ -850,7 +850,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     // Where nothing is appended, lengths may be of the launch before. Until that is over what is
     // there is a guess, and mostly right: they change once for all layers of a model.
     Lengths lengths;
-    if constexpr (kGuesses) lengths.are_guessed = (args.ways & kGuessesLengths) != 0;
+    if constexpr (kGuesses) lengths.are_guessed = (args.flags & kGuessesLengths) != 0;
     const int32_t* const own_length = args.cache_lens + min(lane_index(), args.batch - 1);
     if (lengths.are_guessed)
         lengths.guess = load_relaxed(own_length);
@@ -862,7 +862,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     bool found = find_item<Kernel>(args, search, item, lengths);
     // In this order: the merge reads lengths before it waits.
     wait_for_launch_before();
-    if (!Kernel::has_whole_runs || (args.ways & kHoldsNextLaunch) == 0) allow_next_launch();
+    if (!Kernel::has_whole_runs || (args.flags & kHoldsNextLaunch) == 0) allow_next_launch();
     // It comes while the copies of the guessed run's first keys are on their way.
     const int length = lengths.are_guessed ? *own_length : 0;
     if constexpr (Kernel::takes_chunks) {

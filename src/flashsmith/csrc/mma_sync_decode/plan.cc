@@ -245,7 +245,7 @@ bool is_held(const FlashDecodeKernelConfig& config, double tiles_of_sm, int64_t 
 // Keys and values that a call asks for before it knows its lengths: so many of a large one's are at
 // hand at once, and where sequences are shorter no more are read in vain. Of many sequences these
 // would be few keys of each.
-constexpr int64_t kAskedBytes = 4 << 20, kLeastAskedKeys = 8;
+constexpr int64_t kPrefetchedBytes = 4 << 20, kLeastPrefetchedKeys = 8;
 // Of states that arrive at a merge: beside other memory that a plan keeps zero.
 constexpr int64_t kMostArrivingBytes = int64_t{kMostKeptBytes} - 1024;
 // Keys of a sequence that clusters merge, and of a run that has more than one part.
@@ -432,20 +432,21 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             ++args.kept_levels;
     }
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
-    if (whole && tiles == 1 && all_tiles > device.sm_count) args.ways |= kPrefetchesRuns;
+    if (whole && tiles == 1 && all_tiles > device.sm_count) args.flags |= kPrefetchesRuns;
     if (whole && tiles == 1 && all_tiles <= resident &&
         is_held(config, static_cast<double>(all_tiles) / device.sm_count, units * unit_bytes))
-        args.ways |= kHoldsNextLaunch;
+        args.flags |= kHoldsNextLaunch;
     // Before it may begin the decode kernel asks for keys, and guesses lengths. Whole runs have
     // their own way of the first, and are known without lengths.
-    if (config.begins_before() && device.arch >= 90 && !whole && heads > 0) {
-        const int64_t asked = std::min(kAskedBytes / (heads * unit_bytes / config.B_c), p.seq_k);
-        if (asked >= kLeastAskedKeys)
-            args.log2_asked_keys =
+    if (config.has_preamble() && device.arch >= 90 && !whole && heads > 0) {
+        const int64_t asked =
+            std::min(kPrefetchedBytes / (heads * unit_bytes / config.B_c), p.seq_k);
+        if (asked >= kLeastPrefetchedKeys)
+            args.log2_prefetched_keys =
                 static_cast<int16_t>(std::bit_width(static_cast<uint64_t>(asked)) - 1);
         // Where rows are appended, lengths are those of a launch that is over.
         if (!p.packed && p.batch <= kMostGuessed && tensors[new_k] == 0)
-            args.ways |= kGuessesLengths;
+            args.flags |= kGuessesLengths;
     }
     args.passes = heads * units * unit_bytes <= kPassingBytes;
     // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with

@@ -86,6 +86,14 @@ FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(args.cu_seqlens_q + batch));
 }
 
+// Into L2: the line of keys, or of values, in which an element of a head's row is.
+FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, int64_t block,
+                             int head, int slot, int element) {
+    const int64_t first = block * strides.batch + head * strides.head + slot * strides.row;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(cache) +
+                                                  (first + element) * kElementBytes));
+}
+
 // Asks for the keys and values that a CTA's copies begin with, where each of its runs is a whole
 // sequence of one tile: before it knows how many keys that has.
 template <class Kernel>
@@ -101,13 +109,8 @@ FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
         if ((kLines % Kernel::n_threads != 0 && line >= kLines) || key >= args.capacity) break;
         const int element = static_cast<int>(line % kRowLines) * (kLineBytes / kElementBytes);
         if (Kernel::SEMANTICS.uneven && element >= args.d) continue;
-        const auto ask = [&](const void* cache, const DecodeStrides& strides) {
-            const int64_t row = batch * strides.batch + head * strides.head + key * strides.row;
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(cache) +
-                                                          (row + element) * kElementBytes));
-        };
-        ask(args.k_cache, args.k_cache_strides);
-        ask(args.v_cache, args.v_cache_strides);
+        prefetch_line(args.k_cache, args.k_cache_strides, batch, head, key, element);
+        prefetch_line(args.v_cache, args.v_cache_strides, batch, head, key, element);
     }
 }
 
@@ -118,7 +121,7 @@ template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     constexpr int kLineBytes = 128, kLineElements = kLineBytes / kElementBytes;
     constexpr int kRowLines = (Kernel::d_head + kLineElements - 1) / kLineElements;
-    const int keys = 1 << args.log2_asked_keys;
+    const int keys = 1 << args.log2_prefetched_keys;
     const int lines = args.batch * keys * args.heads_k * kRowLines;
     const int step = static_cast<int>(gridDim.x) * Kernel::n_threads;
 #pragma unroll 1
@@ -127,7 +130,7 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
         const int row = line / kRowLines, element = line % kRowLines * kLineElements;
         const int key_of_all = args.by_heads_k.divide(row);
         const int head = row - key_of_all * args.heads_k;
-        const int batch = key_of_all >> args.log2_asked_keys, key = key_of_all & (keys - 1);
+        const int batch = key_of_all >> args.log2_prefetched_keys, key = key_of_all & (keys - 1);
         if (Kernel::SEMANTICS.uneven && element >= args.d) continue;
         int64_t block = batch;
         int slot = key;
@@ -137,13 +140,8 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
             const int entry = load_relaxed(args.page_table + batch * args.page_table_stride + page);
             block = min(max(entry, 0), args.blocks - 1);
         }
-        const auto fetch = [&](const void* cache, const DecodeStrides& strides) {
-            const int64_t first = block * strides.batch + head * strides.head + slot * strides.row;
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(cache) +
-                                                          (first + element) * kElementBytes));
-        };
-        fetch(args.k_cache, args.k_cache_strides);
-        fetch(args.v_cache, args.v_cache_strides);
+        prefetch_line(args.k_cache, args.k_cache_strides, block, head, slot, element);
+        prefetch_line(args.v_cache, args.v_cache_strides, block, head, slot, element);
     }
 }
 

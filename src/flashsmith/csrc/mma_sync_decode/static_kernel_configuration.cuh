@@ -74,7 +74,7 @@ struct StaticDecodeKernelConfig {
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
     static constexpr bool has_whole_runs = CFG.has_whole_runs();
     static constexpr bool has_arrivals = CFG.has_arrivals() && kClusters;
-    static constexpr bool begins_before = CFG.begins_before() && kClusters;
+    static constexpr bool has_preamble = CFG.has_preamble() && kClusters;
 
     // Of 16 rows' columns a thread merges so many times four at once: the warps' states, and a
     // run's.
