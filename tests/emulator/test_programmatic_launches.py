@@ -13,6 +13,7 @@ from flashsmith.errors import EmulatorError
 
 THREADS, CTAS = 64, 2
 WAIT, BARRIER = "griddepcontrol.wait;", "bar.sync 0;"
+ALLOW = "griddepcontrol.launch_dependents;"
 ONE_WAITS = "setp.ne.u32 %p1, %r60, 0; @%p1 bra MEET; griddepcontrol.wait; MEET: bar.sync 0;"
 
 #: %rd1 and %rd2 have a word for each thread.
@@ -88,6 +89,54 @@ def test_a_wait_reaches_as_far_back_as_the_launch_between_has_waited() -> None:
     ((kind, message),) = findings(WRITES, ELSEWHERE, WAIT + READS)
     assert kind == "race-launch"
     assert "none in the launch between" in message
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        WAIT + ALLOW + ELSEWHERE,
+        WAIT + ELSEWHERE,
+        ONE_WAITS + ALLOW + ELSEWHERE,
+        # Some threads are over before, and some allow it twice.
+        "setp.eq.u32 %p1, %r60, 1; @%p1 bra END;" + WAIT + ALLOW + ALLOW + ELSEWHERE + "END:",
+    ],
+    ids=["allowed", "at the end", "met", "twice"],
+)
+@pytest.mark.parametrize("body", [COPIES, WRITES], ids=["reads", "writes"])
+def test_what_was_over_when_a_launch_was_allowed_needs_no_wait(between: str, body: str) -> None:
+    assert not findings(WRITES, between.replace("%rd2", "%rd1"), WAIT + body)
+    copies = READS + "add.s64 %rd5, %rd2, %rd0;" if body == COPIES else WRITES
+    assert not findings(WRITES, between, copies)
+    assert not findings(WRITES, WAIT + ALLOW, between, copies)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        ALLOW + WAIT + ELSEWHERE,
+        ALLOW + WAIT + ALLOW + ELSEWHERE,
+        ELSEWHERE,
+        ALLOW + ELSEWHERE,
+        # Threads that have not waited allow it, too.
+        ONE_WAITS.replace("bar.sync 0;", "") + ALLOW + BARRIER + ELSEWHERE,
+        # The second CTA is over, or allows it, before the first launch is.
+        "setp.ne.u32 %p1, %r61, 0; @%p1 bra END;" + WAIT + ALLOW + ELSEWHERE + "END:",
+        "setp.ne.u32 %p1, %r61, 0; @%p1 bra ALLOW;" + WAIT + "ALLOW:" + ALLOW + ELSEWHERE,
+    ],
+    ids=["before", "twice", "never", "no wait", "one thread", "one CTA", "one CTA allows"],
+)
+def test_what_may_be_under_way_when_a_launch_was_allowed_needs_a_wait(between: str) -> None:
+    found = findings(WRITES, between, READS)
+    assert {kind for kind, _ in found} == {"race-launch"}
+    assert "written by the launch of main before" in found[0][1]
+
+
+def test_a_launch_is_allowed_behind_those_that_a_wait_reaches() -> None:
+    """One that has not waited itself lets the launches before it be under way."""
+    assert not findings(WRITES, WAIT + ELSEWHERE, WAIT + ALLOW, READS)
+    assert findings(WRITES, ELSEWHERE, WAIT + ALLOW, READS)
+    ours = "add.s64 %rd4, %rd2, %rd0; ld.global.u32 %r1, [%rd4];"
+    assert findings(WRITES, WAIT + ALLOW + ELSEWHERE, ours), "of the launch directly before"
 
 
 def test_other_ctas_learn_of_a_wait_by_release_and_acquire() -> None:
@@ -263,7 +312,7 @@ def test_weak_data_beside_words_that_are_handed_over_need_a_wait() -> None:
 
 @pytest.mark.parametrize("between", [ELSEWHERE, PUTS], ids=["elsewhere", "puts"])
 def test_only_the_launch_directly_before_hands_words_over(between: str) -> None:
-    for begin in ("", WAIT):
+    for begin in ("", ALLOW + WAIT):
         assert handed_over(PUTS, begin + between, TAKES) == {"race-launch"}
     assert not handed_over(PUTS, WAIT + between, WAIT + TAKES + CLEARS)
 

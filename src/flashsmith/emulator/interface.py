@@ -262,6 +262,16 @@ class GridWait:
 
 
 @dataclass(frozen=True, slots=True)
+class GridAllow:
+    """griddepcontrol.launch_dependents: the next launch may begin when all CTAs have allowed it or
+    are over."""
+
+    site: Site
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
 class Misuse:
     """A rule of an instruction is broken; ``kind`` is the finding's."""
 
@@ -424,6 +434,9 @@ class Observer:
 
     def grid_wait(self, event: GridWait) -> None:
         """griddepcontrol.wait."""
+
+    def grid_allow(self, event: GridAllow) -> None:
+        """griddepcontrol.launch_dependents."""
 
     def misuse(self, event: Misuse) -> None:
         """An instruction is used against its rules."""

@@ -60,12 +60,28 @@ class LaunchOrder:
     def __init__(self) -> None:
         self._earlier: list[Footprint] = []
 
-    def next(self, last: list[Footprint], *, waited: bool, programmatic: bool) -> None:
-        """A launch begins behind one with the footprints ``last``, which has waited or not."""
+    def next(
+        self,
+        last: list[Footprint],
+        *,
+        waited: bool,
+        allowed_behind: bool,
+        programmatic: bool,
+    ) -> None:
+        """A launch begins behind one with the footprints ``last``.
+
+        - ``waited``: whether that has waited for the launches before it.
+        - ``allowed_behind``: whether each of its CTAs has waited before it let this one begin,
+          which so begins when the launches are over that the wait reached.
+        """
         if not programmatic:
             self._earlier = []
             return
-        old = [replace(one, reached=one.reached and waited, direct=False) for one in self._earlier]
+        old = [
+            replace(one, reached=one.reached and waited, direct=False)
+            for one in self._earlier
+            if not (one.reached and allowed_behind)
+        ]
         self._earlier = [*old, *last]
 
     def conflicts(

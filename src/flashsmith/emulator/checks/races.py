@@ -30,6 +30,7 @@ from flashsmith.emulator.interface import (
     ClusterBarrierEvent,
     EngineAccess,
     EngineDone,
+    GridAllow,
     GridWait,
     Launch,
     MbarrierEvent,
@@ -69,7 +70,8 @@ class Races(Check):
     - A programmatic launch must be ordered after ``griddepcontrol.wait`` before it reads what the
       launch before wrote, or writes what that touched: ``race-launch``. Only words that both touch
       by strong accesses of 4-byte elements are handed over without it, by the launch directly
-      before.
+      before. Where each CTA of that has waited before it let this one begin
+      (``griddepcontrol.launch_dependents``, or its end), those before are over already.
     - ``orders_sums``: of a kernel that must give the same bits in every run. Then floating-point
       sums are no exception: two that nothing orders are a race.
     """
@@ -83,6 +85,9 @@ class Races(Check):
         self._launch_order = LaunchOrder()
         self._global: dict[int, AccessHistory] = {}
         self._entry, self._waited = "", False
+        #: Of the launch: CTAs of which a thread was ordered after the launch before, and whether
+        #: one let the next launch begin that was not. A CTA that is over allows it, too.
+        self._have_waited, self._allowed_early = np.zeros(0, np.bool_), False
 
     def begin(self, launch: Launch) -> None:
         """Sets up the histories of writable global memory."""
@@ -91,8 +96,15 @@ class Races(Check):
             Footprint(self._entry, self._ranges.ranges[k].begin, *history.footprint())
             for k, history in (self._global.items() if launch.programmatic else ())
         ]
-        self._launch_order.next(last, waited=self._waited, programmatic=launch.programmatic)
+        self._launch_order.next(
+            last,
+            waited=self._waited,
+            allowed_behind=not self._allowed_early and bool(self._have_waited.all()),
+            programmatic=launch.programmatic,
+        )
         self._entry, self._waited, self._programmatic = launch.entry, False, launch.programmatic
+        self._have_waited = np.zeros(launch.cta_count, np.bool_)
+        self._allowed_early = False
         self._shared_bytes = launch.shared_bytes
         self._clusters = launch.clusters
         self._sites: dict[int, Site] = {}
@@ -188,6 +200,13 @@ class Races(Check):
         """Threads are ordered after the launch before."""
         self._waited = True
         self._order.acquire_launch(event.threads)
+        self._have_waited[event.threads // self._threads_per_cta] = True
+
+    def grid_allow(self, event: GridAllow) -> None:
+        """The next launch is ordered after what all of these threads are ordered after."""
+        after = self._order.after_launch(event.threads)
+        self._have_waited[event.threads[after] // self._threads_per_cta] = True
+        self._allowed_early |= not after.all()
 
     def _check_launches(self, event: MemoryAccess, by_word: bool) -> None:
         after = self._order.after_launch(event.threads)

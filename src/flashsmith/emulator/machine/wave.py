@@ -10,6 +10,7 @@ import numpy as np
 
 from flashsmith.emulator.interface import (
     BarrierEvent,
+    GridAllow,
     GridWait,
     MemoryFence,
     Misuse,
@@ -243,6 +244,12 @@ class Wave(WaveMemory):
         event = GridWait(site, group.threads[group.active(mask)], self.tick())
         for observer in self.observers:
             observer.grid_wait(event)
+
+    def grid_allow(self, group: Group, site: Site, mask: Any) -> None:
+        """griddepcontrol.launch_dependents."""
+        event = GridAllow(site, group.threads[group.active(mask)], self.tick())
+        for observer in self.observers:
+            observer.grid_allow(event)
 
     # Loops that wait for memory
 

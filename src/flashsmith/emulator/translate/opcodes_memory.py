@@ -288,11 +288,12 @@ def fence(t: Emitter, i: Instruction) -> None:
 
 def grid_dependency(t: Emitter, i: Instruction) -> None:
     """griddepcontrol: a launch begins when the one before is over, so wait has waited already, and
-    launch_dependents changes nothing."""
+    launch_dependents changes nothing; only observers are interested."""
     if tuple(i.modifiers) not in (("wait",), ("launch_dependents",)):
         raise t.error(f"{i.mnemonic} does not exist")
-    if t.observed and i.modifiers[0] == "wait":
-        t.emit(f"W.grid_wait(G, {t.site()}, {t.mask() or 'None'})")
+    if t.observed:
+        event = "grid_wait" if i.modifiers[0] == "wait" else "grid_allow"
+        t.emit(f"W.{event}(G, {t.site()}, {t.mask() or 'None'})")
 
 
 def create_policy(t: Emitter, i: Instruction) -> None:
