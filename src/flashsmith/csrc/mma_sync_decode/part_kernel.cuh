@@ -249,34 +249,45 @@ struct DecodeRun {
         int first_step, steps;
         NextRows next_rows;
         int next_entry;
+
+        // So that the compiler does not put off what they are computed from.
+        FS_DEVICE void are_known_here() {
+            asm volatile("" : "+r"(first_step), "+r"(steps), "+l"(next_rows.k), "+l"(next_rows.v));
+        }
     };
 
-    // Starts the copies of the first stages and of the queries.
-    FS_DEVICE Copies start() const {
+    // Where they begin.
+    FS_DEVICE Copies first_copies() const {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
-        NextRows next_rows{};
+        Copies copies{first_step, steps, {}, 0};
         if constexpr (kGoesOn) {
             const int64_t row = first_key(first_step) + lane / 8;
-            next_rows.k = k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16;
-            next_rows.v = v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16;
+            copies.next_rows = {
+                k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16,
+                v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16};
         }
+        return copies;
+    }
+
+    // Starts those of the first stages and of the queries.
+    FS_DEVICE void start(Copies& copies) const {
+        const int first_step = copies.first_step, steps = copies.steps;
         // A page's number is on its way while the stages before are copied.
-        int entries[kStages] = {};
-        if (first_step < steps) {
-#pragma unroll
-            for (int i = 0; i < kStages; ++i) entries[i] = page_of(first_step + i);
-        }
+        const bool has_pages = kPaged && first_step < steps;
+        if (has_pages) copies.next_entry = page_of(first_step);
         // No one waits for the queries alone; keys in pages wait for the page's number.
         if constexpr (kPaged) start_queries();
-#pragma unroll
+        // Of pages there are two ways, too many instructions to have them for each stage.
+#pragma unroll(kPaged ? 1 : kStages - 1)
         for (int i = 0; i < kStages - 1; ++i) {
-            if (first_step + i < steps) start_step(first_step + i, i, entries[i], next_rows);
+            const int entry = copies.next_entry;
+            if (has_pages) copies.next_entry = page_of(first_step + i + 1);
+            if (first_step + i < steps) start_step(first_step + i, i, entry, copies.next_rows);
             if (!kPaged && i == 0) start_queries();
             cp_async_commit();
         }
-        return {first_step, steps, next_rows, entries[kStages - 1]};
     }
 
     // Leaves at `place` in shared memory where the CTA's next search begins.
@@ -836,17 +847,7 @@ struct DecodeRun {
 
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
-    prefetch_lengths<Kernel>(args);
-    if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
-                  Kernel::SEMANTICS.mask != MaskKind::window && Kernel::has_whole_runs)
-        if ((args.flags & kPrefetchesRuns) != 0) prefetch_run<Kernel>(args);
     constexpr bool kGuesses = Kernel::has_preamble && !Kernel::SEMANTICS.packed;
-    if constexpr (Kernel::has_preamble && Kernel::SEMANTICS.mask != MaskKind::window)
-        if (args.log2_prefetched_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
-    const bool in_cluster =
-        Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
-    if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
-        if (in_cluster) ClusterMerge<Kernel>::begin(args, smem);
     // Where nothing is appended, lengths may be of the launch before. Until that is over what is
     // there is a guess, and mostly right: they change once for all layers of a model.
     Lengths lengths;
@@ -854,22 +855,40 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     const int32_t* const own_length = args.cache_lens + min(lane_index(), args.batch - 1);
     if (lengths.are_guessed)
         lengths.guess = load_relaxed(own_length);
-    else if (args.new_k == nullptr)
-        wait_for_launch_before();
+    else
+        prefetch_lengths<Kernel>(args);
+    if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
+                  Kernel::SEMANTICS.mask != MaskKind::window && Kernel::has_whole_runs)
+        if ((args.flags & kPrefetchesRuns) != 0) prefetch_run<Kernel>(args);
+    if constexpr (Kernel::has_preamble && Kernel::SEMANTICS.mask != MaskKind::window)
+        if (args.log2_prefetched_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
+    const bool in_cluster =
+        Kernel::has_clusters && !Kernel::takes_chunks && args.cluster_levels > 0;
+    if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)
+        if (in_cluster) ClusterMerge<Kernel>::begin(args, smem);
+    if (!lengths.are_guessed && args.new_k == nullptr) wait_for_launch_before();
     DecodeItem item{};
     ItemSearch search(Kernel::takes_chunks ? 0 : share_of_cta<Kernel>(args, lengths),
                       block_index());
     bool found = find_item<Kernel>(args, search, item, lengths);
-    // In this order: the merge reads lengths before it waits.
-    wait_for_launch_before();
-    if (!Kernel::has_whole_runs || (args.flags & kHoldsNextLaunch) == 0) allow_next_launch();
-    // It comes while the copies of the guessed run's first keys are on their way.
-    const int length = lengths.are_guessed ? *own_length : 0;
+    int length = 0;
+    const auto begin_launch = [&] {
+        // In this order: the merge reads lengths before it waits.
+        wait_for_launch_before();
+        if (!Kernel::has_whole_runs || (args.flags & kHoldsNextLaunch) == 0) allow_next_launch();
+        // It comes while the copies of the guessed run's first keys are on their way.
+        if (lengths.are_guessed) length = *own_length;
+    };
+    // With the first run: what does not need the launch before is done until then.
+    bool begins = !Kernel::takes_chunks && (found || lengths.are_guessed);
+    if (!begins) begin_launch();
     if constexpr (Kernel::takes_chunks) {
         // Each search from the first sequence on: no register is left to remember where it was.
         for (uint32_t turn = 1; found; ++turn) {
             const DecodeRun<Kernel, kPaged> run(args, item, smem);
-            run.run(run.start(), search, 0);
+            auto copies = run.first_copies();
+            run.start(copies);
+            run.run(copies, search, 0);
             search = ItemSearch(0, block_index() + turn * gridDim.x);
             found = find_item<Kernel>(args, search, item);
         }
@@ -880,8 +899,13 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     while (found || lengths.are_guessed) {
         const DecodeRun<Kernel, kPaged> run(args, item, smem);
         const bool has_run = found && (!Kernel::has_clusters || item.first_part < item.end_part);
-        typename DecodeRun<Kernel, kPaged>::Copies copies{};
-        if (has_run) copies = run.start();
+        auto copies = run.first_copies();
+        if (begins) {
+            copies.are_known_here();
+            begin_launch();
+            begins = false;
+        }
+        if (has_run) run.start(copies);
         if (lengths.are_guessed) {
             lengths.are_guessed = false;
             // By each warp for itself: another one may have guessed something else. A thread's new

@@ -292,6 +292,11 @@ struct ItemSearch {
     FS_DEVICE void keep(uint32_t place) const {
         store_shared_16B(place, {as_uint(first), before, as_uint(share), index});
     }
+    // Whether the CTA's next item is behind the last of all: its turn says its number, or a
+    // counter, which begins where first items end. Most CTAs end so, and need not search once more.
+    FS_DEVICE bool is_last(uint32_t all) const {
+        return ((share & 1) != 0 ? 0 : index) + gridDim.x >= all;
+    }
 
   private:
     FS_DEVICE static uint32_t as_uint(int x) { return static_cast<uint32_t>(x); }
@@ -350,6 +355,8 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
         else
             set_rows<Kernel>(s, args, 0, args.seq_q);
         rest = static_cast<int>(within - (i == 0 ? 0 : begin));
+        if (search.first + kWarpSize >= args.batch && search.is_last(search.before + all))
+            search.first = args.batch;
         return true;
     }
     return false;
