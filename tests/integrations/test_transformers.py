@@ -570,7 +570,7 @@ def test_a_static_cache_has_gradients(calls: Calls) -> None:
     assert calls[-1]["k"].shape[1] == 6
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3n"])
 def test_continuous_batching_generates_the_tokens_of_pytorchs_attention(
     name: str, calls: Calls
 ) -> None:
@@ -623,13 +623,19 @@ PAGED = {"page_size": 16, "max_batch_tokens": 24}
 
 
 @pytest.mark.parametrize("blocks", [0, 8])
-def test_pages_of_continuous_batching_are_read_in_place(blocks: int, calls: Calls) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3n"])
+def test_pages_of_continuous_batching_are_read_in_place(
+    name: str, blocks: int, calls: Calls
+) -> None:
     """Tokens beside chunks of a prompt, and, where transformers gives tables of pages, steps of one
-    token for each sequence."""
+    token for each sequence. Half of gemma3n's layers have the keys of others."""
     pytest.importorskip("psutil", reason="needs psutil: it is not installed")
+    config: dict[str, Any] = {"dtype": torch.float16}
+    if name == "gemma3n":
+        config["layer_types"] = ["full_attention"] * 4
     generated = {}
     for implementation in ("sdpa", "flashsmith"):
-        model = tiny("llama", dtype=torch.float16).half()
+        model = tiny(name, **config).half()
         model.set_attn_implementation(implementation)
         generated[implementation] = generated_tokens(
             model, PROMPTS, max_blocks_per_request=blocks, **PAGED
@@ -646,6 +652,35 @@ def test_pages_of_continuous_batching_are_read_in_place(blocks: int, calls: Call
     assert bool(steps) == bool(blocks)
     for call in steps:
         assert call["q"].shape[:2] == (call["page_table"].shape[0], 1)
+
+
+@pytest.mark.parametrize("changed", ["keys", "values", "both"])
+def test_keys_that_a_model_changes_are_gathered(
+    changed: str, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the cache gives is what it would have gathered, for whoever looks into it."""
+    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    update = PagedAttentionCache.update
+
+    def update_and_change(self: Any, *tensors: Any, kwargs: Any, **keywords: Any) -> Any:
+        key, value = update(self, *tensors, kwargs=kwargs, **keywords)
+        assert key.shape[2] == int(kwargs["cu_seq_lens_k"][-1])
+        return key if changed == "values" else -key, value if changed == "keys" else -value
+
+    # In 5.23 the attention function calls it, later the model.
+    monkeypatch.setattr(PagedAttentionCache, "update", update_and_change)
+    generated = {}
+    for implementation in ("sdpa", "flashsmith"):
+        model = tiny("llama", dtype=torch.float16).half()
+        model.set_attn_implementation(implementation)
+        generated[implementation] = generated_tokens(
+            model, PROMPTS, max_blocks_per_request=0, **PAGED
+        )
+    assert generated["flashsmith"] == generated["sdpa"]
+    assert len(generated["sdpa"]) == 3
+    assert not any("page_table" in call for call in calls)
 
 
 @pytest.mark.full
@@ -681,6 +716,7 @@ def test_older_versions_without_tables_of_pages_are_left_as_they_are(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flashsmith.integrations import transformers as ours
+    from flashsmith.integrations import transformers_pages as pages
 
     older = types.SimpleNamespace(
         ensure_decode_fast_path_is_available=len,
@@ -689,7 +725,7 @@ def test_older_versions_without_tables_of_pages_are_left_as_they_are(
     )
     delattr(older, name)
     before = dict(vars(older))
-    monkeypatch.setattr(ours, "initialization", older)
+    monkeypatch.setattr(pages, "initialization", older)
     ours.register()
     assert vars(older) == before
 
@@ -703,16 +739,7 @@ def test_continuous_batching_that_cannot_be_served_is_an_error() -> None:
 
     q = torch.zeros(1, 1, 4, 32)
 
-    class WideCache:
-        supports_block_table, block_physical_stride = True, 4
-
-        @property
-        def layer_to_allocator(self) -> Any:
-            return {0: self}
-
-        def get_cache_for_block_table(self, layer_idx: int) -> Any:
-            return q, q
-
+    class ChangingCache:
         def update(self, kwargs: dict[str, Any], **_: Any) -> Any:
             return q, q
 
@@ -720,13 +747,38 @@ def test_continuous_batching_that_cannot_be_served_is_an_error() -> None:
         (OlderCache(), {}, r"cache: .*continuous batching of transformers 5\.23"),
         (OlderCache(), {"block_table": q}, r"cache: .*continuous batching of transformers 5\.23"),
         (
-            WideCache(),
+            ChangingCache(),
             {"block_table": q},
-            r"cache: dtype torch.float32; .*max_blocks_per_request=0",
+            r"cache: Sinking changes keys .*max_blocks_per_request=0",
         ),
     ):
         with pytest.raises(ArgumentError, match=message):
             flashsmith_attention_forward(Sinking(), q, q, q, None, cache=cache, **more)
+
+
+def test_tables_of_wide_pages_are_an_error() -> None:
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations import transformers as ours
+
+    q = torch.zeros(1, 1, 4, 32)
+    pages = types.SimpleNamespace(
+        supports_block_table=True,
+        block_physical_stride=4,
+        get_cache_for_block_table=lambda layer_idx: (q, q),
+    )
+
+    class WideCache(PagedAttentionCache):
+        config = types.SimpleNamespace(_attn_implementation="flashsmith")
+
+        def __init__(self) -> None:
+            self.layer_to_allocator = {0: pages}
+
+    ours.register()
+    lengths = {"block_table": q, "cu_seq_lens_k": torch.arange(2)}
+    with pytest.raises(ArgumentError, match=r"dtype torch.float32; .*max_blocks_per_request=0"):
+        WideCache().update(q, q, 0, kwargs=lengths)
 
 
 def test_a_mask_of_another_length_is_refused(calls: Calls) -> None:

@@ -33,6 +33,19 @@ def tiny(name: str, **changes: Any) -> Any:
                 query_pre_attn_scalar=32,
             ),
         ),
+        "gemma3n": (
+            transformers.Gemma3nForCausalLM,
+            transformers.Gemma3nTextConfig(
+                **{**SIZES, **GROUPED, "num_hidden_layers": 4},
+                vocab_size_per_layer_input=64,
+                hidden_size_per_layer_input=16,
+                activation_sparsity_pattern=[0.0] * 4,
+                laurel_rank=16,
+                sliding_window=4,
+                layer_types=["sliding_attention", "full_attention"] * 2,
+                num_kv_shared_layers=2,
+            ),
+        ),
         "modernbert": (
             transformers.ModernBertModel,
             transformers.ModernBertConfig(

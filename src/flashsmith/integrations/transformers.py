@@ -11,7 +11,6 @@ one warning for each reason.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,16 +27,17 @@ from flashsmith.integrations.sdpa import tensor_facts
 from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.integrations.transformers_masks import filled_keys, flashsmith_mask
-
-try:
-    from transformers.generation.continuous_batching import initialization
-except ImportError:  # before transformers 5.23
-    initialization = None
-
-NAME = "flashsmith"
-_CALLER = 'attn_implementation="flashsmith"'
-# Of caches whose pages the kernels read in place.
-_PAGE_DTYPES = (torch.float16, torch.bfloat16)
+from flashsmith.integrations.transformers_pages import (
+    CALLER,
+    NAME,
+    Pages,
+    gathered,
+    leave_pages_unread,
+    of_kind,
+    offer_block_tables,
+    unread_of,
+    updated,
+)
 
 
 @dataclass
@@ -73,7 +73,8 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
     AttentionInterface.register(NAME, flashsmith_attention_forward)
     AttentionMaskInterface.register(NAME, flashsmith_mask)
     _keep_from_the_hub()
-    _offer_block_tables()
+    leave_pages_unread()
+    offer_block_tables()
 
 
 def _keep_from_the_hub() -> None:
@@ -104,40 +105,6 @@ def _keep_from_the_hub() -> None:
     generation_utils.is_flash_attention_requested = asks_for_another
 
 
-def _offer_block_tables() -> None:
-    """transformers' continuous batching gives tables of pages, for steps of one token a sequence,
-    to FlashAttention alone."""
-    ensure = getattr(initialization, "ensure_decode_fast_path_is_available", None)
-    if ensure is None or getattr(ensure, "offered_to", None) == NAME:
-        return  # before transformers 5.23, or done
-    by_type = getattr(initialization, "ATTN_TYPE_TO_ALLOCATOR", None)
-    group_layers = getattr(initialization, "group_layers_by_attn_type", None)
-    if by_type is None or group_layers is None:
-        return
-
-    def ensure_for_others(config: Any, cb_config: Any, *args: Any, **keywords: Any) -> None:
-        ours = getattr(config, "_attn_implementation", None) == NAME
-        types = group_layers(config) if ours else ()
-        readable = getattr(config, "dtype", None) in _PAGE_DTYPES
-        if not ours or not readable or not all(by_type[it].supports_block_table for it in types):
-            ensure(config, cb_config, *args, **keywords)
-
-    ensure_for_others.offered_to = NAME  # type: ignore[attr-defined]
-    initialization.ensure_decode_fast_path_is_available = ensure_for_others
-
-
-class _Pages(NamedTuple):
-    """A paged cache that the call's keys and values are appended to: (pages, page, heads_k, d), the
-    table (batch, most pages) int32, the lengths (batch,) int32 before, and where the queries of
-    each sequence begin, None where each has one."""
-
-    k_cache: Any
-    v_cache: Any
-    table: Any
-    lens: Any
-    starts_q: Any
-
-
 class _Call(NamedTuple):
     """One layer's attention. Tensors are (batch, heads, length, d), as transformers has them."""
 
@@ -152,7 +119,7 @@ class _Call(NamedTuple):
     sinks: Any
     cu_seqlens: tuple[Any, Any, Any, Any]  # q, k, longest q, longest k
     filled: Any = None  # (batch,) int32: how many keys of a cache of fixed size there are
-    pages: _Pages | None = None
+    pages: Pages | None = None
 
     def keywords(self) -> dict[str, Any]:
         """The call's masks and scores for attention(), and where it runs."""
@@ -193,14 +160,28 @@ def flashsmith_attention_forward(
     Raises:
         ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
     """
-    pages = None
-    if cache is not None:
-        lengths = {**keywords, "cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k}
-        pages = _pages_of(module, query, key, cache, cu_seq_lens_q, lengths)
-        if pages is None:
-            key, value = _update(module, key, value, cache, lengths)
-            cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
+    if cache is not None:  # from transformers 5.24 on the model asks its cache
+        lengths = {
+            **keywords,
+            "cu_seq_lens_q": cu_seq_lens_q,
+            "cu_seq_lens_k": cu_seq_lens_k,
+            "max_length_k": max_length_k,
+        }
+        key, value = updated(module, key, value, cache, lengths)
+        cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
         attention_mask = None  # of the new tokens alone; the offsets say it all
+    pages = None
+    if (unread := unread_of(key, value)) is not None:
+        pages, key, value = unread.pages, unread.key, unread.value
+    elif keywords.get("block_table") is not None:
+        raise ArgumentError(
+            f"cache: {type(module).__name__} changes keys or values of its cache, and {CALLER} "
+            "reads tables of pages as they are: set max_blocks_per_request=0 in the "
+            "ContinuousBatchingConfig"
+        )
+    else:
+        key, value = gathered(key), gathered(value)
+        cu_seq_lens_k, max_length_k = (of_kind(module, it) for it in (cu_seq_lens_k, max_length_k))
     count, filled = filled_keys(attention_mask)
     if filled is not None and _needs_gradients(query, key, value, s_aux):
         count, filled = int(filled.max()), None  # a line has as many as any other
@@ -243,63 +224,6 @@ def flashsmith_attention_forward(
         **({} if position_bias is None else {"position_bias": position_bias}),
         **keywords,
     )
-
-
-def _update(
-    module: Any, key: Any, value: Any, cache: Any, lengths: dict[str, Any]
-) -> tuple[Any, Any]:
-    """What transformers' paged cache makes of a layer's new keys and values: it stores them, and
-    returns those of all sequences; or, with tables of pages, leaves both to the attention. Sets
-    this layer's offsets, longest length, table and pages in ``lengths``."""
-    if "kwargs" not in inspect.signature(cache.update).parameters:
-        raise ArgumentError(
-            f"cache: {_CALLER} serves continuous batching of transformers 5.23 and later, whose "
-            "cache passes on lengths by layer; update transformers, or use "
-            'attn_implementation="sdpa"'
-        )
-    found: tuple[Any, Any] = cache.update(
-        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=lengths
-    )
-    return found
-
-
-def _pages_of(
-    module: Any, query: Any, key: Any, cache: Any, starts_q: Any, lengths: dict[str, Any]
-) -> _Pages | None:
-    """The pages of transformers' cache where the kernels can read them in place; None where its
-    keys have to be gathered: those of windows, which it keeps in a ring, of other dtypes than the
-    kernels', and where there are new keys only."""
-    by_table = lengths.get("block_table") is not None
-    if by_table:
-        _update(module, key, key, cache, lengths)
-    allocator = getattr(cache, "layer_to_allocator", {}).get(module.layer_idx)
-    if allocator is None or not allocator.supports_block_table:
-        return None
-    k_cache, v_cache = allocator.get_cache_for_block_table(module.layer_idx)
-    # Of every block's pages the layer has one. transformers' views begin with it, and have all.
-    page, stride = k_cache.shape[1], allocator.block_physical_stride
-    k_cache, v_cache = (pages[:: stride // page] for pages in (k_cache, v_cache))
-    if by_table:
-        if k_cache.dtype not in _PAGE_DTYPES:
-            raise ArgumentError(
-                f"cache: dtype {k_cache.dtype}; {_CALLER} reads pages of float16 and bfloat16: "
-                "load the model in one of them, or set max_blocks_per_request=0 in the "
-                "ContinuousBatchingConfig"
-            )
-        # Of sequences that only fill up the batch it is -1: nothing is appended.
-        lens = lengths["cu_seq_lens_k"].diff().to(torch.int32) - 1
-        table = lengths["block_table"].div(stride // page, rounding_mode="floor")
-        return _Pages(k_cache, v_cache, table, lens, None)
-    rows = lengths["read_index"][allocator.index]
-    if k_cache.dtype not in _PAGE_DTYPES or k_cache.dtype != query.dtype or not rows.numel():
-        return None
-    # transformers says where each key is; the first of each page says where the page is.
-    starts = lengths["cu_seq_lens_k"][allocator.layer_type]
-    longest = int(lengths["max_length_k"][allocator.layer_type])
-    firsts = starts[:-1, None] + torch.arange(0, longest, page, device=rows.device)
-    table = rows[firsts.clamp(max=rows.shape[0] - 1)].div(stride, rounding_mode="floor")
-    lens = starts.diff() - starts_q.diff()
-    return _Pages(k_cache, v_cache, table.to(torch.int32), lens.to(torch.int32), starts_q)
 
 
 def _needs_gradients(*tensors: Any) -> bool:
@@ -362,7 +286,7 @@ def _refuse_or_note(call: _Call, reason: Reason) -> None:
     if _options.strict:
         raise reason.error()
     if not is_tracing():
-        note_fallback(_CALLER, *reason)
+        note_fallback(CALLER, *reason)
 
 
 def _by_kernel(call: _Call) -> Any:
@@ -417,7 +341,7 @@ def _packed_by_the_model(call: _Call, q: Any, k: Any, v: Any) -> Any:
     return output.view(q.shape)
 
 
-def _on_pages(call: _Call, pages: _Pages, q: Any, k: Any, v: Any) -> Any:
+def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:
     q, k, v = (tensor.reshape(-1, *tensor.shape[2:]) for tensor in (q, k, v))
     how = call.keywords()
     if pages.starts_q is None:
