@@ -69,8 +69,12 @@ def one_rank(rank: int, wrap: Callable[[Layer], Any], folder: str) -> None:
 
 
 @pytest.mark.parametrize("wrap", [by_ddp, by_fsdp])
-def test_two_ranks(wrap: Callable[[Layer], Any], tmp_path: Path) -> None:
+def test_two_ranks(
+    wrap: Callable[[Layer], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = gradients(*made())  # which builds the kernels, too
+    # Processes import this file by its name, from what this process has in its path.
+    monkeypatch.syspath_prepend(Path(__file__).parents[__name__.count(".")])
     mp.spawn(one_rank, (wrap, str(tmp_path)), nprocs=RANKS)
     found = torch.load(tmp_path / "gradients.pt")
     for ours, whole in zip(found, expected, strict=True):
