@@ -574,34 +574,29 @@ def test_a_static_cache_has_gradients(calls: Calls) -> None:
 def test_continuous_batching_generates_the_tokens_of_pytorchs_attention(
     name: str, calls: Calls
 ) -> None:
-    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
     prompts = [[3, 5, 7, 9, 11], [4, 6], [8, 10, 12, 14, 16, 18, 20, 22]]
-    generated = {}
-    for implementation in ("sdpa", "flashsmith"):
-        model = tiny(name)
-        model.set_attn_implementation(implementation)
-        outputs = model.generate_batch(
-            inputs=prompts,
-            generation_config=GenerationConfig(
-                max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0
-            ),
-            continuous_batching_config=ContinuousBatchingConfig(
-                num_blocks=64, max_batch_tokens=32, auto_switch_to_flash=False
-            ),
-            progress_bar=False,
-        )
-        generated[implementation] = {
-            tuple(it.prompt_ids): it.generated_tokens for it in outputs.values()
-        }
+    generated = generated_by_both(name, prompts)
     assert generated["flashsmith"] == generated["sdpa"]
     assert sorted(map(list, generated["flashsmith"])) == sorted(prompts)
     # One token of each sequence, beside no other.
     assert any(call["cu_seqlens_q"].diff().tolist() == [1, 1, 1] for call in calls)
 
 
+def generated_by_both(
+    name: str, prompts: list[list[int]], config: dict[str, Any] | None = None, **options: Any
+) -> dict[str, dict[Any, list[int]]]:
+    generated = {}
+    for implementation in ("sdpa", "flashsmith"):
+        model = tiny(name, **(config or {}))
+        model = model.to(model.config.dtype or torch.float32)
+        model.set_attn_implementation(implementation)
+        generated[implementation] = generated_tokens(model, prompts, **options)
+    return generated
+
+
 def generated_tokens(model: Any, prompts: list[list[int]], **options: Any) -> dict[Any, list[int]]:
+    """Of continuous batching, by prompts."""
+    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     outputs = model.generate_batch(
@@ -629,17 +624,10 @@ def test_pages_of_continuous_batching_are_read_in_place(
 ) -> None:
     """Tokens beside chunks of a prompt, and, where transformers gives tables of pages, steps of one
     token for each sequence. Half of gemma3n's layers have the keys of others."""
-    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
     config: dict[str, Any] = {"dtype": torch.float16}
     if name == "gemma3n":
         config["layer_types"] = ["full_attention"] * 4
-    generated = {}
-    for implementation in ("sdpa", "flashsmith"):
-        model = tiny(name, **config).half()
-        model.set_attn_implementation(implementation)
-        generated[implementation] = generated_tokens(
-            model, PROMPTS, max_blocks_per_request=blocks, **PAGED
-        )
+    generated = generated_by_both(name, PROMPTS, config, max_blocks_per_request=blocks, **PAGED)
     assert generated["flashsmith"] == generated["sdpa"]
     assert len(generated["sdpa"]) == 3
     # Only what has no keys in the cache yet is computed without it.
@@ -659,7 +647,6 @@ def test_keys_that_a_model_changes_are_gathered(
     changed: str, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the cache gives is what it would have gathered, for whoever looks into it."""
-    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
     update = PagedAttentionCache.update
@@ -671,13 +658,8 @@ def test_keys_that_a_model_changes_are_gathered(
 
     # In 5.23 the attention function calls it, later the model.
     monkeypatch.setattr(PagedAttentionCache, "update", update_and_change)
-    generated = {}
-    for implementation in ("sdpa", "flashsmith"):
-        model = tiny("llama", dtype=torch.float16).half()
-        model.set_attn_implementation(implementation)
-        generated[implementation] = generated_tokens(
-            model, PROMPTS, max_blocks_per_request=0, **PAGED
-        )
+    config = {"dtype": torch.float16}
+    generated = generated_by_both("llama", PROMPTS, config, max_blocks_per_request=0, **PAGED)
     assert generated["flashsmith"] == generated["sdpa"]
     assert len(generated["sdpa"]) == 3
     assert not any("page_table" in call for call in calls)
@@ -686,7 +668,6 @@ def test_keys_that_a_model_changes_are_gathered(
 @pytest.mark.full
 @pytest.mark.parametrize("blocks", [0, 8])
 def test_the_kernels_read_the_pages_of_continuous_batching(blocks: int) -> None:
-    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
     from flashsmith.integrations import transformers as ours
     from flashsmith.runtime import count_launches
 
@@ -702,7 +683,6 @@ def test_the_kernels_read_the_pages_of_continuous_batching(blocks: int) -> None:
 
 
 def test_rings_of_windows_and_wide_caches_are_gathered(calls: Calls) -> None:
-    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
     for name, dtype in (("mistral", torch.float16), ("llama", torch.float32)):
         model = tiny(name, dtype=dtype).to(dtype)
         model.set_attn_implementation("flashsmith")
