@@ -12,6 +12,8 @@ from flashsmith.errors import EmulatorError
 
 SHARED = ".shared .align 1024 .b8 s[4112];\n"
 MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
+#: The same of an arrival that orders nothing.
+RELAXED = MEET.replace("arrive", "arrive.relaxed")
 
 
 def test_ranks_and_peers_of_boxes() -> None:
@@ -108,9 +110,49 @@ def test_a_cluster_barrier_that_is_never_completed() -> None:
 def test_arriving_without_waiting() -> None:
     _, kinds, _ = handshake(MEET, "barrier.cluster.arrive.aligned;\n" + MEET)
     assert "cluster-barrier" in kinds
-    relaxed = MEET.replace("arrive", "arrive.relaxed")
-    _, kinds, _ = handshake(MEET, relaxed)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_fence_for_mbarriers_needs_no_release(seed: int | None) -> None:
+    """It hands their initialisation over by an arrival that orders nothing else."""
+    got, kinds, error = handshake(MEET, RELAXED, seed=seed)
+    assert (got, kinds, error) == (([0] * 64 + [1] * 64) * 2, set(), "")
+    got, kinds, error = letters(MEET, RELAXED, seed=seed)
+    assert (got, kinds, error) == (([71] * 64 + [70] * 64) * 2, set(), "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("@!%p7 fence.mbarrier_init.release.cluster;\n", ""),
+        ("@!%p7 fence.mbarrier_init.release.cluster;\n", "fence.proxy.async;\n"),
+        (
+            "@!%p7 fence.mbarrier_init.release.cluster;\n",
+            "@%p7 fence.mbarrier_init.release.cluster;\n",
+        ),
+        (
+            "@!%p7 mbarrier.init.shared::cta.b64 [%r20], 1;\n"
+            "@!%p7 fence.mbarrier_init.release.cluster;\n",
+            "@!%p7 fence.mbarrier_init.release.cluster;\n"
+            "@!%p7 mbarrier.init.shared::cta.b64 [%r20], 1;\n",
+        ),
+    ],
+    ids=["no fence", "another fence", "other threads' fence", "fenced before"],
+)
+def test_a_relaxed_arrival_hands_over_nothing_else(old: str, new: str) -> None:
+    assert old in HANDSHAKE
+    body = HANDSHAKE.replace(old, new, 1).replace(MEET, RELAXED, 1)
+    _, kinds, _ = kinds_of(program(body + MEET + STORE_R1 + "ret;", 1, SHARED), 1)
     assert "race-mbarrier" in kinds
+
+
+@pytest.mark.parametrize(("meet", "is_ordered"), [(MEET, True), (RELAXED, False)])
+def test_a_relaxed_arrival_orders_no_word(meet: str, is_ordered: bool) -> None:
+    """One that a thread has stored in front of it, and the others of its CTA read behind it."""
+    stored = HANDSHAKE.replace(MEET, "@!%p7 st.shared.u32 [%r9], %r21;\n" + meet, 1)
+    read = stored.split("mapa")[0] + "ld.shared.u32 %r1, [%r9];\n" + STORE_R1 + "ret;"
+    _, kinds, error = kinds_of(program(read, 1, SHARED), 1)
+    assert kinds == (set() if is_ordered else {"race-raw"}), error
 
 
 #: Each CTA loads half of the box for both; all read the whole.

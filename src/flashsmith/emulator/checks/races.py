@@ -228,6 +228,7 @@ class Races(Check):
     def proxy_fence(self, event: ProxyFence) -> None:
         """What its threads are ordered after becomes visible to engines."""
         self._order.fence(event.threads, event.clock)
+        self._barrier_order.fence(event)
 
     def engine_done(self, event: EngineDone) -> None:
         """Threads are ordered after what an engine has done."""
