@@ -28,7 +28,9 @@ def tool(
     load_tool: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ModuleType:
     made = load_tool("docs/results_tables.py")
-    monkeypatch.setattr(made, "ROWS", tmp_path)
+    rows = tmp_path / "h200"
+    rows.mkdir()
+    monkeypatch.setattr(made, "ROWS", rows)
     return made
 
 
@@ -51,20 +53,20 @@ def rows_of(table: str) -> dict[str, list[str]]:
 
 
 def test_without_rows_no_figure_is_shown(tool: ModuleType) -> None:
-    for name in ("decode", "decode-wide"):
+    for name in ("decode", "decode-wide", "decode-on-h100", "decode-wide-on-h100"):
         assert tool.TABLES[name]() == "There are no rows of it yet."
 
 
-def test_the_table_of_the_set_decode(tool: ModuleType, tmp_path: Path) -> None:
+def test_the_table_of_the_set_decode(tool: ModuleType) -> None:
     rows = []
     for problem in named_problems("decode"):
         longer = 1.25 if problem.page else 1.0
         for round_ in (0.9, 1.0, 5.0):  # the median of rounds is shown
             rows += [measured(problem, name, us * longer * round_) for name, us in US.items()]
         rows.append(measured(problem, "flash_attn_3", None, "absent"))
-    write(tmp_path, tool.DECODE, rows)
+    write(tool.ROWS, tool.DECODE, rows)
     roof = Roofline("NVIDIA H200", 90, 132, "", {}, (Ceiling("dram_read", "TB/s", 4.5),))
-    (tmp_path / tool.DECODE_ROOF).write_text(json.dumps(roof.to_json()))
+    (tool.ROWS / tool.DECODE_ROOF).write_text(json.dumps(roof.to_json()))
     table = rows_of(tool.decode())
     assert len(table) == 11 + 1
     assert list(table)[:3] == ["1 x 1024", "1 x 4096", "1 x 8192"]
@@ -74,14 +76,28 @@ def test_the_table_of_the_set_decode(tool: ModuleType, tmp_path: Path) -> None:
     assert table["geometric mean"][-3:] == ["0.800", "", "0.950"]
 
 
-def test_the_table_of_the_set_decode_wide(tool: ModuleType, tmp_path: Path) -> None:
+def test_tables_of_another_gpu(tool: ModuleType) -> None:
+    """They have its rows and its roof."""
+    folder = tool.ROWS / tool.ON_H100
+    folder.mkdir()
+    problem = Problem.parse("b8 s1:8192 h32:8 d128 bf16 decode")
+    write(folder, tool.DECODE, [measured(problem, "ours", 100.0)])
+    write(folder, tool.DECODE_WIDE, [measured(problem, "ours", 200.0)])
+    roof = Roofline("NVIDIA H100", 90, 132, "", {}, (Ceiling("dram_read", "TB/s", 3.0),))
+    (folder / tool.DECODE_ROOF).write_text(json.dumps(roof.to_json()))
+    assert rows_of(tool.TABLES["decode-on-h100"]())["8 x 8192"][5:8] == ["-", "2.68", "89%"]
+    assert tool.TABLES["decode-wide-on-h100"]().endswith("| 1.34 | 45% |")
+    assert tool.TABLES["decode"]() == tool.NOT_MEASURED
+
+
+def test_the_table_of_the_set_decode_wide(tool: ModuleType) -> None:
     rows = [
         measured(problem, name, us)
         for problem in named_problems("decode_wide")
         for name, us in US.items()
         if problem.seq_q == 1 or name != "cudnn"
     ]
-    write(tmp_path, tool.DECODE_WIDE, rows)
+    write(tool.ROWS, tool.DECODE_WIDE, rows)
     lines = tool.decode_wide().splitlines()[2:]
     assert len(lines) == 10
     assert lines[0].startswith("| heads 16:16, d 128 | 1 x 8192 | 67 | 80.0 | 100.0 |")
@@ -92,8 +108,8 @@ def test_the_table_of_the_set_decode_wide(tool: ModuleType, tmp_path: Path) -> N
     assert lines[-2].startswith(eight)
 
 
-def test_of_a_wrong_kernel_there_is_no_table(tool: ModuleType, tmp_path: Path) -> None:
+def test_of_a_wrong_kernel_there_is_no_table(tool: ModuleType) -> None:
     problem = Problem.parse("b1 s1:1024 h32:8 d128 bf16 decode")
-    write(tmp_path, tool.DECODE, [measured(problem, "ours", None, "fail")])
+    write(tool.ROWS, tool.DECODE, [measured(problem, "ours", None, "fail")])
     with pytest.raises(SystemExit, match=r"ours on .*: fail"):
         tool.decode()

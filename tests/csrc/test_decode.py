@@ -609,6 +609,7 @@ GUESSES = {
     "warp 0's are wrong": WRONG_IN_WARP_0,
 }
 QUICK_GUESSES = (("the most there is", 0), ("other warps' are wrong", 24))
+QUICK_PAGES = (("other warps' are wrong", 16), ("nothing", 24))
 
 
 @pytest.mark.parametrize(
@@ -622,6 +623,20 @@ def test_what_lengths_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _guess_wrongly(BEFORE, guess, page, monkeypatch)
+
+
+# A step of a warp's in one page, and not.
+@pytest.mark.parametrize(
+    ("guess", "page"),
+    [
+        pytest.param(*one, marks=() if one in QUICK_PAGES else pytest.mark.full)
+        for one in product(GUESSES, (16, 24))
+    ],
+)
+def test_what_pages_seem_to_be_changes_no_bit(
+    guess: str, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _guess_wrongly(BEFORE, guess, page, monkeypatch, right_lengths=True)
 
 
 # Warps that share the stages, places that are merged at once, and two tiles of 16 rows.
@@ -643,15 +658,21 @@ def test_other_kernels_guesses_change_no_bit(
 
 
 def _guess_wrongly(
-    cfg: FlashDecodeKernelConfig, guess: str, page: int, monkeypatch: pytest.MonkeyPatch
+    cfg: FlashDecodeKernelConfig,
+    guess: str,
+    page: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    right_lengths: bool = False,
 ) -> None:
-    """Lengths are guessed before the launch before is over: here as they are not, and differently
-    by the warps of a CTA, which loads what it asks for."""
+    """Lengths and pages are guessed before the launch before is over: here as they are not, pages
+    alone with ``right_lengths``, and differently by the warps of a CTA, which loads what it asks
+    for."""
     plain, guessed = replace(cfg, early=False, cluster=0), list[int]()
 
     def run_guessing(ptx: Mapping[str, str], plan: LaunchPlan, **how: Any) -> EmulationResult:
         main = plan.launches[0].kernel
-        changed = asked_by_loads(guessing(ptx[main], GUESSES[guess]))
+        changed = asked_by_loads(guessing(ptx[main], GUESSES[guess], right_lengths=right_lengths))
         found = run_in_emulator({**ptx, main: changed}, plan, **how)
         guessed.append(found.instructions["ld.relaxed.gpu.global.s32"])
         return found

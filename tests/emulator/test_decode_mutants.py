@@ -10,19 +10,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import shared_kernels
 from decode_mistakes import MISTAKES, AskedDecode
-from guessed_lengths import GUESS, asked_by_loads, guessing
+from guessed_lengths import GUESS, asked_by_loads, guessing, wrong_in_warp
 from hopper_mutant_runs import Noticed
 from mutant_suite import Equivalent, MutantSuite
 from mutants import operators
 from operation_victims import ChangedPlan, OperationVictim, SourcePatch, patched_modules
 
 from flashsmith.builder.sources import package_sources
+from flashsmith.emulator import Finding
 from flashsmith.emulator.checks import all_checks
 from flashsmith.families import Problem, Semantics, device_spec
 from flashsmith.families import parse_kernel_name_into_config as config
@@ -150,17 +151,28 @@ class GuessingVictim(OperationVictim):
     """A victim of whose kernels those that guess do so wrongly, and load what they prefetch."""
 
     __hash__ = OperationVictim.__hash__
+    #: Whether they guess pages wrongly, and lengths as they are.
+    right_lengths = False
+    guesses: ClassVar[tuple[str, ...]] = ()
 
     def run(
         self, modules: Mapping[str, str] | None = None, plan: ChangedPlan | None = None
     ) -> Noticed:
         every = {**self.kernel.modules, **(modules or {})}
         spoiled = {
-            entry: asked_by_loads(guessing(ptx))
+            entry: asked_by_loads(guessing(ptx, *self.guesses, right_lengths=self.right_lengths))
             for entry, ptx in every.items()
-            if GUESS.search(ptx)
+            if len(GUESS.findall(ptx)) > self.right_lengths
         }
         return super().run({**every, **spoiled}, plan)
+
+
+class PagesGuessingVictim(GuessingVictim):
+    """The same, of pages alone: of the loads of a warp every other one is right."""
+
+    __hash__ = OperationVictim.__hash__
+    right_lengths = True
+    guesses = (wrong_in_warp(1), wrong_in_warp(3))
 
 
 VICTIMS = {
@@ -583,6 +595,30 @@ VICTIMS = {
         sm_count=5,
         arch=90,
     ),
+    # Steps of a warp in one page and not, in clusters and in runs of which a CTA has several.
+    "guessing_tables": PagesGuessingVictim(
+        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4+early+cluster_8"),
+        Semantics("causal", uneven=True),
+        (
+            *(
+                _split(
+                    f"b5 s1:460 h20:4 d56 causal page{page}",
+                    options={"lens_k": (65, 460, 0, 131, 300), "capacity": LONG // page},
+                )
+                for page in (16, 24)
+            ),
+            *(
+                AskedDecode(
+                    f"b2 s1:230 h30:2 d40 causal page{page}",
+                    options={"lens_k": (230, 65)},
+                    sm_count=64,
+                )
+                for page in (7, 32)
+            ),
+        ),
+        sm_count=5,
+        arch=90,
+    ),
     "append": OperationVictim(
         config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),
@@ -631,6 +667,7 @@ HARMLESS_PLANS_OF = {
         "paged first": "Neither of the two kernels reads or writes what is the other's.",
     },
     "guessing_pages": {"paged first": "It is first."},
+    "guessing_tables": {"paged first": "It is first."},
 }
 
 EQUIVALENT = (
@@ -810,18 +847,18 @@ def test_mistakes_are_caught(name: str, chosen: slice) -> None:
     assert SUITE.unnoticed_mistakes(name, chosen) == set()
 
 
-# Stores the length of the first sequence, and lets the next launch begin before it has.
-_WRITES_A_LENGTH = """.version 8.0
+# Stores a word, and lets the next launch begin before it has.
+_WRITES_A_WORD = """.version 8.0
 .target sm_90
 .address_size 64
-.visible .entry writes_a_length(.param .u64 to, .param .u32 length)
+.visible .entry writes_a_word(.param .u64 to, .param .u32 word)
 {
 	.reg .b64 %to;
-	.reg .b32 %length;
+	.reg .b32 %word;
 	griddepcontrol.launch_dependents;
 	ld.param.u64 %to, [to];
-	ld.param.u32 %length, [length];
-	st.relaxed.gpu.global.u32 [%to], %length;
+	ld.param.u32 %word, [word];
+	st.relaxed.gpu.global.u32 [%to], %word;
 	ret;
 }
 """
@@ -859,14 +896,66 @@ def test_lengths_count_as_the_launch_before_leaves_them(
         if mistake == "allowed before":
             new = f"allow_next_launch();\n{old}"
         modules = patched_modules(victim, SourcePatch(mistake, _PART, old, new))
-    problem = Problem.parse(f"b1 s1:{capacity} h6:2 d56 fp16 decode causal")
-    rng = np.random.default_rng(0)
-    cache, q = (
-        rng.standard_normal(shape).astype(np.float16)
-        for shape in ((1, capacity, 2, 56), (1, 1, 6, 56))
+    o, expected, findings = _behind_a_writer(victim, modules, keys, capacity, "cache_lens")
+    # Where clusters merge no launch follows that could begin too early.
+    is_harmless = mistake == "none" or (mistake == "allowed before" and capacity == 504)
+    assert bool(findings) != is_harmless, findings
+    if mistake == "none":
+        np.testing.assert_array_equal(o, expected)
+
+
+_PAGES_READ = """            begin_launch();
+            if constexpr (kPaged)
+                if (lengths.are_guessed) copies.pages.read_again(copies.first_step < copies.steps);
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capacity", [504, 8208])
+@pytest.mark.parametrize("page", [16, 24])
+@pytest.mark.parametrize("mistake", ["none", "compared before", "guessed without the order"])
+def test_pages_count_as_the_launch_before_leaves_them(
+    mistake: str, page: int, capacity: int
+) -> None:
+    """Read once more behind the wait; and before it by loads that may see either."""
+    victim = VICTIMS["guessing_tables"]
+    modules = victim.kernel.modules
+    if mistake != "none":
+        first, *rest = _PAGES_READ.splitlines(keepends=True)
+        patch = SourcePatch(mistake, _PART, _PAGES_READ, "".join((*rest, first)))
+        if mistake == "guessed without the order":
+            patch = SourcePatch(mistake, _PART, "guesses ? load_relaxed(pages.places[i])",
+                                "guesses ? load_global_4B(pages.places[i])")  # fmt: skip
+        modules = patched_modules(victim, patch)
+    o, expected, findings = _behind_a_writer(
+        victim, modules, 300, capacity, "page_table", page=page
     )
-    lengths = np.array([keys], np.int32)
-    tensors = {"q": q, "k_cache": cache, "v_cache": cache.copy(), "cache_lens": lengths}
+    assert bool(findings) != (mistake == "none"), findings
+    if mistake == "none":
+        np.testing.assert_array_equal(o, expected)
+
+
+def _behind_a_writer(
+    victim: OperationVictim,
+    modules: Mapping[str, str],
+    keys: int,
+    capacity: int,
+    name: str,
+    page: int = 0,
+) -> tuple[np.ndarray, np.ndarray, Sequence[Finding]]:
+    """A call behind a launch that lets it begin and writes the first length, or the first page's
+    number: o, what it is to be, and findings."""
+    problem = Problem.parse(f"b1 s1:{capacity} h6:2 d56 fp16 decode causal")
+    shape = (1, capacity, 2, 56)
+    if page:
+        problem = replace(problem, page=page)
+        shape = (-(-capacity // page), page, 2, 56)
+    rng = np.random.default_rng(0)
+    cache, q = (rng.standard_normal(it).astype(np.float16) for it in (shape, (1, 1, 6, 56)))
+    tensors = {"q": q, "k_cache": cache, "v_cache": cache.copy()}
+    tensors["cache_lens"] = np.array([keys], np.int32)
+    if page:
+        tensors["page_table"] = rng.permutation(shape[0]).astype(np.int32)[None]
     device = replace(device_spec("H200"), sm_count=40)
     made = prepare_operation(
         victim.config, problem, tensors, emulate=True, poisoned=True, arch=device
@@ -874,24 +963,21 @@ def test_lengths_count_as_the_launch_before_leaves_them(
     made.run()
     expected = made.outputs["o"].copy()
     made.outputs["o"].fill(np.nan)
-    lengths[:] = 65
+    late = tensors[name]
+    value = int(late.flat[0])
+    late.flat[0] = 65 if name == "cache_lens" else (value + 1) % shape[0]
     assert made.kernel is not None
     plan = made.kernel.plan(made.call)
-    argument_bytes = struct.pack("<Qi", lengths.ctypes.data, keys)
-    writes = Launch("writes_a_length", False, (1, 1, 1), (1, 1, 1), (1, 1, 1), 0, argument_bytes)
-    checks = all_checks()
+    argument_bytes = struct.pack("<Qi", late.ctypes.data, value)
+    writes = Launch("writes_a_word", False, (1, 1, 1), (1, 1, 1), (1, 1, 1), 0, argument_bytes)
     inputs = {name: view.source for name, view in made.views.items() if name not in made.outputs}
-    written = {name: made.outputs[name] for name in made.outputs} | {"cache_lens": lengths}
+    written = {name: made.outputs[name] for name in made.outputs} | {name: late}
     found = run_in_emulator(
-        {**modules, "writes_a_length": _WRITES_A_LENGTH},
+        {**modules, "writes_a_word": _WRITES_A_WORD},
         replace(plan, launches=(writes, *plan.launches)),
         readable={name: it for name, it in inputs.items() if name not in written},
         writable=written,
-        observers=checks,
+        observers=all_checks(),
         sm_count=40,
     )
-    # Where clusters merge no launch follows that could begin too early.
-    is_harmless = mistake == "none" or (mistake == "allowed before" and capacity == 504)
-    assert bool(found.findings) != is_harmless, found.findings
-    if mistake == "none":
-        np.testing.assert_array_equal(made.outputs["o"], expected)
+    return made.outputs["o"], expected, found.findings

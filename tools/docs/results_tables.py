@@ -21,7 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -548,6 +548,7 @@ def training() -> str:
 DECODE, DECODE_WIDE = "decode.jsonl.gz", "decode-wide.jsonl.gz"
 # `flashsmith roofline --json`, of the same GPU right before.
 DECODE_ROOF = "decode-roofline.json"
+ON_H100 = "../h100/"
 NOT_MEASURED = "There are no rows of it yet."
 CACHE_PEERS = ("cudnn", "fa2", "mem_efficient", "flash_attn_2", "flash_attn_3", "flashinfer")
 
@@ -591,9 +592,9 @@ def over_caches(name: str) -> dict[Cache, dict[str, float]]:
     }
 
 
-def dram_read() -> float | None:
+def dram_read(folder: str = "") -> float | None:
     """TB/s that the roofline's kernel reads; None where it was not measured."""
-    path = ROWS / DECODE_ROOF
+    path = ROWS / folder / DECODE_ROOF
     if not path.exists():
         return None
     ceilings = json.loads(path.read_text(encoding="utf-8"))["ceilings"]
@@ -635,11 +636,12 @@ def cache_cells(of: Cache, us: dict[str, float], roof: float | None) -> list[str
 CACHE_HEAD = ("MB", "ours", "cuDNN", "best peer", "over cuDNN", "over the best", "TB/s", "of DRAM")
 
 
-def decode() -> str:
-    """One token over a KV cache, heads 32:8, d 128, bf16: microseconds, dense and in pages."""
-    if not (ROWS / DECODE).exists():
+def decode(folder: str = "") -> str:
+    """One token over a KV cache, heads 32:8, d 128, bf16: microseconds, dense and in pages.
+    ``folder``: of the rows, from those of the H200."""
+    if not (ROWS / folder / DECODE).exists():
         return NOT_MEASURED
-    found, roof = over_caches(DECODE), dram_read()
+    found, roof = over_caches(folder + DECODE), dram_read(folder)
     lines, paged_over_dense, invariant_over_free = [], [], []
     for one, us in found.items():
         if one.page:
@@ -663,11 +665,11 @@ def decode() -> str:
     return table(["batch x keys", *CACHE_HEAD, *further], lines)
 
 
-def decode_wide() -> str:
+def decode_wide(folder: str = "") -> str:
     """Other heads and head dimensions, and several tokens."""
-    if not (ROWS / DECODE_WIDE).exists():
+    if not (ROWS / folder / DECODE_WIDE).exists():
         return NOT_MEASURED
-    roof = dram_read()
+    roof = dram_read(folder)
     lines = [
         [
             f"heads {one.heads_q}:{one.heads_k}, d {one.d}"
@@ -675,7 +677,7 @@ def decode_wide() -> str:
             f"{one.batch} x {one.keys}",
             *cache_cells(one, us, roof),
         ]
-        for one, us in over_caches(DECODE_WIDE).items()
+        for one, us in over_caches(folder + DECODE_WIDE).items()
     ]
     return table(["", "batch x keys", *CACHE_HEAD], lines)
 
@@ -1025,6 +1027,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "training": training,
     "decode": decode,
     "decode-wide": decode_wide,
+    "decode-on-h100": partial(decode, ON_H100),
+    "decode-wide-on-h100": partial(decode_wide, ON_H100),
     "decode-profile": decode_profile,
     "decode-samples": decode_samples,
     "host-over-caches": host_over_caches,

@@ -85,6 +85,12 @@ FS_DEVICE uint4 load_global_16B(const void* gmem) {
     return x;
 }
 
+FS_DEVICE int load_global_4B(const int32_t* gmem) {
+    int x;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(gmem) : "memory");
+    return x;
+}
+
 FS_DEVICE void store_global_16B(void* gmem, uint4 x) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(gmem), "r"(x.x), "r"(x.y),
                  "r"(x.z), "r"(x.w)

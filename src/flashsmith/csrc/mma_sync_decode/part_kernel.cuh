@@ -19,9 +19,11 @@
 
 namespace flashsmith {
 
-// All CTAs of the cluster have come to the first when a thread leaves the second.
+// All CTAs of the cluster have come to the first when a thread leaves the second. Of what is before
+// the first it orders nothing but mbarriers that are initialised in front of a fence for them: a
+// release would wait for all that the thread has asked memory for, 0.8 us.
 FS_DEVICE void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 FS_DEVICE void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -177,6 +179,8 @@ struct DecodeRun {
     static constexpr bool kGoesOn = !kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
     struct NextRows {
         const char *k, *v;  // the lane's first 16 bytes of the step that is copied next
+
+        FS_DEVICE void are_known_here() { asm volatile("" : "+l"(k), "+l"(v)); }
     };
     // Whether it does so in pages, where a step's keys of a warp are in one page, as the host
     // knows.
@@ -185,6 +189,34 @@ struct DecodeRun {
     FS_DEVICE bool has_whole_steps() const {
         return kGoesOnInPages && args.by_page.divisor % kWarpKeys == 0;
     }
+
+    // Entries of the page table for a run's first copies, and for the first in the steps.
+    struct FirstPages {
+        static constexpr int kCount = kPaged ? kStages : 0, kRoom = std::max(kCount, 1);
+        const int32_t* places[kRoom];
+        int entries[kRoom];
+        int now[kRoom];  // of those that were guessed: what is there behind the wait
+        NextRows
+            rows[kGoesOnInPages ? kStages - 1 : 1];  // if the warp's keys of a step have a page
+
+        FS_DEVICE void are_known_here() {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) asm volatile("" : "+l"(places[i]), "+r"(entries[i]));
+            if constexpr (kGoesOnInPages)
+#pragma unroll
+                for (auto& its : rows) its.are_known_here();
+        }
+        FS_DEVICE void read_again(bool any) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) now[i] = any ? load_global_4B(places[i]) : entries[i];
+        }
+        FS_DEVICE bool are_as_guessed() const {
+            bool are = true;
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) are &= now[i] == entries[i];
+            return are;
+        }
+    };
 
     const DecodeKernelArgs& args;
     const DecodeItem& item;
@@ -248,25 +280,43 @@ struct DecodeRun {
     struct Copies {
         int first_step, steps;
         NextRows next_rows;
-        int next_entry;
+        FirstPages pages;
 
         // So that the compiler does not put off what they are computed from.
         FS_DEVICE void are_known_here() {
-            asm volatile("" : "+r"(first_step), "+r"(steps), "+l"(next_rows.k), "+l"(next_rows.v));
+            asm volatile("" : "+r"(first_step), "+r"(steps));
+            if constexpr (kGoesOn) next_rows.are_known_here();
+            pages.are_known_here();
         }
     };
 
-    // Where they begin.
-    FS_DEVICE Copies first_copies() const {
+    // Where they begin. `guesses`: as far as the page table says before the launch before is over.
+    FS_DEVICE Copies first_copies(bool guesses) const {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
-        Copies copies{first_step, steps, {}, 0};
+        Copies copies{first_step, steps, {}, {}};
         if constexpr (kGoesOn) {
             const int64_t row = first_key(first_step) + lane / 8;
             copies.next_rows = {
                 k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16,
                 v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16};
+        }
+        if constexpr (kPaged) {
+            FirstPages& pages = copies.pages;
+#pragma unroll
+            for (int i = 0; i < kStages; ++i) pages.places[i] = entry_of(first_step + i);
+            if (first_step < steps) {
+#pragma unroll
+                for (int i = 0; i < kStages; ++i)
+                    pages.entries[i] =
+                        guesses ? load_relaxed(pages.places[i]) : load_global_4B(pages.places[i]);
+            }
+            if constexpr (kGoesOnInPages)
+                if (has_whole_steps())
+#pragma unroll
+                    for (int i = 0; i < kStages - 1; ++i)
+                        pages.rows[i] = rows_in_page(first_key(first_step + i), pages.entries[i]);
         }
         return copies;
     }
@@ -274,18 +324,34 @@ struct DecodeRun {
     // Starts those of the first stages and of the queries.
     FS_DEVICE void start(Copies& copies) const {
         const int first_step = copies.first_step, steps = copies.steps;
-        // A page's number is on its way while the stages before are copied.
-        const bool has_pages = kPaged && first_step < steps;
-        if (has_pages) copies.next_entry = page_of(first_step);
-        // No one waits for the queries alone; keys in pages wait for the page's number.
-        if constexpr (kPaged) start_queries();
-        // Of pages there are two ways, too many instructions to have them for each stage.
-#pragma unroll(kPaged ? 1 : kStages - 1)
+        if constexpr (kPaged) {
+            if (!has_whole_steps()) {  // too many instructions to have them for each stage
+                start_queries();
+                int entries[kStages - 1];
+#pragma unroll
+                for (int i = 0; i < kStages - 1; ++i) entries[i] = copies.pages.entries[i];
+#pragma unroll 1
+                for (int i = 0; i < kStages - 1; ++i) {
+                    if (first_step + i < steps)
+                        start_lanes_rows(first_key(first_step + i), i, entries[0]);
+#pragma unroll
+                    for (int next = 1; next < kStages - 1; ++next)
+                        entries[next - 1] = entries[next];
+                    cp_async_commit();
+                }
+                return;
+            }
+        }
+#pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
-            const int entry = copies.next_entry;
-            if (has_pages) copies.next_entry = page_of(first_step + i + 1);
-            if (first_step + i < steps) start_step(first_step + i, i, entry, copies.next_rows);
-            if (!kPaged && i == 0) start_queries();
+            NextRows& rows = kPaged ? copies.pages.rows[kGoesOnInPages ? i : 0] : copies.next_rows;
+            if (first_step + i < steps) {
+                if constexpr (kGoesOn || kGoesOnInPages)
+                    start_rows(first_key(first_step + i), i, rows);
+                else
+                    start_lanes_rows(first_key(first_step + i), i, 0);
+            }
+            if (i == 0) start_queries();  // no one waits for them alone
             cp_async_commit();
         }
     }
@@ -294,7 +360,7 @@ struct DecodeRun {
     FS_DEVICE void run(Copies copies, ItemSearch search, uint32_t place) const {
         const int first_step = copies.first_step, steps = copies.steps;
         NextRows next_rows = copies.next_rows;
-        int next_entry = copies.next_entry;
+        int next_entry = copies.pages.entries[kPaged ? kStages - 1 : 0];
         if (!Kernel::takes_chunks && thread_index() == 0) {
             if constexpr (!Kernel::own_rows)
                 RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
@@ -416,16 +482,16 @@ struct DecodeRun {
     FS_DEVICE uint32_t K_tile(int stage) const { return ring + stage * Kernel::stage_bytes; }
     FS_DEVICE uint32_t V_tile(int stage) const { return K_tile(stage) + Layout::kBytes; }
 
-    // The page table's number for the key of a step that is the lane's, or for all of the warp's.
-    // There is some key.
-    FS_DEVICE int page_of(int step) const {
-        if constexpr (!kPaged) return 0;
+    // The page table's entry for the key of a step that is the lane's, or for all of the warp's.
+    // There is some key, or nothing is read.
+    FS_DEVICE const int32_t* entry_of(int step) const {
         int key = first_key(step);
         if (!has_whole_steps()) key += lane % kWarpKeys;
         // That of a key which is there, unless the length was guessed: no row is copied of another.
         const int page = args.by_page.divide(min(max(key, begin), end - 1));
-        return args.page_table[item.batch * args.page_table_stride + page];
+        return args.page_table + item.batch * args.page_table_stride + page;
     }
+    FS_DEVICE int page_of(int step) const { return kPaged ? *entry_of(step) : 0; }
 
     // Keys that no row sees are not read, whatever is there: they are zero. By a wrong guess others
     // of the cache may be, and are copied over.
@@ -437,13 +503,16 @@ struct DecodeRun {
         }
         if constexpr (kGoesOnInPages) {
             if (has_whole_steps()) {
-                const int slot = slot_of(key) + lane / 8, page = page_number(entry);
-                NextRows rows{row_in_page(k_head, args.k_cache_strides, page, slot),
-                              row_in_page(v_head, args.v_cache_strides, page, slot)};
+                NextRows rows = rows_in_page(key, entry);
                 start_rows(key, stage, rows);
                 return;
             }
         }
+        start_lanes_rows(key, stage, entry);
+    }
+
+    // Rows that lanes find one by one.
+    FS_DEVICE void start_lanes_rows(int key, int stage, int entry) const {
         const int slot = kPaged ? slot_of(key + lane % kWarpKeys) : 0;
         if constexpr (Layout::kWidePanels > 0) start_panels<false>(key, stage, entry, slot);
         if constexpr (Layout::kHasNarrowPanel) start_panels<true>(key, stage, entry, slot);
@@ -455,11 +524,15 @@ struct DecodeRun {
     FS_DEVICE int slot_of(int key) const {
         return key - args.by_page.divide(key) * static_cast<int>(args.by_page.divisor);
     }
-    // The page last: its number is what all else waits for.
-    FS_DEVICE const char* row_in_page(const char* head, const DecodeStrides& strides, int page,
-                                      int slot) const {
-        return head + slot * strides.row * kElementBytes + lane % 8 * 16 +
-               page * strides.batch * kElementBytes;
+    // The lane's of the warp's keys of a step, all in one page. The page last: its number is what
+    // all else waits for.
+    FS_DEVICE NextRows rows_in_page(int first_key, int entry) const {
+        const int slot = slot_of(first_key) + lane / 8, page = page_number(entry);
+        const auto row = [&](const char* head, const DecodeStrides& strides) {
+            return head + slot * strides.row * kElementBytes + lane % 8 * 16 +
+                   page * strides.batch * kElementBytes;
+        };
+        return {row(k_head, args.k_cache_strides), row(v_head, args.v_cache_strides)};
     }
 
     FS_DEVICE void start_rows(int first_key, int stage, NextRows& next_rows) const {
@@ -886,7 +959,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         // Each search from the first sequence on: no register is left to remember where it was.
         for (uint32_t turn = 1; found; ++turn) {
             const DecodeRun<Kernel, kPaged> run(args, item, smem);
-            auto copies = run.first_copies();
+            auto copies = run.first_copies(false);
             run.start(copies);
             run.run(copies, search, 0);
             search = ItemSearch(0, block_index() + turn * gridDim.x);
@@ -899,10 +972,12 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     while (found || lengths.are_guessed) {
         const DecodeRun<Kernel, kPaged> run(args, item, smem);
         const bool has_run = found && (!Kernel::has_clusters || item.first_part < item.end_part);
-        auto copies = run.first_copies();
+        auto copies = run.first_copies(lengths.are_guessed);
         if (begins) {
             copies.are_known_here();
             begin_launch();
+            if constexpr (kPaged)
+                if (lengths.are_guessed) copies.pages.read_again(copies.first_step < copies.steps);
             begins = false;
         }
         if (has_run) run.start(copies);
@@ -910,7 +985,9 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
             lengths.are_guessed = false;
             // By each warp for itself: another one may have guessed something else. A thread's new
             // copies have the places of those that it has waited for.
-            if (!__all_sync(kWholeWarp, length == lengths.guess)) {
+            bool is_right = length == lengths.guess;
+            if constexpr (kPaged) is_right &= copies.pages.are_as_guessed();
+            if (!__all_sync(kWholeWarp, is_right)) {
                 cp_async_wait<0>();
                 search = ItemSearch(share_of_cta<Kernel>(args), block_index());
                 found = find_item<Kernel>(args, search, item);

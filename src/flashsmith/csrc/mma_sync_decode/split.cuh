@@ -124,24 +124,35 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     const int keys = 1 << args.log2_prefetched_keys;
     const int lines = args.batch * keys * args.heads_k * kRowLines;
     const int step = static_cast<int>(gridDim.x) * Kernel::n_threads;
-#pragma unroll 1
-    for (int line = static_cast<int>(block_index()) * Kernel::n_threads + thread_index();
-         line < lines; line += step) {
-        const int row = line / kRowLines, element = line % kRowLines * kLineElements;
+    struct Line {
+        int block, head, slot, element;
+    };
+    // In pages, with the number of the page, which is on its way then.
+    const auto find = [&](int line) {
+        const int row = line / kRowLines;
         const int key_of_all = args.by_heads_k.divide(row);
-        const int head = row - key_of_all * args.heads_k;
-        const int batch = key_of_all >> args.log2_prefetched_keys, key = key_of_all & (keys - 1);
-        if (Kernel::SEMANTICS.uneven && element >= args.d) continue;
-        int64_t block = batch;
-        int slot = key;
+        Line its{key_of_all >> args.log2_prefetched_keys, row - key_of_all * args.heads_k,
+                 key_of_all & (keys - 1), line % kRowLines * kLineElements};
         if constexpr (kPaged) {
-            const int page = args.by_page.divide(key);
-            slot = key - page * static_cast<int>(args.by_page.divisor);
-            const int entry = load_relaxed(args.page_table + batch * args.page_table_stride + page);
-            block = min(max(entry, 0), args.blocks - 1);
+            const int page = args.by_page.divide(its.slot);
+            its.slot -= page * static_cast<int>(args.by_page.divisor);
+            its.block = load_relaxed(args.page_table + its.block * args.page_table_stride + page);
         }
-        prefetch_line(args.k_cache, args.k_cache_strides, block, head, slot, element);
-        prefetch_line(args.v_cache, args.v_cache_strides, block, head, slot, element);
+        return its;
+    };
+    int line = static_cast<int>(block_index()) * Kernel::n_threads + thread_index();
+    if (line >= lines) return;
+    Line next = find(line);
+#pragma unroll 1
+    for (bool goes_on = true; goes_on;) {
+        const Line its = next;
+        line += step;
+        goes_on = line < lines;
+        if (goes_on) next = find(line);
+        if (Kernel::SEMANTICS.uneven && its.element >= args.d) continue;
+        const int block = kPaged ? min(max(its.block, 0), args.blocks - 1) : its.block;
+        prefetch_line(args.k_cache, args.k_cache_strides, block, its.head, its.slot, its.element);
+        prefetch_line(args.v_cache, args.v_cache_strides, block, its.head, its.slot, its.element);
     }
 }
 
