@@ -179,3 +179,11 @@ def test_a_wheel_is_for_linux_on_x86_64_and_has_every_file(tmp_path: Path) -> No
         path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in (".md", ".pyc")
     }
     assert {path.relative_to(SOURCE.parent) for path in files} <= held
+
+
+@pytest.mark.full
+def test_the_suite_is_collected_without_pytorch() -> None:
+    """As the README's command leaves it: modules that need PyTorch are skipped, not in error."""
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests")]
+    found = run_python(f"import pytest; sys.exit(pytest.main({options!r}))", ("torch",))
+    assert found.returncode == 0, found.stdout[-3000:]

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+
 from flashsmith.parallel.layout import (
     CAUSAL,
     FULL,
