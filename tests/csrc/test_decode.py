@@ -608,17 +608,18 @@ GUESSES = {
     "other warps' are wrong": WRONG_BY_WARPS,
     "warp 0's are wrong": WRONG_IN_WARP_0,
 }
-QUICK_GUESSES = (("the most there is", 0), ("other warps' are wrong", 24))
-QUICK_PAGES = (("other warps' are wrong", 16), ("nothing", 24))
 
 
-@pytest.mark.parametrize(
-    ("guess", "page"),
-    [
-        pytest.param(*one, marks=() if one in QUICK_GUESSES else pytest.mark.full)
-        for one in product(GUESSES, (0, 24))
-    ],
-)
+def guesses(pages: Sequence[int], *quick: tuple[str, int]) -> pytest.MarkDecorator:
+    """All guesses in pages of each size; all but the quick ones are of the full grid."""
+    cases = [
+        pytest.param(*one, marks=() if one in quick else pytest.mark.full)
+        for one in product(GUESSES, pages)
+    ]
+    return pytest.mark.parametrize(("guess", "page"), cases)
+
+
+@guesses((0, 24), ("the most there is", 0), ("other warps' are wrong", 24))
 def test_what_lengths_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -626,13 +627,7 @@ def test_what_lengths_seem_to_be_changes_no_bit(
 
 
 # A step of a warp's in one page, and not.
-@pytest.mark.parametrize(
-    ("guess", "page"),
-    [
-        pytest.param(*one, marks=() if one in QUICK_PAGES else pytest.mark.full)
-        for one in product(GUESSES, (16, 24))
-    ],
-)
+@guesses((16, 24), ("other warps' are wrong", 16), ("nothing", 24))
 def test_what_pages_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
