@@ -11,6 +11,7 @@ functions call the kernels directly: an op takes the host some microseconds more
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -21,6 +22,7 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
 from flashsmith.chooser.attention import check_attention_config
@@ -577,7 +579,17 @@ def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
     """function.apply() within an op, where the dispatcher goes from one transform of torch.func to
     the next: each sees a function of its own level."""
     with enable_single_level_autograd_function():
-        return super(torch.autograd.Function, function).apply(*arguments)
+        return _of_one_level(function).apply(*arguments)
+
+
+@functools.cache
+def _of_one_level(function: Any) -> Any:
+    """A copy whose apply() does not start at the outermost transform: from PyTorch 2.14 on that of
+    every torch.autograd.Function does."""
+    steps = ("forward", "setup_context", "backward", "jvp")
+    return type(
+        function.__name__, (_SingleLevelFunction,), {step: vars(function)[step] for step in steps}
+    )
 
 
 def _autograd(*tensors: Any, **keywords: Any) -> Any:
