@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 from unittest import mock
 
 import pytest
@@ -92,9 +92,11 @@ def _options(app: typer.Typer) -> Iterator[tuple[str, OptionInfo]]:
         assert command.callback
         hints = get_type_hints(command.callback, include_extras=True)
         for name, hint in hints.items():
-            for declared in getattr(hint, "__metadata__", ()):
-                if isinstance(declared, OptionInfo):
-                    yield name, declared
+            # Python 3.10 makes it Optional[Annotated[...]] where the default is None.
+            for part in (hint, *get_args(hint)):
+                for declared in getattr(part, "__metadata__", ()):
+                    if isinstance(declared, OptionInfo):
+                        yield name, declared
 
 
 def test_no_option_is_named_by_what_stands_for_its_value() -> None:
