@@ -8,7 +8,11 @@ import pytest
 
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations import flash_attn
-from flashsmith.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+from flashsmith.integrations.flash_attn import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
 
 STARTS = object()
 
@@ -92,3 +96,32 @@ def test_what_is_not_supported_is_named(
     with pytest.raises(ArgumentError, match=message):
         flash_attn_func("q", "k", "v", **arguments)
     assert not asked
+
+
+def test_other_versions_keywords_are_accepted_where_they_ask_for_nothing(
+    asked: dict[str, Any],
+) -> None:
+    neutral = {"qv": None, "q_descale": None, "num_splits": 1, "pack_gqa": True, "sm_margin": 0}
+    assert flash_attn_func("q", "k", "v", **neutral, seqused_q=None) == "o"
+    varlen = flash_attn_varlen_func("q", "k", "v", STARTS, STARTS, 5, 9, **neutral, leftpad_k=None)
+    assert varlen == "o"
+    assert not {*neutral, "seqused_q", "leftpad_k"} & set(asked)
+
+
+@pytest.mark.parametrize(
+    "function", [flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache]
+)
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"seqused_q": STARTS}, r"seqused_q: not supported by \w+\(\); must be None"),
+        ({"leftpad_k": 3}, r"leftpad_k=3: not supported by \w+\(\); must be None"),
+        ({"casual": True}, r"casual: not an argument of \w+\(\); did you mean 'causal'\?"),
+        ({"zzz": 1}, r"zzz: not an argument of \w+\(\); it has q, k"),
+    ],
+)
+def test_keywords_of_no_use_here_are_argument_errors(
+    function: Any, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        function("q", "k", "v", **keywords)

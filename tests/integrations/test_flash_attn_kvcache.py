@@ -92,6 +92,9 @@ def test_lengths_are_a_tensor_or_a_number_or_the_whole_cache() -> None:
              "v_cache": call["v_cache"].reshape(14, 10, 1, 64),
              "page_table": np.arange(14, dtype=np.int32).reshape(2, 7)}  # fmt: skip
     whole = flash_attn_with_kvcache(**paged, causal=True)
+    paged["block_table"] = paged.pop("page_table")
+    by_other_name = flash_attn_with_kvcache(**paged, causal=True, alibi_slopes=None)
+    np.testing.assert_array_equal(by_other_name, whole)
     np.testing.assert_array_equal(whole, flash_attn_with_kvcache(**call, causal=True))
 
 
@@ -147,8 +150,8 @@ def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[st
     ("keywords", "message"),
     [
         *[({name: LENS}, f"{name}: not supported; must be None") for name in (
-            "qv", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "q_descale", "k_descale",
-            "v_descale", "scheduler_metadata", "cu_seqlens_k_new")],
+            "alibi_slopes", "qv", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "q_descale",
+            "k_descale", "v_descale", "scheduler_metadata", "cu_seqlens_k_new")],
         ({"attention_chunk": 64}, "attention_chunk=64: not supported; must be 0"),
         ({"sm_margin": 2}, "sm_margin=2: not supported; must be 0"),
         ({"num_splits": -1}, "num_splits=-1: give a whole number from 0"),
@@ -168,6 +171,7 @@ def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[st
         ({"cache_seqlens": None, "page_table": LENS},
          r"page_table: got ndarray of shape \(2,\); give a tensor of 2 dimensions"),
         ({"sm_margin": LENS}, r"sm_margin=.*: not supported; must be 0"),
+        ({"page_table": LENS, "block_table": LENS}, "block_table: given beside page_table"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_an_error_that_names_it(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations.flash_attn_keywords import with_others_refused
 from flashsmith.integrations.page_tables import full_int32
 from flashsmith.integrations.traceable import attention, attention_with_cache
 from flashsmith.printable import quoted
@@ -14,6 +15,7 @@ from flashsmith.runtime.tensors import Array
 _UNLIMITED = -1
 
 
+@with_others_refused
 def flash_attn_func(
     q: Array,
     k: Array,
@@ -57,6 +59,7 @@ def flash_attn_func(
     return (*results, None) if return_attn_probs else results
 
 
+@with_others_refused
 def flash_attn_varlen_func(
     q: Array,
     k: Array,
@@ -124,6 +127,7 @@ def flash_attn_varlen_func(
     return (*results, None) if return_attn_probs else results
 
 
+@with_others_refused
 def flash_attn_with_kvcache(
     q: Array,
     k_cache: Array,
@@ -155,8 +159,12 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    block_table: Array | None = None,
+    alibi_slopes: Array | None = None,
 ) -> Any:
-    """attention_with_cache() for code written for FlashAttention-3.
+    """attention_with_cache() for code written for FlashAttention 2 or 3, whose order of arguments
+    this is.
 
     Unlike there, the log-sum-exp of a row without keys is -inf, not +inf.
 
@@ -175,13 +183,20 @@ def flash_attn_with_kvcache(
             leave how keys are split to flashsmith (split='free').
         pack_gqa: has no effect: the heads of a group always share their keys.
         return_softmax_lse: return (out, lse).
-        qv, cache_batch_idx, cache_leftpad, rotary_seqlens, q_descale, k_descale, v_descale,
-            attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
+        block_table: page_table by FlashAttention 2's name; give one of them.
+        alibi_slopes, qv, cache_batch_idx, cache_leftpad, rotary_seqlens, q_descale, k_descale,
+            v_descale, attention_chunk, scheduler_metadata, sm_margin: must be left at their
+            defaults.
 
     Raises:
         ArgumentError: an argument is unusable or not supported; names it.
     """
+    if block_table is not None:
+        if page_table is not None:
+            raise ArgumentError("block_table: given beside page_table, its other name; give one")
+        page_table = block_table
     _check_absent(
+        alibi_slopes=alibi_slopes,
         qv=qv,
         cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad,

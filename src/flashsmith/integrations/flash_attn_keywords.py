@@ -1,0 +1,60 @@
+"""Keywords that FlashAttention's functions have in one of its versions and flashsmith's have not.
+
+Code written for FlashAttention often passes all of them: at a value that asks for nothing they are
+accepted, at any other the error names them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from flashsmith.did_you_mean import did_you_mean
+from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TENSORS = (
+    "alibi_slopes block_table cache_batch_idx cache_leftpad k_descale learnable_sink leftpad_k "
+    "page_table q_descale qv rotary_seqlens scheduler_metadata seqused_k seqused_q v_descale"
+)
+# What each may be without asking for anything that is not served.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_TENSORS.split(), (None,)),
+    "attention_chunk": (None, 0),
+    "num_splits": (None, 0, 1),
+    "pack_gqa": (None, False, True),  # the heads of a group always share their keys
+    "sm_margin": (None, 0),
+}
+
+
+def with_others_refused(function: F) -> F:
+    """``function``, which raises ArgumentError for keywords that it lacks, not TypeError; those of
+    FlashAttention are left out where they ask for nothing."""
+    own = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        others = [name for name in keywords if name not in own]
+        for name in others:
+            _check_neutral(function.__name__, own, name, keywords.pop(name))
+        return function(*arguments, **keywords)
+
+    return cast(F, call)
+
+
+def _check_neutral(function: str, own: tuple[str, ...], name: str, value: Any) -> None:
+    if name not in _NEUTRAL:
+        raise ArgumentError(
+            f"{name}: not an argument of {function}(){did_you_mean(name, own)}; "
+            f"it has {', '.join(own)}"
+        )
+    is_plain = value is None or isinstance(value, int)
+    if is_plain and value in _NEUTRAL[name]:
+        return
+    allowed = " or ".join(str(it) for it in _NEUTRAL[name][-2:])
+    said = f"{name}={quoted(value)}" if is_plain else name
+    raise ArgumentError(f"{said}: not supported by {function}(); must be {allowed}")
