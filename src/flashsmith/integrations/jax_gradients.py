@@ -1,6 +1,7 @@
 """attention() under jax.grad and jax.vjp: a custom_vjp whose both directions are our kernels.
 
-Outside of jax.jit, whose tracers have no values.
+Other transformations are refused before JAX sees the custom_vjp: their tracers have no values, or
+they would differentiate forwards.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import run_backward, run_call
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag
+from flashsmith.runtime.frameworks import why_refused
 
 
 def differentiable_attention(
@@ -45,7 +47,13 @@ def differentiable_attention(
     deterministic: Any = None,
     emulate: Any = False,
 ) -> Any:
-    """attention() of arrays that a transformation of JAX traces; takes and returns what it does."""
+    """attention() of arrays that a transformation of JAX traces; takes and returns what it does.
+
+    Raises ArgumentError where that is not jax.grad or jax.vjp alone.
+    """
+    for name, it in (("q", q), ("k", k), ("v", v), ("sinks", sinks)):
+        if isinstance(it, jax.core.Tracer) and not _is_one_vjp(it):
+            raise ArgumentError(f"{name}: {why_refused(type(it))}")
     if out is not None:
         raise ArgumentError("out: given, and JAX's arrays are immutable; leave it out")
     check_attention_config(config)
@@ -53,16 +61,16 @@ def differentiable_attention(
     repeatable = resolve_deterministic(deterministic, q)
     limits = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
 
-    def run(q: Any, k: Any, v: Any, sinks: Any, needs: Any = (True,) * 4) -> Any:
+    def run(q: Any, k: Any, v: Any, sinks: Any, ahead: Any) -> Any:
         options = causal, window, softcap, scale, sinks, *limits, True, return_row_max
-        ahead = backward_ahead(backward_config, repeatable, *needs[:3])
         chosen = config or choose_config
         return run_call(chosen, (q, k, v, None), options, emulate, "out", ahead)
 
     def forward(*inputs: Any) -> Any:
         q, k, v, sinks = (None if it is None else it.value for it in inputs)
         needs = tuple(it is not None and it.perturbed for it in inputs)
-        results = run(q, k, v, sinks, needs)
+        ahead = backward_ahead(backward_config, repeatable, *needs[:3])
+        results = run(q, k, v, sinks, ahead)
         return results, (q, k, v, sinks, *results[:2], needs)
 
     def backward(kept: Any, cotangents: Any) -> Any:
@@ -76,9 +84,26 @@ def differentiable_attention(
         chosen = backward_config or CHOOSERS[repeatable]
         return tuple(run_backward(chosen, (do, q, k, v, o, lse), options, emulate))
 
-    attend = jax.custom_vjp(run)
+    # JAX binds the arguments that this has, defaults included, and hands each to both directions.
+    def undifferentiated(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        return run(q, k, v, sinks, None)
+
+    attend = jax.custom_vjp(undifferentiated)
     attend.defvjp(forward, backward, symbolic_zeros=True)
     o, lse, *row_max = attend(q, k, v, sinks)
     if check_flag("return_lse", return_lse):
         return (o, lse, *row_max)
     return (o, *row_max) if row_max else o
+
+
+def _is_one_vjp(tracer: Any) -> bool:
+    """Whether reverse-mode differentiation, once, is all that this tracer is for."""
+    primal = getattr(tracer, "primal", None)
+    if primal is None or isinstance(primal, jax.core.Tracer):
+        return False  # jax.jit, jax.vmap, ...; or one of them around the differentiation
+    # Forwards a tangent is an array, and under jax.jacfwd a batch of them; backwards it is unknown.
+    tangent = tracer.tangent
+    if not isinstance(tangent, jax.core.Tracer) or hasattr(tangent, "batch_dim"):
+        return False
+    # jax.linearize has the same tracers, for a function that goes forwards.
+    return bool(getattr(tracer._trace, "is_vjp", True))

@@ -87,6 +87,9 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     return chooser.attention(q, k, v, **keywords)
 
 
+_NO_GRADIENTS_OF_PARTS = "parts have no gradients of their own"
+
+
 def _attention_to_parts(
     q: Any,
     k: Any,
@@ -109,14 +112,21 @@ def _attention_to_parts(
             for name, tensor in (("q", q), ("k", k), ("v", v)):
                 if getattr(tensor, "requires_grad", False):
                     raise ArgumentError(
-                        f"partial: {name} requires grad, and parts have no gradients of their own; "
-                        "call under torch.no_grad(), and take them from flashsmith.backward() with "
-                        "the merged o and lse"
+                        f"partial: {name} requires grad, and {_NO_GRADIENTS_OF_PARTS}; call under "
+                        "torch.no_grad(), and take them from flashsmith.backward() with the merged "
+                        "o and lse"
                     )
         if is_tracing():
             return torch.compiler.disable(_attention_to_parts)(
                 q, k, v, partial=partial, seqused_k=seqused_k, k_begin=k_begin, **keywords
             )
+    elif "jax" in sys.modules:
+        for name, array in (("q", q), ("k", k), ("v", v)):
+            if _is_traced_by_jax(array):
+                raise ArgumentError(
+                    f"partial: {name} is a tracer of JAX, and {_NO_GRADIENTS_OF_PARTS}; call "
+                    "outside of JAX's transformations, and take them from flashsmith.backward()"
+                )
     return chooser.attention(
         q, k, v, partial=partial, seqused_k=seqused_k, k_begin=k_begin, **keywords
     )

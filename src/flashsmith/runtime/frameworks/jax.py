@@ -42,9 +42,10 @@ class JaxArrays(Framework):
         if kind.__module__.partition(".")[0] != "jax" or "Tracer" not in str(kind.__mro__):
             return None
         return (
-            f"is a tracer of a JAX transformation ({kind.__qualname__}), which has no values; "
-            "flashsmith's calls cannot be traced: make them outside of jax.jit and jax.vmap, on "
-            "arrays; only attention() can be differentiated, once, by jax.grad or jax.vjp"
+            f"is a tracer of a JAX transformation ({kind.__qualname__}), not an array; "
+            "flashsmith's calls cannot be traced: make them outside of jax.jit, jax.vmap and the "
+            "other transformations, on arrays; only attention() can be differentiated, once, by "
+            "jax.grad or jax.vjp, not forwards"
         )
 
     def view(self, name: str, tensor: Any) -> TensorView:
