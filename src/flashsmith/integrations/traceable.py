@@ -46,7 +46,15 @@ def _find_with_gradients() -> Any:
     return _with_gradients
 
 
-@functools.wraps(chooser.attention)
+# All that functools.wraps copies but the module: functions are pickled by module and name, and the
+# ones documented have the same names.
+_documented_as = functools.partial(
+    functools.wraps,
+    assigned=[it for it in functools.WRAPPER_ASSIGNMENTS if it != "__module__"],
+)
+
+
+@_documented_as(chooser.attention)
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if "partial" in keywords or "seqused_k" in keywords or "k_begin" in keywords:
         return _attention_to_parts(q, k, v, **keywords)
@@ -132,7 +140,7 @@ def _attention_to_parts(
     )
 
 
-@functools.wraps(chooser.merge_attention)
+@_documented_as(chooser.merge_attention)
 def merge_attention(outs: Any, lses: Any, sinks: Any = None, **keywords: Any) -> Any:
     if is_tracing():
         # A graph break, as with the parts.
@@ -157,7 +165,7 @@ def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
         return False  # no tensor where one should be: the checks raise the error
 
 
-@functools.wraps(chooser.backward)
+@_documented_as(chooser.backward)
 def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Any:
     if is_tracing() or _is_looked_at(q):
         from flashsmith.integrations.traced_attention import backward_by_op
@@ -166,7 +174,7 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
     return chooser.backward(do, q, k, v, o, lse, **keywords)
 
 
-@functools.wraps(chooser.attention_with_cache)
+@_documented_as(chooser.attention_with_cache)
 def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     if is_tracing() or _is_looked_at(q):
         from flashsmith.integrations.torch_decode import decode_by_op

@@ -39,6 +39,13 @@ class DeviceArray:
         self.shape, self.dtype, self.ordinal, self.address = shape, dtype, ordinal, address
         weakref.finalize(self, _free, ordinal, address)
 
+    def __reduce__(self) -> Any:
+        # A copied or unpickled array has memory of its own: two would free one address.
+        return DeviceArray.from_host, (self.to_host(), self.ordinal)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.shape}, {self.dtype}, ordinal={self.ordinal})"
+
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
