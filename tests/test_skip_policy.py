@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,17 @@ def test_an_unlisted_skip_of_a_whole_file_fails_the_run_in_ci(
     result = run(suite, "-p", "xdist", "-n", workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["* x not today"])
+
+
+@pytest.mark.parametrize("package", ["PyTorch", "transformers", "JAX", "psutil", "onnx", "CuPy"])
+def test_a_missing_package_is_no_reason_to_skip_in_ci(suite: pytest.Pytester, package: str) -> None:
+    if package == "JAX" and sys.version_info < (3, 11):
+        return  # which cannot be installed there
+    reason = f"needs {package}: it is not installed"
+    suite.makepyfile(f"import pytest\ndef test_it():\n    pytest.skip({reason!r})\n")
+    result = run(suite)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["pip install '.[[]test-all]'*", f"1 x {reason}"])
 
 
 def test_an_unlisted_skip_is_accepted_outside_ci(
