@@ -10,6 +10,7 @@ import os
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: i
 pytestmark = pytest.mark.torch
 
 from gradients import parameter_gradients  # noqa: E402
+from replaced_kernels import Calls, replaced_kernels  # noqa: E402
 from tiny_models import LENGTH, padding, tiny, tokens  # noqa: E402
 
 shared_kernels.want_chosen(
@@ -30,41 +32,11 @@ shared_kernels.want_chosen(
 )
 
 
-class Calls(list):
-    """What attention() was called with, call by call."""
-
-
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def calls() -> Iterator[Calls]:
     """A plain attention() in the kernels' place."""
-    import padded_attention
-
-    from flashsmith.integrations import transformers as ours
-
-    seen = Calls()
-
-    def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        seen.append({"q": q, "k": k, **keywords})
-        return padded_attention.attention(q, k, v, **keywords)
-
-    def attention_with_cache(q: Any, k: Any, v: Any, /, *, cache_lens: Any, **keywords: Any) -> Any:
-        seen.append({"q": q, "k": k, "cache_lens": cache_lens, **keywords})
-        if "page_table" in keywords:
-            # transformers writes the next step's over them.
-            if "cu_seqlens_q" in keywords:
-                seen[-1]["cu_seqlens_q"] = keywords["cu_seqlens_q"].clone()
-            return padded_attention.paged_attention(q, k, v, cache_lens, **keywords)
-        lines = [
-            padded_attention.attention(q[i, None], k[i, None, :n], v[i, None, :n], **keywords)
-            for i, n in enumerate(cache_lens.tolist())
-        ]
-        return torch.cat(lines)
-
-    monkeypatch.setattr(ours, "attention", attention)
-    monkeypatch.setattr(ours, "attention_with_cache", attention_with_cache)
-    ours.register(float32_as=torch.float16, strict=True, emulate=True)
-    yield seen
-    ours.register()
+    with replaced_kernels(float32_as=torch.float16, strict=True) as seen:
+        yield seen
 
 
 def both(model: Any, **inputs: Any) -> tuple[Any, Any]:

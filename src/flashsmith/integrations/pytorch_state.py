@@ -39,6 +39,8 @@ _ON_THE_HOST = Reason(
     "or the variable FLASHSMITH_EMULATE=1 asks for it",
 )
 
+_CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
+
 # A tracer records the answer as a constant, and does not read the environment or the driver.
 _emulation_enabled = torch.compiler.assume_constant_result(env.emulation_enabled)
 
@@ -62,12 +64,40 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
-    castable = (torch.float16, torch.bfloat16, torch.float32)
     return tuple(
         it.to(dtype)
-        if isinstance(it, torch.Tensor) and it.dtype in castable and it.device.type == device
+        if isinstance(it, torch.Tensor) and it.dtype in _CASTABLE and it.device.type == device
         else it
         for it in tensors
+    )
+
+
+def under_autocast_over(k_cache: Any, *tensors: Any) -> tuple[Any, ...]:
+    """The tensors in the dtype of the cache that they are used with, where autocast gives them
+    that. Tensors that have it already stay what they are, whatever autocast's dtype is.
+
+    Raises:
+        ArgumentError: autocast is enabled and casts to another dtype than the cache's.
+    """
+    own = getattr(k_cache, "dtype", None)
+    if own is not torch.float32 and all(it is None or it.dtype is own for it in tensors):
+        return tensors
+    if isinstance(k_cache, torch.Tensor) and is_cast(k_cache) and any(map(is_cast, tensors)):
+        dtype = torch.get_autocast_dtype(k_cache.device.type)
+        raise ArgumentError(
+            f"k_cache: dtype {own}, and autocast casts q, k and v to {dtype}; a cache is read in "
+            f"place and never cast: keep k_cache and v_cache in {dtype}"
+        )
+    return under_autocast(*tensors)
+
+
+def is_cast(tensor: Any) -> bool:
+    """Whether autocast gives a tensor, or whatever else, another dtype."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _CASTABLE:
+        return False
+    device = tensor.device.type
+    return torch.is_autocast_enabled(device) and tensor.dtype is not torch.get_autocast_dtype(
+        device
     )
 
 

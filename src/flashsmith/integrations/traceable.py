@@ -70,10 +70,7 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             returned = _repeated(q, k, v, keywords)
             if returned is not None:
                 return returned
-        if torch._C._is_any_autocast_enabled():
-            from flashsmith.integrations.pytorch_state import under_autocast
-
-            q, k, v = under_autocast(q, k, v)
+        q, k, v = _cast(q, k, v)
         # A transform of torch.func and dual numbers are autograd's too, if only to be refused.
         if (
             torch._C._are_functorch_transforms_active()
@@ -128,6 +125,7 @@ def _attention_to_parts(
             return torch.compiler.disable(_attention_to_parts)(
                 q, k, v, partial=partial, seqused_k=seqused_k, k_begin=k_begin, **keywords
             )
+        q, k, v = _cast(q, k, v)
     elif "jax" in sys.modules:
         for name, array in (("q", q), ("k", k), ("v", v)):
             if _is_traced_by_jax(array):
@@ -138,6 +136,15 @@ def _attention_to_parts(
     return chooser.attention(
         q, k, v, partial=partial, seqused_k=seqused_k, k_begin=k_begin, **keywords
     )
+
+
+def _cast(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+    """PyTorch's tensors as autocast has them."""
+    if not _torch._C._is_any_autocast_enabled():
+        return q, k, v
+    from flashsmith.integrations.pytorch_state import under_autocast
+
+    return under_autocast(q, k, v)
 
 
 @_documented_as(chooser.merge_attention)
@@ -180,6 +187,13 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
         from flashsmith.integrations.torch_decode import decode_by_op
 
         return decode_by_op(q, k_cache, v_cache, **keywords)
+    torch = _torch
+    if torch is not None and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
+        from flashsmith.integrations.pytorch_state import under_autocast_over
+
+        k, v = keywords.get("k"), keywords.get("v")
+        q, k, v = under_autocast_over(k_cache, q, k, v)
+        keywords |= {name: it for name, it in (("k", k), ("v", v)) if name in keywords}
     arguments, names = (q, k_cache, v_cache, *keywords.values()), tuple(keywords)
     outputs = run_repeated(arguments, names)
     if outputs is None:

@@ -22,7 +22,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.fallbacks import Reason, note_fallback
 from flashsmith.integrations.packing import Packing, packing_of, packing_of_all
-from flashsmith.integrations.pytorch_state import check_emulate, why_not_now, why_not_on
+from flashsmith.integrations.pytorch_state import (
+    check_emulate,
+    under_autocast,
+    why_not_now,
+    why_not_on,
+)
 from flashsmith.integrations.sdpa import tensor_facts
 from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
@@ -192,6 +197,7 @@ def flashsmith_attention_forward(
         count = attention_mask.shape[1]
     if count is not None:
         key, value = (tensor[:, :, :count] for tensor in (key, value))
+    query, key, value = under_autocast(query, key, value)
     q, k, v = _converted(query, key, value)
     call = _Call(
         q,

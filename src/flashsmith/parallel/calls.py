@@ -16,7 +16,7 @@ from flashsmith.chooser.attention import check_attention_config
 from flashsmith.chooser.backward import check_backward_config, resolve_deterministic
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations import traceable
-from flashsmith.integrations.pytorch_state import under_autocast
+from flashsmith.integrations.pytorch_state import is_cast, under_autocast
 from flashsmith.operations.forward import UNLIMITED
 from flashsmith.parallel import prefixes
 from flashsmith.parallel.group import Group, Message
@@ -169,7 +169,7 @@ def _signature(q: Any, k: Any, v: Any, asked: Asked) -> Any:
     for tensor in (q, k, v, asked.sinks):
         if tensor is None:
             found.append(None)
-        elif type(tensor) not in _KINDS or (tensor is q and q.dtype is torch.float32):
+        elif type(tensor) not in _KINDS or (tensor is not asked.sinks and is_cast(tensor)):
             return None
         else:
             found += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
@@ -237,9 +237,8 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
             raise ArgumentError(
                 f"{name}: got {type(it).__name__}; parallel.attention() takes PyTorch's tensors"
             )
-    if q.dtype is torch.float32:
-        q, k, v = under_autocast(q, k, v)
-    return q, k, v
+    cast: tuple[Any, Any, Any] = under_autocast(q, k, v)
+    return cast
 
 
 def _check(
