@@ -456,6 +456,7 @@ NEW = np.zeros((2, 1, HEADS_K, D), np.float16)
 NO_PAGES = np.zeros((0, 16, HEADS_K, D), np.float16)
 ANGLES = np.zeros((5, 8), np.float16)
 LENS = np.array([20, 5], np.int32)
+LENS_IN_ONE_PAGE = np.array([3, 5], np.int32)
 
 
 @pytest.mark.parametrize(
@@ -472,7 +473,16 @@ LENS = np.array([20, 5], np.int32)
         (table([0, 1, -1]), "page_table: shape .* q has 2 sequences"),
         (lambda: {**table([0, 1], [1, 1])(), "k": NEW, "v": NEW,
                   "cache_lens": np.array([20, 4], np.int32)},
-         "page_table: two sequences append to slot 4 of page 1; give each a page of its own"),
+         "page_table: sequence 0 appends to slot 4 of page 1, which sequence 1 appends to, too; "
+         "give each a page of its own"),
+        (lambda: {**table([0], [0])(), "k": NEW, "v": NEW, "cache_lens": LENS_IN_ONE_PAGE},
+         "page_table: sequence 0 appends to slot 3 of page 0, which sequence 1 reads, too; give"),
+        (lambda: {**table([0], [0])(), "k": NEW, "v": NEW,
+                  "cache_lens": LENS_IN_ONE_PAGE[::-1].copy()},
+         "page_table: sequence 1 appends to slot 3 of page 0, which sequence 0 reads, too; give"),
+        (lambda: {**table([0, 0], [1, -1])(), "k": NEW, "v": NEW,
+                  "cache_lens": np.array([20, 4], np.int32)},
+         r"page_table\[0\]: names page 0 at 0 and at 1, and the sequence appends to it; name each"),
         (lambda: {**table([0, 1], [1, 1])(), "k_cache": NO_PAGES, "v_cache": NO_PAGES},
          r"page_table\[0, 0\]=0: .* need 2 pages, and there is none; give some"),
         (table([0], [1]), r"cache_lens\[0\]=20: .* can hold, 16; give a larger cache or more"),
@@ -513,6 +523,13 @@ LENS = np.array([20, 5], np.int32)
         (changed(q=np.zeros((2, 1, HEADS, 60), np.float16)), "q: d_head 60 .* multiple of 8"),
         (changed(k_cache=np.zeros((2, 20, HEADS_K, 32), np.float16)), "k_cache: shape .* d_head"),
         (changed(v_cache=np.zeros((2, 21, HEADS_K, D), np.float16)), "v_cache: shape .* k_cache's"),
+        (changed(v_cache=np.zeros((2, 20, HEADS_K, 2 * D), np.float16)),
+         r"v_cache: shape .* d_head must be q's, 64: pad q and k_cache with zeros to d 128, and "
+         r"pass scale=1/sqrt\(64\) of the d before padding"),
+        (changed(v_cache=np.zeros((2, 20, HEADS_K, 32), np.float16)),
+         "v_cache: shape .*: pad v_cache with zeros to d 64 and keep the output's first 32"),
+        (changed(k_cache=np.zeros((2, 20, HEADS_K, 2 * D), np.float16)),
+         r"k_cache: shape .* pad q with zeros to d 128, and pass scale=1/sqrt\(64\)"),
         (changed(k_cache=np.zeros((3, 20, HEADS_K, D), np.float16),
                  v_cache=np.zeros((3, 20, HEADS_K, D), np.float16)),
          "k_cache: shape .* q has 2 sequences: give a cache of as many, or a page_table"),

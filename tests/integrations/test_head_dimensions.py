@@ -89,8 +89,38 @@ def test_following_the_advice_gives_the_same() -> None:
     torch.testing.assert_close(output.float(), expected, atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("d", "d_v", "advice"),
+    [
+        (16, 24, r"pad q and k with zeros to d 24, and pass scale=1/sqrt\(16\) of the d before"),
+        (24, 16, "pad v with zeros to d 24 and keep the output's first 16 columns$"),
+    ],
+)
+def test_following_the_advice_for_a_v_of_another_d_gives_the_same(
+    d: int, d_v: int, advice: str
+) -> None:
+    """The default scale is of the d that a kernel is given, padding included."""
+    generator = torch.Generator().manual_seed(13)
+    q, k = (torch.randn(1, 20, 2, d, generator=generator).half() for _ in "qk")
+    v = torch.randn(1, 20, 2, d_v, generator=generator).half()
+    with pytest.raises(ArgumentError, match=rf"^v: shape .* d_head must be q's .*: {advice}"):
+        attention(q, k, v)
+    widest = max(d, d_v)
+    wide = [torch.nn.functional.pad(it, (0, widest - it.shape[-1])) for it in (q, k, v)]
+    output = attention(*wide, scale=1 / math.sqrt(d) if d_v > d else None)[..., :d_v]
+    heads_first = (tensor.transpose(1, 2).float() for tensor in (q, k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+    torch.testing.assert_close(output.float(), expected, atol=2e-3, rtol=2e-3)
+
+
 def test_k_of_another_d_gets_no_advice_to_pad_to_8() -> None:
-    with pytest.raises(ArgumentError, match=r"^k: shape .*d_head must be q's"):
+    with pytest.raises(
+        ArgumentError, match=r"^k: .*d_head must be q's .*, or pad k with zeros to d 16$"
+    ):
         attention(dense(16), dense(12), dense(12))
+    with pytest.raises(
+        ArgumentError, match=r"^k: .*, or pad q with zeros to d 24, and pass scale=1/sqrt\(16\)"
+    ):
+        attention(dense(16), dense(24), dense(24))
     with pytest.raises(ArgumentError, match=r"^v: shape .*d_head must be q's"):
         attention(dense(16), dense(16), dense(12))

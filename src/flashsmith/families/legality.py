@@ -74,6 +74,20 @@ def padding_advice(d: int) -> str:
     )
 
 
+def unequal_d_advice(name: str, d: int, d_q: int) -> str:
+    """The advice where a tensor ('k', 'v', 'k_cache' or 'v_cache') has another d than q. The scale
+    is named because its default is of the d that a kernel is given."""
+    keys = "k_cache" if name.endswith("_cache") else "k"
+    if name != keys and d < d_q:
+        return f"pad {name} with zeros to d {d_q} and keep the output's first {d} columns"
+    scale = f"pass scale=1/sqrt({d_q}) of the d before padding, not the default"
+    if name != keys:
+        return f"pad q and {keys} with zeros to d {d}, and {scale}"
+    if d > d_q:
+        return f"reorder the dimensions, or pad q with zeros to d {d}, and {scale}"
+    return f"reorder the dimensions, or pad {name} with zeros to d {d_q}"
+
+
 def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
     """The rules of the config's family.
 

@@ -18,7 +18,7 @@ from flashsmith.families import (
     serves_gradients,
 )
 from flashsmith.families.family import config_class_names
-from flashsmith.families.legality import D_STEP, padding_advice
+from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.sequences import Packing
@@ -234,8 +234,8 @@ def _check_d(view: TensorView, q: TensorView) -> None:
     d = view.shape[-1]
     if d != q.shape[-1]:
         raise ArgumentError(
-            f"{view.name}: shape {view.shape}; d_head must be q's (q has shape {q.shape}): pad the "
-            "smaller with zeros, or reorder the dimensions"
+            f"{view.name}: shape {view.shape}; d_head must be q's (q has shape {q.shape}): "
+            f"{unequal_d_advice(view.name, d, q.shape[-1])}"
         )
     if d == 0 or d % D_STEP:
         advice = padding_advice(d) if d else "give tensors with elements"

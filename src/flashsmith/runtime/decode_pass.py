@@ -13,7 +13,7 @@ import numpy as np
 from flashsmith.emulator import estimate_seconds
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
-from flashsmith.families.legality import D_STEP, padding_advice
+from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations.decode import DECODE, check_given, check_split
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks
@@ -444,11 +444,13 @@ def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
     v_cache = _like_q("v_cache", tensors.v_cache, q)
     for view in (k_cache, v_cache):
         _check_rank(view, 4, f"{meaning} {'with' if paged else 'without'} page_table")
-    if k_cache.shape[-1] != q.shape[-1]:
-        raise ArgumentError(
-            f"k_cache: shape {k_cache.shape}; d_head must be q's, {q.shape[-1]}: pad the smaller "
-            "with zeros, or reorder the dimensions"
-        )
+    for view in (k_cache, v_cache):
+        d, d_q = view.shape[-1], q.shape[-1]
+        if d != d_q:
+            raise ArgumentError(
+                f"{view.name}: shape {view.shape}; d_head must be q's, {d_q}: "
+                f"{unequal_d_advice(view.name, d, d_q)}"
+            )
     if v_cache.shape != k_cache.shape:
         raise ArgumentError(
             f"v_cache: shape {v_cache.shape}; must be k_cache's, {k_cache.shape}: give a value for "
@@ -556,8 +558,8 @@ def check_contents(request: DecodeRequest) -> int:
     """Checks lengths and page table of host tensors; returns the length of the longest sequence.
 
     Raises ArgumentError where a sequence has fewer keys than none, or more than fit, where a page
-    that it uses does not exist, where two sequences append to one place, and where a position has
-    no angle.
+    that it uses does not exist, where a sequence appends to a slot that another uses, and where a
+    position has no angle.
     """
     p, views = request.problem, request.views
 
@@ -595,14 +597,31 @@ def _check_pages(
             f"need {-(-after[row] // page)} pages, and there "
             + (f"are 0 to {pages - 1}; give one of them" if pages else "is none; give some")
         )
-    places = [
-        table[row, key // page] * page + key % page
-        for row, (first, end) in enumerate(zip(before, after, strict=True))
-        for key in (np.arange(first, end),)
-    ]
-    written, times = np.unique(np.concatenate([*places, np.zeros(0, np.int64)]), return_counts=True)
-    for place in written[times > 1][:1]:
+    _check_appended(table, page, before, after)
+
+
+def _check_appended(table: np.ndarray, page: int, before: np.ndarray, after: np.ndarray) -> None:
+    """Raises ArgumentError where a slot that is appended to holds another key, too: of a second
+    sequence, or of another page of the same one."""
+    if (after == before).all():
+        return
+    rows = np.repeat(np.arange(len(after)), after)
+    keys = np.concatenate([*map(np.arange, after), np.zeros(0, np.int64)])
+    slots = table[rows, keys // page] * page + keys % page
+    _, which, times = np.unique(slots, return_inverse=True, return_counts=True)
+    for wrong in np.flatnonzero((keys >= before[rows]) & (times[which] > 1))[:1]:
+        row, slot = rows[wrong], slots[wrong]
+        here = f"slot {slot % page} of page {slot // page}"
+        others = np.flatnonzero(slots == slot)
+        other = others[others != wrong][0]
+        if rows[other] == row:
+            columns = sorted({int(keys[it] // page) for it in (wrong, other)})
+            raise ArgumentError(
+                f"page_table[{row}]: names page {slot // page} at {columns[0]} and at "
+                f"{columns[1]}, and the sequence appends to it; name each page once"
+            )
+        doing = "appends to" if keys[other] >= before[rows[other]] else "reads"
         raise ArgumentError(
-            f"page_table: two sequences append to slot {place % page} of page {place // page}; "
-            "give each a page of its own where it appends"
+            f"page_table: sequence {row} appends to {here}, which sequence {rows[other]} {doing}, "
+            "too; give each a page of its own where it appends"
         )
