@@ -2,8 +2,9 @@
 
 These functions guarantee for any content and any kind of file:
 
-- They return, or raise UnusableTextError, and nothing else (but MemoryError): no OSError,
-  UnicodeError, RecursionError, OverflowError or ValueError of the standard library gets out.
+- They return, or raise UnusableTextError, and nothing else (but MemoryError, and what a signal
+  handler raises): no OSError of the system, and no UnicodeError, RecursionError, OverflowError or
+  ValueError of the standard library gets out.
 - They neither hang nor read without end: only regular files are read (a symlink to one is
   followed; fifos, devices, sockets and folders are refused before a byte is read), and no more
   than a stated number of bytes.
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.printable import quoted
+from flashsmith.system_errors import is_from_system
 
 MOST_BYTES = 64 << 20
 MOST_LEVELS = 64
@@ -70,6 +72,8 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
                 raise UnusableTextError(f"it is {kind}, not a file")
             content = file.read(most_bytes + 1)
     except OSError as error:
+        if not is_from_system(error):
+            raise
         raise UnusableTextError(error.strerror or str(error)) from error
     except UnusableTextError:
         raise

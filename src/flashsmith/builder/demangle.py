@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from flashsmith.errors import ToolchainError
+from flashsmith.system_errors import is_from_system
 
 
 @lru_cache(maxsize=1)
@@ -14,6 +15,8 @@ def _runtime() -> tuple[Any, Any]:
     try:
         demangler = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
     except (OSError, AttributeError) as error:
+        if not is_from_system(error):
+            raise
         raise ToolchainError(
             f"libstdc++.so.6: cannot be loaded ({error}); install g++ or libstdc++6"
         ) from error

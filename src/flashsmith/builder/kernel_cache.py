@@ -52,6 +52,7 @@ from flashsmith.builder.safe_files import (
 from flashsmith.builder.temporary_folders import LOCK, TemporaryFolders, folder_errors, subfolders
 from flashsmith.builder.trust import check_folder, check_owner
 from flashsmith.errors import CacheError
+from flashsmith.system_errors import is_from_system
 
 _MIB = 2**20
 # Longer than any build; after it, building twice is better than hanging.
@@ -113,8 +114,10 @@ class Cache:
                 return None
             try:
                 manifest = _verified_manifest(path, check_owner)
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
                 in_use.release()
+                if not is_from_system(error):
+                    raise
                 return None
             # A read-only cache records no use.
             in_use.note_use()
@@ -131,8 +134,11 @@ class Cache:
         found = []
         with self.errors("read"):
             for path in sorted(self._folders(), key=_last_used, reverse=True):
-                with contextlib.suppress(OSError, ValueError):
+                try:
                     found.append(_remembered_manifest(path))
+                except (OSError, ValueError) as error:
+                    if not is_from_system(error):
+                        raise
         return found
 
     def _folders(self) -> list[Path]:
@@ -145,6 +151,8 @@ class Cache:
         try:
             manifest = _verified_manifest(path) if thorough else _remembered_manifest(path)
         except (OSError, ValueError) as error:
+            if not is_from_system(error):
+                raise
             damage = str(error)
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
 
@@ -318,7 +326,7 @@ class Cache:
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
-        """Turns OSErrors of the block into CacheErrors with advice."""
+        """Turns the system's OSErrors in the block into CacheErrors with advice."""
         return folder_errors(action, f"the kernel cache {self.root}", env.CACHE_DIR.name)
 
 

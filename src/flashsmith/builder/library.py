@@ -9,6 +9,7 @@ from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.counted import counted
 from flashsmith.errors import CacheError, KernelNotBuiltError
 from flashsmith.families import KernelConfig, Semantics
+from flashsmith.system_errors import is_from_system
 
 SHARED_OBJECT = "library.so"
 
@@ -79,6 +80,8 @@ class KernelLibrary:
         try:
             data = (self.path / name).read_bytes()
         except OSError as error:
+            if not is_from_system(error):
+                raise
             raise self._damaged(name, str(error)) from error
         if FileRecord.of_bytes(data) != self.manifest.files[name]:
             raise self._damaged(name, "its checksum does not match")

@@ -12,6 +12,7 @@ from flashsmith.builder.library_lookup import is_current
 from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
 from flashsmith.builder.safe_files import any_owner, make_folder, read_below, write_new
 from flashsmith.errors import CacheError
+from flashsmith.system_errors import is_from_system
 
 
 def pack_library(library: KernelLibrary) -> bytes:
@@ -25,6 +26,8 @@ def pack_library(library: KernelLibrary) -> bytes:
             for name in (MANIFEST_NAME, *library.manifest.files):
                 archive.writestr(name, read_below(library.path, name, check=any_owner))
     except OSError as error:
+        if not is_from_system(error):
+            raise
         raise CacheError(f"{library.path}: cannot be read ({error.strerror})") from error
     return packed.getvalue()
 
@@ -42,6 +45,8 @@ def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
         if not is_current(manifest):
             raise ValueError("it was made from other sources, or by another version")
     except (ValueError, KeyError, OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        if not is_from_system(error):
+            raise
         raise CacheError(f"the library {key}, as another machine sent it: {error}") from error
     with cache.building(key, waiting=lambda seconds: None):
         found = cache.open(key)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flashsmith import env
 from flashsmith.errors import CacheError, CompileError
+from flashsmith.system_errors import is_from_system
 
 _POLL_SECONDS = 0.02
 # A process in a session of its own, which outlives $1, its parent. It then kills all processes
@@ -57,6 +58,8 @@ class _Running:
         try:
             self.words = os.fdopen(os.memfd_create(command.name), "w+b")
         except OSError as error:
+            if not is_from_system(error):
+                raise
             raise CompileError(f"{command.name}: no memory for its output: {error}") from error
         try:
             # Its own session: nvcc's children die with it when the group is killed, and a
@@ -72,6 +75,8 @@ class _Running:
             )
         except OSError as error:
             self.words.close()
+            if not is_from_system(error):
+                raise
             raise CompileError(
                 f"{command.name}: {command.arguments[0]} does not run: {error}"
             ) from error
@@ -111,6 +116,8 @@ def _watched(folder: Path) -> Iterator[None]:
             start_new_session=True,
         )
     except OSError as error:
+        if not is_from_system(error):
+            raise
         raise CompileError(f"/bin/sh: does not run, and nvcc needs it: {error}") from error
     try:
         yield

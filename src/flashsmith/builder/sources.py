@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashsmith.families import family_named
+from flashsmith.system_errors import is_from_system
 
 EQUIVALENT_SOURCES = Path(__file__).with_name("equivalent_sources.json")
 
@@ -94,7 +95,9 @@ class Sources:
             return None
         try:
             return self.path(name).read_bytes()
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if not is_from_system(error):
+                raise
             return None
 
 

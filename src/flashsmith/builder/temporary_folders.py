@@ -21,6 +21,7 @@ from pathlib import Path
 from flashsmith.builder.locks import HeldLock, try_lock
 from flashsmith.builder.safe_files import kind_of, make_folder
 from flashsmith.errors import CacheError
+from flashsmith.system_errors import is_from_system
 
 LOCK = "lock"
 # A folder without a lock belongs to a process that is just creating it, or died doing so.
@@ -37,7 +38,7 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str) -> Iterator[None]:
-    """Turns OSErrors of the block into CacheErrors about ``folder`` with advice. ``variable`` is
+    """Turns the system's OSErrors in the block into CacheErrors about ``folder`` with advice. ``variable`` is
     the environment variable that can name another folder.
     """
     try:
@@ -45,6 +46,8 @@ def folder_errors(action: str, folder: str, variable: str) -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader of the progress is gone, which is no error of the cache
     except OSError as error:
+        if not is_from_system(error):
+            raise
         why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
         where = f" ({error.filename})" if error.filename else ""
         raise CacheError(

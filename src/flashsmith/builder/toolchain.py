@@ -14,6 +14,7 @@ from flashsmith import env
 from flashsmith.builder.scratch import require_plain
 from flashsmith.errors import ToolchainError, install_extra
 from flashsmith.host import require_supported_host
+from flashsmith.system_errors import is_from_system
 
 # A config is a class-type template argument (C++20) for both compilers.
 _OLDEST_NVCC = (12, 0)
@@ -185,6 +186,8 @@ def _output(command: list[str], advice: str) -> str:
             env=env.compiler_environment("/tmp"),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
+        if not is_from_system(error):
+            raise
         raise ToolchainError(f"{command[0]}: does not run ({error}); {advice}") from error
     if done.returncode != 0:
         words = done.stderr.strip() or done.stdout.strip()

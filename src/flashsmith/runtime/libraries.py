@@ -35,6 +35,7 @@ from flashsmith.runtime.forward_call import LibraryCall
 from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
+from flashsmith.system_errors import is_from_system
 
 _log = logging.getLogger("flashsmith")
 
@@ -216,6 +217,8 @@ def _load_functions(so_path: Path) -> LibraryFunctions:
     except CacheError:
         raise
     except (OSError, RuntimeError, AttributeError) as error:
+        if not is_from_system(error):
+            raise
         raise DamagedLibraryError(
             f"{so_path}: damaged: {error}; 'flashsmith cache clear' and build again"
         ) from error

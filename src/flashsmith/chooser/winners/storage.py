@@ -15,6 +15,7 @@ import platformdirs
 from flashsmith import env, untrusted
 from flashsmith.errors import TableError
 from flashsmith.untrusted import UnusableTextError
+from flashsmith.system_errors import is_from_system
 
 SHIPPED_FOLDER = Path(__file__).parents[1] / "tables"
 FILE_NAME = "winners.json"
@@ -99,6 +100,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
             os.unlink(beside)
             raise
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        if not is_from_system(error):
+            raise
         raise TableError(f"{path}: cannot be written: {error}") from error
 
 

@@ -26,6 +26,7 @@ from flashsmith.chooser.winners.storage import is_there, require_user_table_path
 from flashsmith.errors import ArgumentError, TableError
 from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import printable, quoted
+from flashsmith.system_errors import is_from_system
 
 # Raised when an older reader would misread a table.
 SCHEMA = 1
@@ -299,6 +300,8 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
             path.with_name(path.name + ".lock"), patience=LOCK_PATIENCE, waiting=lambda _: None
         )
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        if not is_from_system(error):
+            raise
         raise TableError(f"{path}: cannot be locked: {error}") from error
     if lock is None:
         raise TableError(f"{path}: another process has held its lock for {LOCK_PATIENCE:g} s")
@@ -322,6 +325,8 @@ def check_table(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
     except (OSError, ValueError) as error:
+        if not is_from_system(error):
+            raise
         raise TableError(f"{path}: cannot be written: {error}; name another file") from error
 
 
