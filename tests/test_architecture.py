@@ -18,7 +18,7 @@ from flashsmith.families import FAMILIES
 
 # Every import points to a folder further left; `emulator` stands beside `builder`.
 ORDER = (
-    ("printable",),
+    ("printable", "system_errors"),
     ("errors", "untrusted"),
     ("env", "host", "counted", "did_you_mean", "time_left", "shipped"),
     ("operations",),
@@ -40,8 +40,9 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # Beyond the order: a narrower rule for the parts that must stand alone.
 MAY_IMPORT = {
     "printable": set(),
+    "system_errors": set(),
     "errors": {"printable"},
-    "untrusted": {"printable"},
+    "untrusted": {"printable", "system_errors"},
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
     "operations": {"printable", "errors", "untrusted", "did_you_mean"},

@@ -38,8 +38,8 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str) -> Iterator[None]:
-    """Turns the system's OSErrors in the block into CacheErrors about ``folder`` with advice. ``variable`` is
-    the environment variable that can name another folder.
+    """Turns the system's OSErrors in the block into CacheErrors about ``folder`` with advice.
+    ``variable`` is the environment variable that can name another folder.
     """
     try:
         yield

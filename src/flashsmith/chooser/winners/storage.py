@@ -14,8 +14,8 @@ import platformdirs
 
 from flashsmith import env, untrusted
 from flashsmith.errors import TableError
-from flashsmith.untrusted import UnusableTextError
 from flashsmith.system_errors import is_from_system
+from flashsmith.untrusted import UnusableTextError
 
 SHIPPED_FOLDER = Path(__file__).parents[1] / "tables"
 FILE_NAME = "winners.json"
