@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
+import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,7 @@ TIMEOUT = 0.3
 def views(size: int = 2, pids: tuple[int, ...] = ()) -> list[Board]:
     memory = mmap.mmap(-1, 4096)
     for rank, pid in enumerate(pids or size * (os.getpid(),)):
-        struct.pack_into("<q", memory, 16 + 8 * rank, pid)
+        struct.pack_into("<qq", memory, 16 + 16 * rank, pid, module._began(pid))
     return [Board(memory, rank, size, TIMEOUT) for rank in range(size)]
 
 
@@ -76,6 +79,40 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     with pytest.raises(RuntimeError, match="rank 1 has ended"):
         zero.same(1)()
     assert views()[0].lost() == ""
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_killed_rank_has_ended_before_its_parent_looks(sleeper: subprocess.Popen[bytes]) -> None:
+    zero, _ = views(pids=(os.getpid(), sleeper.pid))
+    assert zero.lost() == ""
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(sleeper.pid, 0)  # it can still be asked for
+    assert zero.lost() == "rank 1 has ended"
+
+
+def test_another_process_of_the_same_number_is_not_the_rank() -> None:
+    zero, one = views()
+    pid = os.getpid()
+    struct.pack_into("<qq", one._memory, 16 + 16, pid, module._began(pid) - 1)
+    assert zero.lost() == "rank 1 has ended"
+
+
+def test_a_stopped_rank_is_called_that(sleeper: subprocess.Popen[bytes]) -> None:
+    zero, _ = views(pids=(os.getpid(), sleeper.pid))
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
+    assert zero.lost() == ""
+    text = r"rank 1 is stopped by a signal, and did not come within 0\.3 s"
+    with pytest.raises(RuntimeError, match=text):
+        zero.same(1)()
 
 
 def shared(monkeypatch: pytest.MonkeyPatch, folder: Path, *, other_host: bool = False) -> list:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from flashsmith.errors import GroupError  # noqa: E402
-from flashsmith.parallel.peers import Others, Peers, Waiting  # noqa: E402
+from flashsmith.parallel.peers import Others, Peers  # noqa: E402
 
 SLOT = 64
 
@@ -110,9 +110,6 @@ class Memory:
         self._gpu.record("side", event)
         return lambda: self._gpu.wait("main", event)
 
-    def has_read(self, slot: int) -> bool:
-        return self.is_read[slot].reached == self.is_read[slot].recorded
-
     def end_reading(self, slot: int) -> Callable[[], None]:
         event = self.is_read[slot]
         self._gpu.record("side", event)
@@ -143,7 +140,7 @@ def wrong_reads(ranks: int, seed: int, careless: str = "") -> int:
     def host(rank: int) -> None:
         gpu = gpus.gpus[rank]
         memory = Memory(gpu, gpus, careless=careless)
-        peers = Peers(Others(rank, ranks, meeting.same(rank), lambda: "", 60.0), memory, SLOT)
+        peers = Peers(Others(rank, ranks, meeting.same(rank), lambda: None), memory, SLOT)
         meeting.same(rank)(0)
         others = [it for it in range(ranks) if it != rank]
 
@@ -198,34 +195,28 @@ def test_a_missing_wait_is_seen(careless: str) -> None:
 
 def test_ranks_out_of_step_are_an_error() -> None:
     gpus = Gpus(1, 0)
-    others = Others(0, 2, lambda word: False, lambda: "", 60.0)
+    others = Others(0, 2, lambda word: False, lambda: None)
     peers = Peers(others, Memory(gpus.gpus[0], gpus), SLOT)
     with pytest.raises(GroupError, match="not at the same transfer"):
         peers.offer(peers.begin())
 
 
-def test_who_waits_for_a_lost_rank_is_told_why() -> None:
-    lost = ""
-    gpus = Gpus(1, 0)
-    memory = Memory(gpus.gpus[0], gpus)
-    peers = Peers(Others(0, 2, lambda word: True, lambda: lost, 60.0), memory, SLOT)
-    assert peers.waits_too_long(0.0) == ""
+def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
+    gpus, marks = Gpus(1, 0), []
+    gpu = gpus.gpus[0]
+
+    def mark() -> None:
+        marks.append(len(gpu.streams["main"]))
+
+    peers = Peers(Others(0, 2, lambda word: True, mark), Memory(gpu, gpus), SLOT)
     slot = peers.begin()
     peers.offer(slot)
-    peers.copy(slot, [(0, 0, 0, 1)])
-    assert peers.waits_too_long(1.0) == ""
-    assert peers.waits_too_long(60.0) == ""
-    assert peers.waits_too_long(62.0) == "its GPU has waited for another for 61 s"
-    lost = "rank 1 has ended"
-    assert peers.waits_too_long(9.0).startswith("rank 1 has ended, and its GPU has waited")
-    gpus.run()
-    assert peers.waits_too_long(70.0) == ""
-
-
-def test_a_lost_rank_whose_work_is_done_is_not_waited_for() -> None:
-    waiting = Waiting(60.0)
-    for now in (0.0, 30.0, 300.0):
-        assert waiting.reason(now, 3, True, "rank 1 has ended") == ""
-    assert waiting.reason(301.0, 4, False, "rank 1 has ended") == ""
-    assert waiting.reason(303.0, 4, False, "rank 1 has ended") == ""
-    assert waiting.reason(307.0, 4, False, "rank 1 has ended") != ""
+    part = (0, 0, 0, 1)
+    arrivals = peers.copy(slot, [part], [], [part])
+    assert marks == []
+    counts = []
+    for arrived in arrivals:
+        arrived()
+        counts.append(len(gpu.streams["main"]))
+    # None for the group that is empty; each when the stream has been told to wait.
+    assert marks == [counts[0], counts[2]]

@@ -18,7 +18,8 @@ from pathlib import Path
 # Where files are memory.
 _FOLDER = Path("/dev/shm")
 _PATH, _TOKEN = 240, 16
-_PID = struct.Struct("<q")
+# Of a process its number and when it began, which together no later one has.
+_PROCESS = struct.Struct("<qq")
 # A word, the number of the question that it answers, and both xor: a half-written one fits nothing.
 _WORD = struct.Struct("<qqq")
 # Seconds until a rank that waits looks whether the others live, and between looks.
@@ -47,7 +48,8 @@ class Board:
                     given[:_PATH].rstrip(b"\0").decode(), given[_PATH : _PATH + _TOKEN], size
                 )
             if memory is not None:
-                _PID.pack_into(memory, _TOKEN + rank * _PID.size, os.getpid())
+                process = os.getpid(), _began(os.getpid())
+                _PROCESS.pack_into(memory, _TOKEN + rank * _PROCESS.size, *process)
             all_have = exchange(bytes([memory is not None])) == b"\1" * size
         finally:
             if path:
@@ -70,7 +72,7 @@ class Board:
 
     def _place(self, rank: int, number: int) -> int:
         # By turns: a rank may be one question ahead of one that still reads.
-        first = _TOKEN + self._size * _PID.size
+        first = _TOKEN + self._size * _PROCESS.size
         return first + (number % 2 * self._size + rank) * _WORD.size
 
     def _write(self, word: int, number: int) -> None:
@@ -96,7 +98,11 @@ class Board:
                 if not self._lives(rank):
                     self._lose(f"rank {rank} has ended")
                 if now - begin > self.timeout:
-                    self._lose(f"rank {rank} did not come within {self.timeout:g} s")
+                    stopped = self._state(rank) in _STOPPED
+                    self._lose(
+                        f"rank {rank} {'is stopped by a signal, and ' if stopped else ''}"
+                        f"did not come within {self.timeout:g} s"
+                    )
 
     def lost(self) -> str:
         """Which rank has ended; '' where none has."""
@@ -107,18 +113,37 @@ class Board:
         raise RuntimeError(why)
 
     def _lives(self, rank: int) -> bool:
-        (pid,) = _PID.unpack_from(self._memory, _TOKEN + rank * _PID.size)
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
+        return self._state(rank) not in _ENDED
+
+    def _state(self, rank: int) -> str:
+        """The letter of a rank's process, as _status() gives it."""
+        pid, began = _PROCESS.unpack_from(self._memory, _TOKEN + rank * _PROCESS.size)
+        state, since = _status(pid)
+        return state if since == began else ""
+
+
+# What a process that is no more is, or one that only waits for its parent to look; one that a
+# signal or a debugger has stopped.
+_ENDED = ("", "Z", "X")
+_STOPPED = ("T", "t")
+
+
+def _status(pid: int) -> tuple[str, int]:
+    """A process's state, a letter, and when it began, in ticks; '' for one that is not there."""
+    try:
+        # The name before these may contain spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0], int(fields[19])
+
+
+def _began(pid: int) -> int:
+    return _status(pid)[1]
 
 
 def _bytes_of(size: int) -> int:
-    return _TOKEN + size * (_PID.size + 2 * _WORD.size)
+    return _TOKEN + size * (_PROCESS.size + 2 * _WORD.size)
 
 
 def _made(size: int) -> tuple[str, bytes, mmap.mmap | None]:

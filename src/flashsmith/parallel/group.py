@@ -5,12 +5,12 @@ Every function here is called by all ranks of the group, in the same order.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,13 +19,15 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashsmith.errors import ArgumentError, FlashsmithError, GroupError
+from flashsmith.errors import ArgumentError
 from flashsmith.parallel.board import Board
 from flashsmith.parallel.peers import MOST, Others, Peers, transfer_stream
+from flashsmith.parallel.watch import Watch
 from flashsmith.printable import quoted
 
 # Its name from PyTorch 2.13 on, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_DEFAULT_TIMEOUT = default_pg_timeout.total_seconds()
 # Of a rank's message to the others about its call, in bytes; texts are cut to fit.
 _MESSAGE = 4096
 # Of a group, what its ranks have agreed on before.
@@ -57,8 +59,9 @@ class Group:
         if known is None:
             size = dist.get_world_size(self.handle)
             members = [dist.get_global_rank(self.handle, it) for it in range(size)]
-            known = _members[self.handle] = dist.get_rank(self.handle), members
-        self.rank, self.members = known
+            rank = dist.get_rank(self.handle)
+            known = _members[self.handle] = rank, members, _watch(self.handle, rank, size)
+        self.rank, self.members, self.watch = known
         self.size = len(self.members)
 
     def check_device(self, name: str, tensor: Any) -> None:
@@ -108,23 +111,20 @@ class Group:
     def same(self, word: int) -> Callable[[], bool]:
         """Begins to ask over the host, so that no GPU is waited for, whether all ranks ask with the
         same number, of 63 bits; the result waits for the answer."""
-        if self.handle not in _boards:
-            _boards[self.handle] = self._board()
-        board = _boards[self.handle]
-        with self.waiting_for_others():
+        with self.watch.waiting():
+            if self.handle not in _boards:
+                _boards[self.handle] = self._board()
+            board = _boards[self.handle]
             ask = board.same(word) if board is not None else self._same_by_message(word)
 
         def wait() -> bool:
-            with self.waiting_for_others():
+            with self.watch.waiting():
                 return ask()
 
         return wait
 
     def _board(self) -> Board | None:
-        host = self._of_host()
-        limit = _timeout(host._get_backend(torch.device("cpu")))
-        seconds = (default_pg_timeout if limit is None else limit).total_seconds()
-        return Board.shared(self.rank, self.size, seconds, self.exchange)
+        return Board.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
 
     def _same_by_message(self, word: int) -> Callable[[], bool]:
         # The largest of all numbers, and of their complements: these fall where those rise.
@@ -141,7 +141,7 @@ class Group:
         """Sends bytes to every rank, as many of each, over the host; returns all, by rank."""
         found = torch.empty((self.size, len(mine)), dtype=torch.uint8)
         given = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        with self.waiting_for_others():
+        with self.watch.waiting():
             dist.all_gather(list(found.unbind()), given, group=self._of_host())
         return found.numpy().tobytes()
 
@@ -156,20 +156,11 @@ class Group:
         if devices not in of_group or (found is not None and found.capacity < nbytes):
             if found is not None:
                 found.close()
-            same = functools.partial(_same_on_board, board, self.rank, self.size)
-            others = Others(self.rank, self.size, same, board.lost, board.timeout)
+            same = functools.partial(_same_on_board, board, self.watch)
+            mark = functools.partial(self.watch.mark, device)
+            others = Others(self.rank, self.size, same, mark)
             found = of_group[devices] = Peers.shared(others, device, nbytes, self.exchange)
         return found
-
-    @contextlib.contextmanager
-    def waiting_for_others(self) -> Iterator[None]:
-        """Turns a failure of torch.distributed into a GroupError."""
-        try:
-            yield
-        except FlashsmithError:
-            raise
-        except RuntimeError as failure:
-            raise _lost(self.rank, self.size, failure) from failure
 
     # --- tensors ----------------------------------------------------------------------------------
 
@@ -187,12 +178,13 @@ class Group:
         """Begins to gather several dense tensors as one message: of each, every rank's into one
         whose first dimension is as many times as long. They travel when what the current stream has
         been given so far is done; the result has it wait for them, or the host for the host's."""
-        with self.waiting_for_others():
+        with self.watch.waiting():
             work = self.handle.allgather_into_tensor_coalesced(found, mine)
 
         def wait() -> None:
-            with self.waiting_for_others():
+            with self.watch.waiting():
                 work.wait()
+            self.watch.mark(found[0].device)
 
         return wait
 
@@ -221,12 +213,13 @@ class Group:
         """Begins to send (parts, ...), so many of them to each rank, one after another, while so
         many come from each; left out, one. It begins, and is waited for, as all_gather_into()."""
         found, start = self._all_to_all(mine, sent, come)
-        with self.waiting_for_others():
+        with self.watch.waiting():
             (work,) = start()
 
         def wait() -> Any:
-            with self.waiting_for_others():
+            with self.watch.waiting():
                 work.wait()
+            self.watch.mark(found.device)
             return found
 
         return wait
@@ -316,12 +309,12 @@ class Transfer:
         if found.numel() == 0:
             return
         if not found.is_cuda:
-            with group.waiting_for_others():
+            with group.watch.waiting():
                 self._works = start()
             return
         stream = transfer_stream(found.device)
         stream.wait_event(free if free is not None else _event(found.device))
-        with torch.cuda.stream(stream), group.waiting_for_others():
+        with torch.cuda.stream(stream), group.watch.waiting():
             for work in start():
                 work.wait()  # the stream's, not the host's
             self._done = _event(found.device)
@@ -332,9 +325,10 @@ class Transfer:
         """What has come, for the current stream to use."""
         if self._done is not None:
             torch.cuda.current_stream(self._found.device).wait_event(self._done)
-        with self._group.waiting_for_others():
+        with self._group.watch.waiting():
             for work in self._works:
                 work.wait()
+        self._group.watch.mark(self._found.device)
         self._works, self._sent = (), ()
         return self._found
 
@@ -386,18 +380,22 @@ def _process_group(given: Any) -> Any:
     )
 
 
-def _lost(rank: int, size: int, failure: Exception) -> GroupError:
-    return GroupError(
-        f"group: rank {rank} of {size} lost the others: one has ended, or did not make the same "
-        f"call within the group's timeout; see that rank's own error. What is known here: {failure}"
-    )
-
-
-def _same_on_board(board: Board, rank: int, size: int, word: int) -> bool:
-    try:
+def _same_on_board(board: Board, watch: Watch, word: int) -> bool:
+    with watch.waiting():
         return board.same(word)()
-    except RuntimeError as failure:
-        raise _lost(rank, size, failure) from failure
+
+
+def _watch(handle: Any, rank: int, size: int) -> Watch:
+    """What looks after this rank, without the group, which would keep itself alive."""
+    reference = weakref.ref(handle)
+
+    def lost() -> str:
+        group = reference()
+        board = None if group is None else _boards.get(group)
+        return "" if board is None else board.lost()
+
+    watch = Watch(rank, size, _seconds(handle), lost)
+    return watch.start() if size > 1 else watch
 
 
 # Groups of the host for groups that carry no tensors of it.
@@ -406,12 +404,18 @@ _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _boards: WeakKeyDictionary[Any, Board | None] = WeakKeyDictionary()
 # By the ranks' devices; None where one cannot read another's memory.
 _peers: WeakKeyDictionary[Any, dict[Hashable, Peers | None]] = WeakKeyDictionary()
-# By group: this process's rank with all ranks' numbers in the world; and what they have agreed on,
-# by this one's message.
-_members: WeakKeyDictionary[Any, tuple[int, list[int]]] = WeakKeyDictionary()
+# By group: this process's rank, all ranks' numbers in the world, and the watch; and what they have
+# agreed on, by this one's message.
+_members: WeakKeyDictionary[Any, tuple[int, list[int], Watch]] = WeakKeyDictionary()
 _agreements: WeakKeyDictionary[Any, dict[bytes, _Known]] = WeakKeyDictionary()
 
 
 def _timeout(backend: Any) -> Any:
     """How long a backend waits for others; None, PyTorch's own, where it does not say."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def _seconds(group: Any) -> float:
+    """How long a group's backends wait for others, the most patient of them."""
+    limits = [_timeout(group._get_backend(device)) for device in group._device_types]
+    return max((it.total_seconds() for it in limits if it), default=_DEFAULT_TIMEOUT)

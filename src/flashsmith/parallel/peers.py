@@ -12,21 +12,15 @@ copies what it needs from theirs. There are two slots, used by turns:
 
 No GPU waits for an event that is yet to be recorded: a rank that does not come is missed on the
 board, by the host, within the group's timeout. What is recorded may still never happen, as when a
-process is killed whose GPU had work to do: the watch ends the processes that wait for it, as NCCL's
-watchdog does.
+process is killed whose GPU had work to do: for that there is the watch (watch.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import sys
-import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 
@@ -47,8 +41,7 @@ class Others(NamedTuple):
     rank: int
     size: int
     same: Callable[[int], bool]  # whether all say this number; raises GroupError
-    lost: Callable[[], str]  # who has ended, or ''
-    timeout: float  # seconds
+    mark: Callable[[], None]  # the current stream has been told to wait for the others
 
 
 class Peers:
@@ -57,7 +50,6 @@ class Peers:
     def __init__(self, others: Others, memory: Any, capacity: int) -> None:
         self.rank, self.size, self.capacity = others.rank, others.size, capacity
         self._others, self._memory, self._number = others, memory, 0
-        self._waiting = Waiting(others.timeout)
         self._views: tuple[dict[Any, Any], ...] = ({}, {})
 
     @staticmethod
@@ -83,10 +75,7 @@ class Peers:
             except (FlashsmithError, RuntimeError):
                 pass
         if exchange(bytes([opened])) == b"\1" * others.size:
-            peers = Peers(others, memory, capacity)
-            _watcher()
-            _watched.add(peers)
-            return peers
+            return Peers(others, memory, capacity)
         if memory is not None:
             memory.leave()
         exchange(b"\0")  # nobody has it open
@@ -154,67 +143,22 @@ class Peers:
                     ]
                 )
             if place == last:
-                arrivals.append(memory.end_reading(slot))
+                arrivals.append(self._marked(memory.end_reading(slot)))
+            elif parts:
+                arrivals.append(self._marked(memory.arrived()))
             else:
-                arrivals.append(memory.arrived() if parts else _nothing_to_wait_for)
+                arrivals.append(_nothing_to_wait_for)
         return arrivals
 
-    def waits_too_long(self, now: float) -> str:
-        """Why this rank waits for ever, at a time in seconds; '' while it need not."""
-        is_done = self._memory.has_read(self._number % 2)
-        return self._waiting.reason(now, self._number, is_done, self._others.lost())
+    def _marked(self, wait: Callable[[], None]) -> Callable[[], None]:
+        def wait_and_mark() -> None:
+            wait()
+            self._others.mark()
+
+        return wait_and_mark
 
 
 def _nothing_to_wait_for() -> None: ...
-
-
-class Waiting:
-    """For how long the last transfer has not ended."""
-
-    # Seconds that a GPU may still need when a process has ended.
-    PATIENCE = 5.0
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout, self._number, self._since = timeout, -1, 0.0
-
-    def reason(self, now: float, number: int, is_done: bool, lost: str) -> str:
-        if is_done or number != self._number:
-            self._number, self._since = number, now
-        waited = now - self._since
-        if lost and waited > self.PATIENCE:
-            return f"{lost}, and its GPU has waited for it for {waited:.0f} s"
-        if waited > self._timeout:
-            return f"its GPU has waited for another for {waited:.0f} s"
-        return ""
-
-
-_watched: WeakSet[Peers] = WeakSet()
-
-
-@functools.cache
-def _watcher() -> threading.Thread:
-    """The thread that ends this process when its GPU waits for ever."""
-    thread = threading.Thread(target=_watch, name="flashsmith-peers", daemon=True)
-    thread.start()
-    return thread
-
-
-def _watch() -> None:
-    while True:
-        time.sleep(1.0)
-        for peers in list(_watched):
-            try:
-                why = peers.waits_too_long(time.monotonic())
-            except (FlashsmithError, RuntimeError):
-                continue  # CUDA's error; the calls of this process meet it, too
-            if why:
-                print(
-                    f"flashsmith.parallel: rank {peers.rank} of {peers.size}: {why}; this process "
-                    "ends, as by NCCL's watchdog",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                os.abort()
 
 
 _streams: dict[Any, Any] = {}
@@ -232,7 +176,6 @@ class _IpcMemHandle(ctypes.Structure):
 
 
 _LAZY_PEER_ACCESS = 1
-_RELAXED = 2
 
 
 class _Address:
@@ -324,14 +267,6 @@ class GpuMemory:
             driver.copy(
                 self._address + here, self._bases[rank] + there, nbytes, self._ordinal, stream
             )
-
-    def has_read(self, slot: int) -> bool:
-        """Whether the last end_reading() of the slot has been reached; from any thread."""
-        with torch.cuda.device(self._device):
-            # Another thread may be capturing a graph, which such a question would end.
-            mode = ctypes.c_int(_RELAXED)
-            driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-            return bool(self._read[slot].query())
 
     def arrived(self) -> Callable[[], None]:
         """After what has been read so far."""

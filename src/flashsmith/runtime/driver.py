@@ -29,6 +29,9 @@ _CTAS_PER_SM = 106
 # CUresult codes for 'there is no GPU here': the toolkit's stub instead of a driver, and no device.
 _NO_GPU = (34, 100)
 _NO_CONTEXT = 201
+_NOT_READY = 600
+# What another thread captures in a graph does not concern this thread's calls.
+_RELAXED_CAPTURE = 2
 
 # The oldest driver that runs programs linked with a CUDA of this major version.
 _OLDEST_DRIVERS = {12: 525, 13: 580}
@@ -95,6 +98,21 @@ def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
         library = _load()
         assert library is not None
         _check(library, status, "cuMemcpyAsync")
+
+
+def is_reached(event: int, ordinal: int) -> bool:
+    """Whether GPU ``ordinal`` has reached the last record of an event; from any thread. A call
+    that blocks does not hold the interpreter's lock."""
+    library = _load()
+    if library is None:
+        raise LaunchError("cuEventQuery: no NVIDIA driver or GPU on this machine")
+    with current_gpu(ordinal):
+        mode = ctypes.c_int(_RELAXED_CAPTURE)
+        call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        status = library.cuEventQuery(ctypes.c_void_p(event))
+    if status != _NOT_READY:
+        _check(library, status, "cuEventQuery")
+    return status == 0
 
 
 @cache
