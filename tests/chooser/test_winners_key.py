@@ -11,12 +11,12 @@ from flashsmith.chooser.winners import (
     WinnerKey,
     WinnersTable,
     bucket,
-    gpu_name,
     kind_class,
 )
-from flashsmith.chooser.winners.key import parse_class, same_gpu
+from flashsmith.chooser.winners.key import parse_class
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, device_spec
+from flashsmith.families.gpu_names import gpu_name, same_gpu
 
 H200 = device_spec("H200")
 

@@ -222,6 +222,29 @@ def test_the_gpus_of_the_list() -> None:
         ("H20", "H20"),
         ("sm_103", "B300"),
         ("NVIDIA RTX PRO 6000 Blackwell", "RTX PRO 6000 Blackwell"),
+        # As nvidia-smi, clouds and schedulers write them.
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 NVL", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("H100-SXM5-80GB", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H200 NVL", "H200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100"),
+        ("A100-80GB", "A100"),
+        ("nvidia-a100-80gb", "A100"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Blackwell"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
     ],
 )
 def test_device_spec_by_name_or_arch(key: str | int, name: str) -> None:
@@ -232,6 +255,42 @@ def test_device_spec_by_name_or_arch(key: str | int, name: str) -> None:
 def test_an_unknown_device_is_answered_with_the_known_ones(key: object) -> None:
     with pytest.raises(ArgumentError, match=r"known are A100 \(sm_80\), .*RTX 5090 \(sm_120\)"):
         device_spec(key)  # type: ignore[arg-type]
+
+
+def test_a_board_with_fewer_sms_has_its_own_limits() -> None:
+    assert (device_spec("H100 PCIe").sm_count, device_spec("H100").sm_count) == (114, 132)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Tesla T4", "is of sm_75, older than sm_80"),
+        ("T4", "is of sm_75, older than sm_80"),
+        ("V100", "is of sm_70, older than sm_80"),
+        ("Tesla V100-SXM2-16GB", "is of sm_70, older than sm_80"),
+        ("NVIDIA GeForce RTX 2080 Ti", "is of sm_75, older than sm_80"),
+        ("Tesla P100-PCIE-16GB", "is of sm_60, older than sm_80"),
+        ("Quadro RTX 8000", "is of sm_75, older than sm_80"),
+        ("MI300X", "is AMD's"),
+        ("AMD Instinct MI250X", "is AMD's"),
+        ("Gaudi2", "is Intel's"),
+        ("Apple M3 Max", "is Apple's"),
+        ("TPU v5e", "is Google's"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "is a part of a GPU"),
+    ],
+)
+def test_what_no_kernel_runs_on_is_said_plainly(name: str, why: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        device_spec(name)
+    message = str(caught.value)
+    assert message.startswith(f"device='{name}': it {why}")
+    assert "did you mean" not in message
+
+
+@pytest.mark.parametrize("name", ["RTX 2000 Ada", "RTX 4090 Laptop GPU", "L40", "M7"])
+def test_what_is_not_known_is_taken_for_nothing_else(name: str) -> None:
+    with pytest.raises(ArgumentError, match="no known GPU is called that"):
+        device_spec(name)
 
 
 @pytest.mark.parametrize(("arch", "relative"), [(87, "A10"), ("sm_121", "RTX 5090")])

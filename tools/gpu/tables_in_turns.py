@@ -49,7 +49,6 @@ from flashsmith.chooser import choose
 from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
-from flashsmith.chooser.winners.key import same_gpu
 from flashsmith.chooser.winners.staleness import sources_here
 from flashsmith.counted import counted
 from flashsmith.families import (
@@ -59,6 +58,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
     serves_gradients,
 )
+from flashsmith.families.gpu_names import same_gpu
 from flashsmith.operations import DECODE
 from flashsmith.runtime import query_gpu
 from flashsmith.tuning.problems import read_problems

@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 from flashsmith.chooser.candidates import by_preference, candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.spills import known_spill
-from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable, gpu_name
-from flashsmith.chooser.winners.key import same_gpu, sizes_of
+from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable
+from flashsmith.chooser.winners.key import sizes_of
 from flashsmith.chooser.winners.validation import device_of
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import (
@@ -39,6 +39,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
     serves_gradients,
 )
+from flashsmith.families.gpu_names import gpu_name, same_gpu
 from flashsmith.operations import DEFAULT
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]

@@ -22,6 +22,8 @@ from flashsmith.families import (
     check_legal,
     device_spec,
 )
+from flashsmith.families.device import architecture_number
+from flashsmith.families.gpu_names import same_gpu
 
 if TYPE_CHECKING:
     from flashsmith.builder import KernelLibrary
@@ -39,7 +41,8 @@ def build_kernels(
             "--arch",
             "--device",
             metavar="GPU",
-            help="sm_80, 90, A100, ... Without it: the GPU's own, or sm_80 where there is no GPU.",
+            help="sm_80, 90, A100, or as nvidia-smi prints it. Without it: the GPU's own, or sm_80 "
+            "where there is no GPU.",
         ),
     ] = None,
     semantics: Annotated[
@@ -135,12 +138,9 @@ def _build_sets(
 def _named_device(arch: str | None, target: Target) -> DeviceSpec:
     """The very GPU that was named, whose choices another of its architecture would not make; else
     the target's."""
-    from flashsmith.chooser.winners.key import same_gpu
-
-    if arch is None or same_gpu(arch, target.device.name):
+    if arch is None or architecture_number(arch) is not None or same_gpu(arch, target.device.name):
         return target.device
-    named = device_spec(arch)
-    return named if same_gpu(arch, named.name) else target.device
+    return device_spec(arch)
 
 
 def _build_for(

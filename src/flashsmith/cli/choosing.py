@@ -36,7 +36,7 @@ def choose_kernels(
             "--device",
             "--arch",
             metavar="GPU",
-            help="H200, A100, sm_90, ... Without it: this machine's GPU, or the A100.",
+            help="H200, A100, sm_90, or as nvidia-smi prints it. Without it: this machine's GPU, or the A100.",
         ),
     ] = None,
     deterministic: Annotated[

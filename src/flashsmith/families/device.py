@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
+from flashsmith.families.gpu_names import plain_name, why_not_served, without_board
 from flashsmith.printable import quoted
 
 _MIB = 2**20
@@ -66,6 +67,9 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _graphics("RTX PRO 6000 Blackwell", 120, sm_count=188, max_ctas=24, l2_mib=128),
 )
 
+# Boards with fewer SMs than others of their name: NVIDIA's data sheets.
+_SM_COUNT_OF_BOARD = {"h100pcie": ("H100 PCIe", 114)}
+
 # The device of legality and planning where there is no GPU and none is named.
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
@@ -76,29 +80,23 @@ def default_device(oldest_arch: int) -> DeviceSpec:
 
 
 def device_spec(name_or_arch: str | int) -> DeviceSpec:
-    """A known GPU by name ('A100', 'rtx 4090', 'NVIDIA L40S') or architecture (80, '80', 'sm_80').
+    """A known GPU by name ('A100', 'rtx 4090', or as nvidia-smi has it: 'NVIDIA A100-SXM4-80GB') or
+    architecture (80, '80', 'sm_80').
 
-    Case, spaces, '-', '_' and a leading NVIDIA are ignored. An architecture gives the first known
-    GPU that has it; one that no known GPU has (87, 121) gets the limits of the newest known one
-    before it of the same generation, whose kernels it runs.
+    Case, spaces, '-', '_', and words for maker, memory and board are ignored. An architecture gives
+    the first known GPU that has it; one that no known GPU has (87, 121) gets the limits of the
+    newest known one before it of the same generation, whose kernels it runs.
 
     Raises:
-        ArgumentError: no known GPU has that name or architecture; the message lists them.
+        ArgumentError: no known GPU has that name or architecture; the message lists them, and says
+        where a GPU is too old or not NVIDIA's.
     """
-    wanted = re.sub(r"[\s_-]+", "", str(name_or_arch)).lower().removeprefix("nvidia")
-    wanted = re.sub(r"^(sm\d+)[af]$", r"\1", wanted)  # features of one architecture alone
-    for device in KNOWN_DEVICES:
-        plain = device.name.replace(" ", "").lower()
-        if wanted in (plain, plain.removeprefix("rtx"), f"sm{device.arch}", str(device.arch)):
-            return device
-    arch = _arch_number(wanted)
+    arch = architecture_number(name_or_arch)
     if arch is None:
-        hint = did_you_mean(str(name_or_arch), (device.name for device in KNOWN_DEVICES)) or ";"
-        raise ArgumentError(
-            f"device={quoted(name_or_arch)}: no known GPU is called that{hint} {_known()}. Give "
-            "the architecture of another GPU (sm_89, say), or make a flashsmith.configs.DeviceSpec "
-            "with its figures."
-        )
+        return _named(str(name_or_arch))
+    for device in KNOWN_DEVICES:
+        if device.arch == arch:
+            return device
     related = [d for d in KNOWN_DEVICES if d.arch // 10 == arch // 10 and d.arch < arch]
     if related:
         nearest = max(related, key=lambda device: device.arch)
@@ -109,9 +107,33 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
     )
 
 
-def _arch_number(text: str) -> int | None:
-    match = re.fullmatch(r"(?:sm)?(\d{2,3})", text, re.ASCII)
+def architecture_number(text: object) -> int | None:
+    """The number of an architecture (80 of 80, '80', 'sm_80' or 'sm_80a'); None for other texts."""
+    plain = re.sub(r"[\s_-]+", "", str(text)).lower()
+    match = re.fullmatch(r"(?:sm)?(\d{2,3})", plain, re.ASCII) or re.fullmatch(
+        r"sm(\d{2,3})[af]", plain, re.ASCII
+    )
     return int(match.group(1)) if match else None
+
+
+def _named(text: str) -> DeviceSpec:
+    for wanted in (plain_name(text), without_board(text)):
+        for device in KNOWN_DEVICES:
+            plain = plain_name(device.name)
+            if wanted in (plain, plain.removeprefix("rtx")):
+                of_board = _SM_COUNT_OF_BOARD.get(plain_name(text), (device.name, device.sm_count))
+                return replace(device, name=of_board[0], sm_count=of_board[1])
+    why = why_not_served(text)
+    if why:
+        raise ArgumentError(
+            f"device={quoted(text)}: it {why}; {_known()}. Give one of these, or an architecture."
+        )
+    hint = did_you_mean(text, (device.name for device in KNOWN_DEVICES)) or ";"
+    raise ArgumentError(
+        f"device={quoted(text)}: no known GPU is called that{hint} {_known()}. Give the "
+        "architecture of another GPU (sm_89, say), or make a flashsmith.configs.DeviceSpec with "
+        "its figures."
+    )
 
 
 def _why_unknown(arch: int) -> str:

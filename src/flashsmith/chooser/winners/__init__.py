@@ -5,7 +5,7 @@ user measures goes to a table of the user's own, whose entries replace the shipp
 """
 
 from flashsmith.chooser.winners.entry import Entry, Ranked
-from flashsmith.chooser.winners.key import WinnerKey, bucket, gpu_name, kind_class
+from flashsmith.chooser.winners.key import WinnerKey, bucket, kind_class
 from flashsmith.chooser.winners.lookup import Found
 from flashsmith.chooser.winners.storage import require_user_table_path, user_table_path
 from flashsmith.chooser.winners.table import (
@@ -28,7 +28,6 @@ __all__ = [
     "WinnersTable",
     "bucket",
     "check_table",
-    "gpu_name",
     "join_winners",
     "kind_class",
     "record_winners",

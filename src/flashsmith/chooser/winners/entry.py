@@ -11,13 +11,13 @@ from typing import Any
 from flashsmith.chooser.winners.key import (
     MOST_CHARACTERS_OF_A_NAME,
     WinnerKey,
-    gpu_name,
     is_name,
     parse_class,
     sizes_of,
 )
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import Problem, parse_kernel_name_into_config
+from flashsmith.families.gpu_names import gpu_name
 from flashsmith.printable import quoted
 
 # Of a time in milliseconds and of TFLOP/s: wider than anything that was ever measured, and narrow

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, TypeGuard
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, DType, Problem, Semantics, d_head_for
+from flashsmith.families.gpu_names import gpu_name
 from flashsmith.operations import parse_kind
 from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
@@ -18,12 +18,6 @@ from flashsmith.printable import quoted
 MOST_CHARACTERS_OF_A_NAME = 200
 # Of a size: more than the product of two numbers that a problem's text can name.
 LARGEST_NUMBER = 1 << 128
-
-# What drivers write around a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6 AC'), and what does
-# not change how fast a kernel is: memory ('144G'; '3g' is a part of a GPU), and a board's cooling.
-_VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
-_MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
-_EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, order=True)
@@ -141,19 +135,3 @@ def parse_class(text: str) -> tuple[str, Semantics, str]:
     if page:
         raise ArgumentError(f"semantics={quoted(text)}: kernels are not for one page size")
     return computed, semantics, gradients
-
-
-@lru_cache(maxsize=256)
-def gpu_name(text: str) -> str:
-    """A GPU's name without its maker, memory and socket: 'NVIDIA H100 80GB HBM3' is 'H100'.
-
-    What changes the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) stays.
-    """
-    words = [word for word in re.split(r"[\s_-]+", _EDITION.sub("", text.strip())) if word]
-    kept = [w for w in words if w.lower() not in _VENDOR and not _MEMORY.fullmatch(w)]
-    return " ".join(kept) or text.strip()
-
-
-def same_gpu(one: str, other: str) -> bool:
-    """Whether two names mean the same GPU, however they are written."""
-    return gpu_name(one).lower() == gpu_name(other).lower()

@@ -28,14 +28,13 @@ from typing import NamedTuple
 from flashsmith.chooser.winners.entry import Entry
 from flashsmith.chooser.winners.key import (
     bucket,
-    gpu_name,
     kind_class,
     parse_class,
-    same_gpu,
     sizes_of,
 )
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, Problem, Semantics, d_head_for, device_spec
+from flashsmith.families.gpu_names import gpu_name, same_gpu
 from flashsmith.operations.sizes import ONLY_DQ
 
 DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0

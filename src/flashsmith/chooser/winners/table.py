@@ -20,11 +20,12 @@ from flashsmith.chooser.winners.entry import (
     entry_to_json,
     worth_keeping,
 )
-from flashsmith.chooser.winners.key import WinnerKey, same_gpu, sizes_of
+from flashsmith.chooser.winners.key import WinnerKey, sizes_of
 from flashsmith.chooser.winners.lookup import Found, Index
 from flashsmith.chooser.winners.storage import is_there, require_user_table_path
 from flashsmith.errors import ArgumentError, TableError
 from flashsmith.families import DeviceSpec, DType, Problem
+from flashsmith.families.gpu_names import same_gpu
 from flashsmith.printable import printable, quoted
 from flashsmith.system_errors import is_from_system
 

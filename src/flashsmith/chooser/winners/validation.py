@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from flashsmith.chooser.winners.entry import Entry, Ranked
-from flashsmith.chooser.winners.key import WinnerKey, same_gpu
+from flashsmith.chooser.winners.key import WinnerKey
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, broken_rules, device_spec, parse_kernel_name_into_config
+from flashsmith.families.gpu_names import same_gpu
 
 # More than any GPU's dense 16-bit peak: a time that implies it was not a kernel's.
 IMPOSSIBLE_TFLOPS = 5000.0

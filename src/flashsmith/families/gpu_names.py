@@ -1,0 +1,74 @@
+"""What drivers, nvidia-smi and people call a GPU, and which GPU that is."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+# What drivers write around a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6 AC'), and what does
+# not change how fast a kernel is: memory ('144G'; '3g' is a part of a GPU), and a board's cooling.
+_VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
+_MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
+_EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
+# How a board is connected and cooled: another clock, and as a rule as many SMs.
+_BOARD = {"pcie", "nvl", "max", "q", "liquid", "cooled"}
+_SPACES = re.compile(r"[\s_-]+")
+
+# GPUs before sm_80, without spaces, with their architecture. 'RTX 2000 Ada' is none of them.
+_TOO_OLD = (
+    (r"t4g?|t[46]00|t1000|rtx20[678]0(?:ti|super)?|titanrtx|quadrortx\d+|gtx16\d\d\w*", 75),
+    (r"v100s?|gv100|titanv|quadrogv100", 70),
+    (r"p100|gp100|quadrogp100", 60),
+    (r"p4|p6|p40|gtx10\d\d\w*|titanxp?|quadrop\d+", 61),
+    (r"m4|m6|m10|m40|m60|gtx9\d\d\w*|gtx7\d\d\w*|k20x?|k40m?|k80", 52),
+)
+# What is not NVIDIA's, without spaces, with whose it is.
+_OTHERS = (
+    (r"(?:amd)?(?:instinct)?mi\d{2,3}[axp]?|(?:amd)?radeon\w*|rx\d{4}\w*|gfx\w+|amd\w*", "AMD"),
+    (r"(?:intel)?(?:gaudi\d?|arc\w*|(?:datacentergpu)?max1\d{3}|pontevecchio)|intel\w*", "Intel"),
+    (r"(?:apple)?m[1-5](?:pro|max|ultra)?|mps|apple\w*", "Apple"),
+    (r"(?:google)?(?:cloud)?tpu\w*", "Google"),
+    (r"(?:aws)?(?:trainium|inferentia|trn|inf)\d?", "Amazon"),
+)
+
+
+@lru_cache(maxsize=256)
+def gpu_name(text: str) -> str:
+    """A GPU's name without its maker, memory and socket: 'NVIDIA H100 80GB HBM3' is 'H100'.
+
+    What changes the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) stays.
+    """
+    words = [word for word in _SPACES.split(_EDITION.sub("", text.strip())) if word]
+    kept = [w for w in words if w.lower() not in _VENDOR and not _MEMORY.fullmatch(w)]
+    return " ".join(kept) or text.strip()
+
+
+def same_gpu(one: str, other: str) -> bool:
+    """Whether two names mean the same GPU, however they are written."""
+    return gpu_name(one).lower() == gpu_name(other).lower()
+
+
+def plain_name(text: str) -> str:
+    """A GPU's name in small letters without spaces, for comparisons: 'h100pcie'."""
+    return gpu_name(text).lower().replace(" ", "")
+
+
+def without_board(text: str) -> str:
+    """The same without the words for how a board is connected and cooled: 'a100'."""
+    kept = [word for word in gpu_name(text).lower().split() if word not in _BOARD]
+    return "".join(kept)
+
+
+def why_not_served(text: str) -> str:
+    """Why no kernel runs on what has this name: too old, not NVIDIA's, or a part of a GPU, which
+    has no limits of its own here; '' if none of that is known of it."""
+    name = without_board(text)
+    for pattern, arch in _TOO_OLD:
+        if re.fullmatch(pattern, name):
+            return f"is of sm_{arch}, older than sm_80, the least that the kernels need"
+    for pattern, maker in _OTHERS:
+        if re.fullmatch(pattern, name):
+            return f"is {maker}'s, and the kernels are for GPUs of NVIDIA's"
+    if "mig" in gpu_name(text).lower().split():
+        return "is a part of a GPU (MIG); name the GPU itself"
+    return ""
