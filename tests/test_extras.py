@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import flashsmith
-from flashsmith.builder import library_for
+from flashsmith.builder import cache_path, library_for
+from flashsmith.builder.cache_folder import MARKER
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -118,6 +119,44 @@ def test_the_command_without_its_packages_is_one_line(missing: str) -> None:
     assert f"the command needs {missing}" in done.stderr
     assert "'cli'" in done.stderr
     assert "pip install '.[cli]'" in done.stderr
+
+
+VERIFY = """
+from flashsmith.builder import toolchain
+from flashsmith.__main__ import main
+
+toolchain._pip_nvcc = lambda: None
+sys.argv = ["flashsmith", *{words!r}]
+main()
+"""
+
+
+def test_a_servers_image_verifies_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has neither the command's packages nor a compiler."""
+    library = library_for([flashsmith.choose("b1 s64 h1 d64 fp16", 80).config])
+    image = tmp_path / cache_path().name / library.path.parent.name / library.path.name
+    shutil.copytree(library.path, image)
+    shutil.copy(cache_path() / MARKER, tmp_path / cache_path().name)
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    verify = VERIFY.format(words=["cache", "verify"])
+    done = run_python(verify)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 library, 0 damaged\n", "")
+
+    (damaged,) = image.glob("*.so")
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    done = run_python(verify)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.endswith("1 library, 1 damaged\n")
+
+    version = run_python(VERIFY.format(words=["-V"]))
+    assert version.stdout == f"flashsmith {flashsmith.__version__}\n"
+    other = run_python(VERIFY.format(words=["cache", "list"]))
+    assert other.returncode == 2
+    assert "'flashsmith cache verify'" in other.stderr
 
 
 def test_a_module_of_our_own_that_is_missing_is_no_missing_package() -> None:

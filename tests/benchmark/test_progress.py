@@ -48,7 +48,7 @@ def test_lines_say_what_is_left(monkeypatch, capsys: pytest.CaptureFixture[str])
         reporter.step("measuring d", 1, 3)
     assert capsys.readouterr().err.splitlines() == [
         "emulating is estimated to take about 40s",
-        "proving a (1 of 2, about 40s left)",
+        "proving a (1 of 2, estimate: about 40s)",
         # (100 + 4) / (10 + 4) of 30: a tenth of the estimate weighs as much as what was seen.
         "proving b (2 of 2, about 3m43s left)",
         "measuring c (1 of 3)",
@@ -119,3 +119,21 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch) -> None:
     assert "1/3" in drawn
     assert "this stays\n" in drawn
     assert drawn.endswith("\x1b[2K")
+
+
+def test_a_bars_first_time_is_called_an_estimate(monkeypatch) -> None:
+    """Before a step is done nothing was measured; and what has passed says that it is that."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    with ProgressReporter() as reporter:
+        reporter.build(BuildEvent("compile", "7 configs", 0, 15, None, 75.4))
+        reporter._bar.refresh()
+        first = out.getvalue()
+        reporter.build(BuildEvent("compile", "7 configs", 1, 15, None, 70.4))
+        reporter._bar.refresh()
+    assert "estimate: about 1m15s" in first
+    assert "left" not in first
+    assert "0s so far" in first
+    assert "about 1m10s left" in out.getvalue()

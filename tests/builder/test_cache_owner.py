@@ -197,6 +197,30 @@ def test_a_read_only_cache_of_roots_serves_another_user(shared):
 
 
 @needs_root
+@pytest.mark.parametrize("what", ["cache", "library", "manifest", "kernel"])
+def test_a_cache_that_may_not_be_read_names_what_lets_you(shared, what):
+    """Folders that root made are root's alone; nothing is said to be damaged or not built."""
+    cache = Cache(shared / "cache")
+    library = publish(cache, "a")
+    for path in (cache.folder, *cache.folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    {
+        "cache": cache.root,
+        "library": library.path,
+        "manifest": library.path / "manifest.json",
+        "kernel": library.so_path,
+    }[what].chmod(0)
+
+    def use() -> None:
+        advice = rf"permission denied; its owner lets .* 'chmod -R go\+rX {cache.folder}'"
+        for read in (lambda: cache.open(key_of("a")), lambda: cache.entries(thorough=True)):
+            with pytest.raises(CacheError, match=advice):
+                read()
+
+    as_user(STRANGER, use)
+
+
+@needs_root
 def test_a_read_only_cache_of_another_user_has_to_be_trusted(shared, monkeypatch):
     cache = Cache(shared / "cache")
     publish(cache, "a")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`flashsmith progression` as a script: the ladder's times, and what each step changed.
 
-KERNELS=prog python tools/benchmark/progression.py --plot profiles/ladder.png
+KERNELS=prog python tools/benchmark/progression.py --plot ladder.png
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`flashsmith bench` as a script: kernels beside PyTorch's and other people's attention.
 
-KERNELS=prog python tools/benchmark/pt_bench.py --seq_lens 1024,4096 --csv profiles/prog.csv
+KERNELS=prog python tools/benchmark/pt_bench.py --seq_lens 1024,4096 --csv prog.csv
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`flashsmith report` as a script: one HTML page of result files, and its charts beside it.
 
-python tools/benchmark/report.py profiles/*.csv profiles/ladder.json -o profiles/report.html
+python tools/benchmark/report.py *.csv ladder.json -o report.html
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _compiler(console: Console, explanation: Explanation) -> None:
         f"{kernel.spill_store_bytes} stored, {kernel.spill_load_bytes} loaded",
         f"stack bytes           {kernel.stack_bytes}",
         f"machine code          {kernel.code_bytes:,} bytes",
-        f"compile time          {kernel.compile_seconds:.1f} s",
+        f"compile time          {kernel.compile_seconds:.1f} s of nvcc",
         *(f"ptxas warns           {warning}" for warning in kernel.warnings),
     ]
     for one in kernel.beside:

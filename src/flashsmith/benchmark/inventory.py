@@ -111,7 +111,7 @@ def print_library(console: Console, library: KernelLibrary, target: Target) -> N
         Column("spilled\nbytes", True),
         Column("CTAs/SM", True),
         Column("code\nbytes", True),
-        Column("seconds", True),
+        Column("nvcc\nseconds", True),
     ]
     facts = [KernelFacts.of(kernel, target.device) for kernel in library.manifest.kernels]
     rows = [

@@ -45,17 +45,25 @@ _Self = TypeVar("_Self", bound="GrowingFile")
 
 
 def require_writable(option: str, path: str | Path) -> None:
-    """Makes the folder of `path`, and raises ArgumentError naming `option` unless a file can be
-    written there: asked before the work whose result it is to hold."""
+    """Raises ArgumentError naming `option` unless a file can be written at `path`: asked before the
+    work whose result it is to hold. A folder that is missing is not made: it may be mistyped."""
     path = Path(path)
-    reason = ""
+    folder = path.parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        found = folder.exists()
     except OSError as error:
-        reason = str(error)
-    if not reason and path.is_dir():
+        raise ArgumentError(f"{option}={str(path)!r}: cannot be written: {error}") from error
+    if not found:
+        raise ArgumentError(
+            f"{option}={str(path)!r}: there is no folder {str(folder)!r}; make it first, or give a "
+            "file in another"
+        )
+    reason = ""
+    if not folder.is_dir():
+        reason = f"{str(folder)!r} is no folder"
+    elif path.is_dir():
         reason = "it is a folder"
-    elif not reason and not os.access(path if path.exists() else path.parent, os.W_OK):
+    elif not os.access(path if path.exists() else folder, os.W_OK):
         reason = "permission denied"
     if reason:
         raise ArgumentError(
@@ -243,7 +251,6 @@ def write_rows(path: str | Path, rows: Sequence[Measurement]) -> None:
     """
     path = Path(path)
     writer = _by_ending(path, _WRITERS)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with written_beside(path) as unfinished:
         writer(unfinished, rows)
 

@@ -15,7 +15,6 @@ from rich.progress import (
     SpinnerColumn,
     Task,
     TextColumn,
-    TimeElapsedColumn,
 )
 from rich.table import Column
 from rich.text import Text
@@ -74,13 +73,23 @@ class LineReporter:
             self._console.print(text, markup=False, soft_wrap=True)
 
 
+class _Elapsed(ProgressColumn):
+    """How long it has taken so far."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{format_seconds(task.elapsed or 0.0)} so far")
+
+
 class _Remaining(ProgressColumn):
-    """What is left until the task's `end`, on the monotonic clock; nothing where that is None."""
+    """What is left until the task's `end`, on the monotonic clock; nothing where that is None.
+    Until the first step is done it is an estimate that no measurement corrects."""
 
     def render(self, task: Task) -> Text:
         end = task.fields["end"]
         left = 0.0 if end is None else end - time.monotonic()
-        return Text(f"{_about(left)} left" if left >= 1 else "")
+        if left < 1:
+            return Text("")
+        return Text(f"{_about(left)} left" if task.completed else f"estimate: {_about(left)}")
 
 
 def _about(seconds: float) -> str:
@@ -98,7 +107,7 @@ class ProgressReporter(LineReporter):
         self._last_line = ("", 0.0)
 
     def __enter__(self) -> ProgressReporter:
-        self._begin(MofNCompleteColumn(), TimeElapsedColumn(), _Remaining(), total=None, end=None)
+        self._begin(MofNCompleteColumn(), _Elapsed(), _Remaining(), total=None, end=None)
         return self
 
     def expect(self, what: str, estimates: Sequence[float]) -> None:
@@ -122,7 +131,8 @@ class ProgressReporter(LineReporter):
             end = time.monotonic() + left if known else None
             self._bar.update(self._task, description=what, completed=done, total=total, end=end)
         elif done < total and self._is_news(what):
-            rest = f", {_about(left)} left" if known and left >= 1 else ""
+            rest = f"{_about(left)} left" if done else f"estimate: {_about(left)}"
+            rest = f", {rest}" if known and left >= 1 else ""
             self.say(f"{what} ({done + 1} of {total}{rest})")
 
     def _is_news(self, what: str) -> bool:

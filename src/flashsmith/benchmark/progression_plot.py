@@ -42,7 +42,7 @@ _MOST_LINES = 4
 def check_picture_path(path: Path) -> None:
     """Raises ArgumentError unless `path` names a kind of picture, in a place that can be written.
 
-    Makes its folder. Raises DependencyError where matplotlib is not installed.
+    Raises DependencyError where matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ArgumentError(

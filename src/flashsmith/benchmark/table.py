@@ -1,9 +1,9 @@
 """Tables and consoles: boxes and colour on a terminal, plain Markdown tables anywhere else.
 
-Neither is wider than the terminal, or than COLUMNS or 120 columns where there is none, and no word
-is broken: prose is wrapped, long texts become a numbered list above their table, and what is still
-too wide becomes several tables. Piped short forms stay whole, so that they can be copied; the
-parser of short forms also reads the `| ... |` rows.
+On a terminal nothing is wider than that, and no word is broken: prose is wrapped, long texts become
+a numbered list above their table, and what is still too wide becomes several tables. Anywhere else
+a table is one table with a line for each row, as wide as that takes: it is searched, cut and read
+by programs. The parser of short forms reads its `| ... |` rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -26,7 +26,7 @@ from flashsmith.printable import printable
 
 # Wider than any line here: what is printed is laid out before, and rich may not wrap it again.
 _UNWRAPPED = 10_000
-# Off a terminal, where COLUMNS does not say otherwise.
+# Of texts off a terminal, where COLUMNS does not say otherwise.
 _PIPED_WIDTH = 120
 # The least a column of prose is wrapped to, and the least that is worth a list of its own.
 _LEAST_PROSE = 16
@@ -86,21 +86,16 @@ def page_width(console: Console) -> int:
 def print_table(console: Console, columns: Sequence[Column], rows: _Rows) -> None:
     """Print a table the way `console` can show it; a row has one cell per column."""
     table = _Table(tuple(columns), tuple(tuple(map(_escaped, row)) for row in rows))
-    measure = _boxed_width if console.is_terminal else _plain_width
+    if not console.is_terminal:
+        console.print(plain_table(table.columns, table.rows), markup=False, soft_wrap=True)
+        return
     width = page_width(console)
-    listed, tables = _laid_out(table, width, measure)
-    for number, (heading, texts) in enumerate(listed):
-        if number and not console.is_terminal:
-            console.print()
+    listed, tables = _laid_out(table, width)
+    for heading, texts in listed:
         _print_list(console, heading, texts, named=len(listed) > 1)
-    for number, part in enumerate(tables):
-        if console.is_terminal:
-            narrow = _boxed_width(part, narrow=False) > width
-            console.print(rich_table(part.columns, part.rows, narrow), soft_wrap=True)
-        else:
-            if number or listed:
-                console.print()
-            console.print(plain_table(part.columns, part.rows), markup=False, soft_wrap=True)
+    for part in tables:
+        narrow = _boxed_width(part, narrow=False) > width
+        console.print(rich_table(part.columns, part.rows, narrow), soft_wrap=True)
 
 
 def print_text(console: Console, text: str, style: str = "", indent: int = 0) -> None:
@@ -175,30 +170,24 @@ def _boxed_width(table: _Table, narrow: bool = True) -> int:
     return Measurement.get(console, console.options, drawn).maximum
 
 
-def _plain_width(table: _Table) -> int:
-    return len(plain_table(table.columns, table.rows).partition("\n")[0])
-
-
-def _laid_out(
-    table: _Table, width: int, measure: Callable[[_Table], int]
-) -> tuple[list[tuple[str, list[str]]], list[_Table]]:
+def _laid_out(table: _Table, width: int) -> tuple[list[tuple[str, list[str]]], list[_Table]]:
     """Lists of long texts, each with its heading, and tables that fit, in which their numbers stand
     for them."""
     listed: list[tuple[str, list[str]]] = []
-    while measure(wrapped := _with_wrapped_prose(table, width, measure)) > width:
+    while _boxed_width(wrapped := _with_wrapped_prose(table, width)) > width:
         place = _longest_column(table)
         if place is None:
-            return listed, _in_blocks(table, width, measure)
+            return listed, _in_blocks(table, width)
         heading = table.columns[place].heading.replace("\n", " ")
         table, texts = _numbered(table, place)
         listed.append((heading, texts))
     return listed, [wrapped]
 
 
-def _with_wrapped_prose(table: _Table, width: int, measure: Callable[[_Table], int]) -> _Table:
+def _with_wrapped_prose(table: _Table, width: int) -> _Table:
     """The table with its prose wrapped as far as that helps, the widest column first."""
     prose = [n for n, column in enumerate(table.columns) if column.prose]
-    while (excess := measure(table) - width) > 0:
+    while (excess := _boxed_width(table) - width) > 0:
         lengths = {n: _column_width(table, n) for n in prose}
         for n in sorted(prose, key=lambda n: -lengths[n]):
             # Down to the next one at most, so that what is to be wrapped is shared.
@@ -260,7 +249,7 @@ def _without(table: _Table, place: int) -> _Table:
     )
 
 
-def _in_blocks(table: _Table, width: int, measure: Callable[[_Table], int]) -> list[_Table]:
+def _in_blocks(table: _Table, width: int) -> list[_Table]:
     """Several tables, each with the first column, or with numbers where that repeats itself."""
     if len({str(row[0]) for row in table.rows}) < len(table.rows):
         rows = tuple((str(number), *row) for number, row in enumerate(table.rows, 1))
@@ -268,11 +257,11 @@ def _in_blocks(table: _Table, width: int, measure: Callable[[_Table], int]) -> l
     blocks = [_chosen(table, [0])]
     for place in range(1, len(table.columns)):
         wider = _joined(blocks[-1], _chosen(table, [place]))
-        if measure(_with_wrapped_prose(wider, width, measure)) > width:
+        if _boxed_width(_with_wrapped_prose(wider, width)) > width:
             blocks.append(_chosen(table, [0, place]))
         else:
             blocks[-1] = wider
-    return [_with_wrapped_prose(block, width, measure) for block in blocks]
+    return [_with_wrapped_prose(block, width) for block in blocks]
 
 
 def _joined(left: _Table, right: _Table) -> _Table:
@@ -289,11 +278,6 @@ def _chosen(table: _Table, places: Sequence[int]) -> _Table:
 
 def _print_list(console: Console, heading: str, texts: Sequence[str], *, named: bool) -> None:
     """The texts with their numbers; `named`: their heading is needed to tell them from others."""
-    if not console.is_terminal:
-        rows = [(str(number), text) for number, text in enumerate(texts, 1)]
-        table = plain_table([Column("#", True), Column(heading)], rows)
-        console.print(table, markup=False, soft_wrap=True)
-        return
     if named:
         print_text(console, heading, style="bold")
     for number, text in enumerate(texts, 1):

@@ -27,6 +27,7 @@ from flashsmith.builder.user_cache import (
     older_bytes,
     prune,
     verify,
+    verify_in_words,
 )
 
 __all__ = [
@@ -56,4 +57,5 @@ __all__ = [
     "older_bytes",
     "prune",
     "verify",
+    "verify_in_words",
 ]

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -114,6 +115,9 @@ class Cache:
                 return None
             try:
                 manifest = _verified_manifest(path, check_owner)
+            except PermissionError:
+                in_use.release()
+                raise  # it may be whole: to build it again would hide what is wrong
             except (OSError, ValueError) as error:
                 in_use.release()
                 if not is_from_system(error):
@@ -153,6 +157,8 @@ class Cache:
         except (OSError, ValueError) as error:
             if not is_from_system(error):
                 raise
+            if thorough and isinstance(error, PermissionError):
+                raise  # not damaged, as far as can be said
             damage = str(error)
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
 
@@ -327,7 +333,12 @@ class Cache:
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
         """Turns the system's OSErrors in the block into CacheErrors with advice."""
-        return folder_errors(action, f"the kernel cache {self.root}", env.CACHE_DIR.name)
+        return folder_errors(
+            action,
+            f"the kernel cache {self.root}",
+            env.CACHE_DIR.name,
+            readable=f"chmod -R go+rX {shlex.quote(str(self.folder))}",
+        )
 
 
 def _remembered_manifest(path: Path) -> Manifest:

@@ -159,7 +159,7 @@ class _Build:
         self._report(
             "compile",
             f"{counted(len(configs), f'{kind}config')} for sm_{self.spec.arch}, {compilers}, "
-            f"about {about}",
+            f"estimated to take about {about}",
         )
 
     def _manifest(self, folder: Path, kernels: list[KernelEntry], seconds: float) -> Manifest:
@@ -201,13 +201,14 @@ class _Build:
         self._step(expected_seconds(entry.config) / self.jobs)
         self._report(
             "compile",
-            f"{entry.short_form}  {entry.compile_seconds:.1f} s, {entry.code_bytes:,} bytes",
+            f"{entry.short_form}  {entry.compile_seconds:.1f} s of nvcc, "
+            f"{entry.code_bytes:,} bytes",
             entry,
         )
 
     def _host_compiled(self, done: Finished, seconds: float) -> None:
         self._step(seconds / self.jobs)
-        self._report("host", f"host code: {done.command.name}  {done.seconds:.1f} s")
+        self._report("host", f"host code: {done.command.name}  {done.seconds:.1f} s of g++")
 
     def _warn_of_spills(self, library: KernelLibrary) -> None:
         if library.spilling:

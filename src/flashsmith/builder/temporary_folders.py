@@ -37,9 +37,10 @@ _ADVICE = {
 
 
 @contextlib.contextmanager
-def folder_errors(action: str, folder: str, variable: str) -> Iterator[None]:
+def folder_errors(action: str, folder: str, variable: str, readable: str = "") -> Iterator[None]:
     """Turns the system's OSErrors in the block into CacheErrors about ``folder`` with advice.
-    ``variable`` is the environment variable that can name another folder.
+    ``variable`` is the environment variable that can name another folder, ``readable`` the command
+    by which its owner lets others read this one.
     """
     try:
         yield
@@ -49,10 +50,12 @@ def folder_errors(action: str, folder: str, variable: str) -> Iterator[None]:
         if not is_from_system(error):
             raise
         why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        if action == "read" and isinstance(error, PermissionError) and readable:
+            why += f"; its owner lets you read it with '{readable}'"
         where = f" ({error.filename})" if error.filename else ""
         raise CacheError(
             f"cannot {action} {folder}{where}: {why}. "
-            f"{variable} can name a folder elsewhere that you may write"
+            f"{variable} can name a folder elsewhere that you may {action}"
         ) from error
 
 

@@ -10,6 +10,7 @@ import platformdirs
 from flashsmith import env
 from flashsmith.builder.kernel_cache import Cache, CacheEntry, Removed
 from flashsmith.builder.library import KernelLibrary
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, CacheError
 
 
@@ -96,3 +97,11 @@ def clear() -> Removed:
 def verify() -> list[CacheEntry]:
     """Hash every file in the cache; the entries that are damaged (the next build replaces them)."""
     return [entry for entry in Cache(cache_dir()).entries(thorough=True) if entry.damage]
+
+
+def verify_in_words() -> tuple[list[str], bool]:
+    """What verify() finds, as lines to print, and whether all is well."""
+    damaged = verify()
+    lines = [f"{entry.path}: {entry.damage}; the next build replaces it" for entry in damaged]
+    number = counted(len(cache_entries()), "library", "libraries")
+    return [*lines, f"{number}, {len(damaged)} damaged"], not damaged

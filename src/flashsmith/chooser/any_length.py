@@ -78,6 +78,28 @@ def parse_any_length(text: str) -> Problem:
     return Problem.parse(f"{text} s1")
 
 
+def parse_with_lengths(text: str) -> Problem:
+    """The problem of a text, as Problem.parse reads it.
+
+    Raises ArgumentError, which names --any-length where only the lengths are missing.
+    """
+    try:
+        return Problem.parse(text)
+    except ArgumentError:
+        words = [word for word in text.split() if not re.fullmatch(r"[bB]\d+", word)]
+        try:
+            parse_any_length(" ".join(words))
+        except ArgumentError:
+            words = []
+        if not words:
+            raise
+    shown = quoted(" ".join(words))
+    raise ArgumentError(
+        f"problem={quoted(text)}: says no length; add one, as s4096, or build for every batch and "
+        f"length with --for {shown} --any-length"
+    )
+
+
 def choose_for_any_length(
     problem: Problem,
     device: DeviceSpec,

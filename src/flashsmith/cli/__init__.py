@@ -24,6 +24,7 @@ from flashsmith.cli import (
     reporting,
     tuning,
 )
+from flashsmith.cli.command import App
 from flashsmith.cli.options import ERROR
 from flashsmith.errors import FlashsmithError
 from flashsmith.host import require_supported_host
@@ -31,8 +32,8 @@ from flashsmith.host import require_supported_host
 # The builder, the emulator and NumPy are imported by the commands that need them: `--help`,
 # `--version` and a mistyped option answer at once.
 
-app = typer.Typer(
-    add_completion=False,
+app = App(
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Flash-attention kernels as configs: generate, compile, prove and measure them, "
@@ -55,7 +56,9 @@ def root(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "-V", "--version", callback=_show_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Flash-attention kernels as configs."""
@@ -69,7 +72,7 @@ def main() -> None:
     standard error and exit status 2."""
     try:
         require_supported_host()
-        app()
+        app(prog_name="flashsmith")
     except (FlashsmithError, OSError) as error:
         print_text(make_console(sys.stderr), f"flashsmith: {error}", style="red")
         raise SystemExit(ERROR) from None

@@ -8,9 +8,10 @@ import typer
 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED
 
-app = typer.Typer()
+app = App()
 
 
 @app.command("bench")

@@ -10,13 +10,13 @@ import typer
 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App
 from flashsmith.cli.options import Json, Kernels, print_json, selected
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
-    Problem,
     Semantics,
     by_family,
     check_legal,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flashsmith.builder import KernelLibrary
     from flashsmith.runtime.target import Target
 
-app = typer.Typer()
+app = App()
 
 
 @app.command("build")
@@ -148,8 +148,9 @@ def _build_for(
 ) -> list[KernelLibrary]:
     """The libraries that attention() will use for the problems, each once."""
     from flashsmith.chooser import build_for
+    from flashsmith.chooser.any_length import parse_with_lengths
 
-    parsed = [Problem.parse(text) for text in texts]
+    parsed = [parse_with_lengths(text) for text in texts]
     return _each_once(
         library
         for problem in parsed

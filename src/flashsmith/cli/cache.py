@@ -8,6 +8,7 @@ import typer
 
 from flashsmith import env
 from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 
-app = typer.Typer(invoke_without_command=True)
+app = App(invoke_without_command=True)
 
 
 @app.callback()
@@ -89,13 +90,11 @@ def _report_removed(removed: Removed) -> None:
 @app.command("verify")
 def verify_cache() -> None:
     """Compare every file in the cache with its checksum; exit status 1 when one is damaged."""
-    from flashsmith.builder import cache_entries, verify
+    from flashsmith.builder import verify_in_words
 
-    damaged = verify()
-    for entry in damaged:
-        print_lines(f"{entry.path}: {entry.damage}; the next build replaces it")
-    print(f"{_libraries(len(cache_entries()))}, {len(damaged)} damaged")
-    if damaged:
+    lines, all_well = verify_in_words()
+    print_lines("\n".join(lines))
+    if not all_well:
         raise typer.Exit(FAILED)
 
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashsmith.benchmark.table import make_console, print_text
+from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
 from flashsmith.counted import counted
 
 if TYPE_CHECKING:
     from flashsmith.chooser.winners import WinnersTable
 
-app = typer.Typer()
-winners = typer.Typer(
+app = App()
+winners = App(
     no_args_is_help=True, help="The table of winners: what was measured fastest, on which GPU."
 )
 app.add_typer(winners, name="winners")
@@ -36,7 +37,8 @@ def choose_kernels(
             "--device",
             "--arch",
             metavar="GPU",
-            help="H200, A100, sm_90, or as nvidia-smi prints it. Without it: this machine's GPU, or the A100.",
+            help="H200, A100, sm_90, or as nvidia-smi prints it. "
+            "Without it: this machine's GPU, or the A100.",
         ),
     ] = None,
     deterministic: Annotated[
@@ -105,8 +107,11 @@ def merge_winners(
 
     Entries that cannot be used are listed and left out; exit status 1 when there are any.
     """
+    from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.chooser.winners import WinnersTable, require_user_table_path, update_table
 
+    if into is not None:
+        require_writable("into", into)
     tables = [WinnersTable.load(file) for file in files]
     path = into or require_user_table_path()
     counts: list[int] = []
@@ -131,9 +136,11 @@ def export_winners(
     d_head: Head = None,
 ) -> None:
     """Write one GPU's winners to a file, for another machine or to be shipped."""
+    from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.chooser.winners import WinnersTable
     from flashsmith.errors import ArgumentError
 
+    require_writable("output", output)
     table = WinnersTable.merged()
     chosen = table.select(gpu, dtype, d_head)
     if not len(chosen):

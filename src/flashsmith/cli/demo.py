@@ -9,11 +9,12 @@ import typer
 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED, Json, print_json
 from flashsmith.errors import ArgumentError
 from flashsmith.untrusted import UnusableTextError, read_text
 
-app = typer.Typer(no_args_is_help=True, help="Real models on flashsmith's kernels.")
+app = App(no_args_is_help=True, help="Real models on flashsmith's kernels.")
 
 
 @app.callback()

@@ -11,6 +11,7 @@ import typer
 from flashsmith import env
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import Column, make_console, print_table
+from flashsmith.cli.command import App
 from flashsmith.cli.options import (
     FAILED,
     Arch,
@@ -32,7 +33,7 @@ from flashsmith.families import (
 )
 from flashsmith.printable import quoted
 
-app = typer.Typer()
+app = App()
 
 
 @app.command("run")

@@ -11,11 +11,12 @@ import typer
 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED, Json, Kernels, print_json
 from flashsmith.errors import ArgumentError, LaunchError, ProfilerError
 from flashsmith.families import get_kernel_configs
 
-app = typer.Typer()
+app = App()
 
 
 @app.command("roofline")
@@ -40,9 +41,12 @@ def roofline(
 
     About fifteen seconds. Exit status 1 when a microbenchmark's output is wrong.
     """
+    from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.benchmark.roofline import load_roofline, save_roofline, stored_rooflines
     from flashsmith.benchmark.roofline.roofline_table import print_roofline
 
+    if output is not None:
+        require_writable("output", output)
     if show:
         found = load_roofline(gpu)
         if found is None:
@@ -125,6 +129,12 @@ def ncu(
     from flashsmith.benchmark.problems import make_shapes, parse_problems
     from flashsmith.runtime import gpu_count, query_gpu
 
+    # First: what else is missing here is of no use without one.
+    if gpu_count() == 0:
+        raise LaunchError(
+            "ncu profiles on an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "
+            "instructions and bank conflicts in the emulator"
+        )
     if jsonl is not None and (csv is not None or Path(jsonl).suffix != ".jsonl"):
         raise ArgumentError(f"jsonl={jsonl!r}: give a file that ends in .jsonl, and no --csv")
     grows = jsonl or (csv if csv != "-" else None)
@@ -133,11 +143,6 @@ def ncu(
     plan = ProfilePlan(configs, parse_problems(problems or ()) or shapes.problems(), runs)
     plan.uses()
     executable = find_ncu()
-    if gpu_count() == 0:
-        raise LaunchError(
-            "ncu profiles on an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "
-            "instructions and bank conflicts in the emulator"
-        )
     rows: list[ProfileRow] = []
     failure: ProfilerError | None = None
     with ExitStack() as stack:

@@ -9,6 +9,7 @@ import typer
 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App
 from flashsmith.cli.options import (
     FAILED,
     Arch,
@@ -22,7 +23,7 @@ from flashsmith.cli.options import (
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 
-app = typer.Typer()
+app = App()
 
 
 @app.command("progression")
@@ -97,6 +98,7 @@ def report(
     Reads what `bench`, `tune`, `progression`, `roofline`, `ncu` and `run --json` wrote: each file
     is recognised by what is in it.
     """
+    from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.benchmark.report import (
         PASSED_OVER,
         make_page,
@@ -107,6 +109,7 @@ def report(
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise ArgumentError(f"out={str(out)!r}: a page ends in .html; for example report.html")
+    require_writable("out", out)
     with ProgressReporter() as reporter:
         found = with_stored_rooflines(read_results(results))
         for source in found.sources:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from flashsmith import env
 from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App, Command
 from flashsmith.cli.options import FAILED, Arch, Json, print_json, print_json_line
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DEFAULT_DEVICE, DeviceSpec, device_spec
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
-app = typer.Typer()
+app = App()
 
 
-class _AddressOrNone(TyperCommand):
+class _AddressOrNone(Command):
     """--cluster takes an address, or none, which Typer itself has no options for."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -83,7 +83,9 @@ def tune_kernels(
         Path | None,
         typer.Option(metavar="FILE", help="The table of winners to add to. Default: your own."),
     ] = None,
-    device: Annotated[int, typer.Option(metavar="N", help="The GPU to measure on.")] = 0,
+    device: Annotated[
+        int | None, typer.Option(metavar="N", help="The GPU to measure on. Default: 0.")
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -120,11 +122,18 @@ def tune_kernels(
     Stop it with Ctrl-C and run it again: it goes on where it was. --arch is for --dry-run and
     --build-only. Exit status 1 when a problem has no kernel that works.
     """
+    from flashsmith.benchmark.measurement_files import require_writable
+
     if arch is not None and not (dry_run or build_only):
         raise ArgumentError(
             f"arch={arch!r}: only with --dry-run or --build-only; a GPU has its own"
         )
-    if cluster is not None and (dry_run or build_only or device):
+    if arch is not None and device is not None:
+        raise ArgumentError(
+            f"arch={arch!r}: not with --device {device}, which is a GPU here and has its own; "
+            "give one of them"
+        )
+    if cluster is not None and (dry_run or build_only or device is not None):
         other = "--dry-run" if dry_run else "--build-only" if build_only else "--device"
         raise ArgumentError(
             f"cluster={cluster!r}: not with {other}; a cluster's GPUs are all measured on, and "
@@ -136,6 +145,8 @@ def tune_kernels(
         raise ArgumentError(f"refine={refine}: give 0 or more")
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
+    if table is not None:
+        require_writable("table", table)
     from flashsmith.runtime import gpu_count
     from flashsmith.tuning.cluster import connect
     from flashsmith.tuning.executor import LOCAL_GPU, Gpu, LocalExecutor
@@ -161,6 +172,7 @@ def tune_kernels(
     asked = space or env.KERNELS.raw()
     if asked:
         check_space(asked)
+    ordinal = device or 0
     listed = None if problems is None else read_problems(problems)
     settings = Settings(
         budget=seconds,
@@ -179,7 +191,7 @@ def tune_kernels(
         if arch is not None:
             spec = device_spec(arch)
         else:
-            spec = check_gpu(device) if gpu_count() else DEFAULT_DEVICE
+            spec = check_gpu(ordinal) if gpu_count() else DEFAULT_DEVICE
         races = races_on(spec)
         if build_only:
             with SweepProgress(quiet=as_json) as progress:
@@ -194,7 +206,7 @@ def tune_kernels(
     lines = cluster is not None and as_json
     with SweepProgress(events=print_json_line if lines else None) as progress:
         if cluster is None:
-            runner = gpu_runner(check_gpu(device), device, DEFAULT_HALVING)
+            runner = gpu_runner(check_gpu(ordinal), ordinal, DEFAULT_HALVING)
             executor: Executor = LocalExecutor.of(runner)
             found = [(Gpu(LOCAL_GPU, runner.origin), runner)]
         else:

@@ -69,8 +69,7 @@ def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
         raise SelectionError(f"{source} is unset or empty; {_valid_keys()}")
     configs = _select(key)
     if configs is None:
-        hint = did_you_mean(key, kernel_set_sizes()) or ";"
-        raise SelectionError(f"{source}={quoted(key)} is no known key{hint} {_valid_keys()}")
+        raise SelectionError(f"{source}={quoted(key)} {_why_unknown(key)} {_valid_keys()}")
     if not configs:
         raise SelectionError(f"{source}={quoted(key)} selects no config; {_valid_keys()}")
     return list(dict.fromkeys(configs))
@@ -90,6 +89,20 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
     if key in user_sets.installed_set_names():
         return user_sets.load_installed_set(key)
     return None
+
+
+def _why_unknown(key: str) -> str:
+    """What a key is that selects nothing we know, as far as can be said: a path, a family, a slip
+    of the pen."""
+    if os.path.isdir(key):
+        return "is a folder; give a file in it;"
+    if os.sep in key or os.path.splitext(key)[1]:
+        return f"is no known key, and there is no such file in {os.getcwd()};"
+    of_name = [family for family in families() if key in (family.name, family.operation)]
+    sets = [name for family in of_name for name in family.sets]
+    if sets:
+        return f"is no known key; its kernels are those of {', '.join(sets)};"
+    return f"is no known key{did_you_mean(key, kernel_set_sizes()) or ';'}"
 
 
 def _with_block_sizes() -> list[KernelConfig]:

@@ -182,7 +182,6 @@ def write_page(page: Page, out: Path) -> list[Path]:
     """
     folder = out.with_name(f"{out.stem}-charts")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page.html, encoding="utf-8")
         written = [out]
         if folder.is_symlink():
