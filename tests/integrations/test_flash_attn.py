@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flashsmith.errors import ArgumentError
@@ -59,6 +60,62 @@ def test_the_defaults_request_nothing(asked: dict[str, Any]) -> None:
     assert asked["window"] == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("given", "window"),
+    [
+        ((None, None), (None, None)),
+        ((-1, None), (None, None)),
+        ((None, 0), (None, 0)),
+        ([7, -1], (7, None)),
+        ((np.int64(7), np.int32(-1)), (7, None)),
+        (np.array([7, 5]), (7, 5)),
+        (np.array([-1, 5], np.int32), (None, 5)),
+    ],
+)
+def test_limits_of_windows_are_pythons_numpys_or_none(
+    given: Any, window: Any, asked: dict[str, Any]
+) -> None:
+    flash_attn_func("q", "k", "v", window_size=given)
+    assert asked["window"] == window
+    assert {type(limit) for limit in asked["window"]} <= {int, type(None)}
+
+
+@pytest.mark.torch
+def test_a_window_may_be_a_tensor(asked: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    flash_attn_func("q", "k", "v", window_size=torch.tensor([7, -1]))
+    assert asked["window"] == (7, None)
+    flash_attn_func("q", "k", "v", window_size=tuple(torch.tensor([7, 9])))
+    assert asked["window"] == (7, 9)
+
+
+def test_used_keys_make_a_part_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And, with pages, are the lengths, in place of what cu_seqlens_k says."""
+    q, used = np.zeros((3, 1, 8), np.float16), np.array([2], np.int32)
+    seen: dict[str, Any] = {}
+
+    def attention(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        seen.update(given)
+        return np.full(q.shape, 1.5, np.float32), "lse"
+
+    def attention_with_cache(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        seen.update(given)
+        return "o"
+
+    monkeypatch.setattr(flash_attn, "attention", attention)
+    monkeypatch.setattr(flash_attn, "attention_with_cache", attention_with_cache)
+    o = flash_attn_varlen_func(q, q, q, STARTS, STARTS, 3, 3, seqused_k=used)
+    assert (o.dtype, o.min()) == (np.float16, 1.5)
+    assert seen["partial"] is True
+    assert seen["seqused_k"] is used
+    assert flash_attn_varlen_func(
+        q, q, q, STARTS, STARTS, 3, 3, seqused_k=used, return_attn_probs=True
+    )[1:] == ("lse", None)
+    paged = {"block_table": STARTS, "seqused_k": used}
+    assert flash_attn_varlen_func(q, q, q, cu_seqlens_q=STARTS, max_seqlen_q=3, **paged) == "o"
+    assert seen["cache_lens"] is used
+
+
 def test_repeatable_gradients_are_asked_for_or_left_to_pytorchs_setting(
     asked: dict[str, Any],
 ) -> None:
@@ -80,14 +137,20 @@ def test_probabilities_are_the_lse_and_nothing(asked: dict[str, Any]) -> None:
     [
         ({"dropout_p": 0.1}, r"dropout_p=0\.1: must be 0"),
         ({"alibi_slopes": STARTS}, "alibi_slopes: not supported; must be None"),
-        ({"window_size": (-2, 0)}, r"window_size=\(-2, 0\): give \(left, right\)"),
+        ({"window_size": (-2, 0)},
+         r"window_size=\(-2, 0\): a left side of -2 begins 2 keys after .* last 2 queries"),
+        ({"window_size": (None, -107)},
+         r"window_size=\(None, -107\): a right side of -107 ends .* leave out the last 107 keys"),
+        ({"window_size": np.array([2, -7])}, "window_size=.*: a right side of -7 ends 7 keys"),
+        ({"window_size": np.array([2.0, 7.0])}, r"window_size=.*: give \(left, right\), whole"),
+        ({"window_size": np.array([2, 7, 9])}, r"window_size=.*: give \(left, right\), whole"),
         ({"window_size": (1.5, 0)}, r"window_size=\(1\.5, 0\)"),
         ({"window_size": (True, 0)}, r"window_size=\(True, 0\)"),
-        ({"window_size": (None, 0)}, r"window_size=\(None, 0\)"),
         ({"window_size": 4}, "window_size=4"),
         ({"window_size": (1, 2, 3)}, r"window_size=\(1, 2, 3\)"),
+        ({"window_size": None}, "window_size=None: give"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_supported_is_named(
     arguments: dict[str, Any], message: str, asked: dict[str, Any]
 ) -> None:

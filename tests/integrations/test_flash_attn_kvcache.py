@@ -50,6 +50,7 @@ def tensors() -> dict[str, Any]:
 
 
 LENS = np.array([5, 68], np.int32)
+LONGER = np.zeros((2, 2, 1, 64), np.float16)
 
 
 def test_packed_queries_read_a_cache_through_a_block_table() -> None:
@@ -115,6 +116,28 @@ def test_keys_are_appended_and_turned_interleaved_by_default() -> None:
         assert (theirs[name] != tensors()[name]).any()
 
 
+def test_equal_lengths_may_be_other_tensors() -> None:
+    """As FlashAttention's own tests give them: for packed queries those of the keys are worked out
+    again, and positions of rotation are given beside equal lengths."""
+    angles = np.random.default_rng(1).uniform(-3, 3, (70, 16))
+    turn = {"rotary_cos": np.cos(angles).astype(np.float16),
+            "rotary_sin": np.sin(angles).astype(np.float16)}  # fmt: skip
+    starts = np.array([0, 1, 2], np.int32)
+    results = []
+    for lens_too, starts_too in ((None, None), (LENS, starts), (LENS.copy(), starts.copy())):
+        call = tensors()
+        q = call["q"][:, 0]
+        results.append(
+            flash_attn_with_kvcache(
+                **{**call, "q": q}, k=q[:, :1], v=q[:, :1].copy(), cache_seqlens=LENS,
+                cu_seqlens_q=starts, max_seqlen_q=1, cu_seqlens_k_new=starts_too,
+                rotary_seqlens=lens_too, causal=True, **turn,
+            )
+        )  # fmt: skip
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
 def test_a_row_without_keys_is_0_with_lse_of_minus_infinity() -> None:
     """FlashAttention-3 says +inf there."""
     lens = np.array([0, 68], np.int32)
@@ -150,8 +173,15 @@ def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[st
     ("keywords", "message"),
     [
         *[({name: LENS}, f"{name}: not supported; must be None") for name in (
-            "alibi_slopes", "qv", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "q_descale",
-            "k_descale", "v_descale", "scheduler_metadata", "cu_seqlens_k_new")],
+            "alibi_slopes", "qv", "cache_batch_idx", "cache_leftpad", "q_descale", "k_descale",
+            "v_descale", "scheduler_metadata")],
+        ({"rotary_seqlens": LENS // 2}, "rotary_seqlens: has other numbers than cache_seqlens, "),
+        ({"rotary_seqlens": LENS[:1]}, "rotary_seqlens: has other numbers .* rows of rotary_cos"),
+        ({"rotary_seqlens": 5}, "rotary_seqlens: has other numbers than cache_seqlens"),
+        ({"cu_seqlens_k_new": LENS}, "cu_seqlens_k_new: has other numbers than cu_seqlens_q, and "
+         "a key and a value for every query are appended; write others to the caches before"),
+        ({"k": LONGER, "v": LONGER, "cache_seqlens": LENS - 4},
+         "k: shape .* a key and a value for every query are appended; write others to the caches"),
         ({"attention_chunk": 64}, "attention_chunk=64: not supported; must be 0"),
         ({"sm_margin": 2}, "sm_margin=2: not supported; must be 0"),
         ({"num_splits": -1}, "num_splits=-1: give a whole number from 0"),

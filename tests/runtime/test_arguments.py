@@ -316,7 +316,7 @@ def test_sinks_of_another_length(shape: tuple[int, ...]) -> None:
 
 def test_sinks_of_another_kind() -> None:
     refused("sinks: got .*; give a PyTorch tensor", sinks=[0.0, 0.0, 0.0])
-    refused("sinks: dtype float16; must be float32", sinks=tensor((3,)))
+    refused("sinks: dtype float64; must be float32", sinks=tensor((3,), np.float64))
     refused("sinks: rank 2", sinks=tensor((1, 3), np.float32))
     refused("sinks: stride 2; must be 1", sinks=tensor((6,), np.float32)[::2])
     on_gpu = DeviceArray((3,), np.dtype(np.float32), 0, 1 << 20)
@@ -554,7 +554,9 @@ class TestTorch:
         import torch
 
         three = self.tensors()
-        refused("sinks: dtype torch.float16; must be float32", **three, sinks=torch.zeros(3).half())
+        refused(
+            "sinks: dtype torch.float64; must be float32", **three, sinks=torch.zeros(3).double()
+        )
         packed = {name: tensor[0] for name, tensor in three.items()}
         wide = torch.tensor([0, 64])
         both = {"cu_seqlens_q": wide.int(), "cu_seqlens_k": wide}

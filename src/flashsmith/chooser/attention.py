@@ -63,8 +63,10 @@ def attention(
         window: (left, right): how many keys before and after its own position a query sees; None
             is no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: of q k^T, finite and > 0; None is 1/sqrt(d).
-        sinks: (heads_q,) fp32, one logit a head that joins the softmax of its rows; may be None.
+        scale: of q k^T, finite and > 0; None is 1/sqrt(d). It and softcap may be tensors of no
+            dimension, window one of two numbers, on the host.
+        sinks: (heads_q,) fp32, fp16 or bf16, one logit a head that joins the softmax of its rows;
+            may be None. Their gradient has their dtype.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
             rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
             checked; a kernel clamps them, and leaves rows of out alone that they do not reach.

@@ -66,7 +66,8 @@ def backward(
 
     Returns:
         Gradients(dq, dk, dv, dsinks), like q in framework and device; None for those that are not
-        needed, and for dsinks without sinks, which is (heads_q,) fp32.
+        needed, and for dsinks without sinks, which is (heads_q,) of their dtype, or with grad_dtype
+        of fp32.
 
     Raises:
         ArgumentError: an argument is unusable, or no kernel serves these tensors.

@@ -53,8 +53,8 @@ def merge_attention(
             dtype: fp32, as ``attention(..., partial=True)`` returns them, fp16 or bf16. PyTorch
             tensors or NumPy, CuPy or JAX arrays, with any strides that attention() takes.
         lses: the parts' natural log-sum-exps, fp32, (batch, heads_q, seq_q) or (heads_q, total_q).
-        sinks: (heads_q,) fp32, a logit a head that joins its rows once; None where there are none,
-            or they are in a part already.
+        sinks: (heads_q,) fp32, fp16 or bf16, a logit a head that joins its rows once; None where
+            there are none, or they are in a part already.
         dtype: of the output: 'float16', 'bfloat16' or 'float32'; None is that of ``outs``.
         config: the kernel to use; None chooses one.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.

@@ -8,9 +8,12 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.flash_attn_keywords import with_others_refused
 from flashsmith.integrations.page_tables import full_int32
-from flashsmith.integrations.traceable import attention, attention_with_cache
+from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.printable import quoted
-from flashsmith.runtime.tensors import Array
+from flashsmith.runtime.forward_options import whole_number
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.option_values import in_dtype, plain_pair
+from flashsmith.runtime.tensors import Array, check_beside
 
 _UNLIMITED = -1
 
@@ -23,7 +26,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (_UNLIMITED, _UNLIMITED),
+    window_size: tuple[int | None, int | None] = (_UNLIMITED, _UNLIMITED),
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
@@ -34,7 +37,7 @@ def flash_attn_func(
     Args:
         q: (batch, seq_q, heads, d); k, v: (batch, seq_k, heads_k, d).
         softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 is no limit.
+        causal, window_size: aligned to the bottom right; -1 and None are no limit.
         softcap: 0 is none.
         deterministic: whether dq has to be bitwise repeatable; the output, dk and dv always are.
             False leaves it to torch.use_deterministic_algorithms.
@@ -65,18 +68,19 @@ def flash_attn_varlen_func(
     k: Array,
     v: Array,
     cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (_UNLIMITED, _UNLIMITED),
+    window_size: tuple[int | None, int | None] = (_UNLIMITED, _UNLIMITED),
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Array | None = None,
+    seqused_k: Array | None = None,
 ) -> Any:
     """attention() on packed sequences for code written for FlashAttention; differentiable.
 
@@ -85,8 +89,10 @@ def flash_attn_varlen_func(
         cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where each sequence begins.
         max_seqlen_q, max_seqlen_k: the longest sequence.
         block_table: (sequences, most pages) int32: k and v are pages (pages, page, heads_k, d) of
-            any size, and cu_seqlens_k says the lengths; attention_with_cache() computes it, without
-            gradients.
+            any size, and seqused_k, or without it cu_seqlens_k, says the lengths;
+            attention_with_cache() computes it, without gradients.
+        seqused_k: (sequences,) int32: how many keys of each sequence count, from its first;
+            without gradients. cu_seqlens_k may be missing beside it and block_table.
         The rest as for flash_attn_func.
 
     Raises:
@@ -98,7 +104,9 @@ def flash_attn_varlen_func(
             q,
             k,
             v,
-            cache_lens=_lengths_between("cu_seqlens_k", cu_seqlens_k),
+            cache_lens=(
+                _lengths_between("cu_seqlens_k", cu_seqlens_k) if seqused_k is None else seqused_k
+            ),
             page_table=block_table,
             causal=causal,
             window=_window(window_size),
@@ -109,20 +117,22 @@ def flash_attn_varlen_func(
             return_lse=return_attn_probs,
         )
         return (*paged, None) if return_attn_probs else paged
+    packed: dict[str, Any] = {
+        "causal": causal,
+        "window": _window(window_size),
+        "softcap": softcap,
+        "scale": softmax_scale,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
+    if seqused_k is not None:
+        o, lse = attention(q, k, v, **packed, partial=True, seqused_k=seqused_k)
+        o = in_dtype(o, q.dtype)
+        return (o, lse, None) if return_attn_probs else o
     results = attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=_window(window_size),
-        softcap=softcap,
-        scale=softmax_scale,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        return_lse=return_attn_probs,
-        deterministic=deterministic or None,
+        q, k, v, **packed, return_lse=return_attn_probs, deterministic=deterministic or None
     )
     return (*results, None) if return_attn_probs else results
 
@@ -150,7 +160,7 @@ def flash_attn_with_kvcache(
     v_descale: Array | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (_UNLIMITED, _UNLIMITED),
+    window_size: tuple[int | None, int | None] = (_UNLIMITED, _UNLIMITED),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
@@ -176,17 +186,17 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: (positions, rotary_d / 2) of q's dtype or fp32.
         cache_seqlens: (batch,) int32, or one number for all; None is the whole cache, where
             nothing is appended.
-        cu_seqlens_k_new: None, or cu_seqlens_q itself.
+        cu_seqlens_k_new, rotary_seqlens: None, or what cu_seqlens_q and cache_seqlens are. Of other
+            tensors the contents are compared, on a GPU at the price of waiting for it.
         softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 is no limit.
+        causal, window_size: aligned to the bottom right; -1 and None are no limit.
         num_splits: 0 and 1 give a sequence the same bits in any batch (split='invariant'), more
             leave how keys are split to flashsmith (split='free').
         pack_gqa: has no effect: the heads of a group always share their keys.
         return_softmax_lse: return (out, lse).
         block_table: page_table by FlashAttention 2's name; give one of them.
-        alibi_slopes, qv, cache_batch_idx, cache_leftpad, rotary_seqlens, q_descale, k_descale,
-            v_descale, attention_chunk, scheduler_metadata, sm_margin: must be left at their
-            defaults.
+        alibi_slopes, qv, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
+            attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
 
     Raises:
         ArgumentError: an argument is unusable or not supported; names it.
@@ -200,13 +210,21 @@ def flash_attn_with_kvcache(
         qv=qv,
         cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad,
-        rotary_seqlens=rotary_seqlens,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
         scheduler_metadata=scheduler_metadata,
-        cu_seqlens_k_new=None if cu_seqlens_k_new is cu_seqlens_q else cu_seqlens_k_new,
     )
+    _check_equal(
+        "cu_seqlens_k_new", cu_seqlens_k_new, "cu_seqlens_q", cu_seqlens_q,
+        "a key and a value for every query are appended; write others to the caches before the "
+        "call, at cache_seqlens, count them there, and leave k and v out",
+    )  # fmt: skip
+    _check_equal(
+        "rotary_seqlens", rotary_seqlens, "cache_seqlens", cache_seqlens,
+        "row i of k turns by position cache_seqlens + i; take rows of rotary_cos and rotary_sin "
+        "that begin elsewhere, or rotate q and k before the call",
+    )  # fmt: skip
     for name, number in (("attention_chunk", attention_chunk), ("sm_margin", sm_margin)):
         if not isinstance(number, int | None) or number:
             raise ArgumentError(f"{name}={quoted(number)}: not supported; must be 0")
@@ -236,6 +254,34 @@ def flash_attn_with_kvcache(
         split="invariant" if num_splits <= 1 else "free",
         return_lse=return_softmax_lse,
     )
+
+
+def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:
+    """Raises ArgumentError unless ``given`` is None, or has the numbers of ``other``.
+
+    On a device they are read, which waits for it, unless both are one tensor.
+    """
+    if given is None or given is other:
+        return
+    if is_tracing():
+        raise ArgumentError(
+            f"{name}: its numbers are not known while the call is traced; give {other_name} itself"
+        )
+    framework = framework_of(type(given))
+    if framework is None or framework is not framework_of(type(other)):
+        same = type(given) is type(other) and given == other
+    else:
+        view = framework.view(name, given)
+        check_beside(view, framework.view(other_name, other))
+        device = view.device
+        if device.kind != "cpu" and framework.is_capturing(device.ordinal):
+            raise ArgumentError(
+                f"{name}: cannot be compared with {other_name} during CUDA graph capture; give "
+                f"{other_name} itself"
+            )
+        same = given.shape == other.shape and bool((given == other).all())
+    if not same:
+        raise ArgumentError(f"{name}: has other numbers than {other_name}, and {advice}")
 
 
 def _lengths_between(name: str, offsets: Any) -> Any:
@@ -291,20 +337,38 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """window_size with None for no limit. Raises ArgumentError unless it is two whole numbers."""
+    """window_size with None for no limit, which is -1 too.
+
+    Raises ArgumentError unless it is two such limits or whole numbers from 0.
+    """
     try:
-        left, right = window_size
+        left, right = plain_pair("window_size", window_size)
     except (TypeError, ValueError):
-        left = right = None
-    for limit in (left, right):
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < _UNLIMITED:
+        left = right = "neither"
+    limits = tuple(None if limit is None else whole_number(limit) for limit in (left, right))
+    for given, limit in zip((left, right), limits, strict=True):
+        if limit is None and given is not None:
             raise ArgumentError(
-                f"window_size={quoted(window_size)}: give (left, right), whole numbers from 0 up "
-                "or -1 "
-                "for no limit"
+                f"window_size={quoted(window_size)}: give (left, right), whole numbers from 0 up, "
+                "or -1 or None for no limit"
             )
-    return _limit(left), _limit(right)
+    for side, limit in zip(("left", "right"), limits, strict=True):
+        if limit is not None and limit < _UNLIMITED:
+            raise ArgumentError(f"window_size={quoted(window_size)}: {_OFFSETS[side](-limit)}")
+    left, right = (None if limit == _UNLIMITED else limit for limit in limits)
+    return left, right
 
 
-def _limit(limit: Any) -> int | None:
-    return None if limit == _UNLIMITED else int(limit)
+# What FlashAttention 4 takes for a side that ends before the diagonal, and another call computes.
+_OFFSETS = {
+    "left": lambda n: (
+        f"a left side of -{n} begins {n} keys after a query's own position, and windows here "
+        f"contain it; leave out the last {n} queries of each sequence, which see no key, and give "
+        f"0 for left and right - {n} for right"
+    ),
+    "right": lambda n: (
+        f"a right side of -{n} ends {n} keys before a query's own position, and windows here "
+        f"contain it; leave out the last {n} keys of each sequence, and give left - {n} for left "
+        "and 0 for right"
+    ),
+}

@@ -12,6 +12,7 @@ from typing import Any
 
 from flashsmith import chooser
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime.option_values import in_dtype, is_16_bits, plain_options
 from flashsmith.runtime.repeated_calls import run_repeated
 
 # PyTorch once the process has it. A name of this module and no look at sys.modules at every call:
@@ -62,7 +63,7 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         # Imported only while tracing, when torch is imported already.
         from flashsmith.integrations.traced_attention import attention_by_op
 
-        return attention_by_op(q, k, v, **keywords)
+        return attention_by_op(q, k, v, **_traced_options(keywords))
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor):
         if q.requires_grad and _repeated is not None:
@@ -70,6 +71,14 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             returned = _repeated(q, k, v, keywords)
             if returned is not None:
                 return returned
+        looked_at = torch._C._len_torch_dispatch_stack()
+        if (
+            "scale" in keywords
+            or "sinks" in keywords
+            or "window" in keywords
+            or "softcap" in keywords
+        ):
+            keywords = (_traced_options if looked_at else plain_options)(keywords)
         q, k, v = _cast(q, k, v)
         # A transform of torch.func and dual numbers are autograd's too, if only to be refused.
         if (
@@ -81,11 +90,13 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             )
         ):
             return (_with_gradients or _find_with_gradients())(q, k, v, **keywords)
-        if torch._C._len_torch_dispatch_stack():
+        if looked_at:
             from flashsmith.integrations.traced_attention import attention_by_op
 
             return attention_by_op(q, k, v, **keywords)
-    elif "jax" in sys.modules and _is_traced_by_jax(q, k, v, keywords.get("sinks")):
+        return chooser.attention(q, k, v, **keywords)
+    keywords = plain_options(keywords)
+    if "jax" in sys.modules and _is_traced_by_jax(q, k, v, keywords.get("sinks")):
         from flashsmith.integrations import jax_gradients
 
         return jax_gradients.differentiable_attention(q, k, v, **keywords)
@@ -134,7 +145,11 @@ def _attention_to_parts(
                     "outside of JAX's transformations, and take them from flashsmith.backward()"
                 )
     return chooser.attention(
-        q, k, v, partial=partial, seqused_k=seqused_k, k_begin=k_begin, **keywords
+        *(q, k, v),
+        partial=partial,
+        seqused_k=seqused_k,
+        k_begin=k_begin,
+        **plain_options(keywords),
     )
 
 
@@ -149,10 +164,24 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
 
 @_documented_as(chooser.merge_attention)
 def merge_attention(outs: Any, lses: Any, sinks: Any = None, **keywords: Any) -> Any:
+    if sinks is not None and is_16_bits(sinks):
+        sinks = in_dtype(sinks, "float32")
     if is_tracing():
         # A graph break, as with the parts.
         return _torch.compiler.disable(chooser.merge_attention)(outs, lses, sinks, **keywords)
     return chooser.merge_attention(outs, lses, sinks, **keywords)
+
+
+def _traced_options(keywords: dict[str, Any]) -> dict[str, Any]:
+    """plain_options() of a call whose tensors have no numbers yet."""
+    for name in ("scale", "softcap", "window"):
+        if isinstance(keywords.get(name), _torch.Tensor):
+            raise ArgumentError(
+                f"{name}: is a tensor, whose numbers are not known while the call is traced; give "
+                f"{'a pair of numbers' if name == 'window' else 'a number'}, read before"
+            )
+    sinks: Any = keywords.get("sinks")
+    return {**keywords, "sinks": sinks.float()} if is_16_bits(sinks) else keywords
 
 
 def _is_traced_by_jax(*tensors: Any) -> bool:
@@ -177,8 +206,13 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
     if is_tracing() or _is_looked_at(q):
         from flashsmith.integrations.traced_attention import backward_by_op
 
-        return backward_by_op(do, q, k, v, o, lse, **keywords)
-    return chooser.backward(do, q, k, v, o, lse, **keywords)
+        found = backward_by_op(do, q, k, v, o, lse, **_traced_options(keywords))
+    else:
+        found = chooser.backward(do, q, k, v, o, lse, **plain_options(keywords))
+    sinks: Any = keywords.get("sinks")
+    if found.dsinks is None or not is_16_bits(sinks) or keywords.get("grad_dtype") is not None:
+        return found
+    return found._replace(dsinks=in_dtype(found.dsinks, sinks.dtype))
 
 
 @_documented_as(chooser.attention_with_cache)
@@ -186,7 +220,7 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
     if is_tracing() or _is_looked_at(q):
         from flashsmith.integrations.torch_decode import decode_by_op
 
-        return decode_by_op(q, k_cache, v_cache, **keywords)
+        return decode_by_op(q, k_cache, v_cache, **_traced_options(keywords))
     torch = _torch
     if torch is not None and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
         from flashsmith.integrations.pytorch_state import under_autocast_over
@@ -197,8 +231,10 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
     arguments, names = (q, k_cache, v_cache, *keywords.values()), tuple(keywords)
     outputs = run_repeated(arguments, names)
     if outputs is None:
-        outputs = chooser.attention_with_cache(q, k_cache, v_cache, **keywords)
-        chooser.remember_attention_with_cache(arguments, names)
+        plain = plain_options(keywords)
+        outputs = chooser.attention_with_cache(q, k_cache, v_cache, **plain)
+        if plain is keywords:
+            chooser.remember_attention_with_cache(arguments, names)
     return outputs
 
 

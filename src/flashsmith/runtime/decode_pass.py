@@ -515,7 +515,8 @@ def _add_new(
         if view.shape != wanted:
             raise ArgumentError(
                 f"{name}: shape {view.shape}; must be q's with the cache's heads, {wanted}: a key "
-                "and a value for every query are appended"
+                "and a value for every query are appended; write others to the caches before the "
+                "call, at cache_lens, count them there, and leave k and v out"
             )
         views[name] = view
 

@@ -44,6 +44,7 @@ from flashsmith.runtime.forward_request import Request, check_request, check_tma
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
+from flashsmith.runtime.option_values import plain_options
 from flashsmith.runtime.substitutes import Wish, substitutes
 from flashsmith.runtime.tensors import Array
 
@@ -110,7 +111,8 @@ def forward(
             is no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
         scale: of q k^T, finite and > 0; None is 1/sqrt(d).
-        sinks: (heads_q,) fp32, one logit a head that joins the softmax of its rows; may be None.
+        sinks: (heads_q,) fp32, fp16 or bf16, one logit a head that joins the softmax of its rows;
+            may be None.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
             rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
             checked; a kernel clamps them, and leaves rows of o alone that they do not reach.
@@ -139,8 +141,9 @@ def forward(
         EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.
         LaunchError: the GPU refused the launch, or its driver is too old for the library.
     """
+    named = {"window": window, "softcap": softcap, "scale": scale, "sinks": sinks}
     options: Options = (
-        causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
+        causal, *plain_options(named).values(), cu_seqlens_q, cu_seqlens_k,
         max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
     )  # fmt: skip
     if partial is not False or seqused_k is not None or k_begin is not None:
@@ -163,7 +166,7 @@ def forward_timed(
     Takes forward's keywords. On a GPU the call waits, and ms is the time between two events around
     the launch. On the host ms is None: the emulator's time says nothing about the kernel's.
     """
-    asked = ForwardOptions(**options)
+    asked = ForwardOptions(**plain_options(options))
     result = run_request(check_config(cfg), (q, k, v, o), asked, emulate=emulate, timed=True)
     return result.outputs, result.ms
 

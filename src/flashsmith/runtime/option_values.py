@@ -1,0 +1,77 @@
+"""Options that callers give as tensors: a scale of no dimension, a window of two numbers, sinks of
+16 bits. Checks, caches of calls and custom ops know numbers, pairs and fp32 sinks alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.tensors import DTYPES
+
+_NUMBERS = ("scale", "softcap")
+_NAMES = frozenset((*_NUMBERS, "window", "sinks"))
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a call with numbers for tensors, and sinks in fp32; the dictionary itself
+    where nothing is to be changed.
+
+    Sinks stay differentiable, so that their gradient has their dtype. Raises ArgumentError for a
+    scale, softcap or window that requires grad or lies on a device, where reading it would wait.
+    """
+    if _NAMES.isdisjoint(options):
+        return options
+    changed: dict[str, Any] = {}
+    for name in _NUMBERS:
+        value = options.get(name)
+        if value is not None and type(value) is not float and _has_shape(value, ()):
+            changed[name] = _numbers(name, value, "a number")
+    window = options.get("window")
+    if window is not None and type(window) is not tuple:
+        changed["window"] = plain_pair("window", window)
+    sinks = options.get("sinks")
+    if sinks is not None and is_16_bits(sinks):
+        changed["sinks"] = in_dtype(sinks, "float32")
+    return {**options, **changed} if changed else options
+
+
+def plain_pair(name: str, pair: Any) -> Any:
+    """A pair of numbers for a tensor of two; anything else as it is.
+
+    Raises ArgumentError as plain_options.
+    """
+    return tuple(_numbers(name, pair, "a pair of numbers")) if _has_shape(pair, (2,)) else pair
+
+
+def is_16_bits(tensor: Any) -> bool:
+    """Whether it is a tensor, or what a transformation makes of one, of fp16 or bf16."""
+    dtype = getattr(tensor, "dtype", None)
+    return dtype is not None and str(dtype).rpartition(".")[2] in DTYPES
+
+
+def in_dtype(tensor: Any, dtype: Any) -> Any:
+    """A tensor in 'float32', or in a dtype of its own framework."""
+    if hasattr(tensor, "astype"):
+        return tensor.astype(dtype)
+    return tensor.float() if dtype == "float32" else tensor.to(dtype)
+
+
+def _has_shape(value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a value is a tensor of a shape."""
+    return framework_of(type(value)) is not None and tuple(value.shape) == shape
+
+
+def _numbers(name: str, tensor: Any, meaning: str) -> Any:
+    """A host tensor's number, or list of them."""
+    framework = framework_of(type(tensor))
+    assert framework is not None
+    view = framework.view(name, tensor)
+    if view.device.kind != "cpu":
+        raise ArgumentError(
+            f"{name}: is a tensor on {view.device}, and reading it would wait for the device at "
+            f"every call; give {meaning}, read once"
+        )
+    array = framework.as_numpy(tensor)
+    # NumPy calls bf16 no kind of number.
+    return float(array) if array.dtype.kind == "V" else array.tolist()
