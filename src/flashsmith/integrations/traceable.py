@@ -72,6 +72,7 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             if returned is not None:
                 return returned
         looked_at = torch._C._len_torch_dispatch_stack()
+        # Asked here, since most calls have none, and to call a function for it costs them.
         if (
             "scale" in keywords
             or "sinks" in keywords
@@ -79,7 +80,8 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             or "softcap" in keywords
         ):
             keywords = (_traced_options if looked_at else plain_options)(keywords)
-        q, k, v = _cast(q, k, v)
+        if torch._C._is_any_autocast_enabled():
+            q, k, v = _cast(q, k, v)
         # A transform of torch.func and dual numbers are autograd's too, if only to be refused.
         if (
             torch._C._are_functorch_transforms_active()

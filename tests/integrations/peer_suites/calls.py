@@ -300,7 +300,8 @@ class _CacheCall:
             idx = np.arange(case.batch, dtype=np.int32)
             self._refused("cache_batch_idx", cache_batch_idx=idx)
         if case.append and new != self.lens_q:
-            self._refused("cu_seqlens_k_new" if case.packed_queries else "k")
+            checked_first = "q" if case.d % 8 else "k"
+            self._refused("cu_seqlens_k_new" if case.packed_queries else checked_first)
             for name in ("k", "v", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
                          "rotary_seqlens"):  # fmt: skip
                 self.given.pop(name, None)
