@@ -537,14 +537,19 @@ def test_what_cannot_be_captured_has_no_time(caches: Stage, monkeypatch) -> None
 
     def attention(*_: Any, split: str, out: Any, **__: Any) -> None:
         calls.append(split)
-        if calls.count("free") > 1:
+        if split == "free" and calls.count("free") > 1:
             raise RuntimeError("operation not permitted when stream is capturing")
         out[:] = right
 
     def capture(made: Any) -> Callable[[], None]:
         for call in made:
             call()
-        return lambda: caches.clock.work("graph", 4.8)
+
+        def replay() -> None:
+            made[0]()
+            caches.clock.work("graph", 4.8)
+
+        return replay
 
     monkeypatch.setattr(caches.clock, "capture", capture)
     monkeypatch.setattr(implementations, "attention_with_cache", attention)
@@ -552,6 +557,31 @@ def test_what_cannot_be_captured_has_no_time(caches: Stage, monkeypatch) -> None
     assert rows["ours"].ms == pytest.approx(2.4)
     assert (rows["ours_free"].verdict, rows["ours_free"].ms) == ("error", None)
     assert rows["ours_free"].note == "in a graph: operation not permitted when stream is capturing"
+
+
+def test_a_graph_that_computes_something_else_has_no_time(caches: Stage, monkeypatch) -> None:
+    """Ours writes where it wrote before; a peer's replay leaves what its capture left."""
+    right = answer_over_cache(caches.make_workload(CACHE, 0))
+
+    def attention(*_: Any, out: Any, **__: Any) -> None:
+        out[:] = right
+
+    class Peer(FakePeer):
+        def prepare(self, workload: Any) -> PeerImplementation:
+            return PeerImplementation(self.name, lambda: right.copy(), lambda returned: returned)
+
+    def capture(made: Any) -> Callable[[], None]:
+        for call in made:
+            call()
+        return lambda: None  # as of launches on a stream that is not captured
+
+    monkeypatch.setattr(caches.clock, "capture", capture)
+    monkeypatch.setattr(implementations, "attention_with_cache", attention)
+    monkeypatch.setattr(plan_module, "peers_of", lambda problem, asked: asked)
+    rows = caches.run(CACHE, ours=True, peers=(Peer("fa2", caches.clock, 1.0),))
+    for name in ("ours", "ours_free", "fa2"):
+        assert (rows[name].verdict, rows[name].ms) == ("fail", None)
+        assert rows[name].note.startswith("in a graph: NaN or inf differ in")
 
 
 def test_over_a_cache_the_table_has_microseconds_and_terabytes() -> None:

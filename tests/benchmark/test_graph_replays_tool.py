@@ -12,21 +12,23 @@ import pytest
 
 @pytest.fixture
 def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The tool: replays take module.delay us more than launches, outputs are module.replayed."""
+    """The tool: replays take module.delay us more than launches, outputs are module.replayed, and
+    those in module.wrong are wrong."""
     module = load_tool("gpu/graph_replays.py")
-    module.delay, module.replayed, module.right = 0.5, 1, True
+    module.delay, module.replayed, module.wrong = 0.5, None, ()
     cuda = SimpleNamespace(is_available=lambda: True)
     torch = SimpleNamespace(cuda=cuda, equal=lambda a, b: a == b)
     monkeypatch.setitem(sys.modules, "torch", torch)
 
     def launches(shape: Any) -> Any:
-        return {name: lambda: 1 for name in (module.OURS, "cudnn")}, lambda: module.right
+        found = {name: lambda name=name: name for name in (module.OURS, "cudnn")}
+        return found, lambda output: "largest error 2" if output in module.wrong else ""
 
     def times_us(both: dict[tuple[str, str], Any], rounds: int) -> dict[Any, float]:
         return {name: 10.0 + module.delay * (name[1] == "replay") for name in both}
 
     monkeypatch.setattr(module, "launches", launches)
-    monkeypatch.setattr(module, "captured", lambda launch: (launch, module.replayed))
+    monkeypatch.setattr(module, "captured", lambda launch: (launch, module.replayed or launch()))
     monkeypatch.setattr(module, "times_us", times_us)
     monkeypatch.setattr(sys, "argv", ["graph_replays.py"])
     return module
@@ -41,10 +43,20 @@ def test_it_prints_both_and_their_difference(
     assert "eager  10.00  replay  10.50  +0.50" in shown
 
 
-@pytest.mark.parametrize(("name", "value"), [("delay", 1.3), ("replayed", 2), ("right", False)])
+@pytest.mark.parametrize(("name", "value"), [("delay", 1.3), ("replayed", "another")])
 def test_it_fails_for_slow_and_for_wrong_replays(tool: ModuleType, name: str, value: Any) -> None:
     setattr(tool, name, value)
     assert tool.main() == 1
+
+
+@pytest.mark.parametrize("name", ["attention()", "cudnn"])
+def test_what_is_wrong_has_no_time(
+    tool: ModuleType, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool.wrong = (name,)
+    assert tool.main() == 1
+    (line, *_) = [line for line in capsys.readouterr().out.splitlines() if name in line]
+    assert line == f"  {name:16} WRONG: largest error 2"
 
 
 def test_without_a_gpu_it_says_so(

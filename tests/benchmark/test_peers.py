@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from dataclasses import replace
@@ -26,6 +27,7 @@ from flashsmith.benchmark.peers import (
     Peer,
     get_peers,
     torch_absence,
+    why_wrong,
 )
 from flashsmith.benchmark.workload import (
     BackwardWorkload,
@@ -589,3 +591,20 @@ def test_on_a_gpu_whoever_is_there_is_right(peer: Peer, problem: Problem) -> Non
         return
     verdict = w.judge(output)
     assert verdict.ok, verdict.reasons
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ({"o": 0.03, "dq": 0.1}, ""),
+        ({"o": 0.031, "dq": 0.1}, "o: error 0.031, above 3 times 0.01, ours"),
+        ({"o": 9.0, "dq": math.inf}, "o: error 9, above 3 times 0.01, ours; dq: error inf, above"),
+        ({"o": math.nan, "dq": 0.1}, "o: error nan, above 3 times 0.01, ours"),
+    ],
+)
+def test_a_peer_is_wrong_whose_error_is_above_three_times_ours(
+    theirs: dict[str, float], said: str
+) -> None:
+    why = why_wrong(theirs, {"o": 0.01, "dq": 0.2})
+    assert why.startswith(said)
+    assert bool(why) == bool(said)

@@ -226,6 +226,14 @@ def test_what_is_wrong_or_missing_is_said(
     assert "a file is one round" in capsys.readouterr().err
 
 
+def test_a_wrong_peer_is_said(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = rows(KNOWN, ours=600, cudnn=500, fa2=None)
+    assert tool.main(written(tmp_path, found)) == 1
+    assert f"round-0.csv: fa2 on '{KNOWN}': fail" in capsys.readouterr().err
+
+
 def test_a_wrong_or_absent_peer_takes_no_part(tool: ModuleType, tmp_path: Path) -> None:
     found = rows(KNOWN, ours=600, cudnn=500, fa2=None)
     found += [replace(rows(KNOWN, flash_attn_4=None)[0], verdict="absent", note="not installed")]

@@ -244,12 +244,12 @@ def test_a_run_that_breaks_off_leaves_its_rows(bench: Bench, monkeypatch, tmp_pa
     ("verdicts", "status"),
     [
         ({"ours": "pass", "fa2": "absent"}, 0),
-        ({"ours": "pass", "fa2": "fail"}, 0),
+        ({"ours": "pass", "fa2": "fail"}, 1),
         ({"ours": "fail"}, 1),
         ({"ours": "error", "fa2": "pass"}, 1),
     ],
 )
-def test_only_kernels_of_ours_fail_the_command(
+def test_what_is_wrong_fails_the_command_and_an_absent_peer_does_not(
     bench: Bench, monkeypatch, verdicts: dict, status: int
 ) -> None:
     bench.verdicts = verdicts

@@ -23,7 +23,8 @@ dtypes. Such a ratio settles nothing finer than 3%. So a cell is 'ahead' when it
 above 1 beside the peers in turns and above 1.03 beside the ratio, 'behind' when one lies below
 1 or below 0.97, else 'level'. Rows that were not measured in turns are shown and claim nothing.
 
-Exit status 1 when a cell of ours is wrong, or was not measured in every round.
+Exit status 1 when a cell of ours is wrong, or was not measured in every round, or a peer is wrong:
+the fastest peer of such a cell may be missing.
 """
 
 from __future__ import annotations
@@ -268,6 +269,11 @@ def gaps(rounds: Mapping[str, Round]) -> list[str]:
                 sentences.append(f"{name}: ours on '{problem}' was not measured")
             elif row.verdict != "pass" or not row.tflops:
                 sentences.append(f"{name}: ours on '{problem}': {row.verdict} {row.note}".rstrip())
+            sentences += [
+                f"{name}: {peer.implementation} on '{problem}': {peer.verdict} {peer.note}".rstrip()
+                for peer in found.get(problem, {}).values()
+                if peer.kind == "peer" and peer.is_failure
+            ]
     return sentences
 
 

@@ -6,6 +6,7 @@
 Each head dimension and mask is a `flashsmith bench` of its own, on the verdict's problems of it, in
 a child process: one that hangs is ended, and costs its group. Rows are appended to the CSV file as
 they are measured. At the end a line for every problem and every candidate: TFLOP/s over cuDNN's.
+The exit status is 1 where cuDNN's output is wrong.
 """
 
 from __future__ import annotations
@@ -167,10 +168,10 @@ def ranking(rows: list[Measurement]) -> Iterator[str]:
     for row in rows:
         cells.setdefault((row.d, row.dtype, row.semantics, row.seq_k), []).append(row)
     for key, cell in cells.items():
-        peer = next(
-            (row.tflops for row in cell if row.implementation == "cudnn" and row.tflops), None
-        )
-        yield f"d{key[0]} {key[1]} {key[2]} {key[3]}: cuDNN {peer or 0:.0f}"
+        theirs = next((row for row in cell if row.implementation == "cudnn"), None)
+        peer = theirs.tflops if theirs else None
+        said = f"{peer:.0f}" if peer else f"{theirs.verdict} {theirs.note}" if theirs else "absent"
+        yield f"d{key[0]} {key[1]} {key[2]} {key[3]}: cuDNN {said}"
         ours = [row for row in cell if row.kind == "ours"]
         for row in sorted(ours, key=lambda row: -(row.tflops or 0)):
             share = f"{row.tflops / peer:.3f}" if row.tflops and peer else row.verdict
@@ -192,8 +193,9 @@ def main() -> int:
     end = time.monotonic() + args.seconds
     for d, mask in groups:
         print(f"d {d} {mask}: {race(d, mask, args.csv, end - time.monotonic())}", flush=True)
-    print("\n".join(ranking(read_rows(args.csv))) if args.csv.exists() else "no rows")
-    return 0
+    rows = read_rows(args.csv) if args.csv.exists() else []
+    print("\n".join(ranking(rows)) if rows else "no rows")
+    return int(any(row.kind == "peer" and row.is_failure for row in rows))
 
 
 if __name__ == "__main__":

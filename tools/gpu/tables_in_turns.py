@@ -40,10 +40,10 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.benchmark.environment import Environment
-from flashsmith.benchmark.implementations import kernel_implementation
+from flashsmith.benchmark.implementations import captured, kernel_implementation
 from flashsmith.benchmark.measurement import now
 from flashsmith.benchmark.peers import PEERS
-from flashsmith.benchmark.timing import CudaEvents, Protocol, Replay, measure
+from flashsmith.benchmark.timing import CudaEvents, Protocol, measure
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.chooser import choose
 from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
@@ -62,6 +62,7 @@ from flashsmith.families.gpu_names import same_gpu
 from flashsmith.operations import DECODE
 from flashsmith.runtime import query_gpu
 from flashsmith.tuning.problems import read_problems
+from flashsmith.verify import Comparison
 
 WITHOUT, WITH, CUDNN = "without the table", "with the table", "cudnn"
 # Rows of a head that the proof looks at: tune has looked at all of them.
@@ -163,15 +164,22 @@ def prepared(cell: Cell, *, replays: bool) -> tuple[list[Any], dict[str, float],
     errors = {}
     for name, call in calls.items():
         proof = workload.judge(call.output(), SCORES)
-        if not proof.ok:
-            raise ValueError(f"{cell}: {name} is wrong: {'; '.join(proof.reasons)}")
+        _check(cell, name, proof)
         errors[name] = proof.max_error
     clock = CudaEvents()
     if not replays:
         return [_Named(name, call.launch) for name, call in calls.items()], errors, clock
-    with clock.running():
-        graphs = [Replay(name, clock.capture([call.launch]), 1) for name, call in calls.items()]
+    graphs = []
+    for name, call in calls.items():
+        graph, output = captured(name, [call], clock, workload.memory, least=1)
+        _check(cell, f"a replay of {name}", workload.judge(output, SCORES))
+        graphs.append(graph)
     return graphs, errors, clock
+
+
+def _check(cell: Cell, name: str, proof: Comparison) -> None:
+    if not proof.ok:
+        raise ValueError(f"{cell}: {name} is wrong: {'; '.join(proof.reasons)}")
 
 
 @dataclass(frozen=True)

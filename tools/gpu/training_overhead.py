@@ -6,7 +6,9 @@ microseconds, in a JSON object that is printed and written.
     python tools/gpu/training_overhead.py times.json --pretend    # no GPU: launches do nothing
 
 Contenders take turns in short bursts, and the GPU is waited for between them, so that none waits
-for room in the queue. With --limit-ratio the exit status is 1 if ours takes more times as long.
+for room in the queue. With --limit-ratio the exit status is 1 if ours takes more times as long. On
+a GPU every output is compared with float64 first: what is wrong has no time, and the exit status is
+1 then.
 
 PyTorch computes gradients on a GPU in a thread of the GPU's. The rows "in a thread" do so without
 one: its waking is most of their time. "bare" is an autograd.Function of Python's that allocates and
@@ -21,7 +23,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from pretended_gpu import pretended_gpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashsmith
+from flashsmith.benchmark.peers import why_wrong
 
 # The first calls of a burst find the GPU idle, and caches cold.
 BURST, COLD = 12, 2
@@ -38,6 +41,8 @@ WARM_UP = 5
 BATCH, SEQ, HEADS, D = 1, 128, 2, 128
 
 
+# Of the largest output: bf16's unit roundoff is 2^-9.
+MOST_ERROR = 2.0**-6
 # What a kernel's workspaces take for the problem below: fp32 sums of dq and two statistics.
 BLOCK_BYTES = 4 * (128 * 2 * 128 + 2 * 2 * 128)
 
@@ -85,11 +90,17 @@ class Elsewhere:
             self._done.release()
 
 
-def contenders(device: str) -> dict[str, Callable[[], Any]]:
-    """A small problem, whose kernels are done before the next call's are launched."""
-    q, k, v, do = (
-        torch.randn(BATCH, SEQ, HEADS, D, device=device, dtype=torch.bfloat16) for _ in range(4)
-    )
+def drawn(device: str) -> list[Any]:
+    """q, k, v and do of a small problem, whose kernels are done before the next call's are
+    launched."""
+    shape = (BATCH, SEQ, HEADS, D)
+    return [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(4)]
+
+
+def contenders(tensors: Sequence[Any]) -> dict[str, Callable[[], Any]]:
+    """Calls that return o, or dq, dk and dv."""
+    q, k, v, do = tensors
+    device = q.device.type
     o, lse = flashsmith.attention(q, k, v, causal=True, return_lse=True)
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     theirs = [leaf.detach().transpose(1, 2).contiguous().requires_grad_() for leaf in leaves]
@@ -115,8 +126,51 @@ def contenders(device: str) -> dict[str, Callable[[], Any]]:
     }
 
 
+def exactly(tensors: Sequence[Any]) -> list[Any]:
+    """o, dq, dk and dv in float64."""
+    q, k, v, do = (it.double().transpose(1, 2) for it in tensors)
+    leaves = [it.requires_grad_() for it in (q, k, v)]
+    hidden = torch.ones(SEQ, SEQ, dtype=torch.bool, device=q.device).triu(1)
+    scores = (leaves[0] @ leaves[1].transpose(2, 3) * D**-0.5).masked_fill(hidden, -torch.inf)
+    o = scores.softmax(3) @ leaves[2]
+    return [it.transpose(1, 2) for it in (o.detach(), *torch.autograd.grad(o, leaves, do))]
+
+
+def wrong(runs: dict[str, Callable[[], Any]], tensors: Sequence[Any]) -> dict[str, str]:
+    """Why which contenders' outputs are wrong, beside those of attention() and float64. Of "bare",
+    which computes nothing, none is."""
+    names, right = ("o", "dq", "dk", "dv"), exactly(tensors)
+
+    def errors(name: str) -> dict[str, float]:
+        found = runs[name]()
+        if isinstance(found, torch.Tensor):
+            found = (found,)
+        outputs = names[:1] if len(found) == 1 else names[1:]
+        if name.startswith("cuDNN"):
+            found = [it.transpose(1, 2) for it in found]
+        return {
+            output: float((it.double() - right[names.index(output)]).abs().max())
+            for output, it in zip(outputs, found, strict=False)
+        }
+
+    ours = errors("forward") | errors("both")
+    scale = dict(zip(names, (float(it.abs().max()) for it in right), strict=True))
+    why = {
+        name: f"{output}: error {error:.3g}"
+        for name in ("forward", "both")
+        for output, error in errors(name).items()
+        if not error <= MOST_ERROR * scale[output]
+    }
+    for name in runs:
+        if "bare" not in name and name not in why:
+            theirs = errors(name)
+            if said := why_wrong(theirs, {output: ours[output] for output in theirs}):
+                why[name] = said
+    return why
+
+
 def measure(runs: dict[str, Callable[[], Any]], turns: int, wait: Callable[[], None]) -> Any:
-    """Median microseconds of each, and the ratio of ours to cuDNN's."""
+    """Median microseconds of each, and the ratio of ours to cuDNN's where both are there."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-WARM_UP, turns):
         for name, run in runs.items():
@@ -132,8 +186,9 @@ def measure(runs: dict[str, Callable[[], Any]], turns: int, wait: Callable[[], N
         name: [round(tenths[0], 2), round(tenths[-1], 2)]
         for name, tenths in ((it, statistics.quantiles(times[it], n=10)) for it in times)
     }
-    ratio = round(medians["both"] / medians["cuDNN both"], 3)
-    return medians | {"ratio": ratio, "spread": spread}
+    both = [medians.get(name) for name in ("both", "cuDNN both")]
+    ratio = {"ratio": round(both[0] / both[1], 3)} if all(both) else {}
+    return medians | ratio | {"spread": spread}
 
 
 def main() -> int:
@@ -150,16 +205,21 @@ def main() -> int:
 
             pretended.launcher = tvm_ffi.get_global_func("testing.nop")
             pretended.block_bytes = BLOCK_BYTES
-            found = measure(contenders("cpu"), options.turns, lambda: None)
+            found = measure(contenders(drawn("cpu")), options.turns, lambda: None)
         found |= {"gpu": "pretended", "peer": "PyTorch on the host"}
     else:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            found = measure(contenders("cuda"), options.turns, torch.cuda.synchronize)
+            tensors = drawn("cuda")
+            runs = contenders(tensors)
+            bad = wrong(runs, tensors)
+            right = {name: run for name, run in runs.items() if name not in bad}
+            found = measure(right, options.turns, torch.cuda.synchronize)
         found |= {"gpu": torch.cuda.get_device_name(), "peer": "cuDNN"}
+        found |= {"wrong": bad} if bad else {}
     found["torch"] = torch.__version__
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
-    return int(found["ratio"] > options.limit_ratio)
+    return int("wrong" in found or found["ratio"] > options.limit_ratio)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ too (a third of the launches, and at least eight of each contender): the rounds 
 medians, and many short ones at different times say more than few long ones.
 
 It ends before --seconds are over, when the time left may be too short for another round, or after
---rounds of them. Exit status 1 when a kernel of ours is wrong or could not run.
+--rounds of them. Exit status 1 when a kernel of ours is wrong or could not run, or a peer is wrong.
 """
 
 from __future__ import annotations
@@ -121,12 +121,13 @@ def main(arguments: Sequence[str]) -> int:
                     reporter=reporter,
                 )
             ):
-                bad = [row for row in rows if row.kind == "ours" and row.verdict != "pass"]
+                bad = [row for row in rows if row.is_failure]
                 wrong += len(bad)
                 took = time.monotonic() - started
                 print(f"round {number}: {len(rows)} rows, {took:.0f} s so far", flush=True)
                 for row in bad:
-                    print(f"{row.problem}: {row.verdict} {row.note}", file=sys.stderr)
+                    said = f"{row.implementation} on '{row.problem}': {row.verdict} {row.note}"
+                    print(said, file=sys.stderr)
     except FlashsmithError as error:
         print(f"verdict_rounds.py: {error}", file=sys.stderr)
         return 2

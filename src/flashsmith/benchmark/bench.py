@@ -20,11 +20,20 @@ from flashsmith.benchmark.implementations import (
     KernelImplementation,
     ProvableImplementation,
     attention_implementation,
+    captured,
     gradient_implementation,
     kernel_implementation,
 )
 from flashsmith.benchmark.kernel_facts import BuiltKernels, Use
-from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Times, now
+from flashsmith.benchmark.measurement import (
+    Kind,
+    Measurement,
+    Part,
+    Proof,
+    Times,
+    Verdict,
+    now,
+)
 from flashsmith.benchmark.peers import Peer, peers_of
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import (
@@ -32,7 +41,6 @@ from flashsmith.benchmark.timing import (
     Clock,
     Implementation,
     Protocol,
-    Replay,
     measure,
     num_sets,
     require_usable_gpu,
@@ -170,7 +178,7 @@ def serves(cfg: KernelConfig, problem: Problem) -> bool:
 
 
 MakeWorkload = Callable[[Problem, int], AnyWorkload]
-_Makers = dict[str, Callable[[Any], Implementation]]
+_Makers = dict[str, Callable[[Any], ProvableImplementation]]
 
 
 @dataclass
@@ -237,9 +245,7 @@ def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
         else f"{row.implementation} {row.tflops:.0f}"
         for row in timed
     ]
-    wrong = [
-        f"{row.implementation}: {row.verdict}" for row in rows if row.verdict in ("fail", "error")
-    ]
+    wrong = [f"{row.implementation}: {row.verdict}" for row in rows if row.is_failure]
     return f"  {problem}: " + (", ".join(said + wrong) or "nothing could be measured")
 
 
@@ -300,27 +306,36 @@ class _Point:
         self, right: Sequence[Implementation], makers: _Makers, workload: AnyWorkload
     ) -> list[Implementation]:
         """Graphs of the implementations' calls on sets of tensors, ``workload`` and others that are
-        drawn once for all; whose calls cannot be captured gets no time."""
+        drawn once for all; whose calls cannot be captured, or whose replay leaves another output
+        than a call, gets no time."""
         bench, sets = self.bench, [workload]
         for number in range(1, num_sets(self.problem.computed.bytes(self.problem))):
             sets.append(bench.make_workload(self.problem, bench.plan.seed + number))
         found: list[Implementation] = []
         for name in [implementation.name for implementation in right]:
             try:
-                calls = [makers[name](each).launch for each in sets]
-                found.append(Replay.of(name, calls, bench.clock))
+                made = [makers[name](each) for each in sets]
+                replay, output = captured(name, made, bench.clock, workload.memory)
+                proof = Proof.of(workload.judge(output))
             except Exception as error:  # PyTorch's own errors too
                 self._untimed([name], f"in a graph: {_first_line(error)}")
+                continue
+            if proof.verdict == "pass":
+                found.append(replay)
+            else:
+                self._untimed([name], f"in a graph: {proof.note}", verdict="fail")
         return found
 
-    def _untimed(self, names: list[str], why: str) -> list[Measurement]:
+    def _untimed(
+        self, names: list[str], why: str, verdict: Verdict | None = None
+    ) -> list[Measurement]:
         """The rows of implementations with correct output whose timing failed, of several which of
         them is unknown."""
         self._check_gpu(f"one of {', '.join(names)}")
         self.rows = [
             replace(
                 row,
-                verdict="error" if row.kind == "ours" else "absent",
+                verdict=verdict or ("error" if row.kind == "ours" else "absent"),
                 note=why,
             )
             if row.implementation in names

@@ -3,14 +3,15 @@ peers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import flashsmith
-from flashsmith.benchmark.timing import Implementation
+from flashsmith.benchmark.tensor_memory import TensorMemory
+from flashsmith.benchmark.timing import Clock, Implementation, Replay
 from flashsmith.benchmark.workload import (
     AnyWorkload,
     BackwardWorkload,
@@ -29,6 +30,9 @@ class ProvableImplementation(Implementation, Protocol):
 
     def output(self) -> Any:
         """What one launch computes, in q's layout; NaN where ours wrote nothing."""
+
+    def result(self, returned: Any) -> Any:
+        """The same of what a launch returned."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,10 @@ class KernelImplementation:
     def output(self) -> Any:
         """What the workload has for an output, written over NaN."""
         self.workload.poison()
-        self.call()
+        return self.result(self.call())
+
+    def result(self, returned: Any) -> Any:
+        """What the workload has for an output, whatever was returned."""
         return self.workload.output
 
 
@@ -59,9 +66,13 @@ class GradientImplementation(KernelImplementation):
 
     def output(self) -> dict[str, Any]:
         """The gradients by name, allocated as NaN."""
-        assert isinstance(self.workload, BackwardWorkload)
         with _empty_memory_is_nan():
-            return self.workload.by_name(self.call())
+            return self.result(self.call())
+
+    def result(self, returned: Any) -> dict[str, Any]:
+        """The gradients by name."""
+        assert isinstance(self.workload, BackwardWorkload)
+        return self.workload.by_name(returned)
 
 
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
@@ -98,6 +109,36 @@ def gradient_implementation(
     forward = partial(flashsmith.attention, **workload.options, backward_config=backward_config)
     call = workload.differentiated(forward)
     return GradientImplementation(name, config, workload, call, "torch.autograd.grad")
+
+
+def captured(
+    name: str,
+    implementations: Sequence[ProvableImplementation],
+    clock: Clock,
+    memory: TensorMemory,
+    least: int | None = None,
+) -> tuple[Replay, Any]:
+    """The graph of an implementation's calls on several sets of tensors, as Replay.of() has it; and
+    what a replay writes, over NaN, where the first set's calls wrote their output.
+
+    Raises what the calls and capturing raise.
+    """
+    returned: list[Any] = [None]
+
+    def launch() -> Any:
+        # A graph's calls write again what they returned while they were captured.
+        returned[0] = implementations[0].launch()
+        return returned[0]
+
+    calls = [launch, *(it.launch for it in implementations[1:])]
+    replay = Replay.of(name, calls, clock, least)
+    with clock.running():
+        output = implementations[0].result(returned[0])
+        for tensor in output.values() if isinstance(output, Mapping) else (output,):
+            memory.poison(tensor)
+        replay.launch()
+        clock.synchronize()
+    return replay, implementations[0].result(returned[0])
 
 
 @contextmanager

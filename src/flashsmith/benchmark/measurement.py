@@ -157,6 +157,12 @@ class Measurement:
         return Environment(**{part.name: getattr(self, part.name) for part in fields(Environment)})
 
     @property
+    def is_failure(self) -> bool:
+        """Whether a run with this row has failed: an output is wrong, a peer's too, with which
+        nothing may be compared, or a kernel of ours did not finish."""
+        return self.verdict in ("fail", "error")
+
+    @property
     def is_memory_bound(self) -> bool:
         """Whether memory limits the problem on any GPU, by an operation's own count of bytes; False
         where the row names no problem that is known here."""

@@ -59,7 +59,29 @@ class PeerImplementation:
 
     def output(self) -> Any:
         """What one call computes, in q's layout."""
-        return self.in_q_layout(self.call())
+        return self.result(self.call())
+
+    def result(self, returned: Any) -> Any:
+        """What a call returned, in q's layout."""
+        return self.in_q_layout(returned)
+
+
+# Times that a peer's error may be of ours, both beside the same reference: kernels that round more
+# often, as where parts are merged in 16 bits, stay far below it, and other functions far above.
+MOST_OVER_OURS = 3.0
+
+
+def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
+    """Why a peer's result is wrong, by the largest errors of its outputs and of ours, by name; ''
+    where it is right. Peers of a wrong result get no time.
+
+    The rule of benchmarks whose problems Workload.judge() does not know.
+    """
+    return "; ".join(
+        f"{name}: error {theirs[name]:.3g}, above {MOST_OVER_OURS:g} times {error:.3g}, ours"
+        for name, error in ours.items()
+        if not theirs[name] <= MOST_OVER_OURS * error
+    )
 
 
 def torch_absence() -> str | None:

@@ -362,12 +362,19 @@ class Replay:
     calls: int
 
     @classmethod
-    def of(cls, name: str, calls: Sequence[Callable[[], Any]], clock: Clock) -> Replay:
-        """The graph of calls, each on tensors of its own: of all in turn, until they are enough.
+    def of(
+        cls,
+        name: str,
+        calls: Sequence[Callable[[], Any]],
+        clock: Clock,
+        least: int | None = None,
+    ) -> Replay:
+        """The graph of calls, each on tensors of its own: of all in turn, until they are enough, by
+        default CALLS_IN_GRAPH.
 
         Raises what the calls and capturing raise.
         """
-        every = [*calls] * -(-CALLS_IN_GRAPH // len(calls))
+        every = [*calls] * -(-(least or CALLS_IN_GRAPH) // len(calls))
         with clock.running():
             return cls(name, clock.capture(every), len(every))
 
