@@ -92,7 +92,7 @@ def test_a_row_knows_its_problem() -> None:
 
 
 def test_every_appended_row_is_in_the_file_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "deeper" / "rows.csv"
+    path = tmp_path / "rows.csv"
     with GrowingFile(path) as writer:
         assert read_rows(path) == []
         writer.write(ROW)

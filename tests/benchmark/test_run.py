@@ -342,7 +342,7 @@ def test_an_estimate_comes_first_and_what_is_left_with_every_kernel(monkeypatch,
         run_kernels([STEP_1, STEP_2], TARGET, task=SMALL, reporter=reporter)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "emulating is estimated to take about 16s"
-    assert f"proving {STEP_1} (1 of 2, about 16s left)" in lines
+    assert f"proving {STEP_1} (1 of 2, estimate: about 16s)" in lines
     assert lines[-1].startswith(f"proving {STEP_2} (2 of 2")
 
 

@@ -108,3 +108,13 @@ def test_the_tables_of_the_results_are_made_from_the_committed_rows(
     assert set(re.findall(r"<!-- table: ([\w-]+) -->", page)) == set(tool.TABLES)
     assert page.count("| 551 | 277 |") == 1
     assert tool.filled(page.replace("| 551 | 277 |", "| 552 | 277 |")) == page
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_a_page_that_names_the_implementation_says_how_it_is_registered(path: Path) -> None:
+    """transformers knows no "flashsmith" before."""
+    text = path.read_text(encoding="utf-8")
+    if 'attn_implementation="flashsmith"' in text:
+        assert "flashsmith.integrations.transformers.register(" in text

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flashsmith.benchmark.measurement_files import read_rows
+from flashsmith.benchmark.report import read_results
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError
 
@@ -84,7 +85,9 @@ def test_a_report_of_measured_files(tmp_path: Path) -> None:
     charts = sorted(path.name for path in (tmp_path / "page-charts").iterdir())
     assert f"{out}, " in result.stdout
     assert f"{len(charts)} charts beside it" in result.stdout
-    assert charts[0] == "001-throughput-of-flashsmith-over-that-of-its-peers.svg"
+    assert charts[0] == (
+        "001-throughput-of-flashsmith-over-that-of-its-peers-forward-on-nvidia-h200.svg"
+    )
     assert len(charts) > 20
     assert [f'<section id="{name}">' in page for name in ("ablation", "space")] == [True, True]
 
@@ -114,3 +117,21 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path: Path) -> N
     assert run("report", RAW / "factory-run-prog.json", "-o", page).exit_code == 0
     with pytest.raises(DependencyError, match=r"\.\[bench\]"):
         run("progression", "--plot", "ablation.png")
+
+
+def test_the_readmes_report_works_in_a_clone(tmp_path: Path) -> None:
+    root = RAW.parents[1]
+    lines = (root / "README.md").read_text(encoding="utf-8").splitlines()
+    (shown,) = (line for line in lines if line.startswith("flashsmith report "))
+    words = shown.partition("#")[0].split()[1:]
+    paths = [path for word in words[1:] for path in sorted(root.glob(word))]
+    assert len(paths) > 20
+    assert run(words[0], *paths, "-o", tmp_path / "report.html").exit_code == 0
+
+
+def test_every_committed_file_of_two_gpus_is_read() -> None:
+    """Logs that are no result are passed over, whichever of their lines look like rows."""
+    endings = (".csv", ".json", ".csv.gz", ".jsonl.gz")
+    paths = [path for path in sorted(RAW.parent.glob("h*00/*")) if path.name.endswith(endings)]
+    results = read_results(paths)
+    assert {row.gpu for row in results.compared} >= {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}

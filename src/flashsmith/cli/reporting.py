@@ -116,10 +116,9 @@ def report(
             if PASSED_OVER in source.what:
                 reporter.say(f"{source.path}: {source.what}")
         if len(found.versions) > 1:
-            newest = next(iter(found.versions)) or "rows that name no version"
             reporter.say(
-                f"rows of {len(found.versions)} versions: the key figures are of {newest}, "
-                "measured last; the page has a table of all"
+                f"rows of {len(found.versions)} versions: of each problem the one measured last "
+                "counts; the page has a table of all"
             )
         reporter.say(f"writing the page of {counted(len(found.rows), 'row')}")
         written = write_page(make_page(found, title), out)

@@ -134,7 +134,7 @@ ROW = ProfileRow(
 
 
 def test_rows_read_back_as_they_were(tmp_path) -> None:
-    path = tmp_path / "new" / "rows.csv"
+    path = tmp_path / "rows.csv"
     with Ledger(path) as ledger:
         ledger.write(ROW)
         ledger.write(replace(ROW, seq_q=2048, seq_k=2048))

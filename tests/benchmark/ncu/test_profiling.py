@@ -180,7 +180,7 @@ def test_of_several_launches_the_median_counts(fake) -> None:
 
 
 def test_rows_that_are_there_are_not_profiled_again(fake, tmp_path) -> None:
-    path = tmp_path / "profiles" / "all.csv"
+    path = tmp_path / "all.csv"
     with Ledger(path) as ledger:
         for row in profile(fake, [PLAIN], [SHORT, LONG]):
             ledger.write(row)

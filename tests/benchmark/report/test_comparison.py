@@ -8,13 +8,14 @@ import pytest
 from sample_rows import CONFIG, bench_rows, cache_rows, elsewhere, row, search_rows
 
 from flashsmith.benchmark.report.comparison import (
-    by_kind,
     describe,
     last_measured,
     make_groups,
     make_points,
     peer_order,
     ratios,
+    split_semantics,
+    summaries,
     titles,
 )
 from flashsmith.benchmark.report.results import Results, rate_of, unit_of
@@ -183,10 +184,10 @@ def test_titles_tell_groups_apart_by_what_differs() -> None:
 def test_settings_that_one_fact_does_not_tell_apart_are_named_by_several() -> None:
     rows = [row(), row(gpu="H100"), row(gpu="H100", torch="2.12"), row(gpu="", revision="")]
     assert [title.removeprefix("d 128, fp16, full, 16 heads, ") for title in titles(rows)] == [
-        "NVIDIA H200, PyTorch 2.11.0+cu130",
+        "NVIDIA H200",
         "H100, PyTorch 2.11.0+cu130",
         "H100, PyTorch 2.12",
-        "PyTorch 2.11.0+cu130",
+        "a GPU that is not named",
     ]
 
 
@@ -199,16 +200,59 @@ def test_ratios_are_of_the_problems_that_have_both() -> None:
 
 def test_problems_are_of_a_kind_by_head_dimension_and_mask() -> None:
     rows = [*bench_rows(), row(d=64), row("fa2", d=32)]
-    kinds = by_kind(make_points(rows))
-    assert {kind: len(points) for kind, points in kinds.items()} == {
+    (forward,) = summaries(make_points(rows))
+    assert {kind: len(points) for kind, points in forward.kinds.items()} == {
         (64, "full"): 1, (128, "causal"): 3, (128, "full"): 3,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("semantics", "parts"),
+    [
+        ("plain", ("forward", "full")),
+        ("causal+packed+uneven", ("forward", "causal, packed, uneven")),
+        ("backward+causal+only_dq", ("backward, only dq", "causal")),
+        ("decode+page16", ("decode", "page16")),
+        ("of_another_package", ("of_another_package", "full")),
+    ],
+)
+def test_a_rows_operation_and_its_mask(semantics: str, parts: tuple[str, str]) -> None:
+    assert split_semantics(row(semantics=semantics)) == parts
+
+
+def test_gpus_operations_and_units_are_summed_up_apart() -> None:
+    """A mean over two GPUs, or a headline below a higher figure of the table, says nothing."""
+    rows = [
+        *bench_rows(),
+        row(semantics="backward", tflops=660.0),
+        row(semantics="backward+only_dq", tflops=700.0),
+        *cache_rows(),
+        row(gpu="H100", tflops=900.0),
+    ]
+    found = summaries(last_measured(make_points(rows)))
+    assert [one.title for one in found] == [
+        "forward on NVIDIA H200",
+        "backward on NVIDIA H200",
+        "backward, only dq on NVIDIA H200",
+        "decode on NVIDIA H200",
+        "forward on H100",
+    ]
+    for one in found:
+        assert len({point.row.gpu for point in one.points}) == 1
+        assert len({unit_of(point.row) for point in one.points}) == 1
+        # The headline is the most that the table shows.
+        rates = [rate_of(point.flashsmith) for points in one.kinds.values() for point in points]
+        assert rate_of(one.fastest) == max(rates)
+    assert [round(rate_of(one.fastest)) for one in found] == [360, 660, 700, 3, 900]
 
 
 def test_of_several_versions_of_a_problem_the_last_counts() -> None:
     rows = [row(tflops=10.0), row(tflops=20.0, revision="v2", time="2027-01-01"), row(seq=512)]
     last = last_measured(make_points(rows))
     assert [point.flashsmith.tflops for point in last] == [300.0, 20.0]
+    elsewhere = row(tflops=30.0, gpu="H100", time="2028-01-01")
+    last = last_measured(make_points([*rows, elsewhere]))
+    assert sorted(point.flashsmith.tflops for point in last) == [20.0, 30.0, 300.0]
 
 
 def test_points_name_their_failures() -> None:

@@ -127,7 +127,8 @@ def test_every_chart_says_what_it_shows(full: Results) -> None:
     # Ratios, full, causal, the roofline.
     assert len(charts) == 4
     assert charts[0]["aria-label"] == (
-        "Throughput of flashsmith over that of its peers: 12 ratios in 2 rows"
+        "Throughput of flashsmith over that of its peers, forward on NVIDIA H200: "
+        "12 ratios in 2 rows"
     )
     assert charts[1]["aria-label"] == (
         "TFLOP/s by length, d 128, fp16, full, 16 heads: 360 flashsmith, 327 fa2, 540 cudnn"
@@ -156,7 +157,7 @@ def test_the_overview_has_ratios_by_head_dimension_and_mask(full: Results) -> No
 def test_means_of_ratios_are_geometric() -> None:
     rows = [row(seq=512), row(seq=1024), row("fa2", 512, 100.0), row("fa2", 1024, 400.0)]
     page = text_of(page_of(Results(rows=tuple(rows))))
-    assert "1.500 geometric mean; 0.75 to 3.00; ahead in 1 of 2 problems" in page
+    assert "1.500 times fa2, the geometric mean; 0.75 to 3.00; ahead in 1 of 2 problems" in page
 
 
 def test_the_problems_have_their_ratios_and_config(full: Results) -> None:
@@ -184,6 +185,7 @@ def test_a_wrong_output_stands_in_place_of_a_rate() -> None:
 def test_over_caches_rates_are_terabytes_below_what_the_dram_gives() -> None:
     page = read(Results(rows=(*cache_rows(), *bench_rows()), rooflines=(ROOFLINE,)))
     cells = page.cells["problems"]
+    assert page.charts[0]["aria-label"].startswith("Throughput of flashsmith")
     heading = cells.index("of DRAM")
     assert cells[heading - 3 : heading + 4] == [
         "problem", "flashsmith", "us", "of DRAM", "free split", "fa2", "cudnn",
@@ -201,13 +203,16 @@ def test_over_caches_rates_are_terabytes_below_what_the_dram_gives() -> None:
     first = plain.index("d 128, fp16, full, 16 heads, 16 x 1024")
     assert plain[first : first + 3] == cells[(at := cells.index(plain[first])) : at + 3]
     overview = page.cells["overview"]
-    kind = overview.index("d 128, decode (TB/s)")
+    # A table of one unit, which its heading names.
+    heading = overview.index("TB/s from")
+    kind = overview.index("d 128, full", heading)
     assert overview[kind + 1 : kind + 4] == ["3", "0.53", "2.98"]
+    assert overview.index("TFLOP/s from") < heading
 
 
 def test_of_a_page_of_caches_alone_the_fastest_has_terabytes() -> None:
     html = page_of(Results(rows=tuple(cache_rows())))
-    assert "2.98 TB/s<small>d 128, bf16, decode" in html
+    assert "2.98 TB/s<small>at most: d 128, bf16, decode" in html
     assert "of DRAM" in html
 
 
@@ -248,7 +253,9 @@ def test_the_search_tells_what_became_of_its_configs(full: Results) -> None:
     cells = reader.cells["space"]
     assert "wrong: o[0]" in cells
     at = cells.index("d 128, fp16, full, 16 heads, 16 x 4096", cells.index("best config"))
-    assert cells[at + 1 : at + 9] == ["mma_sync", "8", "1", "1", "335", "99.7%", "80.9%", "79.7%"]
+    assert cells[at + 1 : at + 9] == [
+        "mma_sync", "8", "1", "1", "335 TFLOP/s", "99.7%", "80.9%", "79.7%",
+    ]  # fmt: skip
 
 
 def test_of_a_large_search_the_best_are_listed_and_the_rest_is_counted() -> None:
@@ -263,8 +270,8 @@ def test_of_a_large_search_the_best_are_listed_and_the_rest_is_counted() -> None
     text = "1,000 slower configs are left out; the files have them, and the table above counts them"
     assert f"{text}." in reader.notes
     assert "100 more heat maps are left out." in reader.notes
-    assert reader.cells["space"].count("107.0") == 200
-    assert reader.cells["space"].count("104.0") == 0
+    assert reader.cells["space"].count("107.0 TFLOP/s") == 200
+    assert reader.cells["space"].count("104.0 TFLOP/s") == 0
 
 
 def test_an_ablations_table_and_its_changes(full: Results) -> None:
@@ -309,10 +316,30 @@ def test_mixed_environments_are_flagged_and_kept_apart() -> None:
     reader = read(Results(rows=(*bench_rows(), *elsewhere(bench_rows()))))
     assert any("2 environments, which differ in: GPU, driver." in note for note in reader.notes)
     assert "NVIDIA H100" in reader.cells["problems"]
-    # Ratios, and a chart for each GPU and mask, which its title names.
-    assert len(reader.charts) == 5
-    assert reader.charts[1]["aria-label"].startswith(
-        "TFLOP/s by length, d 128, fp16, full, 16 heads, NVIDIA H100: "
+    # Ratios of each GPU, and a chart for each GPU and mask, which its title names.
+    assert len(reader.charts) == 6
+    full = "TFLOP/s by length, d 128, fp16, full, 16 heads, NVIDIA "
+    named = [str(chart["aria-label"]).removeprefix(full)[:4] for chart in reader.charts[2::2]]
+    assert sorted(named) == ["H100", "H200"]
+
+
+def test_gpus_have_tables_and_headlines_of_their_own() -> None:
+    rows = (*bench_rows(), *elsewhere(bench_rows()), row(gpu="NVIDIA H100", semantics="backward"))
+    page = page_of(Results(rows=rows))
+    for gpu in ("NVIDIA H200", "NVIDIA H100"):
+        assert f"<dt>flashsmith, forward on {gpu}</dt>" in page
+        assert f"<span>forward on {gpu}: geometric means for each" in page
+        assert f"<span>TFLOP/s of every problem, on {gpu}</span>" in page
+    assert "<dt>flashsmith, backward on NVIDIA H100</dt>" in page
+    assert "backward on NVIDIA H200" not in page
+
+
+def test_a_headline_is_the_most_that_the_tables_show() -> None:
+    """The version that was measured last is not the one that was fastest."""
+    new = row(d=64, tflops=100.0, revision="v2", time="2026-11-30T00:00:00+00:00")
+    page = text_of(page_of(Results(rows=(*bench_rows(), new))))
+    assert (
+        "forward on NVIDIA H200 360 TFLOP/s at most: d 128, fp16, full, 16 heads, 8 x 8192" in page
     )
 
 
@@ -338,6 +365,7 @@ def test_no_results_are_a_page() -> None:
 
 
 def test_the_charts_lie_beside_the_page(full: Results, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
     out = tmp_path / "new" / "page.html"
     written = write_page(make_page(full), out)
     assert written[0] == out
@@ -396,7 +424,7 @@ def text_of(html: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 
-def test_the_key_figures_are_of_one_version_and_say_so() -> None:
+def test_the_key_figures_are_of_each_problems_last_version_and_say_so() -> None:
     """An old file beside a new one once changed the headline, and nobody was told."""
     new = [replace(one, revision="v2", time="2026-11-22T00:00:00+00:00") for one in bench_rows()]
     old = [
@@ -409,27 +437,32 @@ def test_the_key_figures_are_of_one_version_and_say_so() -> None:
     alone, both = (make_page(Results(rows=tuple(rows))).html for rows in (new, [*old, *new]))
     for page in (alone, both):
         tiles = text_of(page[page.index('class="tiles"') : page.index("</dl>")])
-        assert "flashsmith / fa2 1.100 geometric mean" in tiles
+        assert "1.100 times fa2, the geometric mean" in tiles
         assert "ahead in 6 of 6 problems" in tiles
-    said = "The key figures are of v2 alone, the version that was measured last."
+    said = "Rows are of 2 versions: of each problem on a GPU the one that was measured last counts"
     assert said not in alone
     assert said in both
-    assert "v2 2026-11-22 6 1.100 0.667 v1 2026-11-21 7 0.550 0.333" in text_of(both)
+    assert (
+        "v2 NVIDIA H200 forward 2026-11-22 6 1.100 0.667 "
+        "v1 NVIDIA H200 forward 2026-11-21 7 0.550 0.333"
+    ) in text_of(both)
     # The ratios by kind are of each problem's last version, the charts name theirs.
     assert "d 128, full 4 1 360 1.10" in text_of(both)
     assert "<h3>d 128, fp16, full, 16 heads, v1</h3>" in both
 
 
 @pytest.mark.parametrize(
-    ("name", "title"),
+    ("name", "chart_name"),
     [
-        ("full", "d 128, fp16, full, 16 heads, csrc 51bdeeddc9db"),
-        ("causal", "d 128, fp16, causal, 16 heads"),
+        ("full", "d-128-fp16-full-16-heads-csrc-51bdeeddc9db.svg"),
+        ("causal", "d-128-fp16-causal-16-heads.svg"),
     ],
 )
-def test_the_charts_of_the_documents_are_those_of_the_committed_rows(name: str, title: str) -> None:
+def test_the_charts_of_the_documents_are_those_of_the_committed_rows(
+    name: str, chart_name: str
+) -> None:
     """`flashsmith report attention-speed.csv` writes them; copy them again where they differ."""
-    charts = make_page(read_results([RAW / "attention-speed.csv"])).charts.values()
-    (chart,) = (chart for chart in charts if f">{title}</text>" in chart)
+    charts = make_page(read_results([RAW / "attention-speed.csv"])).charts
+    (chart,) = (text for number, text in charts.items() if number[4:] == chart_name)
     committed = (DOCS / f"speed-d128-{name}.svg").read_text(encoding="utf-8")
     assert chart.partition("</style>")[2] == committed.partition("</style>")[2]

@@ -9,25 +9,31 @@ from pathlib import Path
 import pytest
 from ablations import TIMED
 from chromium import Chromium, find_chromium
-from sample_rows import PROFILED, ROOFLINE, bench_rows, elsewhere, search_rows, wrong_row
+from sample_rows import PROFILED, ROOFLINE, bench_rows, elsewhere, row, search_rows, wrong_row
 
-from flashsmith.benchmark.report import make_page, write_page
+from flashsmith.benchmark.report import make_page, read_results, write_page
 from flashsmith.benchmark.report.results import Results, Source
 
+RAW = Path(__file__).parents[3] / "benchmarks"
 CHROMIUM = find_chromium()
 # Not among the skips that CI accepts: there the page must be looked at.
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="needs Chromium: it is not installed (apt-get install chromium)"
 )
 
+D_64 = [
+    row(seq=seq, d=64, semantics=semantics, tflops=0.1 * seq)
+    for semantics in ("plain", "causal")
+    for seq in (2048, 4096, 8192)
+]
 RESULTS = Results(
-    rows=(*bench_rows(), *elsewhere(bench_rows()), wrong_row(), *search_rows()),
+    rows=(*bench_rows(), *elsewhere(bench_rows()), wrong_row(), *search_rows(), *D_64),
     ablations=(TIMED,),
     profiles=(PROFILED,),
     rooflines=(ROOFLINE,),
     sources=(Source(Path("rows.csv"), "benchmark rows", 44),),
 )
-TABLES = 13
+TABLES = 15
 ROWS = "[...document.querySelector('#problems tbody').rows]"
 COLUMN = ROWS + ".map(r => r.cells[{}].textContent)"
 
@@ -52,8 +58,8 @@ def browser(page: Path) -> Iterator[Chromium]:
 def test_it_shows_all_of_its_parts(browser: Chromium) -> None:
     assert browser.evaluate("document.title") == "Kernels & <peers>"
     assert browser.evaluate("document.querySelector('h1').textContent") == "Kernels & <peers>"
-    # By kind, failed, problems, gaps, ablation, the space: lost, problems, best, a heat map,
-    # roofline, profiler, environment, files.
+    # By kind and problems of 2 GPUs, failed, gaps, ablation, the space: lost, problems, best, a
+    # heat map, roofline, profiler, environment, files.
     assert browser.evaluate("document.querySelectorAll('table').length") == TABLES
     shown = browser.evaluate("[...document.querySelectorAll('section')].map(s => s.id)")
     assert shown == [
@@ -68,16 +74,15 @@ def test_every_chart_is_drawn_and_described(browser: Chromium) -> None:
     boxes = browser.evaluate(
         "[...document.querySelectorAll('svg')].map(s => [s.getBBox().width, s.clientWidth])"
     )
-    # Ratios, 2 kinds of problem on 2 GPUs and the wrong kernel's length, a roofline.
-    assert len(boxes) == 6
+    # Ratios of 2 GPUs, 4 and 2 kinds of problem on them, 2 rooflines.
+    assert len(boxes) == 10
     assert all(drawn > 300 and shown > 300 for drawn, shown in boxes)
     described = "[...document.querySelectorAll('svg')].map(s => s.ariaLabel.length > 20)"
     assert all(browser.evaluate(described))
 
 
-def test_no_shape_of_a_chart_leaves_it(browser: Chromium) -> None:
-    outside = browser.evaluate(
-        """[...document.querySelectorAll('svg.chart')].flatMap(svg => {
+# What leaves the box of the chart that it is in.
+OUTSIDE = """[...document.querySelectorAll('svg.chart')].flatMap(svg => {
             const box = svg.getBoundingClientRect();
             return [...svg.children].filter(one => {
                 const own = one.getBoundingClientRect();
@@ -85,15 +90,38 @@ def test_no_shape_of_a_chart_leaves_it(browser: Chromium) -> None:
                     || own.top < box.top - 1 || own.bottom > box.bottom + 1;
             }).map(one => one.outerHTML);
         })"""
-    )
-    assert outside == []
+
+
+def test_no_shape_of_a_chart_leaves_it(browser: Chromium) -> None:
+    assert browser.evaluate(OUTSIDE) == []
+
+
+def test_nor_does_one_of_what_was_measured(tmp_path: Path) -> None:
+    """Real names and rates, on two GPUs: a label that is cut off is found by looking alone."""
+    files = [*RAW.glob("h200/attention-speed.csv"), *RAW.glob("h200/backward-*.csv")]
+    files += [
+        *RAW.glob("h*00/verdict-*"),
+        *RAW.glob("h*00/decode.jsonl.gz"),
+        RAW / "h200/roofline.txt",
+    ]
+    write_page(make_page(read_results(sorted(files))), tmp_path / "page.html")
+    assert CHROMIUM is not None
+    with Chromium(CHROMIUM) as browser:
+        browser.resize(1280, 900)
+        browser.open(tmp_path / "page.html")
+        assert browser.evaluate("document.querySelectorAll('svg.chart').length") > 50
+        assert browser.evaluate(OUTSIDE) == []
+        for chart in sorted((tmp_path / "page-charts").iterdir())[::10]:
+            browser.open(chart)
+            assert browser.evaluate(OUTSIDE) == [], chart.name
 
 
 def test_pointing_at_a_length_shows_its_figures(browser: Chromium) -> None:
-    browser.evaluate("document.querySelector('#throughput .hit').scrollIntoView()")
+    hit = "document.querySelectorAll('#throughput .hit')[1]"
+    browser.evaluate(f"{hit}.scrollIntoView()")
     x, y = browser.evaluate(
-        """(() => { const box = document.querySelector('#throughput .hit').getBoundingClientRect();
-            return [box.x + box.width / 2, box.y + box.height / 2]; })()"""
+        f"(() => {{ const box = {hit}.getBoundingClientRect();"
+        " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
     )
     browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     tip = "document.querySelector('.tip')"
@@ -155,7 +183,7 @@ def test_a_filter_of_the_page_leaves_one_mask(browser: Chromium) -> None:
     assert browser.evaluate(f"[...{select}.options].map(o => o.text)") == ["all", "causal", "full"]
     before = browser.evaluate(figures)
     browser.evaluate(change.replace("VALUE", "causal"))
-    assert browser.evaluate(figures) == 2
+    assert browser.evaluate(figures) == 3
     rows = f"{ROWS}.filter(r => !r.hidden).map(r => r.cells[0].textContent)"
     left = browser.evaluate(rows)
     assert len(left) == 6

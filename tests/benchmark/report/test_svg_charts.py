@@ -10,19 +10,23 @@ from dataclasses import replace
 import pytest
 
 from flashsmith.benchmark.report.page import page_templates
+from flashsmith.benchmark.report.results import FLASHSMITH
 from flashsmith.benchmark.report.svg_charts import (
+    DRAM_READ,
     WIDTH,
     Chart,
     Series,
     Strip,
     Trace,
     lines_by_length,
+    places_of,
     ratio_strips,
     robust_range,
     roofline,
     spread_out,
 )
 
+PLACES = places_of(["fa2", "cudnn", "flex", "mem_efficient"])
 LENGTHS = ((1024, 16), (4096, 16), (16384, 4))
 SERIES = [
     Series("flashsmith", (340.0, 360.0, 367.0), strong=True),
@@ -40,7 +44,7 @@ CEILINGS = {"mma registers": 617.0, "mma shared": 610.0}
 
 
 def lines(series=SERIES, lengths=LENGTHS) -> Chart:
-    return lines_by_length("d 128", lengths, series, "", {})
+    return lines_by_length("d 128", lengths, series, "", {}, PLACES)
 
 
 def of_class(chart: Chart, name: str) -> list:
@@ -52,7 +56,7 @@ def points(shape) -> list[tuple[float, ...]]:
 
 
 def labels(chart: Chart) -> list[str]:
-    return [shape.text for shape in of_class(chart, "label")]
+    return [shape.text for shape in of_class(chart, "label") if shape.tag == "text"]
 
 
 def check_layout(chart: Chart) -> None:
@@ -150,6 +154,52 @@ def test_an_implementation_has_its_colour_in_every_chart() -> None:
     assert len({colour(SERIES[:4], one.name) for one in SERIES[1:4]}) == 3
 
 
+KNOWN = (
+    "fa2", "cudnn", "mem_efficient", "flex", "flash_attn_2", "flash_attn_3", "flash_attn_4",
+    "flashinfer",
+)  # fmt: skip
+
+
+def test_peers_have_places_of_their_own_whichever_a_page_shows() -> None:
+    everything = places_of([*KNOWN, "mine"])
+    assert len(set(everything.values())) == len(everything)
+    for name in KNOWN:
+        assert places_of([name]) == {name: everything[name]}
+        assert places_of(["other", name])[name] == everything[name]
+    # Of names that are not known here only what others leave free is taken.
+    few = places_of(["one", "two", "fa2"])
+    assert (
+        len({*few.values(), Series(FLASHSMITH, ()).place(few), Series(DRAM_READ, ()).place(few)})
+        == 5
+    )
+
+
+def test_a_peer_has_one_colour_in_charts_of_every_kind() -> None:
+    places = places_of(["flashinfer", "stranger"])
+    for name in places:
+        line = of_class(
+            lines_by_length("", LENGTHS[:1], [Series(name, (1.0,))], "", {}, places), "line"
+        )
+        point = of_class(ratio_strips("", [Strip("d", [(1.1, name, "")])], "", places), "point")
+        colours = {shape.attributes["class"].split()[1] for shape in (*line, *point)}
+        assert colours == {f"c{places[name]}"}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_peers_name_is_cut(name: str) -> None:
+    """Neither where its line ends early, nor in the legend of ratios."""
+    places = places_of([*KNOWN])
+    chart = lines([Series("fa2", (1.0, 2.0, 3.0)), Series(name, (None, 12345.0, None))])
+    assert f"12345 {name} at 4096" in labels(chart)
+    check_layout(chart)
+    ratios = [(1.0 + n / 10, peer, "") for n, peer in enumerate(KNOWN)]
+    strips = [Strip("d 128, causal, packed, uneven, and what else a mask may be called", ratios)]
+    chart = ratio_strips("Ratios", strips, "", places)
+    assert f"over {name}" in labels(chart)
+    assert strips[0].name in " ".join(labels(chart))
+    check_layout(chart)
+
+
 def test_a_single_length_is_drawn_as_points_that_say_what_they_are() -> None:
     chart = lines([replace(one, rates=one.rates[:1]) for one in SERIES], LENGTHS[:1])
     assert labels(chart) == ["340 flashsmith", "341 best of 80", "321 fa2", "551 cudnn"]
@@ -177,7 +227,7 @@ def test_ratios_lie_on_both_sides_of_one() -> None:
         Strip("d 64, full", [(0.8, "fa2", "slow"), (1.3, "cudnn", "fast")]),
         Strip("d 128, causal", [(1.0, "fa2", "level")]),
     ]
-    chart = ratio_strips("Ratios", strips, "")
+    chart = ratio_strips("Ratios", strips, "", PLACES)
     check_layout(chart)
     one = points(of_class(chart, "one")[0])[0][0]
     placed = {
@@ -189,7 +239,7 @@ def test_ratios_lie_on_both_sides_of_one() -> None:
 
 def test_a_ratio_far_beyond_the_others_is_at_the_edge_and_marked() -> None:
     ratios = [(1 + n / 100, "fa2", str(n)) for n in range(20)]
-    chart = ratio_strips("Ratios", [Strip("d 64", [*ratios, (1e9, "fa2", "far")])], "")
+    chart = ratio_strips("Ratios", [Strip("d 64", [*ratios, (1e9, "fa2", "far")])], "", PLACES)
     (beyond,) = of_class(chart, "beyond")
     assert beyond.tip == "far"
     assert len(of_class(chart, "point")) == 20
@@ -202,9 +252,34 @@ def test_a_ratio_far_beyond_the_others_is_at_the_edge_and_marked() -> None:
 @pytest.mark.parametrize("dram", [4.5, None])
 def test_kernels_lie_below_named_ceilings(dram) -> None:
     chart = roofline("H200", dram, CEILINGS, TRACES, "", {})
-    assert labels(chart) == ["617 mma registers", "610 mma shared", "360 full", "338 causal"]
+    assert labels(chart) == [
+        "617 mma registers", "610 mma shared", "360", "338", "360 full", "338 causal",
+    ]  # fmt: skip
     assert ("DRAM 4.50 TB/s" in [shape.text for shape in chart.shapes]) == bool(dram)
-    assert [shape.tip for shape in of_class(chart, "mark")] == ["first", "second", "third"]
+    # Those of the legend say nothing when they are pointed at.
+    assert [shape.tip for shape in of_class(chart, "mark") if shape.tip] == [
+        "first", "second", "third",
+    ]  # fmt: skip
+    check_layout(chart)
+
+
+def test_all_kernels_of_a_roofline_have_flashsmiths_colour() -> None:
+    """Another colour would be a peer's."""
+    traces = [replace(TRACES[0], name=f"kind {n}") for n in range(10)]
+    chart = roofline("H200", None, {}, traces, "", {})
+    assert {shape.attributes["class"] for shape in of_class(chart, "line")} == {"line c0"}
+    assert len({shape.attributes["d"] for shape in of_class(chart, "mark")}) == 10
+
+
+def test_no_label_of_a_roofline_is_cut() -> None:
+    name = (
+        "causal, packed, uneven, page16, 128:16 heads, 4 queries, and what else a kernel computes"
+    )
+    chart = roofline(
+        "H200", 4.5, {"mma shared 16 rows": 600.0}, [replace(TRACES[0], name=name)], "", {}
+    )
+    assert f"360 {name}" in " ".join(labels(chart))
+    assert "600 mma shared 16 rows" in labels(chart)
     check_layout(chart)
 
 
@@ -242,5 +317,5 @@ def test_colours_stand_out_from_the_page(dark: bool) -> None:
         low, high = sorted((luminance(known[name]), luminance(known["surface"])))
         return (high + 0.05) / (low + 0.05)
 
-    assert min(contrast(f"c{place}") for place in range(8)) >= 3  # for graphics
+    assert min(contrast(f"c{place}") for place in range(12)) >= 3  # for graphics
     assert min(map(contrast, ("ink", "muted", "bad"))) >= 4.5  # for text

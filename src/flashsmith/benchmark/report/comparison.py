@@ -16,11 +16,14 @@ from flashsmith.benchmark.report.results import (
     Setting,
     is_flashsmith,
     name_of,
+    rate_of,
     setting_facts,
     setting_of,
 )
 from flashsmith.benchmark.timing import IN_GRAPHS
 from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError
+from flashsmith.operations import parse_kind
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,34 @@ class Group:
     def first(self) -> Measurement:
         """A row that says what all points share."""
         return self.points[0].row
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one operation does on one GPU: points of one unit on which flashsmith has a figure."""
+
+    gpu: str
+    operation: str
+    points: tuple[Point, ...]
+
+    @property
+    def title(self) -> str:
+        """For example 'forward on NVIDIA H200'."""
+        return f"{self.operation} on {gpu_words(self.gpu)}"
+
+    @property
+    def fastest(self) -> Measurement:
+        """flashsmith's highest rate."""
+        rows = [row for point in self.points if (row := point.flashsmith)]
+        return max(rows, key=lambda row: rate_of(row) or 0.0)
+
+    @property
+    def kinds(self) -> dict[tuple[int, str], list[Point]]:
+        """The points by head dimension and mask, in that order."""
+        found: dict[tuple[int, str], list[Point]] = {}
+        for point in self.points:
+            found.setdefault((point.row.d, split_semantics(point.row)[1]), []).append(point)
+        return dict(sorted(found.items()))
 
 
 def make_points(rows: Iterable[Measurement]) -> list[Point]:
@@ -182,6 +213,14 @@ def _group_key(row: Measurement) -> tuple[Any, ...]:
     return (setting_of(row), row.d, row.dtype, row.semantics, row.heads_q, row.heads_k, seq_q)
 
 
+def by_gpu(points: Iterable[Point]) -> dict[str, list[Point]]:
+    """The points of each GPU, that of most points first."""
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        found.setdefault(point.row.gpu, []).append(point)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
 def order(row: Measurement) -> tuple[Any, ...]:
     """Sorts plain problems before masked ones, equal heads before grouped ones, d 128 first."""
     semantics = (row.semantics != "plain", len(row.semantics), row.semantics)
@@ -202,6 +241,26 @@ def sizes(row: Measurement) -> tuple[int, int, int]:
 def mask_of(row: Measurement) -> str:
     """A problem's semantics in words: 'full', 'causal, packed'."""
     return "full" if row.semantics == "plain" else row.semantics.replace("+", ", ")
+
+
+def split_semantics(row: Measurement) -> tuple[str, str]:
+    """What a row computes, in words, and under which mask: ('backward, only dq', 'causal, packed').
+
+    The operation of a package that is not installed is named by the row's first word.
+    """
+    words = row.semantics.split("+")
+    try:
+        operation, semantics, page, gradients = parse_kind(row.semantics)
+    except ArgumentError:
+        return words[0], ", ".join(words[1:]) or "full"
+    about = [operation, gradients.replace("_", " ")]
+    mask = [*semantics.words(), f"page{page}" if page else ""]
+    return ", ".join(filter(None, about)), ", ".join(filter(None, mask)) or "full"
+
+
+def gpu_words(gpu: str) -> str:
+    """A GPU's name, or that there is none."""
+    return gpu or "a GPU that is not named"
 
 
 def facets(row: Measurement, without: str = "") -> dict[str, str]:
@@ -239,20 +298,26 @@ def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
 
 
 def titles(rows: Sequence[Measurement]) -> list[str]:
-    """A title for the group of each row: what it is about, and where several are about the same,
-    the batch and the facts of the setting that tell them apart."""
-    alike: dict[str, list[Measurement]] = {}
+    """A title for the group of each row: what it is about, the GPU where there are several, and
+    where several are about the same, the batch and the facts of the setting that tell them
+    apart."""
+    several_gpus = len({row.gpu for row in rows}) > 1
+
+    def about(row: Measurement) -> tuple[str, ...]:
+        return (describe(row), *[gpu_words(row.gpu)] * several_gpus)
+
+    alike: dict[tuple[str, ...], list[Measurement]] = {}
     for row in rows:
-        alike.setdefault(describe(row), []).append(row)
+        alike.setdefault(about(row), []).append(row)
     settings = {
-        about: setting_words(dict.fromkeys(map(setting_of, found)))
-        for about, found in alike.items()
+        words: setting_words(dict.fromkeys(map(setting_of, found)))
+        for words, found in alike.items()
     }
     made = []
     for row in rows:
-        about = describe(row)
-        several = len({other.batch for other in alike[about]}) > 1
-        parts = (about, f"batch {row.batch}" if several else "", settings[about][setting_of(row)])
+        words = about(row)
+        several = len({other.batch for other in alike[words]}) > 1
+        parts = (*words, f"batch {row.batch}" if several else "", settings[words][setting_of(row)])
         made.append(", ".join(filter(None, parts)))
     return made
 
@@ -274,19 +339,31 @@ def ratios(points: Iterable[Point], peer: str) -> list[float]:
 
 
 def last_measured(points: Iterable[Point]) -> list[Point]:
-    """Of points of one problem, in several versions or settings, the one that was measured last."""
+    """Of points of one problem on one GPU, in several versions or settings, the one that was
+    measured last."""
     last: dict[Any, Point] = {}
     for point in points:
-        key = (*_group_key(point.row)[1:], *sizes(point.row))
+        key = (point.row.gpu, *_group_key(point.row)[1:], *sizes(point.row))
         if key not in last or point.row.time >= last[key].row.time:
             last[key] = point
     return list(last.values())
 
 
-def by_kind(points: Iterable[Point]) -> dict[tuple[int, str], list[Point]]:
-    """The points that flashsmith has a figure on, by head dimension and mask, in that order."""
-    found: dict[tuple[int, str], list[Point]] = {}
-    for point in points:
-        if point.flashsmith:
-            found.setdefault((point.row.d, mask_of(point.row)), []).append(point)
-    return dict(sorted(found.items()))
+def summaries(points: Iterable[Point]) -> list[Summary]:
+    """Of each GPU and operation what flashsmith has a figure on: one headline, and one unit."""
+    found = []
+    for gpu, on_gpu in by_gpu(point for point in points if point.flashsmith).items():
+        parts: dict[tuple[str, bool], list[Point]] = {}
+        for point in on_gpu:
+            operation = split_semantics(point.row)[0]
+            parts.setdefault((operation, point.row.is_memory_bound), []).append(point)
+        for operation, bound in sorted(parts, key=lambda part: (_rank(part[0]), part)):
+            found.append(Summary(gpu, operation, tuple(parts[operation, bound])))
+    return found
+
+
+def _rank(operation: str) -> int:
+    """Forward passes first, then backward ones, then over caches, then others."""
+    known = ("forward", "backward", "decode")
+    name = operation.partition(",")[0]
+    return known.index(name) if name in known else len(known)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from flashsmith.benchmark.report.comparison import (
     Group,
     Point,
+    Summary,
     facets,
     peer_order,
     problem_words,
@@ -20,6 +21,7 @@ from flashsmith.benchmark.report.results import (
     unit_of,
 )
 from flashsmith.benchmark.report.svg_charts import (
+    DRAM_READ,
     Chart,
     Series,
     Strip,
@@ -33,9 +35,11 @@ MOST_PEERS = 12
 _MOST_STRIPS = 30
 
 
-def throughput_charts(groups: Sequence[Group], rooflines: Sequence[Roofline]) -> Iterator[Chart]:
+def throughput_charts(
+    groups: Sequence[Group], rooflines: Sequence[Roofline], places: Mapping[str, int]
+) -> Iterator[Chart]:
     """TFLOP/s by length, for each group in which anything has a rate; over caches TB/s, below what
-    the GPU's memory gives."""
+    the GPU's memory gives. A peer has its place of `places` in every chart."""
     dram = {one.gpu: one.rate("dram_read") for one in rooflines}
     for group, title in zip(groups, titles([group.first for group in groups]), strict=True):
         series = _series(group.points)
@@ -46,7 +50,7 @@ def throughput_charts(groups: Sequence[Group], rooflines: Sequence[Roofline]) ->
         unit = unit_of(group.first)
         caption = f"{unit} by length and batch (b)."
         if group.first.is_memory_bound and (roof := dram.get(group.first.gpu)):
-            series.append(Series("DRAM read", [roof] * len(lengths), dashed=True))
+            series.append(Series(DRAM_READ, [roof] * len(lengths), dashed=True))
             caption += " What lies above 'DRAM read' came from the L2."
         more = len({name for point in group.points for name in point.peers}) - MOST_PEERS
         if more > 0:
@@ -57,6 +61,7 @@ def throughput_charts(groups: Sequence[Group], rooflines: Sequence[Roofline]) ->
             series,
             caption,
             facets(group.first),
+            places,
             unit=unit,
             digits=digits_of(group.first),
         )
@@ -79,13 +84,11 @@ def _series(points: Sequence[Point]) -> list[Series]:
     return [one for one in series if any(one.rates)]
 
 
-def ratio_chart(
-    kinds: Mapping[tuple[int, str], Sequence[Point]], peers: Sequence[str]
-) -> Chart | None:
+def ratio_chart(summary: Summary, peers: Sequence[str], places: Mapping[str, int]) -> Chart | None:
     """A point for each problem and peer, in a row for each head dimension and mask."""
     strips = [
         Strip(f"d {d}, {mask}", [one for point in points for one in _ratios(point, peers)])
-        for (d, mask), points in kinds.items()
+        for (d, mask), points in summary.kinds.items()
     ]
     strips = [strip for strip in strips if strip.points]
     if not strips:
@@ -93,8 +96,8 @@ def ratio_chart(
     caption = "A point is a problem; right of 1 flashsmith is faster."
     if len(strips) > _MOST_STRIPS:
         caption += f" {len(strips) - _MOST_STRIPS} more rows are in the table."
-    title = f"Throughput of {FLASHSMITH} over that of its peers"
-    return ratio_strips(title, strips[:_MOST_STRIPS], caption)
+    title = f"Throughput of {FLASHSMITH} over that of its peers, {summary.title}"
+    return ratio_strips(title, strips[:_MOST_STRIPS], caption, places)
 
 
 def _ratios(point: Point, peers: Sequence[str]) -> Iterator[tuple[float, str, str]]:

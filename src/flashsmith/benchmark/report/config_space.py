@@ -11,7 +11,7 @@ from typing import Any
 
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.comparison import order, sizes
-from flashsmith.benchmark.report.results import is_flashsmith
+from flashsmith.benchmark.report.results import digits_of, is_flashsmith, rate_of
 from flashsmith.benchmark.report.svg_charts import robust_range
 from flashsmith.untrusted import whole_number
 
@@ -65,7 +65,7 @@ def _kind(row: Measurement) -> tuple[Any, ...]:
 
 
 def _rate(row: Measurement) -> float:
-    return row.tflops or 0.0 if row.verdict == "pass" else 0.0
+    return rate_of(row) or 0.0 if row.verdict == "pass" else 0.0
 
 
 def _rounds(row: Measurement) -> tuple[bool, bool, int]:
@@ -166,7 +166,7 @@ def _heat(
     share = (rate - low) / (high - low) if high > low else 0.5
     level = min(_LEVELS - 1, max(0, int(share * _LEVELS)))
     mark = "▾" if rate < low else "▴" if rate > high else ""
-    return f"{rate:,.0f}{mark}", f"h{level}" + (" best" if row is best else "")
+    return f"{rate:,.{digits_of(row)}f}{mark}", f"h{level}" + (" best" if row is best else "")
 
 
 def _parts(config: str) -> tuple[str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import flashsmith
 from flashsmith.benchmark import progression
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report import comparison, config_space, results
+from flashsmith.benchmark.report.comparison import Point, Summary
 from flashsmith.benchmark.report.comparison_charts import (
     MOST_PEERS,
     ratio_chart,
@@ -22,7 +23,7 @@ from flashsmith.benchmark.report.comparison_charts import (
 )
 from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.report.roofline_points import roofline_points
-from flashsmith.benchmark.report.svg_charts import WIDTH
+from flashsmith.benchmark.report.svg_charts import WIDTH, Chart, lines_of, places_of
 from flashsmith.builder.safe_files import no_follow
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
@@ -46,6 +47,16 @@ _MOST_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
+class Overview:
+    """What the overview says of one operation on one GPU: its points, the peers it was measured
+    beside, and the chart of its ratios."""
+
+    summary: Summary
+    compared: Sequence[str]
+    chart: Chart | None
+
+
+@dataclass(frozen=True)
 class Page:
     """The page's text, and that of each chart's SVG file by its name."""
 
@@ -60,35 +71,30 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
     """
     templates = page_templates()
     points = [point for point in comparison.make_points(found.compared) if point.shown]
-    groups = comparison.make_groups(points)
-    newest = next(iter(found.versions), "")
-    latest = [point for point in points if point.row.revision == newest]
+    points = [point for some in comparison.by_gpu(points).values() for point in some]
+    groups = [
+        group
+        for some in comparison.by_gpu(points).values()
+        for group in comparison.make_groups(some)
+    ]
     peers = comparison.peer_order(name for point in points for name in point.peers)
-    compared = [peer for peer in peers if comparison.ratios(latest, peer)][:_COMPARED_PEERS]
+    places = places_of(peers)
     last = comparison.last_measured(points)
-    kinds = comparison.by_kind(last)
-    ratio = ratio_chart(kinds, compared)
-    throughput = list(throughput_charts(groups, found.rooflines))
-    over_caches = [point for point in points if point.row.is_memory_bound]
-    others = [point for point in points if not point.row.is_memory_bound]
-    problem_tables = {
-        "TFLOP/s of every problem": others,
-        "TB/s of every problem over a KV cache": over_caches,
-    }
+    overviews = [_overview(one, peers, places) for one in comparison.summaries(last)]
+    ratio_charts = [one.chart for one in overviews if one.chart]
+    throughput = list(throughput_charts(groups, found.rooflines, places))
     rooflines, placed = roofline_points(comparison.make_groups(last), found.rooflines)
     searched = config_space.make_searched(found.rows)
     context = {
         "title": title,
         "results": found,
-        "newest": newest,
         "points": points,
-        "problem_tables": {title: found for title, found in problem_tables.items() if found},
+        "problem_tables": _problem_tables(points),
         "dram": {one.gpu: one.rate("dram_read") for one in found.rooflines},
-        "latest": latest,
-        "kinds": kinds,
         "peers": peers,
-        "compared": compared,
-        "ratio_chart": ratio,
+        "overviews": overviews,
+        "by_version": _by_version(points),
+        "version_peers": _compared(points, peers),
         "throughput": throughput,
         "settings": comparison.setting_words([results.setting_of(p.row) for p in points]),
         "failed": [row for row in found.compared if row.verdict in _FAILED],
@@ -102,7 +108,7 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
                                - {one.gpu for one in found.rooflines}),
     }  # fmt: skip
     most = LIMITS["charts"]
-    drawn = [chart for chart in (ratio, *throughput[:most], *rooflines[:most]) if chart]
+    drawn = [*ratio_charts, *throughput[:most], *rooflines[:most]]
     svg = templates.get_template("chart.svg")
     charts = {
         f"{number:03}-{_slug(chart.title)}.svg": svg.render(chart=chart)
@@ -112,6 +118,40 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
 
 
 _FAILED = ("fail", "error")
+
+
+def _overview(summary: Summary, peers: Sequence[str], places: Mapping[str, int]) -> Overview:
+    compared = _compared(summary.points, peers)
+    return Overview(summary, compared, ratio_chart(summary, compared, places))
+
+
+def _compared(points: Sequence[Point], peers: Sequence[str]) -> list[str]:
+    """The first few peers that were measured beside flashsmith."""
+    return [peer for peer in peers if comparison.ratios(points, peer)][:_COMPARED_PEERS]
+
+
+def _problem_tables(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points by what their table is called: those of one GPU and one unit."""
+    of_gpus = comparison.by_gpu(points)
+    tables: dict[str, list[Point]] = {}
+    for gpu, on_gpu in of_gpus.items():
+        where = f", on {comparison.gpu_words(gpu)}" if len(of_gpus) > 1 else ""
+        for point in on_gpu:
+            bound = point.row.is_memory_bound
+            what = "TB/s of every problem over a KV cache" if bound else "TFLOP/s of every problem"
+            tables.setdefault(what + where, []).append(point)
+    return tables
+
+
+def _by_version(points: Sequence[Point]) -> list[tuple[str, str, str, list[Point]]]:
+    """(revision, GPU, operation, its points), the one that was measured last first."""
+    found: dict[tuple[str, str, str], list[Point]] = {}
+    for point in points:
+        row = point.row
+        key = (row.revision, row.gpu, comparison.split_semantics(row)[0])
+        found.setdefault(key, []).append(point)
+    last = {key: max(point.row.time for point in own) for key, own in found.items()}
+    return [(*key, found[key]) for key in sorted(found, key=lambda key: last[key], reverse=True)]
 
 
 def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
@@ -157,6 +197,7 @@ def page_templates() -> Environment:
         "limits": LIMITS,
         "version": flashsmith.__version__,
         "chart_width": WIDTH,
+        "lines_of": lines_of,
         "environment": results.ENVIRONMENT,
         "environment_names": results.ENVIRONMENT_NAMES,
         "flashsmith": results.FLASHSMITH,
@@ -167,7 +208,7 @@ def page_templates() -> Environment:
 
 # What the templates call.
 _FUNCTIONS: dict[Any, tuple[str, ...]] = {
-    comparison: ("describe", "facets", "mask_of", "problem_words", "ratios"),
+    comparison: ("describe", "facets", "gpu_words", "mask_of", "problem_words", "ratios"),
     config_space: ("distribution", "listed_configs", "make_heat_map", "widest"),
     results: ("digits_of", "name_of", "rate_of", "setting_of", "unit_of"),
     progression: ("change_between", "change_words", "conflict_words", "step_names"),

@@ -1,4 +1,4 @@
-"""Kernels below the ceilings of their GPU: a chart for each dtype and head dimension."""
+"""Kernels below the ceilings of their GPU: a chart for each dtype, head dimension and operation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flashsmith.benchmark.measurement import Measurement
-from flashsmith.benchmark.report.comparison import Group, describe, facets, problem_words
+from flashsmith.benchmark.report.comparison import (
+    Group,
+    describe,
+    facets,
+    problem_words,
+    split_semantics,
+)
 from flashsmith.benchmark.report.svg_charts import Chart, Trace, roofline
 from flashsmith.benchmark.roofline import Bound, Roofline, bounds, intensity
 from flashsmith.benchmark.roofline.roofline_table import describe as ceiling_words
@@ -50,16 +56,17 @@ def roofline_points(
     """The charts, and every kernel in them: those that are known by their config, of GPUs that
     have a roofline."""
     by_gpu = {one.gpu: one for one in rooflines}
-    by_chart: dict[tuple[str, str, int], list[list[RooflinePoint]]] = {}
+    by_chart: dict[tuple[str, str, int, str], list[list[RooflinePoint]]] = {}
     for group in groups:
         row = group.first
         points = _points(group, by_gpu[row.gpu]) if row.gpu in by_gpu else []
         if points:
-            by_chart.setdefault((row.gpu, row.dtype, row.d), []).append(points)
+            key = (row.gpu, row.dtype, row.d, split_semantics(row)[0])
+            by_chart.setdefault(key, []).append(points)
     several = len({gpu for gpu, *_ in by_chart}) > 1
     charts = [
-        _chart(by_gpu[gpu], [f"d {d}", dtype, *([gpu] if several else [])], traces)
-        for (gpu, dtype, d), traces in by_chart.items()
+        _chart(by_gpu[gpu], [f"d {d}", dtype, operation, *([gpu] if several else [])], traces)
+        for (gpu, dtype, d, operation), traces in by_chart.items()
     ]
     return charts, [one for traces in by_chart.values() for points in traces for one in points]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,19 +14,23 @@ from flashsmith.benchmark.report.results import FLASHSMITH
 WIDTH = 420.0
 _LEFT, _TOP, _BOTTOM = 40.0, 12.0, 226.0
 _LINE_HEIGHT = 13.5
-_LONGEST = 18  # characters of a label
+# Characters of a label: no name that is known here is longer, and files may hold any.
+_LONGEST = 24
+_WIDE, _NARROW = "mwMW@%…", "iljtfrI.,:;'|()[] "
+DRAM_READ = "DRAM read"
 # An implementation keeps its colour and its mark in every chart.
 _PLACES = (
     FLASHSMITH, "fa2", "cudnn", "flash_attn_3", "flash_attn_4", "flex", "mem_efficient",
-    "flash_attn_2",
+    "flash_attn_2", "flashinfer", DRAM_READ,
 )  # fmt: skip
 # Distinguished by shape too, for readers who cannot distinguish the colours: circle, square,
-# diamond, triangles, cross, star, hexagon.
+# diamond, triangles, cross, star, hexagon, bars, and triangles that point sideways.
 _MARKS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", "M-3.5 -3.5h7v7h-7z", "M0 -5l5 5l-5 5l-5 -5z",
     "M0 -4.5l4.5 8h-9z", "M0 4.5l4.5 -8h-9z", "M-1.5 -4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
     "M0 -5l1.6 3.4l3.4 1.6l-3.4 1.6l-1.6 3.4l-1.6 -3.4l-3.4 -1.6l3.4 -1.6z",
-    "M-4.5 0l2.2 -4h4.6l2.2 4l-2.2 4h-4.6z",
+    "M-4.5 0l2.2 -4h4.6l2.2 4l-2.2 4h-4.6z", "M-1.5 -5h3v10h-3z", "M-5 -1.5h10v3h-10z",
+    "M-4 -4.5l8 4.5l-8 4.5z", "M4 -4.5l-8 4.5l8 4.5z",
 )  # fmt: skip
 
 
@@ -64,10 +69,10 @@ class Series:
     strong: bool = False
     dashed: bool = False
 
-    def place(self, position: int) -> int:
-        """Its index among colours and marks; that of an unknown one is `position`."""
+    def place(self, places: Mapping[str, int]) -> int:
+        """Its index among colours and marks."""
         name = FLASHSMITH if self.strong else self.name
-        return _PLACES.index(name) if name in _PLACES else position % len(_PLACES)
+        return _PLACES.index(name) if name in _PLACES else places.get(name, len(_MARKS) - 1)
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,31 @@ class Strip:
     points: Sequence[tuple[float, str, str]]
 
 
+def places_of(peers: Sequence[str]) -> dict[str, int]:
+    """The index among colours and marks of each peer that a page shows: one that is known here has
+    its own on every page, and others take what these leave free."""
+    taken = {_PLACES.index(name) for name in (FLASHSMITH, DRAM_READ)}
+    taken |= {_PLACES.index(name) for name in peers if name in _PLACES}
+    free = [place for place in reversed(range(len(_MARKS))) if place not in taken]
+    unknown = [name for name in peers if name not in _PLACES]
+    return {name: free[number % len(free)] for number, name in enumerate(unknown)} | {
+        name: _PLACES.index(name) for name in peers if name in _PLACES
+    }
+
+
+def lines_of(text: str, most: int) -> list[str]:
+    """A text in lines of at most `most` characters."""
+    return textwrap.wrap(text, most) or [""]
+
+
 def cut(text: str, most: int = _LONGEST) -> str:
     """A text, shortened for a label."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def text_width(text: str) -> float:
+    """About how wide a label's text is, in the widest of the fonts that the style sheet names."""
+    return sum(10.8 if char in _WIDE else 4.2 if char in _NARROW else 7.1 for char in text)
 
 
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
@@ -147,9 +174,31 @@ class _Drawing:
     def line(self, kind: str, *points: tuple[float, float]) -> None:
         self.add("polyline", kind, points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
 
-    def mark(self, place: int, x: float, y: float, tip: str = "", kind: str = "") -> None:
+    def mark(
+        self,
+        place: int,
+        x: float,
+        y: float,
+        tip: str = "",
+        kind: str = "",
+        shape: int | None = None,
+    ) -> None:
+        """The mark of a place, or the shape of another one's in its colour."""
+        mark = _MARKS[(place if shape is None else shape) % len(_MARKS)]
         self.add("path", f"mark c{place} {kind}".strip(), tip=tip,
-                 d=_MARKS[place], transform=f"translate({x:.1f} {y:.1f})")  # fmt: skip
+                 d=mark, transform=f"translate({x:.1f} {y:.1f})")  # fmt: skip
+
+    def legend(self, entries: Sequence[tuple[int, str]], y: float) -> float:
+        """Marks and what they stand for, in as many lines as they need; where the last one is."""
+        x = 12.0
+        for place, words in entries:
+            width = 16 + text_width(words) + 10
+            if x > 12 and x + width > WIDTH:
+                x, y = 12.0, y + _LINE_HEIGHT + 1.5
+            self.mark(place, x, y)
+            self.text(x + 8, y + 4, words, f"label c{place}")
+            x += width
+        return y
 
     def rates_axis(self, top: float) -> Callable[[float], float]:
         """Level lines with their figures; where a rate lies."""
@@ -189,6 +238,7 @@ def lines_by_length(
     series: Sequence[Series],
     caption: str,
     facets: Mapping[str, str],
+    places: Mapping[str, int],
     unit: str = "TFLOP/s",
     digits: int = 0,
 ) -> Chart:
@@ -210,7 +260,7 @@ def lines_by_length(
         drawing.text(x, _BOTTOM + 30, f"b {batch}", "", "middle")
     ends = []
     for position, one in enumerate(shown):
-        place = one.place(position)
+        place = one.place(places)
         points = [(x, y_of(rate)) for x, rate in zip(xs, one.rates, strict=True) if rate]
         kinds = ("line", f"c{place}", "strong" * one.strong, "dashed" * one.dashed)
         drawing.line(" ".join(filter(None, kinds)), *points)
@@ -234,15 +284,15 @@ def lines_by_length(
 
 def _right_of_axes(labels: Sequence[str]) -> float:
     """Where axes end that leave room for these labels."""
-    return WIDTH - 14 - 6.4 * max(map(len, labels))
+    return WIDTH - 14 - max(map(text_width, labels))
 
 
 def _label(series: Series, lengths: Sequence[tuple[int, int]], digits: int) -> str:
     """A line's last rate and its name; with the length where it ends before the others."""
     at, rate = _last(series)
     if at < len(lengths) - 1:
-        return f"{rate:.{digits}f} {cut(series.name, 8)} at {lengths[at][0]}"
-    return f"{rate:.{digits}f} {cut(series.name, 13)}"
+        return f"{rate:.{digits}f} {cut(series.name)} at {lengths[at][0]}"
+    return f"{rate:.{digits}f} {cut(series.name)}"
 
 
 def _last(series: Series) -> tuple[int, float]:
@@ -263,8 +313,8 @@ def roofline(
     left = math.log2(min(x for x, *_ in points)) - 3
     right = math.log2(max(x for x, *_ in points)) + 0.5
     levels = [f"{rate:.0f} {cut(name)}" for name, rate in ceilings.items()]
-    lines = [f"{trace.points[-1][1]:.0f} {cut(trace.name)}" for trace in traces]
-    drawing = _Drawing(_right_of_axes(levels + lines))
+    rates = [f"{trace.points[-1][1]:.0f}" for trace in traces]
+    drawing = _Drawing(_right_of_axes(levels + rates))
     top = 1.08 * max([*ceilings.values(), *(y for _, y, _ in points)])
     y_of = drawing.rates_axis(top)
 
@@ -289,32 +339,49 @@ def roofline(
         slope = [(x_of(x), y_of(dram_tb_per_s * x)) for x in steps if dram_tb_per_s * x < limit]
         if slope:
             drawing.line("ceiling", *slope)
-            drawing.text(slope[0][0] + 14, slope[0][1] - 8, f"DRAM {dram_tb_per_s:.2f} TB/s")
-    for number, (words, trace) in enumerate(zip(lines, traces, strict=True)):
-        place = number % len(_PLACES)
+            y = max(_TOP + 4, slope[0][1] - 8)
+            drawing.text(slope[0][0] + 14, y, f"DRAM {dram_tb_per_s:.2f} TB/s")
+    # All of them are flashsmith's, and have its colour: other colours are peers'.
+    own = _PLACES.index(FLASHSMITH)
+    for number, (words, trace) in enumerate(zip(rates, traces, strict=True)):
         path = [(x_of(x), y_of(y)) for x, y, _ in trace.points]
-        drawing.line(f"line c{place}", *path)
+        drawing.line(f"line c{own}", *path)
         for at, (_, _, tip) in zip(path, trace.points, strict=True):
-            drawing.mark(place, *at, tip)
-        ends.append((words, f"label c{place}", *path[-1]))
+            drawing.mark(own, *at, tip, shape=number)
+        ends.append((words, f"label c{own}", *path[-1]))
     drawing.end_labels(ends)
+    y = _BOTTOM + 50
+    for number, (words, trace) in enumerate(zip(rates, traces, strict=True)):
+        lines = lines_of(f"{words} {cut(trace.name, 120)}", 60)
+        drawing.mark(own, 12, y, shape=number)
+        for line in lines:
+            drawing.text(22, y + 4, line, f"label c{own}")
+            y += _LINE_HEIGHT + 1.5
     alt = f"{title}: kernels below the GPU's measured ceilings"
-    return Chart(title, alt, caption, _BOTTOM + 38, drawing.shapes, facets)
+    return Chart(title, alt, caption, y, drawing.shapes, facets)
 
 
+# Characters of a line of a strip's name.
+_STRIP_NAME = 30
 # Ratios that an axis names.
 _NAMED_RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 10, 100)
 
 
-def ratio_strips(title: str, strips: Sequence[Strip], caption: str) -> Chart:
+def ratio_strips(
+    title: str, strips: Sequence[Strip], caption: str, places: Mapping[str, int]
+) -> Chart:
     """A row of points for each strip, by their ratios to the peers, on a logarithmic axis."""
     drawing = _Drawing()
+    peers = list(dict.fromkeys(peer for strip in strips for _, peer, _ in strip.points))
+    entries = [(Series(peer, ()).place(places), f"over {cut(peer)}") for peer in peers]
+    top = drawing.legend(entries, 9.0) + 12
     ratios = [math.log(ratio) for strip in strips for ratio, *_ in strip.points]
     low, high = robust_range(ratios, reach=3.0)
     low, high = min(low, 0.0) - 0.04, max(high, 0.0) + 0.04
-    names = [cut(strip.name, 30) for strip in strips]
-    left, right, step = 20 + 6.2 * max(map(len, names)), WIDTH - 14, 22.0
-    bottom = 34 + step * len(strips)
+    names = [lines_of(cut(strip.name, 3 * _STRIP_NAME), _STRIP_NAME) for strip in strips]
+    left, right = 20 + max(text_width(line) for lines in names for line in lines), WIDTH - 14
+    heights = [max(22.0, _LINE_HEIGHT * len(lines) + 6) for lines in names]
+    bottom = top + 8 + sum(heights)
 
     def x_of(ratio: float) -> float:
         return _between(math.log(ratio), low, high, left, right)
@@ -324,20 +391,18 @@ def ratio_strips(title: str, strips: Sequence[Strip], caption: str) -> Chart:
         x = x_of(ratio)
         if low <= math.log(ratio) <= high and all(abs(x - other) > 30 for other in named):
             named.append(x)
-            drawing.line("one" if ratio == 1 else "grid", (x, 26), (x, bottom))
+            drawing.line("one" if ratio == 1 else "grid", (x, top), (x, bottom))
             drawing.text(x, bottom + 14, f"{ratio:g}", "", "middle")
-    peers = list(dict.fromkeys(peer for strip in strips for _, peer, _ in strip.points))
-    places = {peer: Series(peer, ()).place(number) for number, peer in enumerate(peers, 1)}
-    for number, peer in enumerate(peers):
-        drawing.mark(places[peer], left + 8 + 100 * number, 9)
-        drawing.text(
-            left + 16 + 100 * number, 13, f"over {cut(peer, 10)}", f"label c{places[peer]}"
-        )
-    for number, (name, strip) in enumerate(zip(names, strips, strict=True)):
-        y = 34 + step * (number + 0.5)
-        drawing.text(left - 8, y + 4, name, "label ink", "end")
+    begin = top + 8
+    for lines, height, strip in zip(names, heights, strips, strict=True):
+        y = begin + height / 2
+        begin += height
+        first = y + 4 - _LINE_HEIGHT * (len(lines) - 1) / 2
+        for number, line in enumerate(lines):
+            drawing.text(left - 8, first + _LINE_HEIGHT * number, line, "label ink", "end")
         for ratio, peer, tip in strip.points:
             beyond = not low <= math.log(ratio) <= high
-            drawing.mark(places[peer], x_of(ratio), y, tip, "beyond" if beyond else "point")
+            place = Series(peer, ()).place(places)
+            drawing.mark(place, x_of(ratio), y, tip, "beyond" if beyond else "point")
     alt = f"{title}: {len(ratios)} ratios in {len(strips)} rows"
     return Chart(title, alt, caption, bottom + 22, drawing.shapes)
