@@ -10,7 +10,6 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +21,8 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: i
 pytestmark = pytest.mark.torch
 
 from gradients import parameter_gradients  # noqa: E402
-from replaced_kernels import Calls, replaced_kernels  # noqa: E402
+from model_runs import assert_same, both, quietly  # noqa: E402
+from replaced_kernels import Calls  # noqa: E402
 from tiny_models import LENGTH, padding, tiny, tokens  # noqa: E402
 
 shared_kernels.want_chosen(
@@ -30,26 +30,6 @@ shared_kernels.want_chosen(
     "b3 s11 h4:2 d32 fp16 causal softcap packed uneven",
     "b3 s11 h4:2 d32 fp16 window softcap packed uneven",
 )
-
-
-@pytest.fixture
-def calls() -> Iterator[Calls]:
-    """A plain attention() in the kernels' place."""
-    with replaced_kernels(float32_as=torch.float16, strict=True) as seen:
-        yield seen
-
-
-def both(model: Any, **inputs: Any) -> tuple[Any, Any]:
-    """The model's first output with eager attention and with ours."""
-    with torch.no_grad():
-        model.set_attn_implementation("eager")
-        expected = model(**inputs)[0]
-        model.set_attn_implementation("flashsmith")
-        return expected, model(**inputs)[0]
-
-
-def assert_same(ours: Any, expected: Any, where: Any = ...) -> None:
-    torch.testing.assert_close(ours[where], expected[where], atol=4e-3, rtol=4e-3)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -246,13 +226,6 @@ def test_a_prompt_in_pieces(cache: Any, calls: Calls) -> None:
     assert_same(logits["flashsmith"], logits["eager"])
     keys = {call["k"].shape[-3] for call in calls if "cache_lens" not in call}
     assert keys == ({4} if "S" in cache.__name__ else {4, 10, 11})
-
-
-def quietly(model: Any, **inputs: Any) -> tuple[Any, list[str]]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        output = model(**inputs)[0]
-    return output, [str(w.message) for w in caught if "flashsmith" in str(w.message)]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

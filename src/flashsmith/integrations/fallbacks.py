@@ -41,14 +41,26 @@ def note_fallback(caller: str, argument: str, facts: str) -> None:
     Reason's two parts, since a tracer can pass on text but no objects.
     """
     global _count
-    reason = caller, argument, _without_numbers(facts)
     with _lock:
         _count += 1
-        warned = reason in _warned
-        _warned.add(reason)
-    if not warned:
+    if _is_new(caller, argument, facts):
         message = f"{caller} leaves this call to PyTorch: {argument}: {facts} (said once)"
         warnings.warn(message, FallbackWarning, stacklevel=3)
+
+
+def note(caller: str, argument: str, facts: str) -> None:
+    """Warns once per caller and reason of something that a call does not do as asked, or at a
+    cost."""
+    if _is_new(caller, argument, facts):
+        warnings.warn(f"{caller}: {argument}: {facts} (said once)", UserWarning, stacklevel=3)
+
+
+def _is_new(caller: str, argument: str, facts: str) -> bool:
+    reason = caller, argument, _without_numbers(facts)
+    with _lock:
+        known = reason in _warned
+        _warned.add(reason)
+    return not known
 
 
 @lru_cache(maxsize=1024)

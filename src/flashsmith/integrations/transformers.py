@@ -20,7 +20,7 @@ from transformers.generation import utils as generation_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from flashsmith.errors import ArgumentError
-from flashsmith.integrations.fallbacks import Reason, note_fallback
+from flashsmith.integrations.fallbacks import Reason, note, note_fallback
 from flashsmith.integrations.packing import Packing, packing_of, packing_of_all
 from flashsmith.integrations.pytorch_state import (
     check_emulate,
@@ -31,7 +31,16 @@ from flashsmith.integrations.pytorch_state import (
 from flashsmith.integrations.sdpa import tensor_facts
 from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
-from flashsmith.integrations.transformers_masks import filled_keys, flashsmith_mask
+from flashsmith.integrations.transformers_masks import (
+    Hidden,
+    flashsmith_mask,
+    hidden_by,
+    selected_by,
+)
+from flashsmith.integrations.transformers_models import (
+    check_that_it_builds_masks,
+    stated_causality,
+)
 from flashsmith.integrations.transformers_pages import (
     CALLER,
     NAME,
@@ -43,6 +52,12 @@ from flashsmith.integrations.transformers_pages import (
     unread_of,
     updated,
 )
+from flashsmith.integrations.transformers_sequences import (
+    Sequences,
+    sequences_by_position,
+    sequences_of,
+)
+from flashsmith.integrations.transformers_widths import equally_wide, note_widths
 
 
 @dataclass
@@ -53,6 +68,10 @@ class _Options:
 
 
 _options = _Options()
+
+# What single models give their own attention functions: the keys of sparse attention by blocks, and
+# sinks of every token.
+_UNSERVED = ("block_indices", "sinks")
 
 
 def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | None = None) -> None:
@@ -116,13 +135,15 @@ class _Call(NamedTuple):
     query: Any
     key: Any
     value: Any
-    mask: Any
+    padding: Any  # (batch, keys) of real keys, or of the numbers of sequences that share a line
+    pattern: Any  # (batch, 1, queries, keys): a mask that only PyTorch's attention can apply
     causal: bool
     window: int | None  # keys to the left, with the query's own; right unless causal
     softcap: float | None
     scale: float | None
     sinks: Any
-    cu_seqlens: tuple[Any, Any, Any, Any]  # q, k, longest q, longest k
+    sequences: Sequences | None  # packed into one line by the caller
+    longest_q: Any  # with pages: the most queries of a sequence
     filled: Any = None  # (batch,) int32: how many keys of a cache of fixed size there are
     pages: Pages | None = None
 
@@ -158,6 +179,7 @@ def flashsmith_attention_forward(
     cu_seq_lens_k: Any = None,
     max_length_q: Any = None,
     max_length_k: Any = None,
+    indices: Any = None,
     **keywords: Any,
 ) -> tuple[Any, None]:
     """What transformers calls for every layer; gives (batch, length, heads, d), and no weights.
@@ -165,7 +187,15 @@ def flashsmith_attention_forward(
     Raises:
         ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
     """
-    if cache is not None:  # from transformers 5.24 on the model asks its cache
+    for name in _UNSERVED:
+        if keywords.get(name) is not None:
+            raise ArgumentError(
+                f"{name}: of {type(module).__name__}; the kernels have no such thing, nor has "
+                'PyTorch\'s attention: use attn_implementation="eager"'
+            )
+    if keywords.get("output_attentions") and not is_tracing():
+        note(CALLER, "output_attentions", "the kernels keep no weights; use eager attention")
+    if cache is not None:  # in transformers 5.23 the attention function asks the cache
         lengths = {
             **keywords,
             "cu_seq_lens_q": cu_seq_lens_q,
@@ -175,7 +205,7 @@ def flashsmith_attention_forward(
         key, value = updated(module, key, value, cache, lengths)
         cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
         attention_mask = None  # of the new tokens alone; the offsets say it all
-    pages = None
+    pages = sequences = None
     if (unread := unread_of(key, value)) is not None:
         pages, key, value = unread.pages, unread.key, unread.value
     elif keywords.get("block_table") is not None:
@@ -187,35 +217,43 @@ def flashsmith_attention_forward(
     else:
         key, value = gathered(key), gathered(value)
         cu_seq_lens_k, max_length_k = (of_kind(module, it) for it in (cu_seq_lens_k, max_length_k))
-    count, filled = filled_keys(attention_mask)
+    if indices is not None:
+        attention_mask = selected_by(attention_mask, indices, key.shape[2])
+    hidden = hidden_by(attention_mask, query.shape[2])
+    filled = hidden.filled
     if filled is not None and _needs_gradients(query, key, value, s_aux):
-        count, filled = int(filled.max()), None  # a line has as many as any other
-    if count is not None or filled is not None:
-        attention_mask = None
-    elif attention_mask is not None and attention_mask.dim() == 2:
-        # A narrower mask leaves out the unfilled part of a cache.
-        count = attention_mask.shape[1]
-    if count is not None:
-        key, value = (tensor[:, :, :count] for tensor in (key, value))
+        # A line has as many as any other.
+        hidden, filled = hidden._replace(keys=int(filled.max())), None
+    if hidden.keys is not None:
+        key, value = (tensor[:, :, : hidden.keys] for tensor in (key, value))
+    if pages is None:
+        sequences = sequences_of(
+            (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k), query, key
+        )
+    causal, window = _causality(module, hidden, is_causal, sliding_window, query, pages)
     query, key, value = under_autocast(query, key, value)
     q, k, v = _converted(query, key, value)
+    q, k, v, scale = equally_wide(q, k, v, scaling)
     call = _Call(
         q,
         k,
         v,
-        mask=attention_mask,
-        causal=getattr(module, "is_causal", True) if is_causal is None else is_causal,
-        window=sliding_window,
+        padding=_padding(hidden, filled, pages, sequences, keywords.get("position_ids"), q, k),
+        pattern=hidden.pattern,
+        causal=causal,
+        window=window,
         softcap=softcap,
-        scale=scaling,
+        scale=scale,
         sinks=s_aux,
-        cu_seqlens=(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k),
+        sequences=sequences,
+        longest_q=max_length_q,
         filled=filled,
         pages=pages,
     )
     reason = _why_not(call, dropout, position_bias)
     if reason is None:
-        return _by_kernel(call).to(query.dtype), None
+        note_widths(query, value)
+        return _by_kernel(call)[..., : value.shape[-1]].to(query.dtype), None
     _refuse_or_note(call, reason)
     mask = _as_pytorch_takes_it(call)
     return sdpa_attention_forward(
@@ -230,6 +268,38 @@ def flashsmith_attention_forward(
         **({} if position_bias is None else {"position_bias": position_bias}),
         **keywords,
     )
+
+
+def _causality(
+    module: Any, hidden: Hidden, given: bool | None, window: int | None, query: Any, pages: Any
+) -> tuple[bool, int | None]:
+    """Whether a layer's attention is causal, and its window. The mask, where it says so, beats what
+    the layer states."""
+    if hidden.causal is not None:
+        return hidden.causal, hidden.window or None
+    if hidden.pattern is not None:
+        check_that_it_builds_masks(module)
+        return False, None
+    if pages is not None and given is None:
+        return bool(getattr(module, "is_causal", True)), window
+    return stated_causality(module, given, query.shape[2]), window
+
+
+def _padding(
+    hidden: Hidden,
+    filled: Any,
+    pages: Any,
+    sequences: Any,
+    position_ids: Any,
+    q: Any,
+    k: Any,
+) -> Any:
+    if hidden.padding is not None:
+        one_for_all = hidden.padding.shape[0] == 1 != k.shape[0]
+        return hidden.padding.expand(k.shape[0], -1) if one_for_all else hidden.padding
+    if any(it is not None for it in (hidden.pattern, filled, pages, sequences)):
+        return None
+    return sequences_by_position(position_ids, q, k)
 
 
 def _needs_gradients(*tensors: Any) -> bool:
@@ -249,11 +319,11 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
         return reason
     if position_bias is not None:
         return Reason("position_bias", "the kernels add nothing to the scores")
-    if call.mask is not None and call.mask.dim() != 2:
+    if call.pattern is not None:
         return Reason("attention_mask", "a pattern that is neither causal, a window nor padding")
-    if call.mask is not None and call.mask.shape != (call.key.shape[0], call.key.shape[2]):
+    if call.padding is not None and call.padding.shape != (call.key.shape[0], call.key.shape[2]):
         raise ArgumentError(
-            f"attention_mask: shape {tuple(call.mask.shape)}; must be (batch, keys), "
+            f"attention_mask: shape {tuple(call.padding.shape)}; must be (batch, keys), "
             f"{(call.key.shape[0], call.key.shape[2])}"
         )
     problem = SdpaProblem(
@@ -267,13 +337,13 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
     reason = why_not(problem)
     if reason is not None and reason.facts.startswith("dtype float32"):
         return Reason(reason.argument, f"{reason.facts} (see register's float32_as)")
-    if reason is None and call.window is not None and _has_holes(call.mask):
+    if reason is None and call.window is not None and _has_holes(call.padding):
         return Reason("attention_mask", "padding between real tokens, and a window counts it")
     return reason or why_not_on(call.query.device, _options.emulate)
 
 
-def _has_holes(mask: Any) -> bool:
-    return mask is not None and not packing_of(mask).unbroken
+def _has_holes(padding: Any) -> bool:
+    return padding is not None and not packing_of(padding).unbroken
 
 
 def _refuse_or_note(call: _Call, reason: Reason) -> None:
@@ -284,7 +354,7 @@ def _refuse_or_note(call: _Call, reason: Reason) -> None:
                 f"{reason}; and PyTorch's attention, which would take over, has no {name}: use "
                 'attn_implementation="eager"'
             )
-    if any(value is not None for value in call.cu_seqlens):
+    if call.sequences is not None or call.pages is not None:
         raise ArgumentError(
             f"{reason}; and PyTorch's attention, which would take over, has no packed sequences: "
             'use attn_implementation="sdpa"'
@@ -300,18 +370,18 @@ def _by_kernel(call: _Call) -> Any:
     q, k, v = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
     if call.pages is not None:
         return _on_pages(call, call.pages, q, k, v)
-    if all(value is not None for value in call.cu_seqlens):
-        return _packed_by_the_model(call, q, k, v)
+    if call.sequences is not None:
+        return _packed_by_the_caller(call, call.sequences, q, k, v)
     if call.filled is not None:
         return attention_with_cache(q, k, v, cache_lens=call.filled, **call.keywords())
-    if call.mask is None:
+    if call.padding is None:
         return attention(q, k, v, **call.keywords())
-    real_k = packing_of(call.mask)
+    real_k = packing_of(call.padding)
     if real_k.whole_lines:
         return attention(q, k, v, **call.keywords())
-    if call.causal or call.window is not None or call.mask.dtype is not torch.bool:
+    if call.causal or call.window is not None or call.padding.dtype is not torch.bool:
         # The queries are the last tokens of the keys, so they share the keys' padding.
-        real_q = packing_of(call.mask, last=q.shape[1])
+        real_q = packing_of(call.padding, last=q.shape[1])
         packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
         return real_q.unpack(packed, *q.shape[:2])
     # In cross attention the mask does not cover the queries, and the caller is unknown: all queries
@@ -334,14 +404,13 @@ def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Pac
     )
 
 
-def _packed_by_the_model(call: _Call, q: Any, k: Any, v: Any) -> Any:
-    starts_q, starts_k, longest_q, longest_k = call.cu_seqlens
+def _packed_by_the_caller(call: _Call, sequences: Sequences, q: Any, k: Any, v: Any) -> Any:
     output = attention(
         *(tensor.reshape(-1, *tensor.shape[2:]) for tensor in (q, k, v)),
-        cu_seqlens_q=starts_q.to(torch.int32),
-        cu_seqlens_k=starts_k.to(torch.int32),
-        max_seqlen_q=int(longest_q),
-        max_seqlen_k=int(longest_k),
+        cu_seqlens_q=sequences.starts_q,
+        cu_seqlens_k=sequences.starts_k,
+        max_seqlen_q=sequences.longest_q,
+        max_seqlen_k=sequences.longest_k,
         **call.keywords(),
     )
     return output.view(q.shape)
@@ -353,7 +422,7 @@ def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:
     if pages.starts_q is None:
         q, k, v = q[:, None], k[:, None], v[:, None]
     else:
-        longest = int(call.cu_seqlens[2])
+        longest = int(call.longest_q)
         how |= {"cu_seqlens_q": pages.starts_q.to(torch.int32), "max_seqlen_q": longest}
     output = attention_with_cache(
         q,
@@ -371,10 +440,10 @@ def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:
 def _as_pytorch_takes_it(call: _Call) -> Any:
     """The call's mask, causality and window as one (batch, 1, queries, keys) mask; None for none,
     or where PyTorch's own causal flag says the same."""
-    if call.mask is not None and call.mask.dim() != 2:
-        return call.mask
+    if call.pattern is not None:
+        return call.pattern
     length_q, length_k = call.query.shape[2], call.key.shape[2]
-    no_mask = call.mask is None and call.window is None and call.filled is None
+    no_mask = call.padding is None and call.window is None and call.filled is None
     if no_mask and (not call.causal or length_q in (1, length_k)):
         return None
     keys = torch.arange(length_k, device=call.query.device)
@@ -386,7 +455,7 @@ def _as_pytorch_takes_it(call: _Call) -> Any:
         visible = distance <= 0
     if call.window is not None:
         visible = visible & (distance.abs() < call.window)
-    return _with_padding(call.mask, visible[None, None], length_q)
+    return _with_padding(call.padding, visible[None, None], length_q)
 
 
 def _with_padding(mask: Any, visible: Any, length_q: int) -> Any:

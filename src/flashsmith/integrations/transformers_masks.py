@@ -1,34 +1,72 @@
-"""The masks of transformers' models, in the smallest sufficient form.
+"""The masks of transformers' models, in the smallest form that says what is hidden.
 
-None: nothing is hidden except by causality or window. (batch, keys), boolean: False for padding,
-and narrower than the keys where a cache of fixed size is not filled yet. (batch, keys),
-integer: which of the sequences packed into a line a key belongs to.
+A mask is built once for each forward pass and read by every layer. What a layer states of itself
+(is_causal, sliding_window) may be wrong or missing; the mask function knows which mask it was asked
+for, and the form of its answer says so. The forms have four dimensions, as transformers passes such
+masks on as they are, and survive copies and moves to other devices.
 
-Of a cache of fixed size that is not filled yet, and where nothing is padding, (batch, 1, 1, 1)
-int32: how many keys each line has, where that is known on the device only; or (batch, 1, keys, 0):
-how many, by its shape. Neither is read from the device. transformers passes masks of four
-dimensions on as they are.
+(batch, 1, 1, keys), boolean: every query sees the keys that are True. It is also what PyTorch's
+attention takes it for. With strides of 0 all of it is True.
 
-Anything else stays a (batch, 1, queries, keys) mask, which only PyTorch's attention can apply.
+(batch, n, kind, 1 + window): a causal mask, or one with a window; ``kind`` is 2 for causal, 3 for
+bidirectional masks, and 2 more where a mask of as many queries could be mistaken for it; a window
+of 0 is none. By dtype
+- int8: n keys of a cache of fixed size are filled, 0 for all; nothing is padding.
+- bool: which of n keys are real; of a cache of fixed size the others are not filled.
+- int64: which of the sequences packed into a line each of n keys belongs to.
+- int32: n is 1, and the value how many keys of a cache of fixed size a line has. The host does not
+  read it.
+
+Models that look into their masks get the (batch, 1, queries, keys) mask that PyTorch's attention
+takes, and those that no attention but their own was tried with the one of eager attention. As long
+as they pass on that object, what it hides is known too. Any other is a pattern that only PyTorch's
+attention can apply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
+    eager_mask,
     prepare_padding_mask,
     sdpa_mask,
 )
 
+from flashsmith.errors import ArgumentError
 from flashsmith.integrations.pytorch_state import transform
 from flashsmith.integrations.traceable import is_tracing
+from flashsmith.integrations.transformers_models import model_of
+from flashsmith.printable import quoted
 
 MaskFunction = Callable[..., Any]
+
+_CAUSAL, _BIDIRECTIONAL = 2, 3
+# The others of transformers' mask interface are parameters of flashsmith_mask().
+_KEYWORDS = ("config", "dtype", "local_size", "use_vmap", "allow_torch_fix")
+
+
+class Hidden(NamedTuple):
+    """What a mask hides.
+
+    causal, window: None where the mask does not say. window: keys to the left, with the query's
+    own; to the right as many, unless causal; 0 for none. padding: a (batch, keys) mask as
+    packing_of() takes it. keys, filled: of a cache of fixed size, how many keys are filled: a
+    number, or (batch,) int32 on the device. pattern: a mask that only PyTorch's attention can
+    apply.
+    """
+
+    causal: bool | None = None
+    window: int | None = None
+    padding: Any = None
+    keys: int | None = None
+    filled: Any = None
+    pattern: Any = None
 
 
 def flashsmith_mask(
@@ -40,20 +78,28 @@ def flashsmith_mask(
     mask_function: MaskFunction = causal_mask_function,
     attention_mask: Any = None,
     *,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
     device: Any = "cpu",
     **keywords: Any,
 ) -> Any:
-    """transformers calls this once per forward pass; returns one of the forms above."""
-    sequences = _sequence_numbers(mask_function)
-    if sequences is not None and attention_mask is None:
-        return sequences
-    kind = _kind(mask_function)
-    if kind == "causal" and attention_mask is None and not isinstance(q_offset, int):
-        filled = (q_offset + q_length - kv_offset).clamp(max=kv_length)
-        return filled.to(device, torch.int32).expand(batch_size).reshape(batch_size, 1, 1, 1)
-    if kind is None or (is_tracing() and isinstance(q_offset, torch.Tensor)):
-        keywords.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-        return sdpa_mask(
+    """transformers calls this once per forward pass; returns one of the forms above.
+
+    Raises:
+        ArgumentError: a keyword that transformers' mask interface does not have.
+    """
+    for name, value in keywords.items():
+        if name not in _KEYWORDS:
+            raise ArgumentError(
+                f"{name}={quoted(value)}: not a keyword of the mask interface of transformers 5.17 "
+                f'to 5.24; use attn_implementation="sdpa"'
+            )
+    model = model_of(keywords.get("config"))
+    # Code of a model's own adds masks to its scores, also beside layers that call us.
+    adds_masks = model is not None and not (model.calls_interface and model.supported)
+
+    def full_mask() -> Any:
+        return (eager_mask if adds_masks else sdpa_mask)(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -61,40 +107,190 @@ def flashsmith_mask(
             kv_offset=kv_offset,
             mask_function=mask_function,
             attention_mask=attention_mask,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
             device=device,
             **keywords,
         )
+
+    hidden = _hidden(
+        mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, device
+    )
+    if hidden is None:
+        return full_mask()
+    passed_on = model is not None and model.passes_masks_on
+    if adds_masks:
+        compact = False
+    elif hidden.causal:
+        # transformers itself forbids the skip for packed sequences and steps over static caches.
+        forced = q_length == 1 or _numbers_sequences(hidden.padding)
+        compact = passed_on and (allow_is_causal_skip or forced)
+    else:
+        compact = allow_is_bidirectional_skip and (passed_on or not hidden.window)
+    if compact:
+        return _form(hidden, batch_size, q_length, kv_length, device)
+    mask = full_mask()
+    if _may_ask():
+        _known[mask] = _version(mask), hidden
+    return mask
+
+
+def _version(mask: Any) -> int | None:
+    """Counts what was written into a mask. PyTorch does not count in inference mode."""
+    return None if mask.is_inference() else mask._version
+
+
+# What masks hide, and of which version of theirs. No value holds the mask itself, which would keep
+# both forever.
+_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def hidden_by(mask: Any, queries: int) -> Hidden:
+    """What an attention mask hides from so many queries.
+
+    Raises:
+        ArgumentError: it is a form of flashsmith_mask() that the model has changed.
+    """
+    if mask is None:
+        return Hidden()
+    if mask.dim() == 4:
+        if mask.dtype is torch.int8:
+            causal, window = _kind_of_form(mask)
+            return Hidden(causal, window, keys=mask.shape[1] or None)
+        if mask.dtype is torch.int32:
+            causal, window = _kind_of_form(mask)
+            return Hidden(causal, window, filled=mask[:, 0, 0, 0].contiguous())
+        if mask.dtype is torch.bool and _is_one_value(mask):
+            return Hidden(causal=False, window=0)
+    if not _may_ask():
+        return _hidden_by_values(mask, queries) or Hidden(pattern=mask)
+    # Every layer gets the same object; packing_of() finds its padding again by the padding's own.
+    version = _version(mask)
+    if mask not in _known or _known[mask][0] != version:
+        _known[mask] = version, _hidden_by_values(mask.detach(), queries)
+    return _known[mask][1] or Hidden(pattern=mask)
+
+
+def _is_one_value(mask: Any) -> bool:
+    """Whether one element is behind all of a mask: True, since nothing sees no key at all."""
+    sizes = zip(mask.shape, mask.stride(), strict=True)
+    return all(stride == 0 for size, stride in sizes if size != 1)
+
+
+def selected_by(mask: Any, indices: Any, keys: int) -> Any:
+    """The mask of sparse attention: of a (batch, 1, queries, keys) mask the keys that are among
+    (batch, queries, n) indices.
+
+    Raises:
+        ArgumentError: the mask or the indices have another shape.
+    """
+    batch, queries = indices.shape[:2]
+    if mask is None or indices.dim() != 3 or mask.shape != (batch, 1, queries, keys):
+        shape = None if mask is None else tuple(mask.shape)
+        raise ArgumentError(
+            f"indices: shape {tuple(indices.shape)}, beside an attention_mask of shape {shape}; "
+            "allowed are (batch, queries, n) of a (batch, 1, queries, keys) mask"
+        )
+    shape = (batch, queries, keys)
+    selected = torch.zeros(shape, dtype=torch.bool, device=indices.device)
+    selected = selected.scatter(-1, indices.long(), True)[:, None]
+    if mask.dtype is torch.bool:
+        return mask & selected
+    return mask.masked_fill(~selected, torch.finfo(mask.dtype).min)
+
+
+def _hidden_by_values(mask: Any, queries: int) -> Hidden | None:
+    """None for a pattern."""
+    if mask.dim() == 2:  # what the user gave, from a model that asks for no mask
+        real = mask if mask.dtype is torch.bool else mask != 0
+        return Hidden(padding=real, keys=mask.shape[1])
+    if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.int64):
+        return None
+    if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
+        # Of one query it may be any mask. Its values tell, which a tracer cannot read.
+        of_keys = mask.shape[1] == mask.shape[2] == 1 and (queries > 1 or _may_ask())
+        return Hidden(False, 0, mask[:, 0, 0]) if of_keys else None
+    causal, window = _kind_of_form(mask)
+    return Hidden(causal, window, mask[:, :, 0, 0], mask.shape[1])
+
+
+def _form(hidden: Hidden, batch_size: int, q_length: int, kv_length: int, device: Any) -> Any:
+    if not hidden.causal and not hidden.window:
+        if hidden.padding is not None:
+            return hidden.padding[:, None, None, :]
+        nothing = torch.ones((), dtype=torch.bool, device=device)
+        return nothing.expand(batch_size, 1, 1, kv_length)
+    kind = _CAUSAL if hidden.causal else _BIDIRECTIONAL
+    values, n = hidden.padding if hidden.filled is None else hidden.filled[:, None], -1
+    if values is None:
+        values, n = torch.ones((1, 1), dtype=torch.int8, device=device), hidden.keys or 0
+    elif values.dtype is torch.bool and q_length == kind:
+        kind += 2
+    return values[:, :, None, None].expand(batch_size, n, kind, 1 + (hidden.window or 0))
+
+
+def _kind_of_form(mask: Any) -> tuple[bool, int]:
+    """Whether it is causal, and its window."""
+    _, _, kind, window = mask.shape
+    if kind not in (2, 3, 4, 5) or window == 0:
+        raise ArgumentError(
+            f"attention_mask: shape {tuple(mask.shape)}, {mask.dtype}; the model has changed the "
+            "mask that flashsmith built for it, and its attention cannot be told from it: use "
+            'attn_implementation="sdpa"'
+        )
+    return kind % 2 == 0, window - 1
+
+
+def _hidden(
+    mask_function: MaskFunction,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any,
+    kv_offset: int,
+    attention_mask: Any,
+    device: Any,
+) -> Hidden | None:
+    """What the mask that transformers asks for hides; None where nothing but the mask itself can
+    say it."""
+    sequences = _sequence_numbers(mask_function)
+    if sequences is not None and attention_mask is None:
+        numbers, (causal, window) = sequences
+        return Hidden(causal, window, numbers)
+    kind = _kind(mask_function)
+    if kind is None:
+        return None
+    causal, window = kind
+    if causal and attention_mask is None and not isinstance(q_offset, int):
+        filled = (q_offset + q_length - kv_offset).clamp(max=kv_length)
+        filled = filled.to(device, torch.int32).expand(batch_size).contiguous()
+        return Hidden(causal, window, filled=filled)
+    if is_tracing() and isinstance(q_offset, torch.Tensor):
+        return None
     real = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if real is not None:
         real = real[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
-    if kind == "causal":
+    keys = None
+    if causal:
         # Without the unfilled part the last query sees the last key, as attention() aligns masks.
-        filled = int(q_offset) + q_length - kv_offset
-        if filled < kv_length:
-            if real is None:
-                return torch.empty(batch_size, 1, filled, 0, dtype=torch.bool, device=device)
-            return real[:, :filled]
+        last = int(q_offset) + q_length - kv_offset
+        if last > kv_length:
+            return None  # keys that come later are left out
+        if last < kv_length:
+            keys, real = last, None if real is None else real[:, :last]
     # Whether anything is hidden must be read from the GPU, which a tracer cannot do.
     if real is None or (_may_ask() and bool(real.all())):
-        return None
-    return real
-
-
-def filled_keys(mask: Any) -> tuple[int | None, Any]:
-    """How many keys of a cache of fixed size there are, by a mask's shape, or, (batch,) int32, on
-    the device; None for what the mask does not say."""
-    if mask is None or mask.dim() != 4:
-        return None, None
-    if mask.shape[-1] == 0:
-        return mask.shape[2], None
-    if mask.dtype is torch.int32 and mask.shape[1:] == (1, 1, 1):
-        return None, mask.reshape(-1)
-    return None, None
+        return Hidden(causal, window, keys=keys)
+    return Hidden(causal, window, real, keys)
 
 
 def _may_ask() -> bool:
     tracing = is_tracing()
     return not tracing and transform(tracing) is None
+
+
+def _numbers_sequences(padding: Any) -> bool:
+    return padding is not None and padding.dtype is not torch.bool
 
 
 def _closure(function: MaskFunction) -> dict[str, Any]:
@@ -112,23 +308,26 @@ def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
     return {part.__qualname__.partition(".")[0]: part for part in joined}
 
 
-def _kind(function: MaskFunction) -> str | None:
-    """'causal' or 'bidirectional' for those masks, with or without a window: what a layer's own
-    arguments (is_causal, sliding_window) say again. None for every other pattern."""
+def _kind(function: MaskFunction) -> tuple[bool, int] | None:
+    """Whether a causal or bidirectional mask is causal, and its window, 0 for none. None for every
+    other pattern."""
     if function is causal_mask_function:
-        return "causal"
+        return True, 0
     if function is bidirectional_mask_function:
-        return "bidirectional"
-    parts = set(_parts(function))
-    if parts == {"sliding_window_overlay", "causal_mask_function"}:
-        return "causal"
-    if parts == {"sliding_window_bidirectional_overlay", "bidirectional_mask_function"}:
-        return "bidirectional"
+        return False, 0
+    parts = _parts(function)
+    if parts.keys() == {"sliding_window_overlay", "causal_mask_function"}:
+        return True, _closure(parts["sliding_window_overlay"])["sliding_window"]
+    if parts.keys() == {"sliding_window_bidirectional_overlay", "bidirectional_mask_function"}:
+        # The distance that is still seen; the query's own key comes on top.
+        overlay = parts["sliding_window_bidirectional_overlay"]
+        return False, _closure(overlay)["sliding_window"] + 1
     return None
 
 
-def _sequence_numbers(function: MaskFunction) -> Any:
-    """Where several sequences share a line, (batch, keys) numbers of them; else None."""
+def _sequence_numbers(function: MaskFunction) -> tuple[Any, tuple[bool, int]] | None:
+    """Where several sequences share a line, (batch, keys) numbers of them, and the mask within
+    each; else None."""
     parts = _parts(function)
     numbered = parts.pop("packed_sequence_mask_function", None)
     if numbered is None or len(parts) != 1:
@@ -137,4 +336,5 @@ def _sequence_numbers(function: MaskFunction) -> Any:
     # Newer versions count positions from each sequence's start; within one that is the same mask.
     if name == "remap_positions_for_packed_sequence":
         within = _closure(within)["mask_function"]
-    return None if _kind(within) is None else _closure(numbered)["packed_sequence_mask"]
+    kind = _kind(within)
+    return None if kind is None else (_closure(numbered)["packed_sequence_mask"], kind)

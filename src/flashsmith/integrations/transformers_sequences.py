@@ -1,0 +1,100 @@
+"""Sequences that share a line, as transformers' models are given them: by cumulative lengths, or by
+position ids that start again."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from flashsmith.errors import ArgumentError
+from flashsmith.integrations.pytorch_state import transform
+from flashsmith.integrations.traceable import is_tracing
+
+
+class Sequences(NamedTuple):
+    """Where packed sequences begin, (sequences + 1) int32, and how long the longest is or may
+    be."""
+
+    starts_q: Any
+    starts_k: Any
+    longest_q: int
+    longest_k: int
+
+
+def sequences_of(
+    starts: tuple[Any, Any], longest: tuple[Any, Any], query: Any, key: Any
+) -> Sequences | None:
+    """The sequences that a caller's cu_seq_lens_q and cu_seq_lens_k, max_length_q and max_length_k
+    describe; None where there are none. What is given for one side only holds for both, and longest
+    lengths that are missing are computed.
+
+    Raises:
+        ArgumentError: cumulative lengths are missing, and no others can take their place.
+    """
+    starts_q, starts_k = starts
+    longest_q, longest_k = longest
+    if starts_q is None and starts_k is None:
+        for name, value in (("max_length_q", longest_q), ("max_length_k", longest_k)):
+            if value is not None:
+                raise ArgumentError(
+                    f"{name}={value}: the longest of packed sequences, and cu_seq_lens_q does not "
+                    "say where they begin; pass both, or neither"
+                )
+        return None
+    if starts_q is None or starts_k is None:
+        if query.shape[2] != key.shape[2]:
+            given, missing = "qk" if starts_k is None else "kq"
+            raise ArgumentError(
+                f"cu_seq_lens_{missing}: missing beside cu_seq_lens_{given}, and {query.shape[2]} "
+                f"queries are not packed as {key.shape[2]} keys are: pass both"
+            )
+        starts_q = starts_k = starts_k if starts_q is None else starts_q
+        longest_q = longest_k = longest_k if longest_q is None else longest_q
+    return Sequences(
+        starts_q.to(torch.int32),
+        starts_k.to(torch.int32),
+        _longest(starts_q, longest_q, query),
+        _longest(starts_k, longest_k, key),
+    )
+
+
+# Every layer gets the same tensors, and waits for the GPU once.
+_longest_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _longest(starts: Any, given: Any, tensor: Any) -> int:
+    if given is not None:
+        return int(given)
+    if is_tracing():  # which reads no tensor; none is longer than the line
+        rows: int = tensor.shape[0] * tensor.shape[2]
+        return rows
+    if starts not in _longest_of:
+        _longest_of[starts] = int(starts.diff().max())
+    longest: int = _longest_of[starts]
+    return longest
+
+
+def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
+    """(1, keys) numbers of the sequences that one line of position ids describes; None where it is
+    one sequence.
+
+    As with FlashAttention in transformers, a sequence begins wherever the smallest position occurs,
+    unless the positions only count up, and only lines without a cache before them have several. A
+    tracer cannot read positions: it takes them for those of one sequence.
+    """
+    if position_ids is None or position_ids.dim() != 2 or query.shape[0] != 1:
+        return None
+    length = query.shape[2]
+    if length == 1 or key.shape[2] != length or position_ids.shape != (1, length):
+        return None
+    tracing = is_tracing()
+    if tracing or transform(tracing) is not None:
+        return None
+    if position_ids not in _numbers_of:
+        begins = position_ids == position_ids.min()
+        several = int(begins.sum()) > 1
+        _numbers_of[position_ids] = begins.cumsum(1) if several else None
+    return _numbers_of[position_ids]
