@@ -11,10 +11,12 @@ from flashsmith.benchmark.measurement_files import require_writable
 from flashsmith.errors import ArgumentError
 
 
-def test_a_missing_folder_is_made_and_the_file_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "rows.csv"
+def test_nothing_is_made_and_nothing_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"csv='.*': there is no folder '.*/a/b'; make it"):
+        require_writable("csv", tmp_path / "a" / "b" / "rows.csv")
+    assert not (tmp_path / "a").exists()
+    path = tmp_path / "rows.csv"
     require_writable("csv", path)
-    assert path.parent.is_dir()
     assert not path.exists()
     path.write_text("kept")
     require_writable("csv", path)
