@@ -81,8 +81,8 @@ def test_tracers_of_jax_are_distinguished_from_its_arrays(name: str) -> None:
     base = type("Tracer", (), {"__module__": "jax._src.core"})
     tracer = type("DynamicJaxprTracer", (base,), {"__module__": module})()
     refused(
-        rf"^{name}: is a tracer of a JAX transformation \(DynamicJaxprTracer\), which has no "
-        r"values;.* outside of jax\.jit and jax\.vmap",
+        rf"^{name}: is a tracer of a JAX transformation \(DynamicJaxprTracer\), not an array;"
+        r".* outside of jax\.jit, jax\.vmap",
         **{name: tracer},
     )
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations.traceable import without_torchscript
 from flashsmith.printable import quoted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,7 +44,7 @@ def with_others_refused(function: F) -> F:
             _check_neutral(function.__name__, own, name, keywords.pop(name))
         return function(*arguments, **keywords)
 
-    return cast(F, call)
+    return cast(F, without_torchscript(call))
 
 
 def _check_neutral(function: str, own: tuple[str, ...], name: str, value: Any) -> None:

@@ -5,8 +5,10 @@ Shared by sdpa() and transformers; attention(), which callers name themselves, c
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 
@@ -16,6 +18,7 @@ from flashsmith.integrations.fallbacks import Reason
 from flashsmith.printable import quoted
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import OLDEST_ARCH
+from flashsmith.runtime.frameworks.torch import no_memory_of_its_own
 
 # From this architecture on no table of winners was measured, and the kernels use Ampere's
 # instructions.
@@ -27,6 +30,7 @@ _TRANSFORM = Reason(
     "tensors, and grad alone",
 )
 _JIT = Reason("query", "traced by torch.jit.trace, which would not record a kernel of flashsmith")
+_ONNX = Reason("query", "exported by torch.onnx.export, which knows no kernel of flashsmith")
 _FORWARD_AD = Reason("query", "forward-mode differentiation; the kernels compute no tangents")
 _SWITCHED_OFF = Reason(
     "sdpa_kernel",
@@ -40,6 +44,8 @@ _ON_THE_HOST = Reason(
 )
 
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
+# Of the devices that the kernels, or their emulator, run on.
+_WITH_AUTOCAST = ("cpu", "cuda")
 
 # A tracer records the answer as a constant, and does not read the environment or the driver.
 _emulation_enabled = torch.compiler.assume_constant_result(env.emulation_enabled)
@@ -61,7 +67,8 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
     What is no tensor, or lies on another device, stays what it is.
     """
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    # PyTorch raises where it is asked of devices without autocast, as that of meta tensors.
+    if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(
@@ -115,10 +122,36 @@ def transform(tracing: bool) -> Reason | None:
     if torch._C._are_functorch_transforms_active() and (tracing or not _is_one_grad()):
         return _TRANSFORM
     if tracing:
-        return None
+        return _ONNX if is_exporting_to_onnx() else None
     if torch._C._is_tracing():
         return _JIT
     return _FORWARD_AD if forward_ad._current_level >= 0 else None
+
+
+@torch.compiler.assume_constant_result
+def is_exporting_to_onnx() -> bool:
+    """Whether torch.onnx.export is running the caller; asked by Python, since one of PyTorch's
+    tracers takes the answer for a constant."""
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and bool(onnx.is_in_onnx_export())
+
+
+def check_for_an_op(**tensors: Any) -> None:
+    """Raises ArgumentError for tensors, by name, that no op of flashsmith can be recorded for."""
+    for name, tensor in tensors.items():
+        if (why := no_memory_of_its_own(type(tensor))) is not None:
+            raise ArgumentError(f"{name}: {why}")
+    if is_exporting_to_onnx():
+        raise ArgumentError(
+            f"{next(iter(tensors))}: {_ONNX.facts}; flashsmith.sdpa() leaves its calls to PyTorch "
+            "there"
+        )
+
+
+def as_limit(length: Any) -> Any:
+    """max_seqlen as an op takes it: the value of a tensor or an array is not known while tracing,
+    and the op finds the longest sequence itself, which waits for the GPU as reading that would."""
+    return None if isinstance(length, torch.Tensor | np.ndarray | np.generic) else length
 
 
 def _is_one_grad() -> bool:

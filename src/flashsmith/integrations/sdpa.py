@@ -17,7 +17,7 @@ from flashsmith.integrations.pytorch_state import (
     without_transforms,
 )
 from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
-from flashsmith.integrations.traceable import attention, is_tracing
+from flashsmith.integrations.traceable import attention, is_tracing, without_torchscript
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 
 # Warned of while tracing, not when the traced code runs.
@@ -27,6 +27,7 @@ known_why_not = lru_cache(maxsize=1024)(why_not)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
+@without_torchscript
 def sdpa(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -46,8 +47,8 @@ def sdpa(
     tensors, dropout, dtypes other than fp16 and bf16, d above 256 or no multiple of 8, ...) PyTorch
     computes, and one FallbackWarning per reason says so. So it does with host tensors, unless they
     are to run in the emulator, on sm_100 and later, unless FLASHSMITH_UNTUNED is 1, inside
-    torch.jit.trace and torch.func's transforms other than one grad or vjp, and where
-    torch.nn.attention.sdpa_kernel leaves flash attention out.
+    torch.jit.trace, torch.onnx.export and torch.func's transforms other than one grad or vjp, and
+    where torch.nn.attention.sdpa_kernel leaves flash attention out.
 
     Args:
         query: (batch, heads, length_q, d), or without batch or both batch and heads.
@@ -100,8 +101,10 @@ def sdpa(
 def tensor_facts(tensor: Any, tracing: bool) -> Facts:
     """The properties of a tensor that decide whether a kernel can take it."""
     name = str if tracing else _name
-    shape, dtype, device = tuple(tensor.shape), name(tensor.dtype), name(tensor.device)
-    dtype = dtype.removeprefix("torch.")
+    dtype, device = name(tensor.dtype).removeprefix("torch."), name(tensor.device)
+    if tensor.is_nested:  # some of those have no shape
+        return Facts((), (), dtype, device, kind="nested tensor")
+    shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
         return Facts(shape, (), dtype, device, kind=f"tensor of layout {tensor.layout}")
     if tracing:

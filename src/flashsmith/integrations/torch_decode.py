@@ -16,7 +16,11 @@ import torch
 from flashsmith.chooser.decode import attention_with_cache
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
-from flashsmith.integrations.pytorch_state import under_autocast_over
+from flashsmith.integrations.pytorch_state import (
+    as_limit,
+    check_for_an_op,
+    under_autocast_over,
+)
 from flashsmith.integrations.torch_ops import refuse_vmap
 from flashsmith.integrations.traced_attention import short_form
 from flashsmith.runtime.forward_options import NO_WINDOW, check_pair
@@ -53,6 +57,7 @@ def decode_by_op(
     sin: Any = None,
     sinks: Any = None,
     cu_seqlens_q: Any = None,
+    max_seqlen_q: Any = None,
     window: tuple[int | None, int | None] = NO_WINDOW,
     out: Any = None,
     return_lse: bool = False,
@@ -64,8 +69,10 @@ def decode_by_op(
     Raises ArgumentError while tracing for a window that is no pair; other arguments are judged when
     the op runs.
     """
+    check_for_an_op(q=q, k_cache=k_cache, v_cache=v_cache)
     q, k, v = under_autocast_over(k_cache, q, k, v)
     keywords["window_left"], keywords["window_right"] = check_pair(window)
+    keywords["max_seqlen_q"] = as_limit(max_seqlen_q)
     keywords |= {"return_lse": return_lse, "config": short_form(config)}
     new = () if k is None and v is None and cos is None and sin is None else (k, v, cos, sin)
     ops = torch.ops.flashsmith

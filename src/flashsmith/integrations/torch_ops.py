@@ -35,6 +35,7 @@ from flashsmith.chooser.backward import (
 from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.integrations.pytorch_state import check_for_an_op
 from flashsmith.operations.backward import gradients_word, n_products
 from flashsmith.runtime import cached_launches, run_backward, run_call
 from flashsmith.runtime.cached_launches import MOST_CALLS, CachedLaunch
@@ -309,6 +310,7 @@ class FlashsmithAttention(torch.autograd.Function):
     ) -> tuple[Any, Any, Any]:
         if _is_plain(q, k, v):
             return _forward_directly(q, k, v, sinks, cu_q, cu_k, this)
+        check_for_an_op(q=q, k=k, v=v)
         asked = this.asked
         backward = asked.backward_config
         with torch._C._AutoDispatchBelowAutograd():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from flashsmith import chooser
 from flashsmith.errors import ArgumentError
@@ -47,12 +48,30 @@ def _find_with_gradients() -> Any:
     return _with_gradients
 
 
-# All that functools.wraps copies but the module: functions are pickled by module and name, and the
-# ones documented have the same names.
-_documented_as = functools.partial(
-    functools.wraps,
-    assigned=[it for it in functools.WRAPPER_ASSIGNMENTS if it != "__module__"],
-)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def without_torchscript(function: F) -> F:
+    """The function, for which torch.jit.script says what to do instead of reading its source."""
+    refusal = (
+        f"flashsmith.{function.__name__}() launches its kernels from Python, which TorchScript has "
+        "not; use torch.compile or torch.export, or call PyTorch's function there"
+    )
+    # What PyTorch marks its own such functions with.
+    setattr(function, "__script_unsupported", refusal)
+    return function
+
+
+def _documented_as(documented: Callable[..., Any]) -> Callable[[F], F]:
+    """functools.wraps for all but the module: functions are pickled by module and name, and the
+    documented ones have the same names."""
+    assigned = [it for it in functools.WRAPPER_ASSIGNMENTS if it != "__module__"]
+
+    def wrap(function: F) -> F:
+        functools.update_wrapper(function, documented, assigned)
+        return without_torchscript(function)
+
+    return wrap
 
 
 @_documented_as(chooser.attention)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashsmith.families import KernelConfig, family_named
-from flashsmith.integrations.pytorch_state import under_autocast
+from flashsmith.integrations.pytorch_state import as_limit, check_for_an_op, under_autocast
 from flashsmith.integrations.torch_ops import no_out
 from flashsmith.operations.backward import check_grad_dtype
 from flashsmith.runtime import Gradients
@@ -40,6 +40,8 @@ def attention_by_op(
     sinks: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
     out: Any = None,
     return_lse: bool = False,
     return_row_max: bool = False,
@@ -53,10 +55,12 @@ def attention_by_op(
     Raises ArgumentError while tracing for a window that is no pair, and for an out with gradients;
     other arguments are judged when the op runs.
     """
+    check_for_an_op(q=q, k=k, v=v)
     q, k, v = under_autocast(q, k, v)
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     keywords["window_left"], keywords["window_right"] = check_pair(window)
     keywords["config"] = short_form(config)
+    keywords["max_seqlen_q"], keywords["max_seqlen_k"] = map(as_limit, (max_seqlen_q, max_seqlen_k))
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -97,6 +101,8 @@ def backward_by_op(
     sinks: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
     deterministic: bool | None = None,
     needs: Any = (True,) * 4,
     grad_dtype: str | None = None,
@@ -108,12 +114,15 @@ def backward_by_op(
     Raises ArgumentError while tracing for what an op cannot hold: a window that is no pair, needs
     that are not four, another grad_dtype; other arguments are judged when the op runs.
     """
+    check_for_an_op(do=do, q=q, k=k, v=v, o=o)
     left, right = check_pair(window)
     needed = check_needs(needs)
     found = torch.ops.flashsmith.attention_backward(
         *(do, q, k, v, o, lse, dlse, sinks, cu_seqlens_q, cu_seqlens_k),
         window_left=left,
         window_right=right,
+        max_seqlen_q=as_limit(max_seqlen_q),
+        max_seqlen_k=as_limit(max_seqlen_k),
         deterministic=(
             torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         ),

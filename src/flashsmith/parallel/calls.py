@@ -58,6 +58,8 @@ class Asked(NamedTuple):
 def attend(given: Any, q: Any, k: Any, v: Any, asked: Asked) -> Any:
     """What parallel.attention() returns."""
     group = Group(given)
+    # Others get the memory as it is.
+    q, k, v = (it.resolve_neg() if isinstance(it, torch.Tensor) else it for it in (q, k, v))
     signature = _signature(q, k, v, asked)
     before = None if signature is None else _before.get(group.handle, {}).get(signature)
     said = None
@@ -587,5 +589,5 @@ def unsharded(given: Any, tensor: Any, dim: Any, cu_seqlens: Any) -> Any:
     counts = [facts["rows"] for facts in said]
     layout = Layout((sum(counts),) if lengths is None else lengths, group.size)
     _check_rows("tensor", layout, counts)
-    mine = padded(tensor.detach(), dim, layout.most_rows)
+    mine = padded(tensor.detach().resolve_neg(), dim, layout.most_rows)
     return in_order(group.all_gather(mine).wait(), layout, dim)

@@ -273,6 +273,8 @@ def call_signature(
         return None
     if grad_enabled and (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
+    if q.is_neg() or k.is_neg() or v.is_neg():
+        return None  # copied first
     signature: Signature = (
         chosen,
         q.dtype, q.device, q.shape, q.stride(),
@@ -306,8 +308,10 @@ def backward_signature(
     causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, *rest = options
     dlse, deterministic, needs, grad_dtype = rest
     for tensor in (q, k, v, o, lse):
-        if type(tensor) is not kind:
+        if type(tensor) is not kind or tensor.is_neg():
             return None
+    if do.is_neg():
+        return None
     if grad_enabled and any(tensor.requires_grad for tensor in tensors):
         return None
     signature: Signature = (
@@ -343,7 +347,7 @@ def _of_others(
         if tensor is None:
             signature += (None,)
             continue
-        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad):
+        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad) or tensor.is_neg():
             return None
         signature += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
     return (*signature, cu_k is cu_q)

@@ -265,7 +265,7 @@ def decode_signature(
         if tensor is None:
             found.append(None)
             continue
-        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad):
+        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad) or tensor.is_neg():
             return None
         found += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
     return tuple(found)

@@ -158,7 +158,9 @@ class Framework(ABC):
 
 class RepeatableFramework(Framework):
     """A framework whose launches can be cached (cached_launches.py): reading a tensor's data_ptr(),
-    stride(), dtype, shape, device and requires_grad takes next to no time."""
+    stride(), is_neg(), dtype, shape, device and requires_grad takes next to no time.
+
+    is_neg() says whether the values are those in memory with the other sign."""
 
     # Exactly this type: a derived class may behave differently.
     tensor_type: type[Any]

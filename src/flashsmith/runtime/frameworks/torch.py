@@ -55,6 +55,17 @@ class TorchTensors(RepeatableFramework):
         )
 
     def view(self, name: str, tensor: Any) -> TensorView:
+        if self._torch._C._is_tracing():
+            raise ArgumentError(
+                f"{name}: inside torch.jit.trace, which records no kernel of flashsmith; use "
+                "torch.compile or torch.export, or flashsmith.sdpa(), which leaves its calls to "
+                "PyTorch there"
+            )
+        if tensor.is_nested:
+            raise ArgumentError(
+                f"{name}: is a nested tensor; give its values, packed, and its offsets as "
+                "cu_seqlens_q and cu_seqlens_k"
+            )
         if tensor.layout is not self._strided:
             raise ArgumentError(f"{name}: layout {tensor.layout}; give a strided (dense) tensor")
         if tensor.requires_grad and self.grad_enabled():
@@ -66,10 +77,17 @@ class TorchTensors(RepeatableFramework):
         device = self._devices.get(tensor.device)
         if device is None:
             device = self._devices[tensor.device] = self.device_of(name, tensor.device)
+        is_plain = not tensor.is_neg()
+        if not is_plain:
+            # Its memory has the values with the other sign: what a kernel writes there would be
+            # wrong, too.
+            tensor = tensor.resolve_neg()
         dtype, address = self.dtype_names.get(tensor.dtype, ""), tensor.data_ptr()
         shape, strides = tuple(tensor.shape), tensor.stride()
+        if address == 0 and tensor.numel() and (why := no_memory_of_its_own(type(tensor))):
+            raise ArgumentError(f"{name}: {why}")
         return _new_tuple(
-            TensorView, (name, self, dtype, shape, strides, address, device, True, tensor)
+            TensorView, (name, self, dtype, shape, strides, address, device, is_plain, tensor)
         )
 
     def device_of(self, name: str, device: Any) -> Device:
@@ -172,6 +190,17 @@ class TorchTensors(RepeatableFramework):
             return directly(shape, strides, own)
 
         return allocate_there
+
+
+def no_memory_of_its_own(kind: type) -> str | None:
+    """Why tensors of a class are refused that stand for others' memory; None of other classes."""
+    if kind.__name__ == "DTensor":
+        return (
+            "is a DTensor, whose memory is that of its local tensors; call within "
+            "torch.distributed.tensor.experimental.local_map, sharded along the batch or the "
+            "heads; docs/integrations.md has the call"
+        )
+    return None
 
 
 def _cuda_is_initialised() -> bool:
