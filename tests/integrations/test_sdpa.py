@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -449,3 +451,15 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     q = drawn(1, 2, 20, 32)
     with pytest.raises(KernelNotBuiltError):
         sdpa(q, q, q, emulate=True)
+
+
+def test_a_function_that_replaced_pytorchs_before_the_first_call() -> None:
+    """flashsmith.sdpa is imported when first used: what it leaves to PyTorch must not come back."""
+    program = """
+import torch, flashsmith
+from torch.nn import functional
+functional.scaled_dot_product_attention = lambda *args: flashsmith.sdpa(*args)
+q = torch.ones(1, 1, 4, 8)
+assert torch.equal(functional.scaled_dot_product_attention(q, q, q), q)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)

@@ -6,7 +6,6 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention as pytorch_sdpa
 
 from flashsmith.integrations.fallbacks import note_fallback
 from flashsmith.integrations.pytorch_state import (
@@ -20,6 +19,9 @@ from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_argume
 from flashsmith.integrations.traceable import attention, is_tracing, without_torchscript
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 
+# PyTorch's own, though the name in torch.nn.functional may have been replaced already by a function
+# that calls this module's.
+pytorch_sdpa = torch._C._nn.scaled_dot_product_attention
 # Warned of while tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
 # A model has few distinct problems. Not used while tracing: tracers reject lru_cache.
