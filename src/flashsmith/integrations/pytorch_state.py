@@ -51,6 +51,14 @@ _WITH_AUTOCAST = ("cpu", "cuda")
 _emulation_enabled = torch.compiler.assume_constant_result(env.emulation_enabled)
 
 
+def _autocast_dtype(device: str) -> Any:
+    """The dtype that autocast, where enabled, gives to tensors on a kind of device; else None."""
+    # PyTorch raises where it is asked of devices without autocast, as that of meta tensors.
+    if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
 def check_emulate(emulate: Any) -> bool | None:
     """Raises ArgumentError unless ``emulate`` is True, False or None."""
     if emulate is None or emulate is True or emulate is False:
@@ -67,10 +75,9 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
     What is no tensor, or lies on another device, stays what it is.
     """
     device = tensors[0].device.type
-    # PyTorch raises where it is asked of devices without autocast, as that of meta tensors.
-    if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
+    dtype = _autocast_dtype(device)
+    if dtype is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device)
     return tuple(
         it.to(dtype)
         if isinstance(it, torch.Tensor) and it.dtype in _CASTABLE and it.device.type == device
@@ -102,10 +109,8 @@ def is_cast(tensor: Any) -> bool:
     """Whether autocast gives a tensor, or whatever else, another dtype."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _CASTABLE:
         return False
-    device = tensor.device.type
-    return torch.is_autocast_enabled(device) and tensor.dtype is not torch.get_autocast_dtype(
-        device
-    )
+    dtype = _autocast_dtype(tensor.device.type)
+    return dtype is not None and tensor.dtype is not dtype
 
 
 def why_not_now(tracing: bool) -> Reason | None:
