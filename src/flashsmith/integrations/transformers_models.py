@@ -3,7 +3,6 @@ run on any attention but its own."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any, NamedTuple
 
@@ -34,13 +33,20 @@ def model_of(config: Any) -> Model | None:
     return None if config is None else _model_of(type(config))
 
 
+_found: dict[type, Model] = {}
+
+
 # A tracer takes the answer for a constant, and looks into no module.
 @torch.compiler.assume_constant_result
 def _model_of(config_class: type) -> Model | None:
-    return _find_model(config_class)
+    if config_class not in _found:
+        model = _find_model(config_class)
+        if model is None:  # its module may be imported later
+            return None
+        _found[config_class] = model
+    return _found[config_class]
 
 
-@functools.lru_cache(maxsize=256)
 def _find_model(config_class: type) -> Model | None:
     name = config_class.__module__.replace(".configuration_", ".modeling_")
     module = sys.modules.get(name)

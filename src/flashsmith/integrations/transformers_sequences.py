@@ -82,7 +82,7 @@ def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
     one sequence.
 
     As with FlashAttention in transformers, a sequence begins wherever the smallest position occurs,
-    unless the positions only count up, and only lines without a cache before them have several. A
+    and only in lines without a cache before them; the line itself may begin with the rest of one. A
     tracer cannot read positions: it takes them for those of one sequence.
     """
     if position_ids is None or position_ids.dim() != 2 or query.shape[0] != 1:
@@ -95,6 +95,7 @@ def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
         return None
     if position_ids not in _numbers_of:
         begins = position_ids == position_ids.min()
+        begins[:, 0] = True
         several = int(begins.sum()) > 1
         _numbers_of[position_ids] = begins.cumsum(1) if several else None
     return _numbers_of[position_ids]
