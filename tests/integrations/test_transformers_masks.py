@@ -207,7 +207,7 @@ def test_values_of_another_width_are_padded(calls: Calls) -> None:
     torch.testing.assert_close(output, expected.transpose(1, 2), atol=2e-3, rtol=2e-3)
 
 
-def test_weights_that_are_asked_for_are_missed_aloud(calls: Calls) -> None:
+def test_output_attentions_warns(calls: Calls) -> None:
     model = tiny("bert")
     model.set_attn_implementation("flashsmith")
     with torch.no_grad():

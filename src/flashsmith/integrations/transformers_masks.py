@@ -207,7 +207,7 @@ def _hidden_by_values(mask: Any, queries: int) -> Hidden | None:
     if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.int64):
         return None
     if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
-        # Of one query it may be any mask. Its values tell, which a tracer cannot read.
+        # For one query it may be any mask; serving it takes its values, which a tracer cannot read.
         of_keys = mask.shape[1] == mask.shape[2] == 1 and (queries > 1 or _may_ask())
         return Hidden(False, 0, mask[:, 0, 0]) if of_keys else None
     causal, window = _kind_of_form(mask)
@@ -235,7 +235,7 @@ def _kind_of_form(mask: Any) -> tuple[bool, int]:
     if kind not in (2, 3, 4, 5) or window == 0:
         raise ArgumentError(
             f"attention_mask: shape {tuple(mask.shape)}, {mask.dtype}; the model has changed the "
-            "mask that flashsmith built for it, and its attention cannot be told from it: use "
+            "mask that flashsmith built for it, which no longer says what is hidden: use "
             'attn_implementation="sdpa"'
         )
     return kind % 2 == 0, window - 1
