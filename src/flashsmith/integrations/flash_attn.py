@@ -87,7 +87,7 @@ def flash_attn_varlen_func(
     Args:
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
         cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where each sequence begins.
-        max_seqlen_q, max_seqlen_k: the longest sequence.
+        max_seqlen_q, max_seqlen_k: the longest sequence; None finds it out, as attention() does.
         block_table: (sequences, most pages) int32: k and v are pages (pages, page, heads_k, d) of
             any size, and seqused_k, or without it cu_seqlens_k, says the lengths;
             attention_with_cache() computes it, without gradients.
