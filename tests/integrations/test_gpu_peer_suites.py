@@ -10,18 +10,18 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
-from peer_suites.calls import Device, check  # noqa: E402
-from peer_suites.visit import Kernel, chosen_cases  # noqa: E402
+from peer_suites.calls import check, check_gradients  # noqa: E402
+from peer_suites.case import PeerCase  # noqa: E402
+from peer_suites.torch_tensors import torch_device  # noqa: E402
+from peer_suites.visit import Kernel, chosen_cases, chosen_gradients, kernel_of  # noqa: E402
 
 from flashsmith.families import Semantics  # noqa: E402
 from flashsmith.runtime import query_gpu  # noqa: E402
@@ -52,34 +52,34 @@ def build(kernels: list[Kernel], arch: int) -> None:
     assert not failures, "\n".join(failures)
 
 
-def _to_gpu(array: np.ndarray) -> Any:
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
-    return torch.from_numpy(array).cuda()
+def run(chosen: Mapping[Kernel, list[PeerCase]], check_one: Callable[..., None]) -> int:
+    """How many cases there are. Raises AssertionError that names those that are wrong."""
+    device = torch_device("cuda")
+    failures, count = [], 0
+    for case in (case for cases in chosen.values() for case in cases):
+        count += 1
+        try:
+            check_one(case, device)
+        except Exception as error:
+            failures.append(f"{case}: {type(error).__name__}: {error}")
+    said = "\n".join(failures)
+    assert not failures, f"{len(failures)} of {count} cases:\n{said}"
+    return count
 
 
-def _to_host(tensor: Any) -> np.ndarray:
-    if tensor.dtype is torch.bfloat16:
-        bits: np.ndarray = tensor.view(torch.int16).cpu().numpy()
-        return bits.view(ml_dtypes.bfloat16)
-    found: np.ndarray = tensor.cpu().numpy()
-    return found
+# One test each, since which kernels there are is known only where the GPU is.
 
 
 def test_cases_in_their_own_sizes() -> None:
-    """One test, since which kernels there are is known only where the GPU is."""
     device = query_gpu(0)
     chosen = chosen_cases(device)
     build(list(chosen), device.arch)
-    gpu = Device(_to_gpu, _to_host, on_gpu=True)
-    failures, count = [], 0
-    for cases in chosen.values():
-        for case in cases:
-            count += 1
-            try:
-                check(case, gpu)
-            except Exception as error:
-                failures.append(f"{case}: {type(error).__name__}: {error}")
-    said = "\n".join(failures)
-    assert not failures, f"{len(failures)} of {count} cases:\n{said}"
-    assert count >= 250
+    assert run(chosen, check) >= 250
+
+
+def test_gradients_in_their_own_sizes() -> None:
+    device = query_gpu(0)
+    chosen = chosen_gradients(device)
+    forward = {kernel_of(case, device) for cases in chosen.values() for case in cases}
+    build([*chosen, *forward], device.arch)
+    assert run(chosen, check_gradients) >= 30

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import shared_kernels
 from peer_suites import visit
-from peer_suites.calls import Device, check, every
+from peer_suites.calls import Device, check, check_gradients, every
 from peer_suites.case import LOCAL, PeerCase, PeerTest
 from peer_suites.flash_attention import FLASH_ATTENTION_2, FLASH_ATTENTION_3, FLASH_ATTENTION_4
 from peer_suites.flashinfer import FLASHINFER
@@ -20,18 +22,20 @@ from peer_suites.vllm import VLLM
 from flashsmith.chooser import decode
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.integrations import flash_attn
 
 SUITES = FLASH_ATTENTION_2, FLASH_ATTENTION_3, FLASH_ATTENTION_4, FLASHINFER, VLLM
 CASES = [*every(*SUITES)]
 HOST = Device(put=lambda array: array, get=lambda array: array)
 # For fp16 what other tests build, too; all are loaded with the semantics that a case needs.
-FORWARD, DECODE = (
+FORWARD, DECODE, BACKWARD = (
     {dtype: make(dtype) for dtype in DType}
     for make in (
         lambda dtype: FlashForwardKernelConfig(
             dtype, 64, 64, 32, 4, True, True, True, 2, 2, 2, optimized_softmax=True
         ),
         lambda dtype: parse(f"({dtype.name}, 64, 16, 64, 4): decode+stages_3+least_64+parts_2"),
+        lambda dtype: parse(f"({dtype.name}, 64, 64, 64, 4): backward"),
     )
 )
 
@@ -72,6 +76,28 @@ def test_a_case_is_right_or_refused(case: PeerCase) -> None:
     check(case, HOST)
 
 
+DIFFERENTIATED = [case for case in SMALL if case.has_gradients][::8]
+
+
+@pytest.mark.full
+@pytest.mark.torch
+@pytest.mark.parametrize("case", DIFFERENTIATED,
+                         ids=[f"{i}-{case}" for i, case in enumerate(DIFFERENTIATED)])  # fmt: skip
+def test_a_gradient_is_right(case: PeerCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    from peer_suites.torch_tensors import torch_device
+
+    problem = visit.problem_of(case)[0]
+    forward, backward = FORWARD[problem.dtype], BACKWARD[problem.dtype]
+    shared_kernels.load([forward], problem.required_semantics(forward))
+    differentiated = replace(problem, operation=backward.family.operation)
+    shared_kernels.load([backward], differentiated.required_semantics(backward))
+    kernels = {"config": forward, "backward_config": backward, "emulate": True}
+    monkeypatch.setattr(flash_attn, "attention", partial(flash_attn.attention, **kernels))
+
+    check_gradients(case, torch_device("cpu"))
+
+
 # One of each kind whose kernel other tests of a plain run build.
 QUICK = list({kernel_of(case)[0:1] + kernel_of(case)[2:]: case for case in SMALL
               if case.dtype == "fp16" and case.causal and not (case.local or case.softcap)
@@ -109,6 +135,9 @@ def test_a_visit_to_a_gpu_runs_every_function_with_few_kernels() -> None:
     wanted = {(test.suite, test.function) for test in (*FLASH_ATTENTION_2, *FLASH_ATTENTION_3)
               if test.function in visit.FUNCTIONS}  # fmt: skip
     assert {(case.suite, case.function) for case in cases} == wanted
+    gradients = visit.chosen_gradients(device_spec("H100"))
+    assert len(gradients) == visit.MOST_BACKWARD_KERNELS
+    assert sum(map(len, gradients.values())) >= 40
 
 
 def test_sizes_of_the_emulator_keep_the_structure_of_lengths() -> None:

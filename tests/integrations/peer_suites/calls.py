@@ -21,8 +21,10 @@ from flashsmith import flash_attn_func, flash_attn_varlen_func, flash_attn_with_
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType
 from flashsmith.verify import compare, compute_references
-from flashsmith.verify.attention_semantics import offsets, row_slices
+from flashsmith.verify.attention_semantics import Attention, offsets, row_slices
 from flashsmith.verify.decode_reference import rotated
+from flashsmith.verify.gradient_tolerance import compare_gradients
+from flashsmith.verify.gradients import Rows, compute_gradients
 from flashsmith.verify.tolerance import heads_for_enough_outputs
 from peer_suites.case import PeerCase
 
@@ -49,6 +51,37 @@ def check(case: PeerCase, device: Device) -> None:
     refused by its name."""
     run = {"dense": _dense, "packed": _packed, "cache": _cache}[case.call]
     run(case, Drawn(case), device)
+
+
+def check_gradients(case: PeerCase, device: Device) -> None:
+    """The same of the gradients of a packed call without pages; tensors are PyTorch's."""
+    drawn = Drawn(case)
+    lens_q, lens_k = drawn.lens_q, drawn.lens_k
+    q, (k, v) = drawn.q(sum(lens_q)), drawn.kv(sum(lens_k))
+    do = drawn.rng.standard_normal(q.shape, np.float32).astype(drawn.dtype)
+    leaves = [device.put(it).requires_grad_() for it in (q, k, v)]
+    o, lse, _ = flash_attn_varlen_func(
+        *leaves, device.put(offsets(lens_q)), device.put(offsets(lens_k)), max(lens_q),
+        max(lens_k), softmax_scale=case.scale, causal=case.causal,
+        window_size=_window_size(drawn.window), softcap=case.softcap, return_attn_probs=True,
+    )  # fmt: skip
+    o.backward(device.put(do))
+    attention = Attention(
+        drawn.scale, case.causal, drawn.window, case.softcap, lens_q=lens_q, lens_k=lens_k
+    )
+    exact = compute_references(
+        q, k, v, drawn.scale, causal=case.causal, window=drawn.window, softcap=case.softcap,
+        lens_q=lens_q, lens_k=lens_k, on_gpu=device.on_gpu,
+    )  # fmt: skip
+    inputs = {"q": q, "k": k, "v": v, "do": do, "o": device.get(o.detach()),
+              "lse": device.get(lse.detach())}  # fmt: skip
+    places = [Rows(None, *its) for its in zip(row_slices(lens_q), row_slices(lens_k), strict=True)]
+    expected = compute_gradients(
+        inputs, attention, places, exact.o, exact.lse, on_gpu=device.on_gpu
+    )
+    got = {f"d{name}": device.get(it.grad) for name, it in zip("qkv", leaves, strict=True)}
+    found = compare_gradients(drawn.kind, got, expected)
+    assert found.ok, f"{case}: {'; '.join(found.reasons)}"
 
 
 class Drawn:

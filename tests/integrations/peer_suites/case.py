@@ -67,6 +67,11 @@ class PeerCase:
         """Columns that are turned, a multiple of 16."""
         return int(self.rotary * self.d) // 16 * 16
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether it is a packed call that can be differentiated, and needs no padding."""
+        return self.call == "packed" and not (self.page or self.used or self.d % 8)
+
     def in_the_emulator(self) -> PeerCase:
         """The same with sizes in which their structure is left: what is equal, next to each other,
         longer, a multiple of a tile or of 8, and how heads share keys."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.runtime.forward_options import check_mask
 from peer_suites.calls import Drawn, every
@@ -18,6 +21,8 @@ FUNCTIONS = {"varlen_qkvpacked", "varlen_output", "varlen_causal", "kvcache"}
 # Beyond it drawing a case's numbers takes longer than all else.
 LONGEST = 20_000
 MOST_KERNELS, MOST_CASES_EACH = 96, 5
+# The same of gradients, whose references take longer.
+LONGEST_BACKWARD, MOST_BACKWARD_KERNELS, MOST_BACKWARD_CASES_EACH = 1025, 20, 3
 Kernel = tuple[KernelConfig, Semantics]
 
 
@@ -29,14 +34,28 @@ def chosen_cases(device: DeviceSpec) -> dict[Kernel, list[PeerCase]]:
     for case in every([test for suite in suites for test in suite if test.function in FUNCTIONS]):
         if max(case.lengths) <= LONGEST and not case.leftpad:
             found[kernel_of(case, device)].append(case)
-    most = sorted(found, key=lambda kernel: (-len(found[kernel]), str(kernel)))[:MOST_KERNELS]
-    return {kernel: _spread(found[kernel]) for kernel in most}
+    return _most_used(found, MOST_KERNELS, MOST_CASES_EACH)
 
 
-def _spread(cases: list[PeerCase]) -> list[PeerCase]:
-    """Evenly over the tests and their draws."""
-    step = max(1, len(cases) // MOST_CASES_EACH)
-    return cases[::step][:MOST_CASES_EACH]
+@cache
+def chosen_gradients(device: DeviceSpec) -> dict[Kernel, list[PeerCase]]:
+    """Of those cases some that are differentiated, by their kernels of the backward pass."""
+    found: dict[Kernel, list[PeerCase]] = defaultdict(list)
+    for case in (case for cases in chosen_cases(device).values() for case in cases):
+        if case.has_gradients and max(case.lengths) <= LONGEST_BACKWARD:
+            problem = replace(problem_of(case)[0], operation=BACKWARD.name)
+            config = choose_config(problem, device)
+            found[config, problem.required_semantics(config)].append(case)
+    return _most_used(found, MOST_BACKWARD_KERNELS, MOST_BACKWARD_CASES_EACH)
+
+
+def _most_used(
+    found: Mapping[Kernel, list[PeerCase]], kernels: int, cases_each: int
+) -> dict[Kernel, list[PeerCase]]:
+    """The kernels that serve most, with cases spread evenly over the tests and their draws."""
+    most = sorted(found, key=lambda kernel: (-len(found[kernel]), str(kernel)))[:kernels]
+    steps = {kernel: max(1, len(found[kernel]) // cases_each) for kernel in most}
+    return {kernel: found[kernel][:: steps[kernel]][:cases_each] for kernel in most}
 
 
 def kernel_of(case: PeerCase, device: DeviceSpec) -> Kernel:
