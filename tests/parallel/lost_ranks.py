@@ -12,30 +12,25 @@ from __future__ import annotations
 import atexit
 import ctypes
 import datetime
+import itertools
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from ranks import KERNELS, HostMemory, tensors
 
 from flashsmith import parallel
 from flashsmith.errors import GroupError
-from flashsmith.integrations import traceable
-from flashsmith.parallel import peers
 from flashsmith.parallel import watch as module
 
-# Calls that both ranks make, and the one in which, or after which, rank 1 is lost.
-WORKING, LAST = 2, 4
-NEVER = 10_000
-LIMIT = 120.0
+# Calls after which rank 1 is lost, and seconds after which rank 0 hangs.
+CALLS, LIMIT = 3, 60.0
 libc = ctypes.CDLL(None)
 
 
@@ -65,43 +60,15 @@ def wait_for_ever() -> None:
 
 
 def get_lost(how: str) -> None:
-    """What becomes of rank 1, within a call or between two."""
+    """What becomes of rank 1 between two calls."""
     if how in ("killed", "stopped"):
         os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     elif how == "ended":
         os._exit(0)
     elif how == "silent":
-        time.sleep(NEVER)
+        time.sleep(10 * LIMIT)
     else:
         raise Planted(how)
-
-
-def calls_of(case: dict[str, Any]) -> Callable[[], Any]:
-    """A call of a schedule, forward and backward; or, without one, of what needs no kernel."""
-    schedule = case.get("schedule")
-    if schedule is None:
-        return lambda: parallel.unshard(torch.zeros(1, 4))
-    leaves = [it.requires_grad_(case.get("gradients", True)) for it in tensors(16)]
-
-    def call() -> None:
-        o = parallel.attention(*leaves, schedule=schedule, causal=True, **KERNELS)
-        if case.get("gradients", True):
-            torch.autograd.grad(o.float().sum(), leaves)
-
-    return call
-
-
-def plant(case: dict[str, Any], counted: list[int]) -> None:
-    """Has rank 1 lost within its last call: in the backward pass, or the forward pass's kernel."""
-    name = "backward" if case.get("gradients", True) else "attention"
-    function = getattr(traceable, name)
-
-    def lost(*given: Any, **keywords: Any) -> Any:
-        if counted[0] == LAST:
-            get_lost(case["how"])
-        return function(*given, **keywords)
-
-    setattr(traceable, name, lost)
 
 
 def rank_of(case: dict[str, Any], rank: int, folder: Path) -> NoReturn:
@@ -109,8 +76,6 @@ def rank_of(case: dict[str, Any], rank: int, folder: Path) -> NoReturn:
     if stuck:
         module.MARKS["cpu"] = UnreachedMarks
         UnreachedMarks.answers = stuck != "asking"
-    if case.get("copies"):
-        peers.MEMORIES["cpu"], peers._STEP = HostMemory, 1
     if stuck == "exit" and rank == 0:
         atexit.register(wait_for_ever)
         # An interpreter that ends has no such thread.
@@ -122,24 +87,17 @@ def rank_of(case: dict[str, Any], rank: int, folder: Path) -> NoReturn:
         world_size=2,
         timeout=datetime.timedelta(seconds=case["timeout"]),
     )
-    call, counted, within = calls_of(case), [0], "schedule" in case
-    if rank and within:
-        plant(case, counted)
     try:
-        for counted[0] in range(1, NEVER):
-            if counted[0] > LAST and rank and not within:
+        for number in itertools.count():
+            if number == CALLS and rank:
                 get_lost(how)
-            if counted[0] > LAST and not rank and stuck in ("synchronize", "asking"):
+            if number == CALLS and stuck in ("synchronize", "asking"):
                 wait_for_ever()
-            call()
+            parallel.unshard(torch.zeros(1, 4))
     except GroupError as error:
         (folder / f"{name}.said").write_text(f"{type(error).__name__}: {error}")
         if stuck == "exit":
             raise
-    except Planted:
-        if how == "caught":
-            time.sleep(NEVER)
-        raise
     os._exit(0)
 
 

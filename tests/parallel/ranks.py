@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-import flashsmith
 from flashsmith import parallel
 from flashsmith.errors import FlashsmithError
-from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
+from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.parallel import peers, schedules
 from flashsmith.parallel.group import Group, Message
@@ -35,32 +34,6 @@ CFG = FlashForwardKernelConfig(
 REPEATABLE = parse("(FP16, 64, 64, 64, 4): backward")
 KERNELS = {"config": CFG, "backward_config": REPEATABLE, "deterministic": True}
 TIMEOUT = 300.0
-SEMANTICS = [
-    Semantics(uneven=True),
-    Semantics("causal", uneven=True),
-    Semantics(packed=True, uneven=True),
-    Semantics("causal", packed=True, uneven=True),
-    Semantics("window", softcap=True, packed=True, uneven=True),
-]
-# Of the ring's parts, and of whole sequences.
-FORWARD = [
-    *(replace(semantics, partial=True) for semantics in SEMANTICS),
-    SEMANTICS[1],
-    SEMANTICS[4],
-]
-
-
-def load_kernels() -> None:
-    """Builds what these calls need, so that no rank waits for it."""
-    import shared_kernels
-
-    for semantics in FORWARD:
-        shared_kernels.load([CFG], semantics)
-    for semantics in SEMANTICS:
-        shared_kernels.load([REPEATABLE], semantics)
-    for shape in ((1, 1, 1, 64), (1, 1, 64)):
-        part = torch.zeros(shape), torch.zeros(shape[:-1])
-        flashsmith.merge_attention([part[0]], [part[1]], dtype="float16")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
-from ranks import load_kernels  # noqa: E402
-
 import flashsmith.parallel.watch as module  # noqa: E402
 from flashsmith.parallel.watch import Watch  # noqa: E402
 
@@ -35,15 +33,19 @@ class Survivor(NamedTuple):
     written: str
 
 
-def survivors(folder: Path, cases: Sequence[dict[str, Any]]) -> dict[str, Survivor]:
-    file = folder / "cases.json"
-    file.write_text(json.dumps([{"timeout": TIMEOUT, **case} for case in cases]))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), str(file)],
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
     )
+
+
+def survivors(folder: Path, cases: Sequence[dict[str, Any]]) -> dict[str, Survivor]:
+    file = folder / "cases.json"
+    file.write_text(json.dumps([{"timeout": TIMEOUT, **case} for case in cases]))
+    done = run(SCRIPT, folder, file)
     assert done.returncode == 0, done.stderr
     statuses = json.loads(done.stdout)
     found = {}
@@ -123,31 +125,25 @@ def test_an_interpreter_that_cannot_end_is_killed(pairs: dict[str, Survivor]) ->
 
 # --- in the calls of each schedule ---------------------------------------------------------------
 
-SCHEDULES = ("zigzag", "allgather", "ulysses")
-WITHIN = ("killed", "raised", "stopped", "caught")
+TOOL = Path(__file__).parents[2] / "tools" / "gpu" / "parallel_lost.py"
 
 
 @pytest.mark.full
-def test_a_rank_that_is_lost_within_a_call(tmp_path: Path) -> None:
-    load_kernels()
-    cases = [
-        {
-            "name": f"{schedule} {how} {gradients} {copies}",
-            "schedule": schedule,
-            "how": how,
-            "gradients": gradients,
-            "copies": copies,
-            "timeout": 20.0,
-        }
-        for schedule in SCHEDULES
-        for how in WITHIN
-        for gradients in (False, True)
-        for copies in ((False, True) if schedule == "allgather" else (False,))
-    ]
-    for half in (cases[::2], cases[1::2]):
-        for name, found in survivors(tmp_path, half).items():
-            assert found.status == 0, (name, found)
-            assert found.said.startswith(f"GroupError: {LOST}"), name
+def test_a_rank_that_is_lost_within_a_call_of_each_schedule(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    options = {
+        "--device": "cpu", "--heads": "4:2", "--d": "64", "--seqs": "32", "--timeout": "20",
+        "--slack": "100",
+    }  # fmt: skip
+    done = run(TOOL, rows, *[part for pair in options.items() for part in pair])
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert len(found) == 12
+    for row in found:
+        assert row["raised"], row
+        assert row["status"] == 1
+        assert row["said"].startswith(f"GroupError: {LOST}")
+    assert done.stdout.count(" over after ") == 12
 
 
 # --- the watch itself ----------------------------------------------------------------------------

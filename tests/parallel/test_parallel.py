@@ -3,6 +3,7 @@ whole sequences, forward and backward."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,10 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from exact_attention import exact_attention  # noqa: E402
-from ranks import (  # noqa: E402
-    CFG,
-    FORWARD,
-    IDLE,
-    KERNELS,
-    REPEATABLE,
-    SEMANTICS,
-    Case,
-    load_kernels,
-    run_ranks,
-)
+from ranks import CFG, IDLE, KERNELS, REPEATABLE, Case, run_ranks  # noqa: E402
 
 import flashsmith  # noqa: E402
-from flashsmith.families import DType  # noqa: E402
+from flashsmith.families import DType, Semantics  # noqa: E402
 from flashsmith.verify.attention_semantics import Attention, row_slices  # noqa: E402
 from flashsmith.verify.gradient_tolerance import compare_gradients  # noqa: E402
 from flashsmith.verify.gradients import Rows, compute_gradients  # noqa: E402
@@ -61,6 +52,19 @@ SCRIPTS = (
     "late",
     "death",
 )
+SEMANTICS = [
+    Semantics(uneven=True),
+    Semantics("causal", uneven=True),
+    Semantics(packed=True, uneven=True),
+    Semantics("causal", packed=True, uneven=True),
+    Semantics("window", softcap=True, packed=True, uneven=True),
+]
+# Of the ring's parts, and of whole sequences.
+FORWARD = [
+    *(replace(semantics, partial=True) for semantics in SEMANTICS),
+    SEMANTICS[1],
+    SEMANTICS[4],
+]
 for _semantics in FORWARD:
     shared_kernels.want([CFG], _semantics)
 for _semantics in SEMANTICS:
@@ -70,7 +74,13 @@ for _semantics in SEMANTICS:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both of two ranks found; the kernels are built before, so that no rank waits for it."""
-    load_kernels()
+    for semantics in FORWARD:
+        shared_kernels.load([CFG], semantics)
+    for semantics in SEMANTICS:
+        shared_kernels.load([REPEATABLE], semantics)
+    for shape in ((1, 1, 1, 64), (1, 1, 64)):
+        part = torch.zeros(shape), torch.zeros(shape[:-1])
+        flashsmith.merge_attention([part[0]], [part[1]], dtype="float16")
     return run_ranks(2, tmp_path_factory.mktemp("pair"), PLAIN, SCRIPTS)
 
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""flashsmith.parallel on the GPUs of this machine: proofs, speed, PyTorch's context_parallel, and
-ranks that get lost.
+"""flashsmith.parallel on the GPUs of this machine: proofs, speed, and PyTorch's context_parallel.
 
     python tools/gpu/parallel_bench.py rows.jsonl                        # two GPUs, over NCCL
     python tools/gpu/parallel_bench.py rows.jsonl --gpus 4 --seqs 32768,131072 --steps speed
@@ -8,16 +7,15 @@ ranks that get lost.
 bf16, and unless it is said heads 32:8 and d 128. Steps:
 
     proof  each schedule and mask on 4096 tokens: the largest errors of o, dq, dk and dv beside
-           float64 over those of attention() on one GPU, and whether a call repeats its bits; the
-           errors of context_parallel with flashsmith's kernels
+           float64 over those of attention() on one GPU, and whether a call repeats its bits
     speed  a causal batch of 1 in turns: attention() of the whole sequence on one GPU, each
-           schedule, and context_parallel with cuDNN, K and V as grouped heads and repeated
-    lost   the seconds until the others are over or have a GroupError, after a rank has ended
-           between calls, and after one was killed at work
+           schedule, and context_parallel with cuDNN, K and V as grouped heads and repeated, and
+           with flashsmith's kernels. Each is first compared with float64 on one head of K
 
 Rows are those of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'alone', 'call', 'peer',
-'lost'), milliseconds as medians of rounds. The exit status is 1 where an error is above 1.1 times
-one kernel's, bits differ, or a process outlives the group's timeout by more than ten seconds.
+'wrong', 'absent'), milliseconds as medians of rounds. A context_parallel whose error is above three
+times that of attention() has no time, but a row that says so. The exit status is 1 for such a row,
+and where an error of ours is above 1.1 times one kernel's, or bits differ.
 """
 
 from __future__ import annotations
@@ -39,12 +37,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 import flashsmith
 from flashsmith import parallel
-from flashsmith.errors import FlashsmithError
+from flashsmith.benchmark.peers import why_wrong
+from flashsmith.benchmark.records import for_json
 
 # Transfers by what all machines have: multicast needs rights that not all grant.
 NO_MULTICAST = {
@@ -61,8 +60,11 @@ MASKS: dict[str, dict[str, Any]] = {
     "packed": {"causal": True, "packed": True},
 }
 MOST_OVER_ONE_KERNEL = 1.1
-TIMEOUT, LOST_TIMEOUT, PATIENCE = 600.0, 20.0, 10.0
-STEPS = ("proof", "speed", "lost")
+TIMEOUT = 600.0
+STEPS = ("proof", "speed")
+OUTPUTS = ("o", "dq", "dk", "dv")
+# Scores of a float64 reference at a time.
+SCORES = 1 << 27
 Row = dict[str, Any]
 
 
@@ -80,27 +82,30 @@ def drawn(seq: int, device: torch.device, options: Any) -> dict[str, Any]:
 
 
 def exactly(whole: Mapping[str, Any], causal: bool, window: Any, sinks: Any) -> list[Any]:
-    """o, dq, dk and dv of dense tensors in float64, a head at a time."""
+    """o, dq, dk and dv of dense tensors in float64, a head at a time, and of it some rows."""
     q, k, v, do = (whole[name][0].double() for name in ("q", "k", "v", "do"))
-    group = q.shape[1] // k.shape[1]
+    group, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
     o, dq, dk, dv = (torch.zeros_like(it) for it in (q, q, k, v))
-    behind = torch.arange(len(q), device=q.device)[:, None] - torch.arange(len(k), device=q.device)
-    hidden = behind < 0 if causal or window else torch.zeros_like(behind, dtype=torch.bool)
-    if window:
-        hidden = hidden | (behind > window[0])
+    keys = torch.arange(len(k), device=q.device)
     for head in range(q.shape[1]):
-        leaves = [it[:, n].clone().requires_grad_() for it, n in
-                  ((q, head), (k, head // group), (v, head // group))]  # fmt: skip
-        scores = (leaves[0] @ leaves[1].T * q.shape[2] ** -0.5).masked_fill(hidden, -torch.inf)
-        if sinks is not None:
-            column = sinks[head].double().expand(len(q), 1)
-            scores = torch.cat([scores, column], 1)
-        weights = scores.softmax(1)[:, : len(k)]
-        found = weights @ leaves[2]
-        grads = torch.autograd.grad(found, leaves, do[:, head])
-        o[:, head], dq[:, head] = found.detach(), grads[0]
-        dk[:, head // group] += grads[1]
-        dv[:, head // group] += grads[2]
+        place = head // group
+        for rows in torch.arange(len(q), device=q.device).split(max(1, SCORES // len(k))):
+            some_q, some_do, its_k, its_v = q[rows, head], do[rows, head], k[:, place], v[:, place]
+            behind = rows[:, None] - keys
+            hidden = behind < 0 if causal or window else torch.zeros_like(behind, dtype=torch.bool)
+            if window:
+                hidden |= behind > window[0]
+            scores = (some_q @ its_k.T * scale).masked_fill_(hidden, -torch.inf)
+            if sinks is not None:
+                column = sinks[head].double().expand(len(rows), 1)
+                scores = torch.cat([scores, column], 1)
+            weights = scores.softmax(1)[:, : len(k)]
+            o[rows, head] = found = weights @ its_v
+            dscores = some_do @ its_v.T - (some_do * found).sum(1, keepdim=True)
+            dscores *= scale * weights
+            dq[rows, head] = dscores @ its_k
+            dk[:, place] += dscores.T @ some_q
+            dv[:, place] += weights.T @ some_do
     return [o[None], dq[None], dk[None], dv[None]]
 
 
@@ -125,12 +130,14 @@ class Bench:
         self.on_gpu = options.device == "cuda"
         self.device = torch.device(options.device, rank if self.on_gpu else None)
         self.mesh = dist.device_mesh.init_device_mesh(options.device, (ranks,))
+        self.peers: Sequence[Any] = options.peers
 
     def say(self, row: Row) -> None:
         if self.rank == 0:
+            line = json.dumps(for_json(row))
             with self._path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
+                file.write(line + "\n")
+            print(line, flush=True)
 
     # --- proofs -----------------------------------------------------------------------------------
 
@@ -149,8 +156,6 @@ class Bench:
                 self._compared(
                     {"case": case, "schedule": schedule, "seq": seq}, calls, right, least
                 )
-        if self.on_gpu:
-            self._prove_context_parallel(whole)
 
     def _references(
         self, whole: Mapping[str, Any], asked: Mapping[str, Any], sinks: Any, cu: Any
@@ -210,99 +215,98 @@ class Bench:
             }
         )  # fmt: skip
 
-    def _prove_context_parallel(self, whole: Mapping[str, Any]) -> None:
-        """A causal call of PyTorch's, with our kernels: its parts are of 16 bits, so that its
-        errors are only shown."""
-        from torch.distributed.tensor.experimental._attention import context_parallel_unshard
-
-        right = exactly(whole, True, None, None)
-        with self._ring("flashsmith", "allgather", whole, gqa=False) as (leaves, do):
-            q, k, v = leaves
-            o = scaled_dot_product_attention(q, k, v, is_causal=True)
-            found = [o.detach(), *torch.autograd.grad(o, leaves, do)]
-        whole_rows = context_parallel_unshard(self.mesh, found, [2] * 4)
-        o, dq, dk, dv = (it.transpose(1, 2).double() for it in whole_rows)
-        dk, dv = (it.unflatten(2, (self.options.heads[1], -1)).sum(3) for it in (dk, dv))
-        errors = [float((a - b).abs().max()) for a, b in zip((o, dq, dk, dv), right, strict=True)]
-        self.say({"what": "peer correct", "name": "context_parallel flashsmith", "errors": errors})
-
     # --- speed ------------------------------------------------------------------------------------
 
     def time(self) -> None:
         for seq in self.options.seqs:
             whole = drawn(seq, self.device, self.options)
-            shards = [parallel.shard(whole[name]) for name in ("q", "k", "v", "do")]
+            right = exactly(last_group(whole), True, None, None)
             for direction in ("forward", "both"):
-                with contextlib.ExitStack() as stack:
-                    self._time(seq, direction, self._calls(whole, shards, direction, stack))
+                self._time(seq, direction, whole, right)
 
-    def _calls(
-        self, whole: Mapping[str, Any], shards: Sequence[Any], direction: str, stack: Any
-    ) -> dict[str, Callable[[], Any]]:
-        kernels = self.options.kernels
+    def _time(self, seq: int, direction: str, whole: Mapping[str, Any], right: Any) -> None:
+        row: Row = {"seq": seq, "direction": direction}
+        alone = Alone().prepared(self, whole, direction)
+        single = self._errors(alone, right)
+        proven = [alone]
+        for made in map(Sharded, SCHEDULES):
+            one = made.prepared(self, whole, direction)
+            errors = self._errors(one, right)
+            worst = max(errors[name] / single[name] for name in single)
+            if worst <= MOST_OVER_ONE_KERNEL:
+                proven.append(one)
+            else:
+                self.say({"what": "wrong", "name": made.name, **row, "errors": errors,
+                          "single": single, "worst": worst, "ok": False})  # fmt: skip
+        proven += [
+            one for peer in self.peers if (one := self._proven(peer, whole, row, right, single))
+        ]
+        self._say_times(row, self._in_turns(proven))
 
-        def of(attend: Callable[..., Any], tensors: Sequence[Any], do: Any) -> Callable[[], Any]:
-            leaves = [it.detach().requires_grad_(direction == "both") for it in tensors]
+    def _proven(
+        self, peer: Any, whole: Mapping[str, Any], row: Row, right: Any, single: Mapping[str, float]
+    ) -> Any:
+        """The peer's call if it is right; its row where it is wrong, or refuses."""
+        try:
+            one = peer.prepared(self, whole, row["direction"])
+            errors = self._errors(one, right)
+        except (RuntimeError, NotImplementedError) as error:
+            why = str(error).splitlines()[0][:200]
+            self.say({"what": "absent", "name": peer.name, **row, "why": why})
+            return None
+        if why := why_wrong(errors, single):
+            self.say({"what": "wrong", "name": peer.name, **row, "errors": errors,
+                      "single": single, "why": why, "ok": False})  # fmt: skip
+            return None
+        return one
 
-            def call() -> None:
-                o = attend(*leaves)
-                if direction == "both":
-                    torch.autograd.grad(o, leaves, do)
+    def _errors(self, one: Any, right: Sequence[Any]) -> dict[str, float]:
+        """The largest errors of its outputs on any rank, the same on all: what is timed is called
+        by all. Infinite for NaN."""
+        found = one.output()
+        names = OUTPUTS[: len(found)]
+        errors = torch.stack(
+            [(a.double() - b).abs().max() for a, b in zip(found, right, strict=False)]
+        ).nan_to_num(nan=torch.inf)
+        dist.all_reduce(errors, dist.ReduceOp.MAX)
+        return dict(zip(names, errors.tolist(), strict=True))
 
-            return call
-
-        calls = {
-            "alone": of(
-                lambda *it: flashsmith.attention(*it, causal=True, **kernels),
-                [whole[name] for name in "qkv"], whole["do"],
-            )
-        }  # fmt: skip
-        for schedule in SCHEDULES:
-            calls[schedule] = of(
-                lambda *it, schedule=schedule: parallel.attention(
-                    *it, schedule=schedule, causal=True, **kernels
-                ),
-                shards[:3], shards[3],
-            )  # fmt: skip
-        return calls
-
-    def _time(self, seq: int, direction: str, calls: Mapping[str, Callable[[], Any]]) -> None:
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        whole = drawn(seq, self.device, self.options) if self.on_gpu else {}
-        rings = [("cudnn", "allgather", True), ("cudnn", "allgather", False),
-                 ("cudnn", "alltoall", False), ("flashsmith", "allgather", False)]  # fmt: skip
-        for name, call in calls.items():
-            call()
-            self._once(call, 1)
-            count = max(1, int(self.options.measure_ms / self._once(call, 1)))
-            times[name].append(count)
-        counts = {name: int(found.pop()) for name, found in times.items()}
+    def _in_turns(self, implementations: Sequence[Any]) -> dict[str, list[float]]:
+        """Milliseconds of each, in rounds."""
+        counts = {}
+        for one in implementations:
+            with one.entered() as call:
+                call()
+                self._once(call, 1)
+                counts[one.name] = max(1, int(self.options.measure_ms / self._once(call, 1)))
+        times: dict[str, list[float]] = {one.name: [] for one in implementations}
         for _ in range(self.options.rounds):
-            for name, call in calls.items():
-                times[name].append(self._once(call, counts[name]))
-            for backend, rotate, gqa in rings if self.on_gpu else ():
-                name = f"context_parallel {backend} {rotate} {'gqa' if gqa else 'repeated'}"
-                ring_ms = 0.0
-                try:
-                    ring_ms = self._ring_time(backend, rotate, gqa, whole, direction, counts)
-                except (RuntimeError, NotImplementedError) as error:
-                    print(f"{name}: {error}"[:200], flush=True)
-                if ring_ms:
-                    times.setdefault(name, []).append(ring_ms)
+            for one in implementations:
+                with one.entered() as call:
+                    call()
+                    times[one.name].append(self._once(call, counts[one.name]))
+        return times
+
+    def _say_times(self, row: Row, times: Mapping[str, list[float]]) -> None:
         ms = {name: statistics.median(found) for name, found in times.items()}
         for name, found in times.items():
-            row: Row = {"seq": seq, "direction": direction, "ms": ms[name], "rounds": found}
-            if name == "alone":
-                self.say({"what": "alone", **row})
+            timed: Row = {**row, "ms": ms[name], "rounds": found}
+            if name == Alone.name:
+                self.say({"what": "alone", **timed})
             elif name in SCHEDULES:
-                efficiency = ms["alone"] / (self.ranks * ms[name])
+                # Of each round, in which all took turns.
+                by_round = [
+                    one / (self.ranks * it)
+                    for one, it in zip(times[Alone.name], found, strict=True)
+                ]
                 self.say(
                     {"what": "call", "schedule": name, "ranks": self.ranks,
-                     "efficiency": efficiency, **row}
+                     "efficiency": statistics.median(by_round),
+                     "efficiencies": [min(by_round), max(by_round)], **timed}
                 )  # fmt: skip
             else:
-                over = {f"times_{it}": ms[name] / ms[it] for it in ("zigzag", "allgather")}
-                self.say({"what": "peer", "name": name, **row, **over})
+                over = {f"times_{it}": ms[name] / ms[it] for it in SCHEDULES[:2] if it in ms}
+                self.say({"what": "peer", "name": name, **timed, **over})
 
     def _once(self, call: Callable[[], Any], count: int) -> float:
         """Milliseconds of a call, those of the slowest rank."""
@@ -320,57 +324,161 @@ class Bench:
         if self.on_gpu:
             torch.cuda.synchronize()
 
+
+# --- what is timed --------------------------------------------------------------------------------
+
+
+def last_group(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """The last head of K and V, and those of the queries that share it."""
+    group = whole["q"].shape[2] // whole["k"].shape[2]
+    heads = {"q": group, "do": group, "k": 1, "v": 1}
+    return {name: whole[name][:, :, -count:] for name, count in heads.items()}
+
+
+def of_last_group(found: Sequence[Any], heads_k: int) -> list[Any]:
+    """The same of o, dq, dk and dv with all heads; where K and V were repeated, the sums of dk and
+    dv."""
+    group = found[0].shape[2] // heads_k
+    dkv = [it.unflatten(2, (heads_k, -1))[:, :, -1:].double().sum(3) for it in found[2:]]
+    return [*(it[:, :, -group:] for it in found[:2]), *dkv]
+
+
+def called(
+    attend: Callable[..., Any], tensors: Sequence[Any], do: Any, direction: str
+) -> Callable[[], list[Any]]:
+    """A call that returns o and, with the backward pass, dq, dk and dv."""
+    leaves = [it.detach().requires_grad_(direction == "both") for it in tensors]
+
+    def call() -> list[Any]:
+        o = attend(*leaves)
+        if direction == "forward":
+            return [o]
+        return [o.detach(), *torch.autograd.grad(o, leaves, do)]
+
+    return call
+
+
+class Alone:
+    """attention() of whole sequences on one GPU."""
+
+    name = "alone"
+
+    def prepared(self, bench: Bench, whole: Mapping[str, Any], direction: str) -> Alone:
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            return flashsmith.attention(q, k, v, causal=True, **bench.options.kernels)
+
+        self._heads_k = bench.options.heads[1]
+        self._call = called(attend, [whole[name] for name in "qkv"], whole["do"], direction)
+        return self
+
     @contextlib.contextmanager
-    def _ring(
-        self, backend: str, rotate: str, whole: Mapping[str, Any], *, gqa: bool
-    ) -> Iterator[tuple[list[Any], Any]]:
-        """Inside of PyTorch's context_parallel: leaves of q, k and v, and do, of this rank."""
-        from torch.distributed.tensor.experimental import context_parallel
+    def entered(self) -> Iterator[Callable[[], list[Any]]]:
+        yield self._call
+
+    def output(self) -> list[Any]:
+        return of_last_group(self._call(), self._heads_k)
+
+
+class Sharded:
+    """parallel.attention() by one schedule."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def prepared(self, bench: Bench, whole: Mapping[str, Any], direction: str) -> Sharded:
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            return parallel.attention(
+                q, k, v, schedule=self.name, causal=True, **bench.options.kernels
+            )
+
+        self._heads_k = bench.options.heads[1]
+        q, k, v, do = (parallel.shard(whole[name]) for name in ("q", "k", "v", "do"))
+        self._call = called(attend, (q, k, v), do, direction)
+        return self
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[Callable[[], list[Any]]]:
+        yield self._call
+
+    def output(self) -> list[Any]:
+        return of_last_group([parallel.unshard(it) for it in self._call()], self._heads_k)
+
+
+class ContextParallel:
+    """PyTorch's context_parallel: its ring, or its exchange, around a backend's kernels."""
+
+    def __init__(self, backend: str, rotate: str, *, gqa: bool) -> None:
+        self.name = f"context_parallel {backend} {rotate} {'gqa' if gqa else 'repeated'}"
+        self._backend, self._rotate, self._gqa = backend, rotate, gqa
+
+    def prepared(self, bench: Bench, whole: Mapping[str, Any], direction: str) -> ContextParallel:
+        self._mesh, self._heads_k, self._direction = bench.mesh, bench.options.heads[1], direction
+        repeats = 1 if self._gqa else bench.options.heads[0] // self._heads_k
+        self._whole = [
+            it.repeat_interleave(repeats if name in "kv" else 1, 2).transpose(1, 2)
+            for name, it in ((name, whole[name]) for name in ("q", "k", "v", "do"))
+        ]
+        return self
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[Callable[[], list[Any]]]:
+        """Inside, PyTorch's scaled_dot_product_attention is another: it is looked up there, at each
+        call."""
+        from torch.distributed.tensor import experimental
         from torch.distributed.tensor.experimental._attention import set_rotate_method
-        from torch.nn.attention import (
-            activate_flash_attention_impl,
-            restore_flash_attention_impl,
-        )
 
-        from flashsmith.integrations import flash_registry
+        set_rotate_method(self._rotate)
+        buffers = [it.contiguous() for it in self._whole]
+        ours = self._backend == "flashsmith"
+        kind = SDPBackend.FLASH_ATTENTION if ours else SDPBackend.CUDNN_ATTENTION
 
-        set_rotate_method(rotate)
-        heads_q, heads_k = self.options.heads
-        repeats = 1 if gqa else heads_q // heads_k
-        buffers = [
-            whole[name].repeat_interleave(1 if name in ("q", "do") else repeats, 2)
-            .transpose(1, 2).contiguous()
-            for name in ("q", "k", "v", "do")
-        ]  # fmt: skip
-        kind = SDPBackend.CUDNN_ATTENTION if backend == "cudnn" else SDPBackend.FLASH_ATTENTION
-        if backend == "flashsmith":
-            flash_registry.register()
-            activate_flash_attention_impl("flashsmith")
-        try:
-            with sdpa_kernel(kind), context_parallel(
-                self.mesh, buffers=buffers, buffer_seq_dims=[2] * 4,
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=self._gqa
+            )
+
+        with (
+            flashsmith_in_pytorch() if ours else contextlib.nullcontext(),
+            sdpa_kernel(kind),
+            experimental.context_parallel(
+                self._mesh,
+                buffers=buffers,
+                buffer_seq_dims=[2] * 4,
                 no_restore_buffers=set(buffers),
-            ):  # fmt: skip
-                yield [it.requires_grad_() for it in buffers[:3]], buffers[3]
-        finally:
-            if backend == "flashsmith":
-                restore_flash_attention_impl()
+            ),
+        ):
+            yield called(attend, buffers[:3], buffers[3], self._direction)
 
-    def _ring_time(
-        self, backend: str, rotate: str, gqa: bool, whole: Mapping[str, Any], direction: str,
-        counts: Mapping[str, int],
-    ) -> float:  # fmt: skip
-        with self._ring(backend, rotate, whole, gqa=gqa) as (leaves, do):
-            q, k, v = leaves
+    def output(self) -> list[Any]:
+        from torch.distributed.tensor.experimental import _attention
 
-            def call() -> None:
-                with torch.set_grad_enabled(direction == "both"):
-                    o = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
-                if direction == "both":
-                    torch.autograd.grad(o, leaves, do)
+        with self.entered() as call:
+            found = [it.detach() for it in call()]
+        found = _attention.context_parallel_unshard(self._mesh, found, [2] * len(found))
+        return of_last_group([it.transpose(1, 2) for it in found], self._heads_k)
 
-            call()
-            return self._once(call, counts["zigzag"])
+
+@contextlib.contextmanager
+def flashsmith_in_pytorch() -> Iterator[None]:
+    """PyTorch's operator of flash attention is flashsmith's."""
+    from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+
+    from flashsmith.integrations import flash_registry
+
+    flash_registry.register()
+    activate_flash_attention_impl("flashsmith")
+    try:
+        yield
+    finally:
+        restore_flash_attention_impl()
+
+
+PEERS = (
+    ContextParallel("cudnn", "allgather", gqa=True),
+    ContextParallel("cudnn", "allgather", gqa=False),
+    ContextParallel("cudnn", "alltoall", gqa=False),
+    ContextParallel("flashsmith", "allgather", gqa=False),
+)
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -399,61 +507,6 @@ def measuring(rank: int, ranks: int, folder: str, path: Path, options: Any) -> N
     dist.destroy_process_group()
 
 
-def losing(rank: int, ranks: int, folder: str, options: Any, at_work: bool) -> None:
-    """The last rank ends after some calls, or is at work until it is killed; the others call on."""
-    joined(rank, ranks, folder, options, LOST_TIMEOUT)
-    device = torch.device(options.device, rank if options.device == "cuda" else None)
-    whole = drawn(options.lost_seq, device, options)
-    shards = [parallel.shard(whole[name]) for name in "qkv"]
-    said = "no error"
-    for number in range(1 << 30):
-        try:
-            parallel.attention(*shards, causal=True, **options.kernels)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-        except FlashsmithError as error:
-            said = f"{type(error).__name__}: {error}"
-            break
-        if number == 2:
-            Path(folder, f"works-{rank}").touch()
-        if number == 4 and rank == ranks - 1 and not at_work:
-            break
-    if rank < ranks - 1:
-        Path(folder, f"said-{rank}").write_text(said)
-    os._exit(0)
-
-
-def measure_lost(ranks: int, path: Path, options: Any) -> None:
-    for at_work in (False, True):
-        with tempfile.TemporaryDirectory() as folder:
-            running = mp.start_processes(
-                losing, (ranks, folder, options, at_work), nprocs=ranks, join=False,
-                start_method="spawn",
-            )  # fmt: skip
-            *others, last = running.processes
-            while at_work and last.is_alive() and not Path(folder, f"works-{ranks - 1}").exists():
-                time.sleep(0.01)
-            if at_work:
-                last.kill()
-            last.join(TIMEOUT)
-            began = time.monotonic()
-            for process in others:
-                process.join(max(0.0, began + LOST_TIMEOUT + PATIENCE - time.monotonic()))
-            seconds = time.monotonic() - began
-            said = Path(folder, "said-0")
-            row = {
-                "what": "lost", "of": "killed at work" if at_work else "ended between calls",
-                "seconds": seconds, "timeout": LOST_TIMEOUT,
-                "said": said.read_text() if said.exists() else "",
-                "ok": not any(process.is_alive() for process in others),
-            }  # fmt: skip
-            for process in running.processes:
-                process.kill()
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rows", type=Path, help="JSON lines; new ones go to its end")
@@ -462,7 +515,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--d", type=int, default=128)
     parser.add_argument("--seqs", default="8192,32768,131072")
     parser.add_argument("--proof-seq", type=int, default=4096)
-    parser.add_argument("--lost-seq", type=int, default=8192)
     parser.add_argument("--masks", default=",".join(MASKS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--measure-ms", type=float, default=100.0)
@@ -474,19 +526,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.seqs = [int(it) for it in options.seqs.split(",")]
     options.masks, options.steps = options.masks.split(","), options.steps.split(",")
     options.kernels = {"emulate": True} if options.device == "cpu" else {}
+    # On the host PyTorch's context_parallel does not run.
+    options.peers = PEERS if options.device == "cuda" else ()
     if options.device == "cuda" and torch.cuda.device_count() < options.gpus:
         parser.error(f"--gpus {options.gpus}: there are {torch.cuda.device_count()} here")
     os.environ.update(NO_MULTICAST)
     before = options.rows.read_text().count("\n") if options.rows.exists() else 0
-    if {"proof", "speed"} & set(options.steps):
-        with tempfile.TemporaryDirectory() as folder:
-            mp.start_processes(
-                measuring, (options.gpus, folder, options.rows, options), nprocs=options.gpus,
-                start_method="spawn",
-            )  # fmt: skip
-    if "lost" in options.steps:
-        measure_lost(options.gpus, options.rows, options)
-    new = [json.loads(line) for line in options.rows.read_text().splitlines()[before:]]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(
+            measuring, (options.gpus, folder, options.rows, options), nprocs=options.gpus,
+            start_method="spawn",
+        )  # fmt: skip
+    return status_of(options.rows, before)
+
+
+def status_of(path: Path, before: int) -> int:
+    """The exit status by the rows after those before."""
+    new = [json.loads(line) for line in path.read_text().splitlines()[before:]]
     return 0 if all(row.get("ok", True) for row in new) else 1
 
 

@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+"""What becomes of a rank of flashsmith.parallel when another one is lost: a line a case.
+
+    python tools/gpu/parallel_lost.py rows.jsonl --warm    # builds the kernels, which takes minutes
+    python tools/gpu/parallel_lost.py rows.jsonl           # two GPUs, some four minutes
+
+Cases are schedules, lengths and ways: in the backward pass of its fourth call, the last rank
+
+    killed    is killed
+    stopped   is stopped by a signal
+    raised    raises an exception, and ends by it
+    silent    catches it, lives on, and makes no more calls
+
+while the others call on, and wait for their GPU after every --flight calls. Rank 0 must be over by
+the group's --timeout and five seconds more: by a GroupError that reaches its caller, or, where it
+waits in CUDA, by that text on standard error and an exit status that is not 0; and its process must
+have ended ten seconds after the error. Several cases (--at-once) run at a time, since most of it is
+waiting. bf16, and unless it is said heads 32:8 and d 128. Rows are JSON lines, 'lost'. The exit
+status is 1 where a case was not over in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from parallel_bench import NO_MULTICAST, SCHEDULES, TIMEOUT, drawn, joined
+
+from flashsmith import parallel
+from flashsmith.errors import GroupError
+from flashsmith.integrations import traceable
+
+WAYS = ("killed", "stopped", "raised", "silent")
+# The call in which a rank is lost, and the seconds that a process may take to end after its error.
+LAST, ENDING = 4, 10.0
+# Until a rank is lost: to start, to connect, and to work.
+STARTING = 120.0
+
+
+class Case(NamedTuple):
+    schedule: str
+    seq: int
+    way: str
+
+
+class Planted(Exception):
+    """What a rank's own code raises."""
+
+
+# --- a rank --------------------------------------------------------------------------------------
+
+
+def get_lost(way: str, folder: Path) -> None:
+    (folder / "lost").touch()
+    if way == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    raise Planted(way)
+
+
+def plant(way: str, folder: Path, calls: list[int]) -> None:
+    """Has this rank lost in the first backward pass of a kernel within its last call."""
+    backward = traceable.backward
+
+    def lost(*given: Any, **keywords: Any) -> Any:
+        if calls[0] == LAST:
+            get_lost(way, folder)
+        return backward(*given, **keywords)
+
+    traceable.backward = lost
+
+
+class Calls:
+    """Calls of a schedule, forward and backward, on this rank's shards."""
+
+    def __init__(self, seq: int, rank: int, options: Any) -> None:
+        device = torch.device(options.device, rank if options.device == "cuda" else None)
+        whole = drawn(seq, device, options)
+        self._leaves = [parallel.shard(whole[name]).requires_grad_() for name in "qkv"]
+        self._do = parallel.shard(whole["do"])
+        self._kernels = {"emulate": True} if options.device == "cpu" else {}
+
+    def call(self, schedule: str) -> None:
+        o = parallel.attention(*self._leaves, schedule=schedule, causal=True, **self._kernels)
+        torch.autograd.grad(o, self._leaves, self._do)
+
+    def synchronize(self) -> None:
+        if self._do.is_cuda:
+            torch.cuda.synchronize()
+
+
+def work(case: Case, rank: int, folder: Path, options: Any) -> None:
+    """Calls until a rank is lost: the last one, in its own way."""
+    joined(rank, options.gpus, str(folder), options, options.timeout)
+    calls, counted, is_last = Calls(case.seq, rank, options), [0], rank == options.gpus - 1
+    if is_last:
+        plant(case.way, folder, counted)
+    try:
+        for counted[0] in itertools.count(1):
+            calls.call(case.schedule)
+            if counted[0] % options.flight == 0:
+                calls.synchronize()
+    except GroupError as error:
+        (folder / f"said-{rank}").write_text(f"{type(error).__name__}: {error}")
+        raise
+    except Planted:
+        if case.way == "silent":
+            time.sleep(TIMEOUT)
+        raise
+
+
+def warm(rank: int, folder: Path, options: Any) -> None:
+    """Each schedule's calls once, with all the time that kernels take to build."""
+    joined(rank, options.gpus, str(folder), options, TIMEOUT)
+    for seq in options.seqs:
+        calls = Calls(seq, rank, options)
+        for schedule in options.schedules:
+            calls.call(schedule)
+        calls.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# --- cases ---------------------------------------------------------------------------------------
+
+
+class Running:
+    """The processes of one case."""
+
+    def __init__(self, case: Case | None, arguments: Sequence[str], options: Any) -> None:
+        self.case, self._options = case, options
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = Path(self._folder.name)
+        # Moments: that of the start, of the loss, and of rank 0's error or end.
+        self._began, self._lost, self._over = time.monotonic(), 0.0, 0.0
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, *arguments, "--rank", str(rank),
+                 "--folder", str(self.folder), "--case", json.dumps(case)],
+                stderr=(self.folder / f"err-{rank}").open("w"),
+            )
+            for rank in range(options.gpus)
+        ]  # fmt: skip
+
+    def row(self) -> dict[str, Any] | None:
+        """What became of rank 0, or None while that is not known; then all have ended."""
+        assert self.case is not None
+        zero, now, options = self.processes[0], time.monotonic(), self._options
+        said, lost = self.folder / "said-0", self.folder / "lost"
+        has_ended = zero.poll() is not None
+        if not self._lost and lost.exists():
+            self._lost = now
+        if not self._over and (said.exists() or has_ended):
+            self._over = now
+        begins, limit = (self._began, STARTING) if not self._lost else (self._lost, options.limit)
+        if self._over:
+            begins, limit = self._over, ENDING
+        if not has_ended and now < begins + limit:
+            return None
+        written = (self.folder / "err-0").read_text()
+        text = said.read_text() if said.exists() else _line(written)
+        seconds = self._over - self._lost if self._lost and self._over else None
+        row = {
+            "what": "lost", **self.case._asdict(), "timeout": options.timeout, "seconds": seconds,
+            "ended": now - self._lost if has_ended and self._lost else None,
+            "status": zero.returncode, "raised": said.exists(), "said": text,
+            "ok": bool(
+                seconds is not None and seconds <= options.limit and zero.returncode
+                and "GroupError" in text
+            ),
+        }  # fmt: skip
+        self.end()
+        return row
+
+    def wait(self) -> bool:
+        """Whether all ranks have ended well; else their standard errors are printed."""
+        statuses = [process.wait() for process in self.processes]
+        for rank, status in enumerate(statuses):
+            if status:
+                print((self.folder / f"err-{rank}").read_text(), file=sys.stderr)
+        self.end()
+        return not any(statuses)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+
+def _line(written: str) -> str:
+    """The line of standard error that names the error, else the last one."""
+    lines = [line for line in written.splitlines() if line.strip()]
+    named = [line for line in lines if "GroupError" in line]
+    return (named or lines or [""])[-1]
+
+
+def rows_of(cases: Sequence[Case], arguments: Sequence[str], options: Any) -> Iterator[Any]:
+    waiting, running = list(cases), []
+    try:
+        while waiting or running:
+            while waiting and len(running) < options.at_once:
+                running.append(Running(waiting.pop(0), arguments, options))
+            for one in list(running):
+                if (row := one.row()) is not None:
+                    running.remove(one)
+                    yield row
+            time.sleep(0.05)
+    finally:
+        for one in running:
+            one.end()
+
+
+def shown(row: dict[str, Any]) -> str:
+    name = f"{row['schedule']:9} {row['seq']:6} {row['way']:7}"
+    if row["seconds"] is None:
+        return f"{name} BAD: {row['said'][:200] or 'nothing was lost, or it hung'}"
+    how = "GroupError raised" if row["raised"] else f"process ended, status {row['status']}"
+    ended = "did not end" if row["ended"] is None else f"ended after {row['ended']:.1f}"
+    known = row["said"].partition("What is known here: ")[2] or row["said"]
+    word = "over" if row["ok"] else "BAD:"
+    after = f"after {row['seconds']:4.1f} of {row['timeout']:g} s, {ended}"
+    return f"{name} {word} {after}: {how}: {known[:120]}"
+
+
+def parsed(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, Any]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", type=Path, help="JSON lines; new ones go to its end")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--heads", default="32:8")
+    parser.add_argument("--d", type=int, default=128)
+    parser.add_argument("--seqs", default="8192,32768,131072")
+    parser.add_argument("--schedules", default=",".join(SCHEDULES))
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--timeout", type=float, default=12.0, help="the group's, in seconds")
+    parser.add_argument("--slack", type=float, default=5.0, help="seconds more than that")
+    parser.add_argument("--flight", type=int, default=4, help="calls until the GPU is waited for")
+    parser.add_argument("--at-once", type=int, default=3)
+    parser.add_argument("--warm", action="store_true", help="build the kernels, and no more")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
+                        help="cpu: processes of gloo, in the emulator")  # fmt: skip
+    for name in ("--rank", "--folder", "--case"):  # of the processes that it starts
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.heads = tuple(int(it) for it in options.heads.split(":"))
+    options.seqs = [int(it) for it in options.seqs.split(",")]
+    options.limit = options.timeout + options.slack
+    options.schedules, options.ways = options.schedules.split(","), options.ways.split(",")
+    return parser, options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser, options = parsed(arguments)
+    os.environ.update(NO_MULTICAST)
+    if options.rank is not None:
+        rank, folder, case = int(options.rank), Path(options.folder), json.loads(options.case)
+        if case is None:
+            warm(rank, folder, options)
+        else:
+            work(Case(*case), rank, folder, options)
+        return 0
+    if options.device == "cuda" and torch.cuda.device_count() < options.gpus:
+        parser.error(f"--gpus {options.gpus}: there are {torch.cuda.device_count()} here")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    began = time.monotonic()
+    if not Running(None, given, options).wait():
+        return 1
+    print(f"warm after {time.monotonic() - began:.0f} s", flush=True)
+    if options.warm:
+        return 0
+    cases = [Case(*it) for it in itertools.product(options.schedules, options.seqs, options.ways)]
+    bad = 0
+    for row in rows_of(cases, given, options):
+        with options.rows.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(shown(row), flush=True)
+        bad += not row["ok"]
+    spent = time.monotonic() - began
+    print(f"{len(cases) - bad} of {len(cases)} over in time, after {spent:.0f} s in all")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
