@@ -9,7 +9,6 @@ the exit statuses by case are printed as JSON.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import datetime
 import itertools
@@ -77,7 +76,8 @@ def rank_of(case: dict[str, Any], rank: int, folder: Path) -> NoReturn:
         module.MARKS["cpu"] = UnreachedMarks
         UnreachedMarks.answers = stuck != "asking"
     if stuck == "exit" and rank == 0:
-        atexit.register(wait_for_ever)
+        # As a library's own end, after Python's.
+        libc.__cxa_atexit(libc.pause, None, None)
         # An interpreter that ends has no such thread.
         module.Watch.reason = lambda self, seconds: ""  # type: ignore[method-assign]
     dist.init_process_group(

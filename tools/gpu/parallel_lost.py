@@ -2,7 +2,7 @@
 """What becomes of a rank of flashsmith.parallel when another one is lost: a line a case.
 
     python tools/gpu/parallel_lost.py rows.jsonl --warm    # builds the kernels, which takes minutes
-    python tools/gpu/parallel_lost.py rows.jsonl           # two GPUs, some four minutes
+    python tools/gpu/parallel_lost.py rows.jsonl           # two GPUs, some six minutes
 
 Cases are schedules, lengths and ways: in the backward pass of its fourth call, the last rank
 
@@ -46,7 +46,7 @@ WAYS = ("killed", "stopped", "raised", "silent")
 # The call in which a rank is lost, and the seconds that a process may take to end after its error.
 LAST, ENDING = 4, 10.0
 # Until a rank is lost: to start, to connect, and to work.
-STARTING = 120.0
+STARTING = 300.0
 
 
 class Case(NamedTuple):
@@ -245,7 +245,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, An
     parser.add_argument("--seqs", default="8192,32768,131072")
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--timeout", type=float, default=12.0, help="the group's, in seconds")
+    parser.add_argument("--timeout", type=float, default=15.0, help="the group's, in seconds")
     parser.add_argument("--slack", type=float, default=5.0, help="seconds more than that")
     parser.add_argument("--flight", type=int, default=4, help="calls until the GPU is waited for")
     parser.add_argument("--at-once", type=int, default=3)

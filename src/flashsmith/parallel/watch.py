@@ -139,10 +139,9 @@ class Watch:
         return self._reached != self._marked
 
     @property
-    def cannot_end(self) -> bool:
-        """Whether a GroupError was raised whose GPU still waits: what frees its memory waits, too,
-        as an interpreter that ends."""
-        return self._failed and self._is_behind
+    def has_failed(self) -> bool:
+        """Whether a GroupError was raised: transfers may be left that nobody answers."""
+        return self._failed
 
     def end_process(self, why: str) -> None:
         """Ends this process, with an exit status of 1, and says why and where its threads are."""
@@ -196,7 +195,6 @@ def _threads(pid: int) -> None:
     """Starts the threads of this process, which a forked one does not inherit."""
     for work in (_ask, _look):
         threading.Thread(target=work, name=f"flashsmith-watch{work.__name__}", daemon=True).start()
-    atexit.register(_end_in_time)
 
 
 def _ask() -> None:
@@ -219,7 +217,12 @@ def _look() -> None:
 
 
 def _end_in_time() -> None:
-    """At the interpreter's end, where threads of Python are no more: an alarm, which kills."""
-    if any(watch.cannot_end for watch in _watches()):
+    """An interpreter that ends waits, in the destructors of PyTorch's groups and tensors, for
+    transfers that are left. No thread of Python's runs then: an alarm ends it."""
+    if any(watch.has_failed for watch in _watches()):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, Watch.PATIENCE)
+
+
+# What is registered first is called last: other libraries' ends come before the alarm is set.
+atexit.register(_end_in_time)
