@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import Gradients, forward, forward_timed, plan_forward
 
+    __version__: str
+
 _HOME = {
     "DType": "flashsmith.families",
     "DeviceSpec": "flashsmith.families",
@@ -107,7 +109,7 @@ def _shipped_kernels() -> Any:
 register_shipped_kernels(_shipped_kernels)
 
 
-def __getattr__(name: str) -> Any:
+def _loaded(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("flashsmith")
     elif name == "parallel":
@@ -118,6 +120,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'flashsmith' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # for which any name would be one of ours
+    __getattr__ = _loaded
 
 
 def __dir__() -> list[str]:

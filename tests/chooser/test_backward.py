@@ -117,8 +117,9 @@ def test_only_what_is_needed(needs: Any, call: dict[str, Any], gradients: Any) -
     assert_same(backward(call, needs=needs), expected)
 
 
-def test_gradients_that_are_not_rounded(call: dict[str, Any], gradients: Any) -> None:
-    wide = backward(call, grad_dtype="float32")
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32")], ids=str)
+def test_gradients_that_are_not_rounded(dtype: Any, call: dict[str, Any], gradients: Any) -> None:
+    wide = backward(call, grad_dtype=dtype)
     for ours, rounded in zip(wide[:3], gradients, strict=False):
         assert ours.dtype == np.float32
         np.testing.assert_array_equal(ours.astype(np.float16), rounded)

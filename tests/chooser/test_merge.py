@@ -54,6 +54,42 @@ def test_any_number_of_parts(count: int) -> None:
     assert np.abs(lse - exact_lse).max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (np.float16, "float16"),
+        (np.dtype("float16"), "float16"),
+        ("fp16", "float16"),
+        (flashsmith.DType.FP16, "float16"),
+        (ml_dtypes.bfloat16, "bfloat16"),
+        (np.dtype(ml_dtypes.bfloat16), "bfloat16"),
+        (np.float32, "float32"),
+    ],
+    ids=str,
+)
+def test_the_outputs_dtype_in_any_words(dtype: Any, name: str) -> None:
+    outs, lses = parts(2)
+    for given in (dtype, name, dtype):
+        o, _ = flashsmith.merge_attention(outs, lses, dtype=given)
+        assert o.dtype == np.dtype(getattr(ml_dtypes, name, name))
+
+
+@pytest.mark.torch
+def test_the_outputs_dtype_in_pytorchs_words() -> None:
+    torch = pytest.importorskip("torch")
+    outs, lses = ([torch.from_numpy(one) for one in some] for some in parts(2))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, None):
+        o, _ = flashsmith.merge_attention(outs, lses, dtype=dtype)
+        assert o.dtype == (dtype or torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, "float64", 3, object(), np.zeros(1)], ids=str)
+def test_another_dtype_of_the_output_is_refused(dtype: Any) -> None:
+    outs, lses = parts(2)
+    with pytest.raises(ArgumentError, match=r"^dtype=.*: allowed are .*float32"):
+        flashsmith.merge_attention(outs, lses, dtype=dtype)
+
+
 @pytest.mark.parametrize("count", [2, 9])
 def test_parts_of_16_bits_are_merged_in_fp32(count: int) -> None:
     outs, lses = parts(count, np.float16)

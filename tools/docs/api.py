@@ -87,6 +87,8 @@ def find(module: str, name: str) -> Definition:
     path = _path(module)
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            if any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list):
+                continue  # for type checkers; what is documented follows
             return Definition(node, module, path.read_text(encoding="utf-8"))
     return find(*_imported(module, name))
 

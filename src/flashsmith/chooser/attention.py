@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.chooser.backward import (
     check_backward_config,
@@ -14,7 +14,90 @@ from flashsmith.families import KernelConfig
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime import run_call
 from flashsmith.runtime.forward_options import NO_WINDOW
-from flashsmith.runtime.tensors import Array
+from flashsmith.runtime.tensors import Array, TensorT
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from flashsmith.runtime.keywords import AttentionKeywords
+
+
+@overload
+def attention(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: Literal[False] = ...,
+    return_row_max: Literal[False] = ...,
+    partial: Literal[False] = ...,
+    **keywords: Unpack[AttentionKeywords],
+) -> TensorT: ...
+
+
+@overload
+def attention(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: Literal[True],
+    return_row_max: Literal[False] = ...,
+    partial: Literal[False] = ...,
+    **keywords: Unpack[AttentionKeywords],
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def attention(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: Literal[False] = ...,
+    return_row_max: Literal[True],
+    partial: Literal[False] = ...,
+    **keywords: Unpack[AttentionKeywords],
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def attention(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: Literal[True],
+    return_row_max: Literal[True],
+    partial: Literal[False] = ...,
+    **keywords: Unpack[AttentionKeywords],
+) -> tuple[TensorT, TensorT, TensorT]: ...
+
+
+@overload
+def attention(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: bool = ...,
+    return_row_max: Literal[False] = ...,
+    partial: Literal[True],
+    **keywords: Unpack[AttentionKeywords],
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def attention(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: bool = ...,
+    return_row_max: bool = ...,
+    partial: bool = ...,
+    **keywords: Unpack[AttentionKeywords],
+) -> Any: ...
 
 
 def attention(

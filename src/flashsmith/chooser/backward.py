@@ -15,7 +15,7 @@ from flashsmith.printable import quoted
 from flashsmith.runtime import BackwardAhead, Chooser, Gradients, run_backward
 from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.frameworks import framework_of
-from flashsmith.runtime.tensors import Array
+from flashsmith.runtime.tensors import Array, Dtype
 
 
 def backward(
@@ -38,7 +38,7 @@ def backward(
     max_seqlen_k: int | None = None,
     deterministic: bool | None = None,
     needs: tuple[bool, bool, bool, bool] = (True, True, True, True),
-    grad_dtype: str | None = None,
+    grad_dtype: Dtype | None = None,
     config: KernelConfig | None = None,
     emulate: bool = False,
 ) -> Gradients:
@@ -60,7 +60,8 @@ def backward(
             dsinks always have them. None is PyTorch's are_deterministic_algorithms_enabled() for
             its tensors, and False for others.
         needs: which of dq, dk, dv and dsinks are needed; others take no memory.
-        grad_dtype: 'float32' for dq, dk and dv that are not rounded; None is their inputs' dtype.
+        grad_dtype: 'float32', or that dtype of PyTorch or NumPy, for dq, dk and dv that are not
+            rounded; None is their inputs' dtype.
         config: the kernel to use, a FlashBackwardKernelConfig; None chooses one.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 

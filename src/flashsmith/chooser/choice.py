@@ -35,7 +35,7 @@ _SHOWN = 4
 class RunnerUp:
     """A config that was weighed and not taken, with its expected time."""
 
-    config: Any
+    config: KernelConfig
     family: str
     ms: float
 
@@ -58,7 +58,7 @@ class Choice:
 
     problem: Problem
     device: DeviceSpec
-    config: Any
+    config: KernelConfig
     evidence: EvidenceKind
     why: str
     ms: float

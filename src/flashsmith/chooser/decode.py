@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.backward import check_config_for
@@ -14,7 +14,48 @@ from flashsmith.runtime import Chooser
 from flashsmith.runtime.decode_pass import remember_decode, run_decode
 from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.repeated_calls import Arguments
-from flashsmith.runtime.tensors import Array
+from flashsmith.runtime.tensors import Array, TensorT
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from flashsmith.runtime.keywords import CacheKeywords
+
+
+@overload
+def attention_with_cache(
+    q: TensorT,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    cache_lens: Array,
+    return_lse: Literal[False] = ...,
+    **keywords: Unpack[CacheKeywords],
+) -> TensorT: ...
+
+
+@overload
+def attention_with_cache(
+    q: TensorT,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    cache_lens: Array,
+    return_lse: Literal[True],
+    **keywords: Unpack[CacheKeywords],
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def attention_with_cache(
+    q: TensorT,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    cache_lens: Array,
+    return_lse: bool,
+    **keywords: Unpack[CacheKeywords],
+) -> Any: ...
 
 
 def attention_with_cache(

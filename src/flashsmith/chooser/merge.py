@@ -10,6 +10,7 @@ from flashsmith.chooser.backward import check_config_for
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics, d_head_for, families
 from flashsmith.families.legality import D_STEP
+from flashsmith.operations.dtype import dtype_name
 from flashsmith.operations.merge import MERGE, MOST_PARTS, part_names
 from flashsmith.printable import quoted
 from flashsmith.runtime import cached_launches
@@ -26,21 +27,21 @@ from flashsmith.runtime.operation_run import (
     PreparedOperation,
     prepare_operation,
 )
-from flashsmith.runtime.tensors import DTYPES, Array, view_tensor
+from flashsmith.runtime.tensors import DTYPES, Array, Dtype, TensorT, view_tensor
 
 _FP32 = "float32"
 _DTYPES = (_FP32, *DTYPES)
 
 
 def merge_attention(
-    outs: Sequence[Array],
+    outs: Sequence[TensorT],
     lses: Sequence[Array],
     sinks: Array | None = None,
     *,
-    dtype: str | None = None,
+    dtype: Dtype | None = None,
     config: KernelConfig | None = None,
     emulate: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[TensorT, TensorT]:
     """Attention over all keys, from the outputs and LSEs of parts of them.
 
     Parts are added up in their order, in fp32, and rounded once: the same parts give the same bits
@@ -55,7 +56,8 @@ def merge_attention(
         lses: the parts' natural log-sum-exps, fp32, (batch, heads_q, seq_q) or (heads_q, total_q).
         sinks: (heads_q,) fp32, fp16 or bf16, a logit a head that joins its rows once; None where
             there are none, or they are in a part already.
-        dtype: of the output: 'float16', 'bfloat16' or 'float32'; None is that of ``outs``.
+        dtype: of the output: 'float16', 'bfloat16' or 'float32', or such a dtype of PyTorch or
+            NumPy; None is that of ``outs``.
         config: the kernel to use; None chooses one.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
@@ -82,7 +84,7 @@ def merge_attention(
             f"lses: {len(lses)} for {len(outs)} outs; give at least one part, and an LSE for each"
         )
     first = view_tensor("outs[0]", outs[0], _DTYPES)
-    given, wanted = first.dtype, first.dtype if dtype is None else dtype
+    given, wanted = first.dtype, first.dtype if dtype is None else _output_dtype(dtype)
     problem = _problem(first, wanted, None if config is None else config.dtype)
     if config is None:
         (family, *_) = families(MERGE.name)
@@ -162,19 +164,25 @@ def merge_signature(
     return tuple(found)
 
 
-def _listed(name: str, parts: Sequence[Array]) -> list[Array]:
+def _listed(name: str, parts: Sequence[Any]) -> list[Any]:
     if isinstance(parts, (list, tuple)):
         return list(parts)
     raise ArgumentError(f"{name}: got {type(parts).__name__}; give a list or tuple of parts")
 
 
+def _output_dtype(dtype: object) -> str:
+    name = dtype_name(dtype)
+    if name not in _DTYPES:
+        raise ArgumentError(
+            f"dtype={quoted(dtype)}: allowed are {', '.join(_DTYPES)}, by name or as a dtype of "
+            "PyTorch or NumPy, and None for that of outs"
+        )
+    return name
+
+
 def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
     """The problem of parts like the first, for an output of ``wanted``; ``dtype`` is of kernels
     for fp32 alone."""
-    if wanted not in _DTYPES:
-        raise ArgumentError(
-            f"dtype={quoted(wanted)}: allowed are {', '.join(_DTYPES)}, and None for that of outs"
-        )
     shorter = {first.dtype, wanted} - {_FP32}
     if len(shorter) > 1:
         raise ArgumentError(

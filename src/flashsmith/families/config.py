@@ -57,9 +57,8 @@ class KernelConfig:
     KNOBS: ClassVar[tuple[str, ...]]
 
     if TYPE_CHECKING:
-
-        def __getattr__(self, knob: str) -> Any:
-            """The knobs of the config's family."""
+        dtype: DType
+        d_head: int
 
     def __post_init__(self) -> None:
         for declared in fields(self):
@@ -203,7 +202,8 @@ class ForwardConfig(KernelConfig):
         K/V tile multiplies the O rows once, d per B_c scores, and the end divides them once more.
         """
         scores = _scores(batch, seq_q, seq_k, heads, causal)
-        rescale = scores * self.d_head // self.B_c
+        tile: Any = self  # whose B_c is a field of the family's class
+        rescale = scores * self.d_head // tile.B_c
         normalise = batch * heads * seq_q * self.d_head
         return 4 * self.d_head * scores + 5 * scores + rescale + normalise
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.env import KERNELS
@@ -105,7 +106,7 @@ def _why_unknown(key: str) -> str:
     return f"is no known key{did_you_mean(key, kernel_set_sizes()) or ';'}"
 
 
-def _with_block_sizes() -> list[KernelConfig]:
+def _with_block_sizes() -> list[Any]:
     return [cfg for family in families() for cfg in family.block_size_set()]
 
 

@@ -3,7 +3,7 @@ attention_with_cache() under FlashAttention's argument names."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.flash_attn_keywords import with_others_refused
@@ -13,9 +13,63 @@ from flashsmith.printable import quoted
 from flashsmith.runtime.forward_options import whole_number
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.option_values import in_dtype, plain_pair
-from flashsmith.runtime.tensors import Array, check_beside
+from flashsmith.runtime.tensors import Array, TensorT, check_beside
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from flashsmith.runtime.keywords import (
+        FlashAttnKeywords,
+        FlashCacheKeywords,
+        FlashVarlenKeywords,
+    )
 
 _UNLIMITED = -1
+
+
+@overload
+def flash_attn_func(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    *,
+    return_attn_probs: Literal[False] = ...,
+    **keywords: Unpack[FlashAttnKeywords],
+) -> TensorT: ...
+
+
+@overload
+def flash_attn_func(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    *,
+    return_attn_probs: Literal[True],
+    **keywords: Unpack[FlashAttnKeywords],
+) -> tuple[TensorT, TensorT, None]: ...
+
+
+@overload
+def flash_attn_func(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    *,
+    return_attn_probs: bool,
+    **keywords: Unpack[FlashAttnKeywords],
+) -> Any: ...
 
 
 @with_others_refused
@@ -60,6 +114,63 @@ def flash_attn_func(
         deterministic=deterministic or None,
     )
     return (*results, None) if return_attn_probs else results
+
+
+@overload
+def flash_attn_varlen_func(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array | None = ...,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    *,
+    return_attn_probs: Literal[False] = ...,
+    **keywords: Unpack[FlashVarlenKeywords],
+) -> TensorT: ...
+
+
+@overload
+def flash_attn_varlen_func(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array | None = ...,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    *,
+    return_attn_probs: Literal[True],
+    **keywords: Unpack[FlashVarlenKeywords],
+) -> tuple[TensorT, TensorT, None]: ...
+
+
+@overload
+def flash_attn_varlen_func(
+    q: TensorT,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array | None = ...,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    *,
+    return_attn_probs: bool,
+    **keywords: Unpack[FlashVarlenKeywords],
+) -> Any: ...
 
 
 @with_others_refused
@@ -135,6 +246,45 @@ def flash_attn_varlen_func(
         q, k, v, **packed, return_lse=return_attn_probs, deterministic=deterministic or None
     )
     return (*results, None) if return_attn_probs else results
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: TensorT,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None = ...,
+    v: Array | None = ...,
+    *,
+    return_softmax_lse: Literal[False] = ...,
+    **keywords: Unpack[FlashCacheKeywords],
+) -> TensorT: ...
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: TensorT,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None = ...,
+    v: Array | None = ...,
+    *,
+    return_softmax_lse: Literal[True],
+    **keywords: Unpack[FlashCacheKeywords],
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: TensorT,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None = ...,
+    v: Array | None = ...,
+    *,
+    return_softmax_lse: bool,
+    **keywords: Unpack[FlashCacheKeywords],
+) -> Any: ...
 
 
 @with_others_refused

@@ -42,7 +42,7 @@ def sdpa(
     *,
     strict: bool = False,
     emulate: bool | None = None,
-) -> Any:
+) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention, with its signature and meaning.
 
     Gradients are computed by flashsmith's kernels, too. What they cannot compute (masks given as

@@ -105,7 +105,7 @@ def backward_by_op(
     max_seqlen_k: Any = None,
     deterministic: bool | None = None,
     needs: Any = (True,) * 4,
-    grad_dtype: str | None = None,
+    grad_dtype: Any = None,
     config: KernelConfig | None = None,
     **keywords: Any,
 ) -> Gradients:

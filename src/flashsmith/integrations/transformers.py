@@ -58,6 +58,7 @@ from flashsmith.integrations.transformers_sequences import (
     sequences_of,
 )
 from flashsmith.integrations.transformers_widths import equally_wide, note_widths
+from flashsmith.operations.dtype import dtype_name
 
 
 @dataclass
@@ -79,8 +80,8 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
     options.
 
     Args:
-        float32_as: torch.float16 or torch.bfloat16: compute the attention of float32 models in
-            it. None leaves them to PyTorch.
+        float32_as: torch.float16 or torch.bfloat16, or such a name or NumPy dtype: compute the
+            attention of float32 models in it. None leaves them to PyTorch.
         strict: raise where a layer's attention would be left to PyTorch.
         emulate: run host tensors in the emulator, however long it takes, instead of leaving them
             to PyTorch. None reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
@@ -88,12 +89,14 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
     Raises:
         ArgumentError: float32_as or emulate is something else.
     """
-    if float32_as not in (None, torch.float16, torch.bfloat16):
+    narrow = {"float16": torch.float16, "bfloat16": torch.bfloat16, None: None}
+    name = None if float32_as is None else dtype_name(float32_as) or ""
+    if name not in narrow:
         raise ArgumentError(
             f"float32_as={float32_as!r}: give torch.float16, torch.bfloat16 or None"
         )
     _options.emulate = check_emulate(emulate)
-    _options.float32_as, _options.strict = float32_as, strict
+    _options.float32_as, _options.strict = narrow[name], strict
     AttentionInterface.register(NAME, flashsmith_attention_forward)
     AttentionMaskInterface.register(NAME, flashsmith_mask)
     _keep_from_the_hub()

@@ -7,6 +7,7 @@ dv = P^T do, dk = scale dS^T q, dq = scale dS k, dsinks = -sum over rows of exp(
 from __future__ import annotations
 
 from flashsmith.errors import ArgumentError
+from flashsmith.operations.dtype import dtype_name
 from flashsmith.operations.forward import (
     PACKED_K,
     PACKED_Q,
@@ -73,11 +74,14 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def check_grad_dtype(grad_dtype: object) -> str | None:
-    """Raises ArgumentError unless it is 'float32', or None for the dtype of the inputs."""
+    """'float32' where it is that, in any framework's words, or None for the dtype of the inputs.
+
+    Raises ArgumentError for anything else.
+    """
     if grad_dtype is None:
         return None
-    if isinstance(grad_dtype, str) and grad_dtype == "float32":
-        return grad_dtype
+    if dtype_name(grad_dtype) == "float32":
+        return "float32"
     raise ArgumentError(
         f"grad_dtype={quoted(grad_dtype)}: give 'float32', or None for the dtype of the inputs"
     )

@@ -8,6 +8,40 @@ from enum import IntEnum
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 
+_SHORT_NAMES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+def dtype_name(value: object) -> str | None:
+    """The name that NumPy and PyTorch give a dtype: 'float16', 'bfloat16', 'float32', ...
+
+    Takes such a name, one of the short ones, a DType, a torch.dtype, a NumPy dtype (of ml_dtypes
+    too) or its scalar type, as jax.numpy's; None for anything else. Imports no framework.
+    """
+    if isinstance(value, DType):
+        return value.numpy_name
+    if isinstance(value, str):
+        name = value.strip().lower().removeprefix("torch.")
+        return _SHORT_NAMES.get(name, name)
+    if isinstance(value, type):
+        return value.__name__
+    kind = type(value)
+    if (kind.__module__, kind.__name__) == ("torch", "dtype"):
+        return str(value).removeprefix("torch.")
+    if kind.__module__.partition(".")[0] != "numpy":
+        return None
+    known = getattr(value, "name", None)  # of a numpy.dtype
+    return known if isinstance(known, str) else None
+
+
+def _code(value: object) -> int | None:
+    """The whole number that a value is, if it is one."""
+    if isinstance(value, (bool, type)):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
 
 class DType(IntEnum):
     """Element type of a kernel's tensors; the numbers are the ScalarType codes of the C++ side."""
@@ -17,22 +51,22 @@ class DType(IntEnum):
 
     @classmethod
     def parse(cls, value: object) -> DType:
-        """The DType that a name ('fp16', any case) or a code (5, '5') stands for.
+        """The DType that a name ('fp16', 'float16', any case), a code (5, '5'), or a dtype of
+        PyTorch or NumPy stands for.
 
         Raises:
-            ArgumentError: neither a known name nor a known code.
+            ArgumentError: none of these.
         """
-        if isinstance(value, str):
-            text = value.strip().upper()
-            for dtype in cls:
-                if text in (dtype.name, str(int(dtype))):
-                    return dtype
-        elif hasattr(value, "__index__") and not isinstance(value, bool):
-            for dtype in cls:
-                if operator.index(value) == dtype:
-                    return dtype
+        name = dtype_name(value)
+        code = value.strip() if isinstance(value, str) else str(_code(value))
+        for dtype in cls:
+            if name == dtype.numpy_name or code == str(int(dtype)):
+                return dtype
         allowed = ", ".join(f"{dtype.name} ({int(dtype)})" for dtype in cls)
-        raise ArgumentError(f"dtype={quoted(value)}: allowed are {allowed}, by name or number")
+        raise ArgumentError(
+            f"dtype={quoted(value)}: allowed are {allowed}, by name or number, and PyTorch's and "
+            "NumPy's float16 and bfloat16"
+        )
 
     @property
     def numpy_name(self) -> str:

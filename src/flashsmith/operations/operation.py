@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from flashsmith.errors import ArgumentError
+from flashsmith.operations.dtype import dtype_name
 from flashsmith.operations.semantics import FLAGS, MASKS, Semantics
 from flashsmith.operations.sizes import Sizes
 from flashsmith.printable import quoted
@@ -81,7 +82,8 @@ class TensorSpec:
         """NumPy's name of its element type in a call of `problem` with these options."""
         if self.partial_dtype and problem.semantics.partial:
             return self.partial_dtype
-        return options.get(self.dtype_option) or self.dtype or problem.dtype.numpy_name
+        asked = options.get(self.dtype_option)
+        return (dtype_name(asked) or asked) if asked else self.dtype or problem.dtype.numpy_name
 
     def is_required(self, problem: Sizes) -> bool:
         """Whether every call of `problem` has it that does not say otherwise."""

@@ -25,7 +25,9 @@ TYPICAL_SOFTCAP = 30.0
 _PLAIN = "plain"
 _SEMANTIC_WORDS = (*MASKS, *FLAGS, _PLAIN)
 _NAMES_AN_OPERATION = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-_DTYPE_WORDS = {word for dtype in DType for word in (dtype.name.lower(), str(int(dtype)))}
+_DTYPE_WORDS = {
+    word for dtype in DType for word in (dtype.name.lower(), dtype.numpy_name, str(int(dtype)))
+}
 
 
 class Tiled(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
@@ -46,7 +46,12 @@ from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
 from flashsmith.runtime.option_values import plain_options
 from flashsmith.runtime.substitutes import Wish, substitutes
-from flashsmith.runtime.tensors import Array
+from flashsmith.runtime.tensors import Array, TensorT
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from flashsmith.runtime.keywords import ForwardKeywords
 
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
@@ -65,6 +70,96 @@ class Ahead(Protocol):
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
         """The config of its kernel, which is there when this returns."""
+
+
+@overload
+def forward(
+    cfg: KernelConfig,
+    q: TensorT,
+    k: Array,
+    v: Array,
+    o: Array | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    return_row_max: Literal[False] = ...,
+    partial: Literal[False] = ...,
+    **keywords: Unpack[ForwardKeywords],
+) -> TensorT: ...
+
+
+@overload
+def forward(
+    cfg: KernelConfig,
+    q: TensorT,
+    k: Array,
+    v: Array,
+    o: Array | None = ...,
+    *,
+    return_lse: Literal[True],
+    return_row_max: Literal[False] = ...,
+    partial: Literal[False] = ...,
+    **keywords: Unpack[ForwardKeywords],
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def forward(
+    cfg: KernelConfig,
+    q: TensorT,
+    k: Array,
+    v: Array,
+    o: Array | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    return_row_max: Literal[True],
+    partial: Literal[False] = ...,
+    **keywords: Unpack[ForwardKeywords],
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def forward(
+    cfg: KernelConfig,
+    q: TensorT,
+    k: Array,
+    v: Array,
+    o: Array | None = ...,
+    *,
+    return_lse: Literal[True],
+    return_row_max: Literal[True],
+    partial: Literal[False] = ...,
+    **keywords: Unpack[ForwardKeywords],
+) -> tuple[TensorT, TensorT, TensorT]: ...
+
+
+@overload
+def forward(
+    cfg: KernelConfig,
+    q: TensorT,
+    k: Array,
+    v: Array,
+    o: Array | None = ...,
+    *,
+    return_lse: bool = ...,
+    return_row_max: Literal[False] = ...,
+    partial: Literal[True],
+    **keywords: Unpack[ForwardKeywords],
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def forward(
+    cfg: KernelConfig,
+    q: TensorT,
+    k: Array,
+    v: Array,
+    o: Array | None = ...,
+    *,
+    return_lse: bool = ...,
+    return_row_max: bool = ...,
+    partial: bool = ...,
+    **keywords: Unpack[ForwardKeywords],
+) -> Any: ...
 
 
 def forward(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,21 @@ class Array(Protocol):
     def dtype(self) -> Any: ...
 
     def __dlpack__(self, *args: Any, **keywords: Any) -> Any: ...
+
+
+# A result is like the first tensor, in framework and device.
+TensorT = TypeVar("TensorT", bound=Array)
+
+
+class SizedDtype(Protocol):
+    """A dtype of a framework, for type checkers: a torch.dtype or a numpy.dtype."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+# A name, or a dtype of flashsmith's or a framework's, as dtype_name() reads them.
+Dtype = str | DType | SizedDtype | type[Any]
 
 
 def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> TensorView:

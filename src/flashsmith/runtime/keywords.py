@@ -1,0 +1,103 @@
+"""The keywords of attention() and its siblings that do not change what is returned, for type
+checkers: the overloads share them. Nothing here is needed to run."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from flashsmith.families import KernelConfig
+from flashsmith.runtime.tensors import Array
+
+
+class ForwardKeywords(TypedDict, total=False):
+    """Those of forward()."""
+
+    causal: bool
+    window: tuple[int | None, int | None]
+    softcap: float
+    scale: float | None
+    sinks: Array | None
+    cu_seqlens_q: Array | None
+    cu_seqlens_k: Array | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    seqused_k: Array | None
+    k_begin: Array | None
+    emulate: bool
+
+
+class AttentionKeywords(ForwardKeywords, total=False):
+    """Those of attention()."""
+
+    out: Array | None
+    config: KernelConfig | None
+    backward_config: KernelConfig | None
+    deterministic: bool | None
+
+
+class CacheKeywords(TypedDict, total=False):
+    """Those of attention_with_cache()."""
+
+    page_table: Array | None
+    k: Array | None
+    v: Array | None
+    cos: Array | None
+    sin: Array | None
+    rotary_interleaved: bool
+    cu_seqlens_q: Array | None
+    max_seqlen_q: int | None
+    causal: bool
+    window: tuple[int | None, int | None]
+    softcap: float
+    scale: float | None
+    sinks: Array | None
+    split: str
+    out: Array | None
+    config: KernelConfig | None
+    emulate: bool
+
+
+class FlashAttnKeywords(TypedDict, total=False):
+    """Those of flash_attn_func() that are seldom given by position."""
+
+    softcap: float
+    alibi_slopes: Array | None
+    deterministic: bool
+
+
+class FlashVarlenKeywords(FlashAttnKeywords, total=False):
+    """The same of flash_attn_varlen_func()."""
+
+    block_table: Array | None
+    seqused_k: Array | None
+
+
+class FlashCacheKeywords(TypedDict, total=False):
+    """The same of flash_attn_with_kvcache()."""
+
+    qv: Array | None
+    rotary_cos: Array | None
+    rotary_sin: Array | None
+    cache_seqlens: Array | int | None
+    cache_batch_idx: Array | None
+    cache_leftpad: Array | None
+    page_table: Array | None
+    cu_seqlens_q: Array | None
+    cu_seqlens_k_new: Array | None
+    max_seqlen_q: int | None
+    rotary_seqlens: Array | None
+    q_descale: Array | None
+    k_descale: Array | None
+    v_descale: Array | None
+    softmax_scale: float | None
+    causal: bool
+    window_size: tuple[int | None, int | None]
+    attention_chunk: int
+    softcap: float
+    rotary_interleaved: bool
+    scheduler_metadata: Array | None
+    num_splits: int
+    pack_gqa: bool | None
+    sm_margin: int
+    block_table: Array | None
+    alibi_slopes: Array | None
