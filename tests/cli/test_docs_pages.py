@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,21 @@ def test_kernels_are_chosen_from_the_evidence_that_the_pages_name(device) -> Non
         assert choice.config.FAMILY == "mma_sync"
 
 
+def test_gradients_are_chosen_from_the_tables_that_their_page_names() -> None:
+    page = " ".join((ROOT / "docs" / "backward.md").read_text().split())
+    for listed, gpu in re.findall(r"d ([\d, and]+) on an (H\d+)", page):
+        table = json.loads((TABLES / f"{gpu.lower()}.json").read_text())
+        held = {e["d_head"] for e in table["entries"] if "backward" in e["semantics"].split("+")}
+        assert {int(d) for d in re.findall(r"\d+", listed)} == held, gpu
+    assert len(re.findall(r"d ([\d, and]+) on an (H\d+)", page)) == 2
+
+
+def test_no_page_has_sizes_that_change_with_every_release() -> None:
+    """What a command measures in a second is measured by it, not written down."""
+    table = section(README, "GPUs, drivers, extras")
+    assert not re.search(r"\| [\d,]+ \|", table)
+
+
 def test_the_limits_are_those_of_the_code() -> None:
     sizes = section(LIMITS, "Sizes")
     assert arguments.LONGEST == 2**30 - 1
@@ -91,8 +107,13 @@ def test_the_readmes_speed_is_that_of_the_results() -> None:
     """One line of speed, with its conditions; the rows behind the chart are kept."""
     readme = " ".join(README.split())
     results = " ".join((ROOT / "docs" / "results.md").read_text().split())
-    assert "1.06 times the best of FlashAttention 3, FlashAttention 4 and cuDNN" in readme
-    assert "measured on 2026-11-22" in readme
+    assert "1.11 times the best of FlashAttention 4, cuDNN and FlashAttention 2" in readme
+    assert "1.06 times the best of the four" in readme
+    assert "measured on 2026-11-28" in readme
+    assert "in 28 problems 1.11 in the mean, at least 1.017" in results
+    assert "in 16 problems in bf16: 1.06, at least 1.008" in results
+    assert "1.18 times cuDNN and 1.01 times FlashAttention 4" in readme
+    assert "over the best in 24 problems 1.01" in results
     assert "best of FA3, FA4 and cuDNN: geometric mean 1.06" in results
     assert "Measured on 2026-11-22" in results
     assert "the bar (mean" not in results
