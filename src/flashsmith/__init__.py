@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flashsmith.shipped import register_shipped_kernels
-
 if TYPE_CHECKING:
     from flashsmith import parallel as parallel
     from flashsmith.chooser.attention import attention
@@ -100,13 +98,6 @@ __all__ = [
     "plan_forward",
     "sdpa",
 ]
-
-
-def _shipped_kernels() -> Any:
-    return import_module("flashsmith.chooser.shipped_kernels").shipped_kernels()
-
-
-register_shipped_kernels(_shipped_kernels)
 
 
 def _loaded(name: str) -> Any:

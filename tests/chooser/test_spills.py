@@ -5,13 +5,19 @@ from __future__ import annotations
 import csv
 import gzip
 import statistics
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from flashsmith.chooser import choose
+from flashsmith.builder import KernelEntry, slow_kernels
+from flashsmith.chooser import choose, forget_choices
+from flashsmith.chooser import evidence as evidence_module
 from flashsmith.chooser import spills as spills_module
 from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.decode import CHOOSERS as DECODE_CHOOSERS
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.shipped_kernels import shipped_kernels
 from flashsmith.chooser.winners import Ranked, WinnersTable
@@ -160,3 +166,86 @@ def test_q_leaves_the_registers_where_others_need_them() -> None:
     assert f"{without} spills" in answer.why
     capped = Problem.parse("b16 s4096 h8 d256 bf16 window softcap")
     assert str(choose(capped, H200, table=table).config) == without
+
+
+# --- what is known of kernels that nothing was timed with ----------------------------------------
+
+PLAIN = Problem.parse("b16 s4096 h16 d128 bf16 causal")
+PARTIAL = Problem.parse("b16 s4096 h16 d128 bf16 causal partial")
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Has a kernel recorded as slow, without others that were timed with it."""
+    known = dict(spills_module._known())
+    monkeypatch.setattr(spills_module, "_known", lambda: known)
+
+    def add(config: Any, semantics: Semantics, *, serialised: bool) -> None:
+        sizes = (0, 0) if serialised else (44, 8)
+        line = spills_module.Spill(*sizes, None, 0, serialised, timed=False)
+        known[90, str(semantics), str(config)] = line
+
+    yield add
+    forget_choices()
+
+
+def test_a_winner_is_taken_only_for_what_it_was_compiled_for(untimed: Callable[..., None]) -> None:
+    """Parts of the keys have the evidence of whole attention, and another kernel."""
+    winner = choose(PLAIN, H200, table=SHIPPED).config
+    assert choose(PARTIAL, H200, table=SHIPPED).config == winner
+    untimed(winner, PARTIAL.required_semantics(winner), serialised=True)
+    assert choose(PLAIN, H200, table=SHIPPED).config == winner
+    answer = choose(PARTIAL, H200, table=SHIPPED)
+    assert answer.config != winner
+    assert f"{winner} has serialised products here" in answer.why
+    assert winner in [one.config for one in answer.runners_up]
+
+
+def test_a_spill_gives_way_to_what_is_as_fast_on_paper_only(untimed: Callable[..., None]) -> None:
+    """Each time the choice is said to spill; the last is within 2% of the first, and stays."""
+    first = before = gather(PARTIAL, H200, SHIPPED).expected[0]
+    seen = []
+    while before.config not in seen:
+        seen.append(before.config)
+        untimed(before.config, PARTIAL.required_semantics(before.config), serialised=False)
+        before = gather(PARTIAL, H200, SHIPPED).expected[0]
+    assert len(seen) > 1
+    assert before.ms <= first.ms * 1.02
+
+
+def test_the_fastest_stays_where_every_kernel_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    winner = gather(PARTIAL, H200, SHIPPED).expected[0]
+    slow = spills_module.Spill(0, 0, None, 0, serialised=True, timed=False)
+    monkeypatch.setattr(evidence_module, "known_spill", lambda *_: slow)
+    assert gather(PARTIAL, H200, SHIPPED).expected[0] == winner
+
+
+def test_what_a_build_shows_is_told_to_the_chooser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_kernels, "_noted", {})
+    chosen = choose_config(PARTIAL, H200)
+    semantics = PARTIAL.required_semantics(chosen)
+    sizes = (128, 0, 0, 0, 0, 1.0, 10, 10)
+    serialised = "C7511: wgmma.mma_async instructions are serialized due to a function call"
+    entry = KernelEntry(chosen, str(chosen), "_Z1k", "ptx/k.ptx", *sizes, (serialised,))
+    library = SimpleNamespace(
+        manifest=SimpleNamespace(arch=90, semantics=semantics, kernels=(entry,))
+    )
+    assert slow_kernels.note_slow(library) == [entry]
+    assert slow_kernels.note_slow(library) == []
+    assert choose_config(PARTIAL, H200) != chosen
+    assert choose_config(PLAIN, H200) == chosen
+
+
+def test_over_a_cache_a_build_changes_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence has the same bits in every batch, whatever was built before."""
+    monkeypatch.setattr(slow_kernels, "_noted", {})
+    problem = Problem.parse("b8 s1:4096 h32:8 d128 bf16 decode causal")
+    chosen = DECODE_CHOOSERS["invariant"](problem, H200)
+    sizes = (128, 0, 44, 8, 0, 1.0, 10, 10)
+    entry = KernelEntry(chosen, str(chosen), "_Z1k", "ptx/k.ptx", *sizes)
+    manifest = SimpleNamespace(
+        arch=90, semantics=problem.required_semantics(chosen), kernels=(entry,)
+    )
+    slow_kernels.note_slow(SimpleNamespace(manifest=manifest))
+    assert slow_kernels.count_noted() == 1
+    assert DECODE_CHOOSERS["invariant"](problem, H200) == chosen

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 
 import flashsmith
-from flashsmith.builder import library_for
+from flashsmith.builder import library_for, slow_kernels
 from flashsmith.chooser import choose_config
 from flashsmith.errors import KernelNotBuiltError
 from flashsmith.families import (
@@ -268,3 +269,50 @@ def test_while_a_graph_is_captured_too_and_it_is_not_remembered_for_later_calls(
             flashsmith.attention(q, q, q)
             launched.append(gpu.launches[-1].config)
     assert launched == [MMA_SYNC, MMA_SYNC, chosen]
+
+
+# --- kernels that a build shows to be slow -------------------------------------------------------
+
+
+def test_what_is_found_slow_gives_way_before_it_is_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The chooser is asked once more, and every later call of the kind gets the same kernel."""
+    monkeypatch.setattr(slow_kernels, "_noted", {})
+    built: list[KernelConfig] = []
+
+    def get(cfg: KernelConfig, arch: int, semantics: Semantics, may_build: Any) -> Any:
+        built.append(cfg)
+        if cfg == WGMMA:
+            slow_kernels._noted[arch, semantics, cfg] = SimpleNamespace()
+        return SimpleNamespace(config=cfg, semantics=semantics)
+
+    def choose(problem: Any, device: Any, family: Any = None, among: Any = None) -> Any:
+        return MMA_SYNC if slow_kernels.noted_slow(WGMMA, 90, PLAIN) else WGMMA
+
+    monkeypatch.setattr(forward_pass, "loaded_kernels", SimpleNamespace(get=get))
+    monkeypatch.setattr(forward_pass, "substitutes", Substitutes())
+    request = request_of()
+    for _ in range(2):
+        first = choose(request.problem, H200)
+        kernel = forward_pass.kernel_for(first, PLAIN, request, H200, choose)
+        assert kernel.config == MMA_SYNC
+    assert built == [WGMMA, MMA_SYNC, MMA_SYNC]
+    slow_kernels._noted.clear()
+    named = forward_pass.kernel_for(WGMMA, PLAIN, request, H200, None)
+    assert named.config == WGMMA  # config= means this very kernel
+
+
+def test_a_build_that_spills_is_warned_of_and_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = shared_kernels.load([MMA_SYNC]).entry(MMA_SYNC).config
+    library = shared_kernels.load([cfg])
+    monkeypatch.setattr(libraries, "build", lambda configs, **_: library)
+    monkeypatch.setattr(libraries, "find_library", lambda *_, **__: None)
+    monkeypatch.setattr(libraries, "losses", lambda kernel: ["paged: 44 bytes are spilled"])
+    monkeypatch.setattr(type(cfg.family), "must_not_spill", True)
+    kernel = LoadedKernels().get(cfg, 80)
+    assert kernel.config == cfg
+    assert f"made {cfg} slower than it could be" in caplog.text
+    assert "paged: 44 bytes are spilled" in caplog.text

@@ -16,6 +16,7 @@ from flashsmith.builder.library_lookup import (
     library_for,
 )
 from flashsmith.builder.manifest import KernelEntry, Manifest
+from flashsmith.builder.slow_kernels import count_noted, losses, note_slow, noted_slow
 from flashsmith.builder.toolchain import Toolchain, find_toolchain
 from flashsmith.builder.trust import checked_path
 from flashsmith.builder.user_cache import (
@@ -48,12 +49,16 @@ __all__ = [
     "cache_stamp",
     "checked_path",
     "clear",
+    "count_noted",
     "discard",
     "find_library",
     "find_toolchain",
     "is_current",
     "libraries_for",
     "library_for",
+    "losses",
+    "note_slow",
+    "noted_slow",
     "older_bytes",
     "prune",
     "verify",

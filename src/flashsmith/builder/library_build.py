@@ -18,7 +18,7 @@ from flashsmith.builder.library_spec import LibrarySpec, package_version
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.builder.processes import Finished
 from flashsmith.builder.scratch import require_plain, scratch_folder
-from flashsmith.builder.slow_kernels import check_shipped, slowing_warnings
+from flashsmith.builder.slow_kernels import slowing_warnings
 from flashsmith.builder.sources import family_sources, package_sources, source_hash
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
@@ -128,7 +128,6 @@ class _Build:
                 begin=self._begin,
                 host_compiled=self._host_compiled,
             )
-            check_shipped(kernels, self.spec.semantics, self._compiler())
             self._report("link", "linking")
             compilation.link()
             self._step(LINK_SECONDS)

@@ -1,19 +1,22 @@
-"""Kernels that the compiler made slow: a build with such a shipped kernel fails.
+"""Kernels that the compiler made slow: correct ones, at a fraction of their speed or with spills.
 
-Such a kernel computes correct results at a fraction of its speed, and only ptxas's output shows it.
+Only ptxas's output shows it. No call fails for it: a build warns, and whoever chooses kernels asks
+here what is known in this process. Where another is at hand it takes the place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import KernelBeside, KernelEntry
-from flashsmith.errors import CompileError
-from flashsmith.families import Semantics
-from flashsmith.shipped import ships
+from flashsmith.families import KernelConfig, Semantics
 
 # Parts of ptxas's messages about wgmma that wait for one another and an ignored setmaxnreg.
 _SLOW = ("serialized", "'setmaxnreg' ignored")
+
+# What ptxas said of the kernels of this process's libraries, by architecture, semantics and config.
+_noted: dict[tuple[int, Semantics, KernelConfig], KernelEntry] = {}
 
 
 def slowing_warnings(kernel: KernelEntry) -> list[str]:
@@ -43,22 +46,31 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | KernelBeside]]:
     return [("", kernel), *((f"{one.role}: ", one) for one in kernel.beside)]
 
 
-def check_shipped(kernels: Iterable[KernelEntry], semantics: Semantics, compiler: str) -> None:
-    """Raises CompileError when `compiler` made a slow kernel of a shipped config."""
-    wrong = [
-        (kernel, found)
-        for kernel in kernels
-        if kernel.config.family.must_not_spill
-        and (found := losses(kernel))
-        and ships(kernel.config, semantics)
-    ]
-    if not wrong:
-        return
-    lines = [f"{compiler} makes slow kernels of shipped configs ({semantics}):"]
-    for kernel, found in wrong:
-        lines += [f"  {kernel.short_form}", *(f"    - {sentence}" for sentence in found)]
-    lines.append(
-        "Build with the compiler that flashsmith was installed with (unset CUDA_HOME), or name "
-        "another config: choose() lists the runners-up"
-    )
-    raise CompileError("\n".join(lines))
+def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
+    """Those with losses, of families for which that matters."""
+    return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
+
+
+# --- what is known in this process ---------------------------------------------------------------
+
+
+def note_slow(library: KernelLibrary) -> list[KernelEntry]:
+    """Notes a library's slow kernels, and returns those that were not noted before."""
+    arch, semantics = library.manifest.arch, library.manifest.semantics
+    new = []
+    for kernel in slow_kernels(library.manifest.kernels):
+        key = arch, semantics, kernel.config
+        if key not in _noted:
+            _noted[key] = kernel
+            new.append(kernel)
+    return new
+
+
+def noted_slow(config: KernelConfig, arch: int, semantics: Semantics) -> KernelEntry | None:
+    """The kernel as it was noted, if it is slow."""
+    return _noted.get((arch, semantics, config))
+
+
+def count_noted() -> int:
+    """How many are noted: what was derived from them is stale when it has changed."""
+    return len(_noted)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from flashsmith.builder import KernelLibrary, Progress, library_for
+from flashsmith.builder import KernelLibrary, Progress, count_noted, library_for, note_slow
 from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.evidence import Evidence, EvidenceKind, Expected, gather
@@ -197,7 +197,6 @@ def choose(
     )
 
 
-@lru_cache(maxsize=4096)
 def choose_config(
     problem: Problem,
     device: DeviceSpec,
@@ -218,6 +217,19 @@ def choose_config(
     Raises ArgumentError when no kernel serves the problem there, or none of ``among`` is
     deterministic.
     """
+    return _choose_config(problem, device, family, among, deterministic, count_noted())
+
+
+# ``noted``: how many kernels are known to be slow as compiled, since each may change a choice.
+@lru_cache(maxsize=4096)
+def _choose_config(
+    problem: Problem,
+    device: DeviceSpec,
+    family: str | None,
+    among: tuple[KernelConfig, ...] | None,
+    deterministic: bool,
+    noted: int,
+) -> Any:
     _check_d(problem, "q")
     winners = _winners()
     evidence = gather(problem, device, winners, family, deterministic)
@@ -244,7 +256,7 @@ def forget_choices() -> None:
     """Read the tables again at the next choice, also for calls like those made before."""
     # In this order nothing that was read before can be remembered after.
     _winners.cache_clear()
-    choose_config.cache_clear()
+    _choose_config.cache_clear()
     forget_cached_launches()
 
 
@@ -258,15 +270,22 @@ def build_for(
 ) -> list[KernelLibrary]:
     """The libraries with the kernels that attention() uses for ``problem`` on ``device``, or the
     first known GPU of ``arch`` (80 is sm_80), built unless they are cached; with ``deterministic``
-    those of deterministic=True.
+    those of deterministic=True. Where the compiler makes a slow kernel of the choice, the next best
+    is built as well, which attention() takes then.
 
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
     device = device or device_spec(arch)
-    chosen = choose_config(of_any_batch(problem), device, deterministic=deterministic)
-    config = for_its_queries(chosen, problem, device)
-    semantics = problem.required_semantics(config)
-    return [library_for([config], arch=device.arch, semantics=semantics, progress=progress)]
+    libraries: dict[KernelConfig, KernelLibrary] = {}
+    while True:
+        chosen = choose_config(of_any_batch(problem), device, deterministic=deterministic)
+        config = for_its_queries(chosen, problem, device)
+        if config in libraries:
+            return list(libraries.values())
+        semantics = problem.required_semantics(config)
+        library = library_for([config], arch=device.arch, semantics=semantics, progress=progress)
+        libraries[config] = library
+        note_slow(library)
 
 
 @lru_cache(maxsize=1)

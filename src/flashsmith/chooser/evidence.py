@@ -14,6 +14,7 @@ no faster beside the fastest than on paper.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -108,6 +109,7 @@ def gather(
 
     Raises ArgumentError when no kernel serves the problem's d, or none fits on the device.
     """
+    itself = problem
     if problem.semantics.partial:
         problem = replace(problem, semantics=replace(problem.semantics, partial=False))
     asked = Asked(problem, family, deterministic)
@@ -123,8 +125,8 @@ def gather(
             break
     else:
         evidence = _estimated(problem, device, table, notes, asked)
-    evidence = _without_spills(evidence, problem, device, asked)
-    return _repeatable_first(_of_few_tiles(evidence, problem, device))
+    evidence = _of_few_tiles(_without_spills(evidence, itself, device, asked), problem, device)
+    return _soundly_built(_repeatable_first(evidence), itself, device, asked)
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
@@ -185,15 +187,15 @@ def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
 ) -> Evidence:
     """The same with another choice where this one's kernel is known to spill, and the other to be
-    as fast, or where its family has another for want of registers. What was measured for the
-    problem's own class stands: there it did not spill."""
+    as fast, or where its family has another for want of registers. The very kernel that was
+    measured for the problem's own class stands: there it did not spill."""
     chosen, *others = evidence.expected
-    if evidence.kind in ("table", "nearest"):
+    if _was_measured(evidence, problem):
         return evidence
     known = known_spill(chosen.config, problem, device)
-    if known is not None:
+    if known is not None and known.timed:
         instead, ratio = known.instead, known.ratio
-        why = f"spills {known.size} bytes here, and took {ratio:.3f} times as long in turns"
+        why = f"{known}, and took {ratio:.3f} times as long in turns"
     else:
         semantics = problem.required_semantics(chosen.config)
         instead, ratio = chosen.config.family.with_registers(chosen.config, semantics), 1.0
@@ -207,6 +209,57 @@ def _without_spills(
     why = f"{evidence.why}; {chosen.config} {why}"
     found = replace(evidence, expected=(first, *sorted(rest, key=lambda one: one.ms)), why=why)
     return found if known else _without_spills(found, problem, device, asked)
+
+
+def _was_measured(evidence: Evidence, problem: Problem) -> bool:
+    """Whether the choice was measured as compiled for the problem: an entry for whole tiles says
+    nothing of the kernel for uneven lengths, nor one of all keys of that for parts."""
+    entry, config = evidence.entry, evidence.expected[0].config
+    if entry is None or evidence.kind == "related":
+        return False
+    return bool(entry.problem.required_semantics(config) == problem.required_semantics(config))
+
+
+def _soundly_built(
+    evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
+) -> Evidence:
+    """The same with the best of those that are not known to be slow as compiled as the choice,
+    where nothing was timed with the slow kernel: whatever the other takes where products wait for
+    one another, and where it spills only what is within the model's error."""
+    chosen = evidence.expected[0]
+    known = known_spill(chosen.config, problem, device)
+    if known is None or known.timed:
+        return evidence
+    most = math.inf if known.serialised else chosen.ms * (1 + GAIN_OVER_MEASURED)
+    others = [*evidence.expected[1:], *_on_paper(chosen, evidence, problem, device, asked)]
+    sound = [one for one in others if known_spill(one.config, problem, device) is None]
+    best = min(sound, key=lambda one: one.ms, default=None)
+    if best is None or best.ms > most:
+        return evidence
+    rest = sorted((one for one in evidence.expected if one is not best), key=lambda one: one.ms)
+    why = f"{evidence.why}; {chosen.config} {known}"
+    return replace(evidence, expected=(best, *rest), why=why)
+
+
+def _on_paper(
+    chosen: Expected, evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
+) -> list[Expected]:
+    """The candidates of the choice's family that are not in evidence, with the times that the model
+    gives them beside it."""
+    family = chosen.config.family
+    if not family.has_cost_model or not chosen.ms:
+        return []
+    masked = problem.semantics.mask != "none"
+    known = {one.config for one in evidence.expected}
+    found = candidates(
+        problem.dtype, chosen.config.d_head, device, masked, problem.operation, problem.gradients
+    )
+    asked_for = [
+        config
+        for config in found
+        if config.family is family and config not in known and asked.includes(config)
+    ]
+    return list(_relative(chosen, asked_for, problem, device))
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from flashsmith.builder import count_noted
 from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
@@ -500,7 +501,8 @@ def kernel_for(
     chooser: Chooser | None,
 ) -> LoadedKernel:
     """The kernel for a request; during CUDA graph capture none is built. Where a chosen kernel is
-    missing, the ``chooser`` may take another."""
+    missing, or is found to be slow as compiled, the ``chooser`` may take another: before any
+    launch, so that every call of the kind has the same kernel."""
     q = request.q
     wanted = cfg, device.arch, semantics
 
@@ -513,9 +515,16 @@ def kernel_for(
 
     if chooser is None:
         return loaded_kernels.get(*wanted, may_build)
-    return substitutes.kernel_or_other(
+    noted = count_noted()
+    kernel = substitutes.kernel_or_other(
         loaded_kernels, wanted, request, device, choose_among, may_build
     )
+    if noted != count_noted():
+        other = choose_for(chooser, request, device)
+        if other != cfg:
+            needed = check_server(other, request.problem, device)
+            return kernel_for(other, needed, request, device, chooser)
+    return kernel
 
 
 def run_on_gpu(launch: PreparedLaunch, call: LibraryCall, view: TensorView) -> float | None:

@@ -20,6 +20,8 @@ from flashsmith.builder import (
     checked_path,
     discard,
     find_library,
+    losses,
+    note_slow,
 )
 from flashsmith.errors import (
     ArgumentError,
@@ -272,11 +274,13 @@ class LoadedKernels:
             return kernel or self._build(key)
 
     def add(self, library: KernelLibrary) -> None:
-        """Loads a library; kernels that are loaded already stay as they are."""
+        """Loads a library; kernels that are loaded already stay as they are. What the compiler made
+        slow of it is noted for those who choose."""
         arch, semantics = library.manifest.arch, library.manifest.semantics
         with self.lock:
             for config, kernel in load_library(library).items():
                 self.kernels.setdefault((config, arch, semantics), kernel)
+        note_slow(library)
 
     def forget_waiting(self) -> None:
         """For a forked child, in which the threads that held the locks do not exist."""
@@ -299,7 +303,13 @@ class LoadedKernels:
             "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
             *(_named(cfg, semantics), arch),
         )
-        self.add(build([cfg], arch=arch, semantics=semantics))
+        library = build([cfg], arch=arch, semantics=semantics)
+        if cfg.family.must_not_spill and (found := losses(library.entry(cfg))):
+            _log.warning(
+                "flashsmith: nvcc %s made %s slower than it could be, and no less right: %s",
+                *(library.manifest.nvcc_version, _named(cfg, semantics), "; ".join(found)),
+            )
+        self.add(library)
         return self.kernels[key]
 
     def _is_found(self, key: Key) -> bool:
