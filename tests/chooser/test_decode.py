@@ -12,11 +12,13 @@ import shared_kernels
 
 import flashsmith
 from flashsmith import parse_kernel_name_into_config
+from flashsmith.chooser import decode
 from flashsmith.chooser.any_batch import of_any_batch
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.decode import CHOOSERS
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, KernelNotBuiltError
 from flashsmith.families import DType, Problem, Semantics, device_spec
+from flashsmith.runtime import substitutes
 from flashsmith.verify.reference import compute_references
 from flashsmith.verify.tolerance import compare
 
@@ -562,3 +564,27 @@ def test_a_config_of_another_operation_is_an_error() -> None:
     other = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+load_0_0_0_tiles")
     with pytest.raises(ArgumentError, match=r"config: got .* give a FlashDecodeKernelConfig"):
         flashsmith.attention_with_cache(**Batch((20, 5)).dense(), config=other)
+
+
+def test_without_a_compiler_a_free_call_takes_what_is_built(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With split='invariant' no other kernel serves: a sequence would have other bits."""
+    caplog.set_level("INFO", "flashsmith")
+    batch = Batch((65, 15))
+    call = batch.dense()
+    unbuilt = replace(CFG, stages=2, min_keys=128)
+
+    def chosen(problem: Problem, device: Any, *, among: Any = None, **how: Any) -> Any:
+        if among is None:
+            return unbuilt
+        return CFG if CFG in among else among[0]
+
+    monkeypatch.setattr(decode, "choose_config", chosen)
+    monkeypatch.setattr(substitutes, "built_kernels", lambda **_: ((CFG, Semantics("causal")),))
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    free = flashsmith.attention_with_cache(**call, split="free", return_lse=True)
+    batch.check(*free)
+    assert f"{CFG} [causal] is built and serves instead" in caplog.text
+    with pytest.raises(KernelNotBuiltError, match="is not built"):
+        flashsmith.attention_with_cache(**call, split="invariant")

@@ -122,7 +122,10 @@ def test_any_length_of_either_kind() -> None:
     problem = Problem.parse("b1 s1 h8 d64 fp16 causal backward")
     for deterministic in (False, True):
         found = choose_for_any_length(
-            problem, H200, sizes=(1, 512, 4097), deterministic=deterministic
+            problem,
+            H200,
+            sizes=[(1, length, length) for length in (1, 512, 4097)],
+            deterministic=deterministic,
         )
         configs = {config for group in found.configs.values() for config in group}
         assert configs

@@ -14,6 +14,7 @@ import shared_kernels
 import flashsmith
 from flashsmith.builder import library_for, slow_kernels
 from flashsmith.chooser import choose_config
+from flashsmith.chooser.choice import expectation
 from flashsmith.errors import KernelNotBuiltError
 from flashsmith.families import (
     DType,
@@ -316,3 +317,40 @@ def test_a_build_that_spills_is_warned_of_and_used(
     assert kernel.config == cfg
     assert f"made {cfg} slower than it could be" in caplog.text
     assert "paged: 44 bytes are spilled" in caplog.text
+
+
+@pytest.mark.parametrize(("as_fast", "level"), [(True, "INFO"), (False, "WARNING")])
+def test_a_substitute_that_is_as_fast_is_no_warning(
+    as_fast: bool, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "flashsmith")
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    loaded = Loaded((MMA_SYNC, PLAIN))
+    monkeypatch.setattr(substitutes, "built_kernels", lambda *, arch: tuple(loaded.built))
+    kernel = Substitutes().kernel_or_other(
+        loaded,  # type: ignore[arg-type]
+        (WGMMA, 90, PLAIN),
+        request_of(),
+        H200,
+        lambda configs: configs[0],
+        lambda: True,
+        lambda other: as_fast,
+    )
+    assert kernel.config == MMA_SYNC
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert ("should be as fast" in record.message) is as_fast
+
+
+def test_what_is_built_for_any_length_serves_without_a_warning() -> None:
+    """Of two configs the first is taken that is within a tolerance of the faster."""
+    problem = request_of(4096).problem
+    times = expectation(problem, H200)
+    first, *others = times.evidence.expected
+    second = min(others, key=lambda one: one.ms)
+    behind = second.ms / first.ms - 1
+    assert behind > 0
+    pair = second.config, first.config
+    assert choose_config(problem, H200, among=pair) == first.config
+    assert choose_config(problem, H200, among=pair, tolerance=behind + 1e-9) == second.config
+    assert choose_config(problem, H200, among=pair, tolerance=behind / 2) == first.config

@@ -1,5 +1,10 @@
-"""The kernels that attention() may choose for any batch and any lengths: what an image must
-hold where nothing is built on first use."""
+"""The kernels that serve any batch and any lengths: what an image must hold where nothing is built
+on first use.
+
+The chooser has another best kernel for many sizes, most of them a percent or two apart. So of all
+that it chooses a few are taken, such that for every problem looked at one of them is expected to
+take at most TOLERANCE longer than the best; with FLASHSMITH_JIT=0 that one serves the call.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 
-from flashsmith.builder import KernelLibrary, Progress, library_for
-from flashsmith.chooser.choice import choose_config
+from flashsmith.builder import KernelLibrary, Progress, find_library, library_for
+from flashsmith.chooser.choice import Expectation, expectation
+from flashsmith.chooser.decode import CHOOSERS as DECODE_CHOOSERS
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
@@ -23,31 +29,49 @@ from flashsmith.families import (
     by_family,
     compiled_d_head,
 )
+from flashsmith.operations.decode import DECODE, INVARIANT
 from flashsmith.printable import quoted
 
-_POWERS = 17
-# Powers of two, where tables have their buckets, and what is next to them, which fills no tile.
-SIZES = tuple(sorted({2**power + off for power in range(_POWERS + 1) for off in (-1, 0, 1)}))
+Sizes = tuple[int, int, int]  # batch, seq_q, seq_k
 
-# Of a part of the search, which then takes seconds.
-_BATCHES = 10
+# What a call may take longer by a kernel of the few than by its own; within the model's error.
+TOLERANCE = 0.02
+_LONGEST = 17
+_QUERIES = (*(4**power for power in range(_LONGEST // 2 + 1)), 2**_LONGEST)
+_KEYS = tuple(2**power for power in range(_LONGEST + 1))
+_BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
+# Powers of two, where tables have their buckets; of fewer keys than queries only some.
+SIZES: tuple[Sizes, ...] = tuple(
+    (batch, seq_q, seq_k)
+    for batch, seq_q, seq_k in itertools.product(_BATCHES, _QUERIES, _KEYS)
+    if seq_k >= seq_q or seq_k in (1, 64, 1024)
+)
+
+# Of a part of the search, which then takes some tenths of a second.
+_PER_PART = 50
 # Called with how many of how many parts of the search are done.
 Searched = Callable[[int, int], None]
-_Sizes = tuple[int, int, int]  # batch, seq_q, seq_k
 
 
 @dataclass(frozen=True)
 class AnyLength:
-    """What is chosen on a device for a problem of every batch and every length looked at.
+    """What serves a problem on a device with every batch and every length looked at.
 
     problem: its batch and lengths are of no consequence. count: of the problems that were looked
-    at. configs: by what their kernels are compiled for, those needed.
+    at. chosen: how many configs are chosen for them. configs: by what their kernels are compiled
+    for, those needed.
     """
 
     problem: Problem
     device: DeviceSpec
     count: int
+    chosen: int
     configs: Mapping[Semantics, tuple[KernelConfig, ...]]
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels these are."""
+        return sum(map(len, self.configs.values()))
 
     def __str__(self) -> str:
         """How many, in a sentence."""
@@ -58,10 +82,13 @@ class AnyLength:
             f"{len(configs)} {semantics}" for semantics, configs in self.configs.items()
         )
         words = str(self.problem).partition(" h")[2]
-        return (
+        text = (
             f"h{words} of any length on {self.device.name}: {counted(len(every), 'config')} "
-            f"({of_families}), chosen for {self.count:,} problems; as kernels {kernels}"
+            f"({of_families})"
         )
+        if self.chosen > len(every):
+            text += f" within {TOLERANCE:.0%} of the {self.chosen}"
+        return f"{text} chosen for {self.count:,} problems; as kernels {kernels}"
 
 
 def parse_any_length(text: str) -> Problem:
@@ -104,71 +131,116 @@ def choose_for_any_length(
     problem: Problem,
     device: DeviceSpec,
     *,
-    sizes: Sequence[int] = SIZES,
+    sizes: Iterable[Sizes] = SIZES,
     searched: Searched | None = None,
     deterministic: bool = False,
 ) -> AnyLength:
-    """Every config that choose() gives on a device for ``problem`` with each batch, seq_q and seq_k
-    of ``sizes``, and in every bucket of the table of winners.
+    """Few configs of which one takes at most TOLERANCE longer than what choose() gives on a device
+    for ``problem`` with each of ``sizes``, or the sizes of a bucket of the table of winners.
 
     Each is needed for whole tiles and for uneven lengths; where the problem is packed, for packed
-    sequences besides. ``deterministic``: the configs of deterministic=True.
+    sequences besides. ``deterministic``: the configs of deterministic=True. Over a cache those are
+    all that are chosen with split='invariant', since a sequence has the same bits in any batch.
 
     Raises ArgumentError when no kernel serves the problem there.
     """
     dense = replace(problem.semantics, packed=False, uneven=False)
-    kinds = [dense]
+    kinds = [replace(problem, semantics=dense)]
     if problem.semantics.packed:
-        kinds.append(replace(dense, packed=True, uneven=True))
-    parts = [
-        list(itertools.product(sizes[first : first + _BATCHES], sizes, sizes))
-        for first in range(0, len(sizes), _BATCHES)
-    ]
-    parts.append(_of_the_table(problem, device))
+        kinds.append(replace(problem, semantics=replace(dense, packed=True, uneven=True)))
+    if problem.operation == DECODE.name:
+        return _over_a_cache(problem, kinds, device, list(sizes))
+    of_table = _of_the_table(problem, device)
+    looked_at = list(dict.fromkeys((*sizes, *of_table)))
+    parts = [looked_at[first : first + _PER_PART] for first in range(0, len(looked_at), _PER_PART)]
     needed: dict[Semantics, tuple[KernelConfig, ...]] = {}
-    count = 0
-    for done, (kind, part) in enumerate(itertools.product(kinds, parts)):
-        if searched is not None:
-            searched(done, len(kinds) * len(parts))
-        found = _chosen(replace(problem, semantics=kind), device, part, deterministic)
-        count += len(part)
-        for semantics in _compiled_for(kind, problem.d):
-            needed[semantics] = tuple(dict.fromkeys((*needed.get(semantics, ()), *found)))
-    return AnyLength(problem, device, count, needed)
+    chosen: set[KernelConfig] = set()
+    for number, kind in enumerate(kinds):
+        found: list[Expectation] = []
+        for done, part in enumerate(parts):
+            if searched is not None:
+                searched(number * len(parts) + done, len(kinds) * len(parts))
+            problems = (_with_sizes(kind, one) for one in part)
+            found += [expectation(one, device, deterministic=deterministic) for one in problems]
+        chosen |= {one.chosen.config for one in found}
+        few = _cover(found)
+        for semantics in _compiled_for(kind.semantics, problem.d):
+            needed[semantics] = tuple(dict.fromkeys((*needed.get(semantics, ()), *few)))
+    return AnyLength(problem, device, len(kinds) * len(looked_at), len(chosen), needed)
 
 
 def build_for_any_length(
     found: AnyLength, *, progress: Progress | None = None
 ) -> list[KernelLibrary]:
-    """The libraries with all those kernels, built unless they are cached; raises what ``build``
-    does."""
-    return [
-        library_for(group, arch=found.device.arch, semantics=semantics, progress=progress)
-        for semantics, configs in found.configs.items()
-        for group in by_family(configs)
-    ]
+    """The libraries with all those kernels, of which those are built that no cached one holds;
+    raises what ``build`` does."""
+    arch = found.device.arch
+    libraries: dict[Path, KernelLibrary] = {}
+    for semantics, configs in found.configs.items():
+        missing = []
+        for config in configs:
+            library = find_library(config, arch=arch, semantics=semantics)
+            if library is None:
+                missing.append(config)
+            else:
+                libraries[library.path] = library
+        for group in by_family(missing):
+            library = library_for(group, arch=arch, semantics=semantics, progress=progress)
+            libraries[library.path] = library
+    return list(libraries.values())
 
 
-def _chosen(
-    problem: Problem, device: DeviceSpec, sizes: Iterable[_Sizes], deterministic: bool
-) -> list[KernelConfig]:
-    """The configs that are chosen, each once, the first that is chosen first."""
-    choose = partial(choose_config, device=device, deterministic=deterministic)
-    return list(
-        dict.fromkeys(
-            choose(replace(problem, batch=batch, seq_q=seq_q, seq_k=seq_k))
-            for batch, seq_q, seq_k in sizes
-        )
-    )
+def _cover(found: Sequence[Expectation]) -> list[KernelConfig]:
+    """Few of the configs that are chosen, one of which serves each problem nearly as well as its
+    own: always the one next that serves most of those left."""
+    chosen = dict.fromkeys(one.chosen.config for one in found)
+    served = {
+        config: {
+            number
+            for number, one in enumerate(found)
+            if one.ms(config) <= one.chosen.ms * (1 + TOLERANCE)
+        }
+        for config in chosen
+    }
+    few, left = [], set(range(len(found)))
+    while left:
+        best = max(served, key=lambda config: len(served[config] & left))
+        few.append(best)
+        left -= served[best]
+    return few
 
 
-def _of_the_table(problem: Problem, device: DeviceSpec) -> list[_Sizes]:
-    """Of every bucket for the problem's d_head and the device's architecture, its own sizes and
-    those that were measured in it."""
-    found: set[_Sizes] = set()
+def _over_a_cache(
+    problem: Problem, kinds: Iterable[Problem], device: DeviceSpec, sizes: Sequence[Sizes]
+) -> AnyLength:
+    """All that is chosen where sequences keep their bits: by queries alone, so they are few."""
+    needed: dict[Semantics, dict[KernelConfig, None]] = {}
+    choose = DECODE_CHOOSERS[INVARIANT]
+    count = 0
+    for kind in kinds:
+        for one in sizes:
+            now = _with_sizes(kind, one)
+            config = choose(now, device)
+            needed.setdefault(now.required_semantics(config), {})[config] = None
+            count += 1
+    configs = {semantics: tuple(found) for semantics, found in needed.items()}
+    every = set(itertools.chain.from_iterable(configs.values()))
+    return AnyLength(problem, device, count, len(every), configs)
+
+
+def _with_sizes(problem: Problem, sizes: Sizes) -> Problem:
+    batch, seq_q, seq_k = sizes
+    return replace(problem, batch=batch, seq_q=seq_q, seq_k=seq_k)
+
+
+def _of_the_table(problem: Problem, device: DeviceSpec) -> list[Sizes]:
+    """Of every bucket for the problem's operation, d_head and the device's architecture, its own
+    sizes and those that were measured in it."""
+    found: set[Sizes] = set()
     for entry in WinnersTable.merged():
         key = entry.key
-        if (key.arch, key.d_head) == (device.arch, compiled_d_head(problem.d)):
+        of_d_head = (key.arch, key.d_head) == (device.arch, compiled_d_head(problem.d))
+        if of_d_head and entry.problem.operation == problem.operation:
             for seq_q, seq_k, batch_heads in (
                 (key.seq_q, key.seq_k, key.batch_heads),
                 entry.sizes,
@@ -180,4 +252,4 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[_Sizes]:
 def _compiled_for(kind: Semantics, d: int) -> list[Semantics]:
     """What kernels of a kind are compiled for; no tile is whole where d does not fill d_head."""
     uneven = replace(kind, uneven=True)
-    return [uneven] if kind.packed or d != compiled_d_head(d) else [kind, uneven]
+    return [uneven] if kind.uneven or d != compiled_d_head(d) else [kind, uneven]

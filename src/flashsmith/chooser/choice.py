@@ -3,16 +3,23 @@ time."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashsmith.builder import KernelLibrary, Progress, count_noted, library_for, note_slow
 from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.cost_model import estimate
-from flashsmith.chooser.evidence import Evidence, EvidenceKind, Expected, gather
+from flashsmith.chooser.evidence import (
+    GAIN_UNMEASURED,
+    Evidence,
+    EvidenceKind,
+    Expected,
+    gather,
+)
 from flashsmith.chooser.reasons import caveats, passed_over
 from flashsmith.chooser.winners import WinnersTable, staleness
 from flashsmith.errors import ArgumentError
@@ -203,12 +210,14 @@ def choose_config(
     family: str | None = None,
     among: tuple[KernelConfig, ...] | None = None,
     deterministic: bool = False,
+    tolerance: float = 0.0,
 ) -> Any:
     """The config of choose(problem, device), remembered; what attention() asks for each problem.
 
     ``family``: of these kernels only, where a call's tensors lie as the chosen ones cannot read.
-    ``among``: of these configs only, where no other is built: the first of them by the evidence,
-    else the fastest on paper; before those of families that have no cost model.
+    ``among``: of these configs only, where no other is built: the first of them that takes at most
+    the share ``tolerance`` longer than the fastest, by the evidence or else on paper; those of
+    families that have no cost model last.
     ``deterministic``: of those only that give the same bits in every run.
 
     Where nothing was measured for a GPU of this machine, and where part of a table had to be
@@ -217,7 +226,8 @@ def choose_config(
     Raises ArgumentError when no kernel serves the problem there, or none of ``among`` is
     deterministic.
     """
-    return _choose_config(problem, device, family, among, deterministic, count_noted())
+    noted = count_noted()
+    return _choose_config(problem, device, family, among, deterministic, tolerance, noted)
 
 
 # ``noted``: how many kernels are known to be slow as compiled, since each may change a choice.
@@ -228,6 +238,7 @@ def _choose_config(
     family: str | None,
     among: tuple[KernelConfig, ...] | None,
     deterministic: bool,
+    tolerance: float,
     noted: int,
 ) -> Any:
     _check_d(problem, "q")
@@ -242,14 +253,49 @@ def _choose_config(
             f"deterministic=True: no kernel for '{problem}' that is built gives the same bits in "
             f"every run; build {evidence.expected[0].config}"
         )
-    named = (one.config for one in evidence.expected if one.config in allowed)
-    return next(named, None) or min(allowed, key=lambda cfg: _on_paper(cfg, problem, device))
+    times = Expectation(problem, device, evidence)
+    fastest = min(map(times.ms, allowed))
+    return next(cfg for cfg in allowed if times.ms(cfg) <= fastest * (1 + tolerance))
 
 
-def _on_paper(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> tuple[bool, float]:
-    if not cfg.family.has_cost_model:
-        return True, 0.0
-    return False, estimate(cfg, problem, device).ms
+class Expectation(NamedTuple):
+    """The evidence on a problem, and what it says of every config."""
+
+    problem: Problem
+    device: DeviceSpec
+    evidence: Evidence
+
+    @property
+    def chosen(self) -> Expected:
+        """The choice, and its expected time."""
+        return self.evidence.expected[0]
+
+    def ms(self, config: KernelConfig) -> float:
+        """A config's expected time: what is in evidence, or what the cost model gives it beside the
+        choice, and no less than that; infinite without a cost model. Of a family that is not in
+        evidence what is on paper is worth less than what was measured."""
+        for one in self.evidence.expected:
+            if one.config == config:
+                return one.ms
+        if not config.family.has_cost_model:
+            return math.inf
+        on_paper = estimate(config, self.problem, self.device).ms
+        chosen = self.chosen
+        if not chosen.ms or not chosen.config.family.has_cost_model:
+            return on_paper
+        beside = estimate(chosen.config, self.problem, self.device).ms
+        relative = on_paper * chosen.ms / beside if beside else on_paper
+        in_evidence = any(one.config.FAMILY == config.FAMILY for one in self.evidence.expected)
+        return max(relative, chosen.ms * (1.0 if in_evidence else 1 + GAIN_UNMEASURED))
+
+
+def expectation(
+    problem: Problem, device: DeviceSpec, *, deterministic: bool = False
+) -> Expectation:
+    """What choose_config() goes by; raises what it does."""
+    _check_d(problem, "q")
+    evidence = gather(problem, device, _winners(), deterministic=deterministic)
+    return Expectation(problem, device, evidence)
 
 
 def forget_choices() -> None:

@@ -9,7 +9,7 @@ from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
-from flashsmith.operations.decode import DECODE, check_split
+from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
 from flashsmith.runtime import Chooser
 from flashsmith.runtime.decode_pass import remember_decode, run_decode
 from flashsmith.runtime.forward_options import NO_WINDOW
@@ -155,8 +155,9 @@ def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 
 def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
     chosen = choose_config(replace(problem, page=0), device, **how)
-    return for_its_queries(chosen, problem, device)
+    # Of kernels that are built the one for its queries may be none.
+    return chosen if how.get("among") else for_its_queries(chosen, problem, device)
 
 
 # By the split.
-CHOOSERS: dict[str, Chooser] = {"invariant": _choose_invariant, "free": _choose_freely}
+CHOOSERS: dict[str, Chooser] = {INVARIANT: _choose_invariant, FREE: _choose_freely}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +27,7 @@ from flashsmith.families.device import architecture_number
 from flashsmith.families.gpu_names import same_gpu
 
 if TYPE_CHECKING:
-    from flashsmith.builder import KernelLibrary
+    from flashsmith.builder import BuildEvent, KernelEntry, KernelLibrary
     from flashsmith.runtime.target import Target
 
 app = App()
@@ -62,13 +63,26 @@ def build_kernels(
             "bf16 causal'. May be given several times.",
         ),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            metavar="CONFIG",
+            help="Instead of problems: a transformers model's config.json, or its folder. Builds "
+            "what its attention needs for any batch and length, and over a KV cache.",
+        ),
+    ] = None,
+    gradients: Annotated[
+        bool,
+        typer.Option("--gradients", help="With --model: the kernels for training, too."),
+    ] = False,
     any_length: Annotated[
         bool,
         typer.Option(
             "--any-length",
             help="With --for, and problems without batch and lengths ('h32:8 d128 bf16 causal'): "
-            "what attention() chooses for any of them, for whole tiles and uneven lengths, and "
-            "where it says packed, for packed sequences too.",
+            "a few kernels that serve all of them within 2% of the best, for whole tiles and "
+            "uneven lengths, and where it says packed, for packed sequences too.",
         ),
     ] = False,
     deterministic: Annotated[
@@ -89,8 +103,14 @@ def build_kernels(
         raise ArgumentError("--for: says itself which kernels; leave out --kernels and --semantics")
     if any_length and not problems:
         raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
-    if deterministic and not problems:
-        raise ArgumentError("--deterministic: goes with --for 'b16 s4096 h16 d128 bf16 backward'")
+    if model and (problems or kernels is not None or semantics != "plain"):
+        raise ArgumentError("--model: says itself which kernels; leave out --for and --kernels")
+    if gradients and not model:
+        raise ArgumentError("--gradients: goes with --model; with --for name 'backward' problems")
+    if deterministic and not problems and not gradients:
+        raise ArgumentError(
+            "--deterministic: goes with --for 'b16 s4096 h16 d128 bf16 backward', or --gradients"
+        )
     with ProgressReporter() as reporter:
         reporter.say("looking up what is to be built")
         from flashsmith.runtime.target import choose_target
@@ -98,31 +118,76 @@ def build_kernels(
         target = choose_target(arch)
         from flashsmith.benchmark.inventory import library_facts, print_library
 
-        start = time.monotonic()
-        if problems:
-            build = _build_for_any_length if any_length else _build_for
-            libraries = build(problems, _named_device(arch, target), deterministic, reporter)
+        work = _Work(reporter)
+        if problems or model:
+            build = _build_for_any_length if any_length or model else _build_for
+            texts = _problems_of(model, gradients, reporter) if model else problems or []
+            libraries = build(texts, _named_device(arch, target), deterministic, work)
         else:
             configs = selected(kernels, default="all")
-            libraries = _build_sets(configs, target, Semantics.parse(semantics), reporter)
-        seconds = time.monotonic() - start
+            libraries = _build_sets(configs, target, Semantics.parse(semantics), work)
     if as_json:
         facts = [library_facts(library) for library in libraries]
-        print_json(facts if problems or len(facts) > 1 else facts[0])
+        print_json(facts if problems or model or len(facts) > 1 else facts[0])
         return
     console = make_console()
     for library in libraries:
         print_library(console, library, target)
-        computed = library.manifest.semantics
+        made_for = f"{target.arch}, {library.manifest.semantics}"
         console.print(
-            f"{counted(len(library), 'config')} for {target.arch}, {computed}, in {seconds:.1f} s: "
+            f"{counted(len(library), 'config')} for {made_for}, {work.of_library(library)}: "
             f"{library.path}",
             soft_wrap=True,
         )
+    if len(libraries) > 1:
+        console.print(work.summary(libraries))
+
+
+class _Work:
+    """Reports progress, and keeps what was compiled and how long everything took."""
+
+    def __init__(self, reporter: ProgressReporter) -> None:
+        self.reporter = reporter
+        self._start = time.monotonic()
+        self._compiled: set[KernelEntry] = set()
+
+    def build(self, event: BuildEvent) -> None:
+        """Takes a build's event, and reports it."""
+        if event.stage == "compile" and event.entry is not None:
+            self._compiled.add(event.entry)
+        self.reporter.build(event)
+
+    def of_library(self, library: KernelLibrary) -> str:
+        """How long a library took, or that it was there."""
+        if self._compiled.isdisjoint(library.manifest.kernels):
+            return "built already"
+        return f"in {library.manifest.build_seconds:.1f} s"
+
+    def summary(self, libraries: Sequence[KernelLibrary]) -> str:
+        """How many kernels were compiled, and how many were there."""
+        kernels = sum(map(len, libraries))
+        compiled = sum(
+            kernel in self._compiled for library in libraries for kernel in library.manifest.kernels
+        )
+        done = f"{counted(compiled, 'kernel')} compiled" if compiled else "nothing to compile"
+        there = f", {kernels - compiled} built already" if compiled < kernels else ""
+        return f"{done}{there}, in {time.monotonic() - self._start:.1f} s"
+
+
+def _problems_of(model: Path, gradients: bool, reporter: ProgressReporter) -> list[str]:
+    """The problems of a model's attention; says which they are, and what was assumed."""
+    from flashsmith.integrations.model_config import read_model
+
+    found = read_model(model, gradients=gradients)
+    for text in found.problems:
+        reporter.say(f"{found.name}: {text}")
+    for note in found.notes:
+        reporter.say(f"{found.name}: note: {note}")
+    return list(found.problems)
 
 
 def _build_sets(
-    configs: list[KernelConfig], target: Target, semantics: Semantics, reporter: ProgressReporter
+    configs: list[KernelConfig], target: Target, semantics: Semantics, work: _Work
 ) -> list[KernelLibrary]:
     """A library of the configs of each family. Nothing is compiled if one of them is illegal."""
     from flashsmith.builder import build
@@ -130,7 +195,7 @@ def _build_sets(
     for cfg in configs:
         check_legal(cfg, target.device)
     return [
-        build(group, arch=target.device.arch, semantics=semantics, progress=reporter.build)
+        build(group, arch=target.device.arch, semantics=semantics, progress=work.build)
         for group in by_family(configs)
     ]
 
@@ -144,7 +209,7 @@ def _named_device(arch: str | None, target: Target) -> DeviceSpec:
 
 
 def _build_for(
-    texts: list[str], device: DeviceSpec, deterministic: bool, reporter: ProgressReporter
+    texts: list[str], device: DeviceSpec, deterministic: bool, work: _Work
 ) -> list[KernelLibrary]:
     """The libraries that attention() will use for the problems, each once."""
     from flashsmith.chooser import build_for
@@ -155,13 +220,13 @@ def _build_for(
         library
         for problem in parsed
         for library in build_for(
-            problem, device=device, deterministic=deterministic, progress=reporter.build
+            problem, device=device, deterministic=deterministic, progress=work.build
         )
     )
 
 
 def _build_for_any_length(
-    texts: list[str], device: DeviceSpec, deterministic: bool, reporter: ProgressReporter
+    texts: list[str], device: DeviceSpec, deterministic: bool, work: _Work
 ) -> list[KernelLibrary]:
     """The same for problems of any batch and length; says first how many kernels that are."""
     from flashsmith.chooser.any_length import (
@@ -171,7 +236,7 @@ def _build_for_any_length(
     )
 
     def searched(done: int, total: int) -> None:
-        reporter.step("choosing kernels", done, total)
+        work.reporter.step("choosing kernels", done, total)
 
     parsed = [parse_any_length(text) for text in texts]
     found = [
@@ -179,9 +244,9 @@ def _build_for_any_length(
         for problem in parsed
     ]
     for one in found:
-        reporter.say(str(one))
+        work.reporter.say(str(one))
     return _each_once(
-        library for one in found for library in build_for_any_length(one, progress=reporter.build)
+        library for one in found for library in build_for_any_length(one, progress=work.build)
     )
 
 

@@ -29,7 +29,7 @@ _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k", "d"), ("total_q", "heads_k", "
 _ROTARY = ("positions", "rotary_half")
 # Strides of a tensor that a call does not have: their numbers are 0.
 _ABSENT = (0,)
-SPLITS = ("invariant", "free")
+INVARIANT, FREE = SPLITS = ("invariant", "free")
 _INT_BYTES = 4
 
 

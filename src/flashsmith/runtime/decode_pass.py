@@ -14,7 +14,7 @@ from flashsmith.emulator import estimate_seconds
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
-from flashsmith.operations.decode import DECODE, check_given, check_split
+from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks
 from flashsmith.runtime.cached_launches import (
@@ -37,6 +37,7 @@ from flashsmith.runtime.forward_pass import (
     DEFAULT_EMULATED_ARCH,
     Chooser,
     check_server,
+    kernel_for,
     limits_of,
 )
 from flashsmith.runtime.frameworks.base import TensorView
@@ -110,6 +111,16 @@ class DecodeRequest(NamedTuple):
     @property
     def q(self) -> TensorView:
         return self.views["q"]
+
+    @property
+    def suits_tma(self) -> bool:
+        """Whether TMA can copy the tensors, which these kernels do not ask of it."""
+        return False
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether only repeatable kernels serve, which all of them are."""
+        return False
 
 
 class CachedDecode(CachedOperation):
@@ -287,9 +298,13 @@ def _run_and_remember(
         config.OLDEST_ARCH if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH,
     )
     cfg = config if isinstance(config, KernelConfig) else config(problem, device)
-    check_server(cfg, problem, device)
+    semantics = check_server(cfg, problem, device)
     if 0 in q.shape:
         return _nothing(request, tensors.out)
+    chosen = cfg
+    if request.split == FREE and not isinstance(config, KernelConfig):
+        # Bits may differ from batch to batch: another kernel that is built serves as well.
+        cfg = kernel_for(cfg, semantics, request, device, config).config
     on_host = q.device.kind == "cpu"
     if on_host:
         longest = check_contents(request)
@@ -315,7 +330,7 @@ def _run_and_remember(
         emulate=on_host,
     )
     outputs = prepared.run().outputs
-    if signature is not None and prepared.launch is not None:
+    if signature is not None and prepared.launch is not None and cfg == chosen:
         call = CachedDecode(prepared, [name for name, it in given.items() if it is not None])
         options = ForwardOptions(
             window=asked.window,

@@ -54,12 +54,16 @@ if TYPE_CHECKING:
 
     from flashsmith.runtime.keywords import ForwardKeywords
 
+# A built kernel is as fast as the chosen one that takes at most this share longer on paper: less is
+# within the error of the expectation, and what `flashsmith build --any-length` allows.
+_AS_FAST = 0.02
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
 
 # Chooses the config for a problem on a device; called for new call signatures. A family's name
 # follows where only that family's kernels can read the tensors' layout; ``among`` is a tuple of
-# configs where only these are built and none may be.
+# configs where only these are built and none may be, of which the first serves that takes at most
+# the share ``tolerance`` longer than the fastest.
 Chooser = Callable[..., KernelConfig]
 
 
@@ -515,9 +519,15 @@ def kernel_for(
 
     if chooser is None:
         return loaded_kernels.get(*wanted, may_build)
+
+    def is_as_fast(other: KernelConfig) -> bool:
+        assert chooser is not None
+        pair = other, cfg
+        return chooser(request.problem, device, among=pair, tolerance=_AS_FAST) == other
+
     noted = count_noted()
     kernel = substitutes.kernel_or_other(
-        loaded_kernels, wanted, request, device, choose_among, may_build
+        loaded_kernels, wanted, request, device, choose_among, may_build, is_as_fast
     )
     if noted != count_noted():
         other = choose_for(chooser, request, device)

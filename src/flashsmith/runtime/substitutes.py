@@ -70,11 +70,12 @@ class Substitutes:
         device: DeviceSpec,
         pick: Pick,
         may_build: Callable[[], bool],
+        is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
         """The kernel ``wanted``, built if it has to be and may be, else another one that is built.
 
         ``pick`` chooses among those of all families that serve the request. A substitute logs one
-        warning for each pair of kernels.
+        line for each pair of kernels: a warning, unless it ``is_as_fast``.
 
         Raises KernelNotBuiltError when none serves it, and what the builder raises.
         """
@@ -91,7 +92,7 @@ class Substitutes:
             if other is None:
                 raise
             self._remember(_call(wanted, request), other, stamp)
-            self._warn(wanted, other, str(error).partition(".\n")[0])
+            self._say(wanted, other, str(error).partition(".\n")[0], is_as_fast)
             return other
 
     def _remember(self, call: _Call, other: LoadedKernel, stamp: object) -> None:
@@ -100,15 +101,24 @@ class Substitutes:
             self.found, self.stamp = {}, stamp
         self.found[call] = other
 
-    def _warn(self, wanted: Key, other: LoadedKernel, why: str) -> None:
+    def _say(
+        self,
+        wanted: Key,
+        other: LoadedKernel,
+        why: str,
+        is_as_fast: Callable[[KernelConfig], bool],
+    ) -> None:
         pair = wanted, (other.config, wanted[1], other.semantics)
-        if pair not in self.warned:
-            self.warned.add(pair)
-            _log.warning(
-                "flashsmith: %s; %s [%s] is built and serves instead: it may be slower, and bits "
-                "may differ",
-                *(why, other.config, other.semantics),
-            )
+        if pair in self.warned:
+            return
+        self.warned.add(pair)
+        as_fast = is_as_fast(other.config)
+        _log.log(
+            logging.INFO if as_fast else logging.WARNING,
+            "flashsmith: %s; %s [%s] is built and serves instead: it %s, and bits may differ",
+            *(why, other.config, other.semantics),
+            "should be as fast" if as_fast else "may be slower",
+        )
 
 
 substitutes = Substitutes()

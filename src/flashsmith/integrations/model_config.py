@@ -1,0 +1,198 @@
+"""The attention of a model, from the config.json that transformers writes for it: what `flashsmith
+build --model` builds kernels for. Needs neither PyTorch nor transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, read_json
+
+# What model families call the same number; the first that is there counts.
+_WIDTH = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")
+# Of vision towers hidden_size may be that of the language model.
+_WIDTH_OF_TOWERS = ("embed_dim", *_WIDTH)
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_ENCODER_HEADS = ("encoder_attention_heads", *_HEADS)
+_DECODER_HEADS = ("decoder_attention_heads", "num_decoder_heads", *_HEADS)
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+# Parts of a model with attention of their own, all keys of which every query sees.
+_TOWERS = ("vision_config", "audio_config", "encoder_config")
+# Endings of architectures that see all keys, not only those before a query.
+_SEES_ALL = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "ForTokenClassification")
+_SEES_ALL_TYPES = ("bert", "electra", "mpnet", "vit", "siglip", "dino")
+_LONGEST_HEAD = 256
+
+
+@dataclass(frozen=True)
+class ModelAttention:
+    """What a model computes attention for.
+
+    problems: problems without batch and lengths, as `build --any-length` takes them, each once.
+    notes: what was assumed, and what has no kernels.
+    """
+
+    name: str
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """The attention of some layers: heads of q and of k, their size, the words of its masks."""
+
+    heads_q: int
+    heads_k: int
+    d: int
+    masks: tuple[str, ...]  # '' sees all keys
+    softcap: bool = False
+    generates: bool = True
+
+
+def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
+    """The problems of a model, from its config.json or the folder that holds it.
+
+    Packed sequences are asked for, since padded batches are computed as such; a KV cache where the
+    model generates; gradients on request.
+
+    Raises ArgumentError: there is no such file, it is no model's config, or no kernel is made for
+    its heads.
+    """
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = read_json(file)
+    except UnusableTextError as error:
+        raise ArgumentError(f"--model={quoted(str(path))}{error.place}: {error}") from None
+    if not isinstance(config, dict):
+        raise ArgumentError(f"--model={quoted(str(path))}: not an object, as a config.json is")
+    notes: list[str] = []
+    found = [one for part in _parts(config) for one in _attention_of(*part, notes)]
+    if not found:
+        raise ArgumentError(
+            f"--model={quoted(str(path))}: names no {_HEADS[0]} and {_WIDTH[0]}; give the "
+            "config.json of a transformers model, or the problems themselves with --for"
+        )
+    dtype = _dtype(config, notes)
+    problems = dict.fromkeys(text for one in found for text in _texts(one, dtype, gradients, notes))
+    if not problems:
+        raise ArgumentError(f"--model={quoted(str(path))}: {'; '.join(notes)}")
+    name = str(config.get("model_type") or file.parent.name or file.name)
+    return ModelAttention(name, tuple(problems), tuple(dict.fromkeys(notes)))
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The parts of a model that have attention of their own, each with how it sees keys."""
+    text = next((config[n] for n in ("text_config", "llm_config") if _is_part(config, n)), None)
+    if config.get("is_encoder_decoder"):
+        for name, role in (("encoder", "encoder"), ("decoder", "decoder")):
+            part = config.get(name)
+            yield (part if isinstance(part, Mapping) else config), role
+    elif text is not None:
+        yield text, "causal"
+    else:
+        yield config, "all" if _sees_all(config) else "causal"
+    for name in _TOWERS:
+        if _is_part(config, name):
+            yield config[name], "all"
+
+
+def _is_part(config: Mapping[str, Any], name: str) -> bool:
+    return isinstance(config.get(name), Mapping)
+
+
+def _sees_all(config: Mapping[str, Any]) -> bool:
+    names = [str(name) for name in config.get("architectures") or ()]
+    if config.get("is_decoder") or any("CausalLM" in name for name in names):
+        return False
+    kind = str(config.get("model_type", ""))
+    return any(name.endswith(_SEES_ALL) for name in names) or any(
+        word in kind for word in _SEES_ALL_TYPES
+    )
+
+
+def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Iterator[_Heads]:
+    """The attention of a part of a model; nothing where it names no heads."""
+    names = {"encoder": _ENCODER_HEADS, "decoder": _DECODER_HEADS}.get(role, _HEADS)
+    heads_q = _number(config, names)
+    width = _number(config, _WIDTH_OF_TOWERS if role == "all" else _WIDTH)
+    if heads_q is None or (width is None and _number(config, ("head_dim",)) is None):
+        return
+    heads_k = _number(config, _KV_HEADS) or heads_q
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        heads_k = 1
+    d = _number(config, ("head_dim", "d_kv")) or (width or 0) // heads_q
+    latent = [_number(config, (f"qk_{word}_head_dim",)) for word in ("nope", "rope")]
+    if None not in latent:
+        # Latent attention: every head has K and V of its own once they are expanded.
+        d, heads_k = sum(filter(None, latent)), heads_q
+    softcap = bool(config.get("attn_logit_softcapping"))
+    if role in ("all", "encoder"):
+        yield _Heads(heads_q, heads_k, d, ("",), softcap, generates=False)
+        return
+    masks = ("causal", "window") if _has_window(config) else ("causal",)
+    yield _Heads(heads_q, heads_k, d, masks, softcap)
+    if role == "decoder":
+        yield _Heads(heads_q, heads_k, d, ("",), softcap, generates=False)  # of the encoder's keys
+    of_all = _number(config, ("global_head_dim",))
+    if of_all:
+        of_all_k = _number(config, ("num_global_key_value_heads",)) or heads_k
+        yield _Heads(heads_q, of_all_k, of_all, ("causal",), softcap)
+    other = {str(one) for one in config.get("layer_types") or ()} - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if other:
+        notes.append(f"layers of type {', '.join(sorted(other))} have no kernels here")
+
+
+def _has_window(config: Mapping[str, Any]) -> bool:
+    """Whether some layer sees only the last keys."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return False
+    types = config.get("layer_types")
+    return not types or "sliding_attention" in types
+
+
+def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """The first of some fields that is a whole number above 0."""
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
+    """The word for the dtype of a model, or bf16 with a note."""
+    text = config.get("text_config")
+    of_text = text if isinstance(text, Mapping) else {}
+    named = next(
+        (one[key] for one in (config, of_text) for key in ("dtype", "torch_dtype") if one.get(key)),
+        None,
+    )
+    found = _DTYPES.get(str(named).removeprefix("torch."))
+    if found is None:
+        said = "names no dtype" if named is None else f"is of {named}"
+        notes.append(f"the model {said}; the kernels are for bf16, as under autocast")
+    return found or "bf16"
+
+
+def _texts(of: _Heads, dtype: str, gradients: bool, notes: list[str]) -> Iterator[str]:
+    if of.d % 8 or not 0 < of.d <= _LONGEST_HEAD or of.heads_q % of.heads_k:
+        notes.append(
+            f"no kernel is made for {of.heads_q} heads over {of.heads_k} of d {of.d}: d is a "
+            f"multiple of 8 up to {_LONGEST_HEAD}"
+        )
+        return
+    heads = f"h{of.heads_q}" + (f":{of.heads_k}" if of.heads_k != of.heads_q else "")
+    for mask in of.masks:
+        words = [word for word in (mask, "softcap" * of.softcap, "packed") if word]
+        operations = ["", *["decode"] * of.generates, *["backward"] * gradients]
+        for operation in operations:
+            yield " ".join(filter(None, [heads, f"d{of.d}", dtype, operation, *words]))
