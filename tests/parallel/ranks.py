@@ -22,10 +22,11 @@ import torch.multiprocessing as mp
 
 from flashsmith import parallel
 from flashsmith.errors import FlashsmithError
-from flashsmith.families import DType, FlashForwardKernelConfig
+from flashsmith.families import DType, FlashForwardKernelConfig, Problem
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.parallel import peers, schedules
 from flashsmith.parallel.group import Group, Message
+from flashsmith.runtime import backward_pass, forward_pass
 
 # What other tests have, too.
 CFG = FlashForwardKernelConfig(
@@ -408,6 +409,19 @@ def death(rank: int) -> tuple[str, float]:
     return text_of(lambda: parallel.attention(*tensors(16))), time.monotonic() - begin
 
 
+def record_problems() -> set[Problem]:
+    """Has the problems of attention and of gradients added to a set, from now on."""
+    computed: set[Problem] = set()
+    check = forward_pass.check_server
+
+    def recording(cfg: Any, problem: Problem, device: Any) -> Any:
+        computed.add(problem)
+        return check(cfg, problem, device)
+
+    forward_pass.check_server = backward_pass.check_server = recording
+    return computed
+
+
 # --- processes -----------------------------------------------------------------------------------
 
 
@@ -426,6 +440,7 @@ def one_rank(
     # Small messages, so that K and V are gathered in several.
     schedules.SMALLEST_MESSAGE = 1
     found: dict[str, Any] = {}
+    computed = record_problems()
     path = os.path.join(folder, f"{rank}.pt")
     for name, run in [
         *(
@@ -434,10 +449,12 @@ def one_rank(
         ),
         *((name, lambda name=name: globals()[name](rank)) for name in scripts),
     ]:
+        computed.clear()
         try:
             found[name] = run()
         except Exception:
             found[name] = traceback.format_exc()
+        found[f"problems of {name}"] = sorted(map(str, computed))
         torch.save(found, path)
     # No farewell: the one that 'death' leaves alone could not say it.
     os._exit(0)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
-from flashsmith.parallel.calls import MOST_GATHERED, _schedule  # noqa: E402
+from flashsmith.parallel.calls import MOST_GATHERED, schedule_named  # noqa: E402
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits  # noqa: E402
 from flashsmith.parallel.prefixes import PREFIXES  # noqa: E402
 from flashsmith.parallel.schedules import SCHEDULES, Call  # noqa: E402
@@ -37,7 +37,7 @@ def chosen(length: int, mask: Limits = CAUSAL, *, keys: int | None = None, **opt
         confirm=lambda: None,
         **given,
     )
-    return _schedule("auto", call, 8)
+    return schedule_named("auto", call, 8)
 
 
 def test_auto_goes_by_shapes_and_masks() -> None:

@@ -19,6 +19,7 @@ from ranks import CFG, IDLE, KERNELS, REPEATABLE, Case, run_ranks  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith.families import DType, Semantics  # noqa: E402
+from flashsmith.parallel import schedules  # noqa: E402
 from flashsmith.verify.attention_semantics import Attention, row_slices  # noqa: E402
 from flashsmith.verify.gradient_tolerance import compare_gradients  # noqa: E402
 from flashsmith.verify.gradients import Rows, compute_gradients  # noqa: E402
@@ -82,6 +83,32 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         part = torch.zeros(shape), torch.zeros(shape[:-1])
         flashsmith.merge_attention([part[0]], [part[1]], dtype="float16")
     return run_ranks(2, tmp_path_factory.mktemp("pair"), PLAIN, SCRIPTS)
+
+
+DENSE = [name for name, case in PLAIN.items() if case.batch and "copied" not in name]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_the_problems_of_ranks_are_known_ahead(
+    name: str, pair: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly those that some rank computes, forward and backward; merges have no others."""
+    case = PLAIN[name]
+    mask = "causal" if case.causal else ""
+    sizes = f"s{case.lens_q[0]}:{case.keys[0]} h{case.heads_q}:{case.heads_k} d{case.d}"
+    monkeypatch.setattr(schedules, "SMALLEST_MESSAGE", 1)
+    ahead = flashsmith.parallel.problems(
+        f"b{case.batch} {sizes} fp16 {mask}",
+        ranks=2,
+        schedule=case.schedule,
+        gradients=True,
+        sinks=case.sinks,
+    )
+    computed = {text for rank in pair for text in rank[f"problems of {name}"]}
+    assert computed
+    assert {str(one) for one in ahead if one.operation != "merge"} == computed
+    merges = [one for one in ahead if one.operation == "merge"]
+    assert bool(merges) is (case.schedule == "zigzag")
 
 
 def found_by(ranks: list[dict[str, Any]], name: str) -> list[Any]:

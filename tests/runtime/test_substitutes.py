@@ -12,7 +12,7 @@ import pytest
 import shared_kernels
 
 import flashsmith
-from flashsmith.builder import library_for, slow_kernels
+from flashsmith.builder import BuildEvent, library_for, slow_kernels
 from flashsmith.chooser import choose_config
 from flashsmith.chooser.choice import expectation
 from flashsmith.errors import KernelNotBuiltError
@@ -354,3 +354,30 @@ def test_what_is_built_for_any_length_serves_without_a_warning() -> None:
     assert choose_config(problem, H200, among=pair) == first.config
     assert choose_config(problem, H200, among=pair, tolerance=behind + 1e-9) == second.config
     assert choose_config(problem, H200, among=pair, tolerance=behind / 2) == first.config
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        (["wait", "wait", "reuse"], "waiting for another process that compiles"),
+        (["compile", "compile", "done"], "compiling"),
+    ],
+)
+def test_of_several_processes_one_builds_and_the_others_say_that_they_wait(
+    stages: list[Any],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    library = shared_kernels.load([MMA_SYNC])
+
+    def build(configs: Any, *, progress: Any, **_: Any) -> Any:
+        for stage in stages:
+            progress(BuildEvent(stage, "", 0, 1, None, 0.0))
+        return library
+
+    monkeypatch.setattr(libraries, "build", build)
+    monkeypatch.setattr(libraries, "find_library", lambda *_, **__: None)
+    LoadedKernels().get(MMA_SYNC, 80)
+    (record,) = caplog.records
+    assert f"{words} {MMA_SYNC} for sm_80" in record.message

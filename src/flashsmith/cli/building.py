@@ -25,6 +25,8 @@ from flashsmith.families import (
 )
 from flashsmith.families.device import architecture_number
 from flashsmith.families.gpu_names import same_gpu
+from flashsmith.printable import quoted
+from flashsmith.untrusted import whole_number
 
 if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent, KernelEntry, KernelLibrary
@@ -74,8 +76,21 @@ def build_kernels(
     ] = None,
     gradients: Annotated[
         bool,
-        typer.Option("--gradients", help="With --model: the kernels for training, too."),
+        typer.Option("--gradients", help="With --model or --ranks: the kernels for training, too."),
     ] = False,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            "--ranks",
+            metavar="COUNTS",
+            help="With --for: what each rank of a group computes of flashsmith.parallel.attention, "
+            "for 2, or for 2,4,8 ranks. Needs PyTorch.",
+        ),
+    ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option("--schedule", help="With --ranks: auto, zigzag, allgather or ulysses."),
+    ] = "auto",
     any_length: Annotated[
         bool,
         typer.Option(
@@ -105,8 +120,17 @@ def build_kernels(
         raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
     if model and (problems or kernels is not None or semantics != "plain"):
         raise ArgumentError("--model: says itself which kernels; leave out --for and --kernels")
-    if gradients and not model:
-        raise ArgumentError("--gradients: goes with --model; with --for name 'backward' problems")
+    if gradients and not (model or ranks):
+        raise ArgumentError(
+            "--gradients: goes with --model or --ranks; with --for name 'backward' problems"
+        )
+    if ranks and (not problems or any_length):
+        raise ArgumentError(
+            "--ranks: goes with --for 'b1 s131072 h32:8 d128 bf16 causal'; give both, without "
+            "--any-length"
+        )
+    if schedule != "auto" and not ranks:
+        raise ArgumentError("--schedule: goes with --ranks; give both")
     if deterministic and not problems and not gradients:
         raise ArgumentError(
             "--deterministic: goes with --for 'b16 s4096 h16 d128 bf16 backward', or --gradients"
@@ -122,6 +146,8 @@ def build_kernels(
         if problems or model:
             build = _build_for_any_length if any_length or model else _build_for
             texts = _problems_of(model, gradients, reporter) if model else problems or []
+            if ranks:
+                texts = _problems_of_ranks(texts, _counts(ranks), schedule, gradients, reporter)
             libraries = build(texts, _named_device(arch, target), deterministic, work)
         else:
             configs = selected(kernels, default="all")
@@ -184,6 +210,36 @@ def _problems_of(model: Path, gradients: bool, reporter: ProgressReporter) -> li
     for note in found.notes:
         reporter.say(f"{found.name}: note: {note}")
     return list(found.problems)
+
+
+def _counts(text: str) -> list[int]:
+    """The numbers of ranks in '2,4,8'."""
+    counts = [whole_number(word.strip()) for word in text.split(",")]
+    if not all(counts):
+        raise ArgumentError(f"--ranks={quoted(text)}: give numbers of ranks, such as 2 or 2,4,8")
+    return [count for count in counts if count]
+
+
+def _problems_of_ranks(
+    texts: Sequence[str],
+    counts: Sequence[int],
+    schedule: str,
+    gradients: bool,
+    reporter: ProgressReporter,
+) -> list[str]:
+    """The problems that ranks compute where they share the given ones; says how many."""
+    try:
+        from flashsmith.parallel import problems as problems_of_ranks
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"--ranks: needs PyTorch ({error}); install it") from None
+
+    found: dict[str, None] = {}
+    for text in texts:
+        for count in counts:
+            made = problems_of_ranks(text, ranks=count, schedule=schedule, gradients=gradients)
+            found.update(dict.fromkeys(map(str, made)))
+            reporter.say(f"{text} on {counted(count, 'rank')}: {counted(len(made), 'problem')}")
+    return list(found)
 
 
 def _build_sets(

@@ -24,10 +24,11 @@ from flashsmith.parallel.calls import (
     unsharded,
 )
 from flashsmith.parallel.group import Group
+from flashsmith.parallel.problems import problems
 from flashsmith.parallel.schedules import shard_of
 from flashsmith.runtime.forward_options import NO_WINDOW
 
-__all__ = ["attention", "positions", "shard", "unshard"]
+__all__ = ["attention", "positions", "problems", "shard", "unshard"]
 
 _attend_outside_graphs = _disable_dynamo(attend)
 

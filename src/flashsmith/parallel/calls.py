@@ -25,6 +25,7 @@ from flashsmith.parallel.schedules import SCHEDULES, Call, Schedule, in_order, p
 from flashsmith.printable import quoted
 from flashsmith.runtime.forward_options import (
     NO_WINDOW,
+    Mask,
     check_flag,
     check_mask,
     check_scale,
@@ -146,7 +147,7 @@ def _agree(
         layouts.append(layout)
     devices = tuple(facts["device"] for facts in said)
     call = _call(group, layouts[0], layouts[1], q, asked, any(facts["requires_grad"]), devices)
-    return q, k, v, _Agreed(message, said, call, _schedule(asked.schedule, call, k.shape[-2]))
+    return q, k, v, _Agreed(message, said, call, schedule_named(asked.schedule, call, k.shape[-2]))
 
 
 # Of a group's calls, the last ones by signature: what is like one before is not checked again.
@@ -283,7 +284,7 @@ def _check(
             f"q: has {heads_q} heads, and k {heads_k}; must be a multiple of them, and not 0"
         )
     sides = tuple(heads_q if name == "q" else heads_k for name in "qk")
-    schedule = _check_schedule(asked.schedule)
+    schedule = check_schedule(asked.schedule)
     if schedule == "ulysses" and heads_k % group.size:
         raise ArgumentError(
             f"schedule='ulysses': k has {heads_k} heads, which {group.size} ranks do not divide; "
@@ -380,7 +381,7 @@ def _check_vectors(q: Any, k: Any, v: Any, asked: Asked) -> list[bool]:
     return needs
 
 
-def _check_schedule(schedule: Any) -> str:
+def check_schedule(schedule: Any) -> str:
     if isinstance(schedule, str) and schedule in ("auto", *SCHEDULES):
         return schedule
     names = ", ".join(repr(name) for name in ("auto", *SCHEDULES))
@@ -464,7 +465,7 @@ def _bytes_of_keys(call: Call, heads_k: int) -> int:
     return 2 * 2 * batch * call.k_layout.starts[-1] * heads_k * d
 
 
-def _schedule(name: str, call: Call, heads_k: int) -> Schedule:
+def schedule_named(name: str, call: Call, heads_k: int) -> Schedule:
     """The schedule of this name; 'auto' is one by lengths and mask, the same on every rank."""
     count = 2 * call.group.size
     sides = (("q", call.q_layout), ("k", call.k_layout))
@@ -496,6 +497,12 @@ def _schedule(name: str, call: Call, heads_k: int) -> Schedule:
     return SCHEDULES[name]
 
 
+def limits_of(mask: Mask) -> Limits:
+    """A mask's limits, None where there is none."""
+    left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
+    return Limits(left, right)
+
+
 def _call(
     group: Group,
     q_layout: Layout,
@@ -505,14 +512,12 @@ def _call(
     has_gradients: bool,
     devices: tuple[str, ...],
 ) -> Call:
-    mask = check_mask(asked.causal, asked.window)
-    left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
     return Call(
         group,
         q_layout,
         k_layout,
         asked.cu_seqlens_q is not None,
-        Limits(left, right),
+        limits_of(check_mask(asked.causal, asked.window)),
         {"softcap": asked.softcap, "scale": asked.scale, "emulate": asked.emulate},
         asked.config,
         asked.backward_config,

@@ -320,7 +320,7 @@ def _empty_statistics(call: Call, q: Any) -> Any:
 # --- allgather -----------------------------------------------------------------------------------
 
 
-def _head_parts(kv: Any) -> list[Span]:
+def head_parts(kv: Any) -> list[Span]:
     """Which heads of K and V are gathered together."""
     heads = int(kv.shape[-2])
     size = kv.numel() * kv.element_size()
@@ -333,7 +333,7 @@ def _gathered(call: Call, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
     """Heads, and their K and V of all ranks in order; the next heads are on their way."""
     dim = call.dim + 1
     kv = padded(torch.stack([k, v]), dim, call.k_layout.most_rows)
-    parts = _head_parts(kv)
+    parts = head_parts(kv)
     transfers = [call.group.all_gather(kv[..., begin:end, :].contiguous()) for begin, end in parts]
     for heads in parts:
         yield heads, in_order(transfers.pop(0).wait(), call.k_layout, dim)
@@ -666,7 +666,7 @@ def _zigzag_backward(
     own = torch.stack([k, v])
     dq = torch.zeros_like(q, dtype=torch.float32)
     # Half of the heads while the first block comes, half while the last gradients go home.
-    early, late = _halves(int(k.shape[-2]))
+    early, late = halves(int(k.shape[-2]))
     own_dkv = torch.zeros_like(own, dtype=torch.float32)
     coming: Transfer | None = None
     for step, (owner, kv) in enumerate(_Ring(call, own)):
@@ -687,7 +687,7 @@ def _zigzag_backward(
     return as_needed(needs, dq.to(q.dtype), *own_dkv.to(k.dtype), dsinks)
 
 
-def _halves(heads: int) -> tuple[Span, Span]:
+def halves(heads: int) -> tuple[Span, Span]:
     return (0, (heads + 1) // 2), ((heads + 1) // 2, heads)
 
 

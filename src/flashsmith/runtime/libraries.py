@@ -13,6 +13,7 @@ from typing import Any
 
 from flashsmith import env
 from flashsmith.builder import (
+    BuildEvent,
     KernelEntry,
     KernelLibrary,
     build,
@@ -42,6 +43,11 @@ from flashsmith.system_errors import is_from_system
 _log = logging.getLogger("flashsmith")
 
 NEUTRAL = Semantics()
+# By the stage of a build.
+_SAID = {
+    "compile": "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
+    "wait": "flashsmith: waiting for another process that compiles %s for sm_%d",
+}
 
 
 @dataclass(frozen=True)
@@ -298,12 +304,16 @@ class LoadedKernels:
 
     def _build(self, key: Key) -> LoadedKernel:
         cfg, arch, semantics = key
-        # A warning, since the caller waits seconds for what is usually microseconds.
-        _log.warning(
-            "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
-            *(_named(cfg, semantics), arch),
-        )
-        library = build([cfg], arch=arch, semantics=semantics)
+        said: set[str] = set()
+
+        def say(event: BuildEvent) -> None:
+            # Warnings, since the caller waits seconds for what is usually microseconds. Of several
+            # processes one builds: the ranks of a group, say, which all need the kernel at once.
+            if event.stage in _SAID and event.stage not in said:
+                said.add(event.stage)
+                _log.warning(_SAID[event.stage], _named(cfg, semantics), arch)
+
+        library = build([cfg], arch=arch, semantics=semantics, progress=say)
         if cfg.family.must_not_spill and (found := losses(library.entry(cfg))):
             _log.warning(
                 "flashsmith: nvcc %s made %s slower than it could be, and no less right: %s",

@@ -1,0 +1,215 @@
+"""Which problems the ranks of a group compute when they share one: what is to be built ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Problem, Semantics
+from flashsmith.operations import BACKWARD, DEFAULT, MERGE
+from flashsmith.parallel.calls import check_schedule, limits_of, schedule_named
+from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits, Span
+from flashsmith.parallel.prefixes import PREFIXES
+from flashsmith.parallel.schedules import (
+    MOST_PARTS,
+    SCHEDULES,
+    Call,
+    KernelCall,
+    Schedule,
+    halves,
+    head_parts,
+    kernel_calls,
+)
+from flashsmith.printable import quoted
+from flashsmith.runtime.forward_options import NO_WINDOW, check_mask
+
+
+def problems(
+    problem: Problem | str,
+    *,
+    ranks: int,
+    schedule: str = "auto",
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    gradients: bool = False,
+    sinks: bool = False,
+) -> list[Problem]:
+    """The problems whose kernels ``parallel.attention`` runs on some rank, each once.
+
+    For ``flashsmith.tuning.build_for``, or ``flashsmith build --ranks``; needs no group and no GPU.
+
+    Args:
+        problem: of the whole sequences, a Problem or its text: 'b1 s131072 h32:8 d128 bf16 causal'.
+            Packed, every sequence is as long as the longest.
+        ranks: of the group.
+        schedule: as ``attention`` has it.
+        window: its limits, where the problem has one; those that are measured without.
+        gradients: whether those of the backward pass are there, too.
+        sinks: whether there are any, whose gradient is a problem of its own.
+
+    Raises:
+        ArgumentError: an argument is unusable, or the schedule does not serve these lengths.
+    """
+    whole = Problem.parse(problem) if isinstance(problem, str) else problem
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ArgumentError(f"ranks={quoted(ranks)}: give a whole number, at least 1")
+    if whole.operation != DEFAULT or whole.semantics.partial:
+        raise ArgumentError(
+            f"problem={quoted(str(whole))}: give one of whole attention; gradients=True adds those "
+            "of the backward pass"
+        )
+    check_schedule(schedule)
+    if ranks == 1:
+        return [whole, *([_backward(whole)] if gradients else [])]
+    found: dict[Problem, None] = {}
+    for rank in range(ranks):
+        call = _call(whole, ranks, rank, window, gradients=gradients)
+        named = schedule_named(schedule, call, whole.heads_k)
+        for one in _OF_SCHEDULE[named](whole, call, sinks):
+            if gradients or one.operation != BACKWARD.name:
+                found[one] = None
+    return list(found)
+
+
+def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool) -> Call:
+    """The call of a rank, whose group sends nothing."""
+    packed = whole.semantics.packed
+    count = whole.batch if packed else 1
+    layouts = [Layout((length,) * count, ranks) for length in (whole.seq_q, whole.seq_k)]
+    given = whole.window if window == NO_WINDOW and whole.window is not None else window
+    mask = limits_of(check_mask(whole.semantics.mask == "causal", given))
+    group: Any = SimpleNamespace(size=ranks, rank=rank)
+    rows = layouts[0].rows(rank)
+    shape = (*([] if packed else [whole.batch]), rows, whole.heads_q, whole.d)
+    return Call(
+        group,
+        layouts[0],
+        layouts[1],
+        packed,
+        mask,
+        options={},
+        config=None,
+        backward_config=None,
+        deterministic=False,
+        has_gradients=gradients,
+        return_lse=False,
+        return_row_max=False,
+        shape=shape,
+        confirm=lambda: None,
+    )
+
+
+def _attention(
+    whole: Problem, limits: Limits, sizes: tuple[int, int, int], heads_k: int, **flags: bool
+) -> Problem:
+    """Attention with other limits, (sequences, queries, keys), and heads of k."""
+    batch, seq_q, seq_k = sizes
+    packed = whole.semantics.packed
+    semantics = replace(
+        whole.semantics,
+        mask=check_mask(False, tuple(limits)).kind,
+        uneven=packed or flags.get("partial", False),
+        **flags,
+    )
+    return replace(
+        whole,
+        batch=batch,
+        seq_q=seq_q,
+        seq_k=seq_k,
+        heads_q=whole.heads_q // whole.heads_k * heads_k,
+        heads_k=heads_k,
+        semantics=semantics,
+    )
+
+
+def _backward(of: Problem) -> Problem:
+    return replace(of, operation=BACKWARD.name)
+
+
+def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: bool) -> Problem:
+    """What a kernel call of some heads of k computes."""
+    keywords = part.keywords
+    limits = CAUSAL if keywords.get("causal") else Limits(*keywords["window"])
+    sizes = whole.batch, part.q.count, part.k.count
+    if whole.semantics.packed:
+        lengths = keywords["max_seqlen_q"], keywords["max_seqlen_k"]
+        sizes = len(keywords["cu_seqlens_q"]) - 1, *lengths
+    return _attention(whole, limits, sizes, heads[1] - heads[0], **flags)
+
+
+def _parts(call: Call, owner: int | None) -> tuple[KernelCall, ...]:
+    args = call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.mask, "cpu"
+    return kernel_calls(*args)
+
+
+def _gradient_of_sinks(whole: Problem, call: Call) -> Problem:
+    """Of queries that see no key."""
+    packed = whole.semantics.packed
+    rows = call.q_layout.rows(call.group.rank)
+    return _backward(
+        _attention(whole, FULL, (1 if packed else whole.batch, rows, 0), whole.heads_k)
+    )
+
+
+def _of_zigzag(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
+    every, rank = (0, whole.heads_k), call.group.rank
+    count = 0
+    for owner in range(call.group.size):
+        for part in _parts(call, owner):
+            count += 1
+            yield _of_part(whole, part, every, partial=True)
+            for heads in halves(whole.heads_k) if owner == rank else (every,):
+                if heads[1] > heads[0]:
+                    yield _backward(_of_part(whole, part, heads))
+    packed, rows = whole.semantics.packed, call.q_layout.rows(rank)
+    # Parts that are merged for others are fp32 alone, which the kernels of fp16 serve.
+    for dtype in (whole.dtype, *[DType.FP16] * (count >= MOST_PARTS)):
+        batch = 1 if packed else whole.batch
+        sizes = batch, rows, 1, whole.heads_q, whole.heads_q, whole.d
+        yield Problem(*sizes, dtype, Semantics(packed=packed, uneven=packed), MERGE.name)
+    if sinks:
+        yield _gradient_of_sinks(whole, call)
+
+
+def _of_allgather(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
+    most = call.k_layout.most_rows
+    batch = () if call.packed else (whole.batch,)
+    kv = torch.empty((2, *batch, most, whole.heads_k, whole.d), dtype=torch.half, device="meta")
+    for heads in head_parts(kv):
+        for part in _parts(call, None):
+            one = _of_part(whole, part, heads)
+            yield from (one, _backward(one))
+    if sinks:
+        yield _gradient_of_sinks(whole, call)
+
+
+def _of_prefixes(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
+    ranks, rank = call.group.size, call.group.rank
+    chunk = whole.seq_q // (2 * ranks)
+    for chunks in (rank + 1, 2 * ranks - rank):
+        one = _attention(whole, CAUSAL, (whole.batch, chunk, chunks * chunk), whole.heads_k)
+        yield from (one, _backward(one))
+
+
+def _of_ulysses(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
+    ranks = call.group.size
+    if whole.heads_k % ranks:
+        raise ArgumentError(
+            f"schedule='ulysses': {ranks} ranks do not divide the {whole.heads_k} heads of k; take "
+            "'allgather'"
+        )
+    sizes = whole.batch, whole.seq_q, whole.seq_k
+    one = _attention(whole, call.mask, sizes, whole.heads_k // ranks)
+    yield from (one, _backward(one))
+
+
+_OF_SCHEDULE: dict[Schedule, Callable[[Problem, Call, bool], Iterator[Problem]]] = {
+    SCHEDULES["zigzag"]: _of_zigzag,
+    SCHEDULES["allgather"]: _of_allgather,
+    SCHEDULES["ulysses"]: _of_ulysses,
+    PREFIXES: _of_prefixes,
+}
