@@ -265,10 +265,10 @@ def _is_looked_at(q: Any) -> bool:
     torch = _torch
     return (
         torch is not None
-        and isinstance(q, torch.Tensor)
         and bool(
             torch._C._len_torch_dispatch_stack()
             or torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
         )
+        and isinstance(q, torch.Tensor)  # last: it is seldom asked
     )
