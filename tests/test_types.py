@@ -40,6 +40,7 @@ def careless(t: torch.Tensor, a: np.ndarray) -> None:
     flashsmith.attention(t, t, None)  # wrong
     flashsmith.attention(t, t, t, casual=True)  # wrong
     flashsmith.sdpa(1, t, t)  # wrong
+    flashsmith.parallel.attention(t, t, t).foo()  # wrong
     flashsmith.merge_attention([t], [t], dtype=3)  # wrong
 
 
@@ -122,6 +123,18 @@ SHARED = [
         flashsmith.flash_attn_with_kvcache,
     ),
 ]
+
+
+@pytest.mark.torch
+def test_overloads_over_ranks_have_every_keyword() -> None:
+    pytest.importorskip("torch")
+    from flashsmith.parallel.keywords import ParallelKeywords
+
+    parameters = inspect.signature(flashsmith.parallel.attention).parameters
+    spelled_out = {"q", "k", "v", "return_lse", "return_row_max"}
+    assert {*ParallelKeywords.__annotations__, *spelled_out} == set(parameters)
+    for name, hint in ParallelKeywords.__annotations__.items():
+        assert hint.__forward_arg__ == parameters[name].annotation, name
 
 
 @pytest.mark.parametrize(("shared", "spelled_out", "function"), SHARED, ids=lambda it: str(it)[:40])

@@ -9,7 +9,7 @@ says which they are, ``unshard`` gathers them. Every rank of the group makes the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch._compile import _disable_dynamo
@@ -28,9 +28,74 @@ from flashsmith.parallel.problems import problems
 from flashsmith.parallel.schedules import shard_of
 from flashsmith.runtime.forward_options import NO_WINDOW
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from flashsmith.parallel.keywords import ParallelKeywords
+
 __all__ = ["attention", "positions", "problems", "shard", "unshard"]
 
 _attend_outside_graphs = _disable_dynamo(attend)
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[False] = ...,
+    return_row_max: Literal[False] = ...,
+    **keywords: Unpack[ParallelKeywords],
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[True],
+    return_row_max: Literal[False] = ...,
+    **keywords: Unpack[ParallelKeywords],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[False] = ...,
+    return_row_max: Literal[True],
+    **keywords: Unpack[ParallelKeywords],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[True],
+    return_row_max: Literal[True],
+    **keywords: Unpack[ParallelKeywords],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: bool = ...,
+    return_row_max: bool = ...,
+    **keywords: Unpack[ParallelKeywords],
+) -> Any: ...
 
 
 def attention(

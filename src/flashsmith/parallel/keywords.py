@@ -1,0 +1,30 @@
+"""The keywords of flashsmith.parallel.attention() that do not change what is returned, for type
+checkers. Nothing here is needed to run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ParallelKeywords(TypedDict, total=False):
+    """Those that its overloads share."""
+
+    group: Any
+    schedule: str
+    causal: bool
+    window: tuple[int | None, int | None]
+    softcap: float
+    scale: float | None
+    sinks: torch.Tensor | None
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    out: torch.Tensor | None
+    config: Any
+    backward_config: Any
+    deterministic: bool | None
+    emulate: bool
