@@ -127,7 +127,6 @@ SHARED = [
 
 @pytest.mark.torch
 def test_overloads_over_ranks_have_every_keyword() -> None:
-    pytest.importorskip("torch")
     from flashsmith.parallel.keywords import ParallelKeywords
 
     parameters = inspect.signature(flashsmith.parallel.attention).parameters
@@ -137,7 +136,7 @@ def test_overloads_over_ranks_have_every_keyword() -> None:
         assert hint.__forward_arg__ == parameters[name].annotation, name
 
 
-@pytest.mark.parametrize(("shared", "spelled_out", "function"), SHARED, ids=lambda it: str(it)[:40])
+@pytest.mark.parametrize(("shared", "spelled_out", "function"), SHARED)
 def test_overloads_have_every_keyword_of_their_function(
     shared: Any, spelled_out: str, function: Any
 ) -> None:

@@ -31,7 +31,7 @@ def test_bf16(value: Any) -> None:
     assert DType.parse(value) is DType.BF16
 
 
-@pytest.mark.parametrize("value", NONE, ids=repr)
+@pytest.mark.parametrize("value", NONE)
 def test_others_are_refused(value: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^dtype=.*PyTorch's and NumPy's float16 and bfloat16"):
         DType.parse(value)
