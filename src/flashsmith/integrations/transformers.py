@@ -11,11 +11,17 @@ one warning for each reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    masking_utils,
+    modeling_utils,
+)
 from transformers.generation import utils as generation_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -106,7 +112,7 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
 
 def _keep_from_the_hub() -> None:
     """transformers treats any name with 'flash' in it as a kernel to load, possibly from the hub,
-    and as one that needs masks; flashsmith's needs neither."""
+    and refuses masks of chunks with it; flashsmith needs no kernel, and takes any mask."""
     load = modeling_utils.lazy_import_flash_attention
     if getattr(load, "loads_nothing_for", None) == NAME:
         return
@@ -118,18 +124,24 @@ def _keep_from_the_hub() -> None:
 
     load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_unless_ours
-    asks = getattr(generation_utils, "is_flash_attention_requested", None)
-    if asks is None:
-        return
+    # Without this, generate() also keeps a mask of a static cache that hides nothing, which would
+    # have to be read at every step, and breaks the compiled graph. What vision towers ask stays as
+    # it is: they then hand on their images as packed sequences.
+    for where in (generation_utils, masking_utils):
+        asks = getattr(where, "is_flash_attention_requested", None)
+        if asks is not None:
+            where.is_flash_attention_requested = _for_another(asks)
+
+
+def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
+    """Whether a config asks for flash attention, and not for ours."""
 
     def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
-        """Without this, generate() keeps a mask of a static cache that hides nothing, which would
-        have to be read at every step, and breaks the compiled graph."""
         if getattr(config, "_attn_implementation", None) == NAME:
             return False
         return bool(asks(config, *args, **keywords))
 
-    generation_utils.is_flash_attention_requested = asks_for_another
+    return asks_for_another
 
 
 class _Call(NamedTuple):
