@@ -219,7 +219,8 @@ NO_LIMITS = (
     np.array([3, 2]),
 )  # fmt: skip
 NO_WINDOWS = (
-    *HOSTILE, None, 3, "ab", (), (3,), (3, 2, 1), {3, 2}, {"left": 3}, np.array([3, 2]), True,
+    *HOSTILE, None, 3, "ab", (), (3,), (3, 2, 1), {3, 2}, {"left": 3}, True,
+    np.array([3, 2, 1]), np.array([3.0, 2.0]), np.array([[3, 2]]),
 )  # fmt: skip
 
 BAD_VALUES: dict[str, tuple[Any, ...]] = {
@@ -237,7 +238,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "sinks": (
         *HOSTILE, 3.0, "sinks", [0.0] * 4, np.zeros(3, np.float32), np.zeros(5, np.float32),
         np.zeros((1, 4), np.float32), np.zeros((), np.float32), np.zeros(4),
-        np.zeros(4, np.float16), np.zeros(4, np.int32), np.zeros(8, np.float32)[::2],
+        np.zeros(3, np.float16), np.zeros(4, np.int32), np.zeros(8, np.float32)[::2],
         np.zeros(4, np.float32)[::-1], np.zeros(0, np.float32),
         np.zeros(17, np.uint8)[1:].view(np.float32),
     ),

@@ -93,7 +93,7 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
     """
     arch = architecture_number(name_or_arch)
     if arch is None:
-        return _named(str(name_or_arch))
+        return _named(name_or_arch)
     for device in KNOWN_DEVICES:
         if device.arch == arch:
             return device
@@ -116,21 +116,22 @@ def architecture_number(text: object) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _named(text: str) -> DeviceSpec:
+def _named(name: str | int) -> DeviceSpec:
+    text = str(name)
     for wanted in (plain_name(text), without_board(text)):
         for device in KNOWN_DEVICES:
             plain = plain_name(device.name)
             if wanted in (plain, plain.removeprefix("rtx")):
-                of_board = _SM_COUNT_OF_BOARD.get(plain_name(text), (device.name, device.sm_count))
-                return replace(device, name=of_board[0], sm_count=of_board[1])
+                board = _SM_COUNT_OF_BOARD.get(plain_name(text))
+                return replace(device, name=board[0], sm_count=board[1]) if board else device
     why = why_not_served(text)
     if why:
         raise ArgumentError(
-            f"device={quoted(text)}: it {why}; {_known()}. Give one of these, or an architecture."
+            f"device={quoted(name)}: it {why}; {_known()}. Give one of these, or an architecture."
         )
     hint = did_you_mean(text, (device.name for device in KNOWN_DEVICES)) or ";"
     raise ArgumentError(
-        f"device={quoted(text)}: no known GPU is called that{hint} {_known()}. Give the "
+        f"device={quoted(name)}: no known GPU is called that{hint} {_known()}. Give the "
         "architecture of another GPU (sm_89, say), or make a flashsmith.configs.DeviceSpec with "
         "its figures."
     )
