@@ -23,6 +23,8 @@ VOCABULARY = 160
 # Random tokens are below this number; those that mean something to a model are above.
 PLAIN_TOKENS = range(10, 90)
 _WINDOW = 4
+# SAM's later models, whose weights have the shape of their images' size.
+_LARGE_IMAGES = re.compile(r"sam2|sam3(?!_vision)|sam_hq")
 _MOST_PARAMETERS = 90_000_000
 
 # The mapping that says best what a model is for comes first.
@@ -273,6 +275,10 @@ def tiny_model(architecture: Architecture, size: Size) -> Any:
     from transformers import logging
 
     logging.set_verbosity_error()
+    if _LARGE_IMAGES.match(architecture.model_type):
+        raise NotBuildableError(
+            "takes minutes: its images have a fixed size of 1,008 pixels or more"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
