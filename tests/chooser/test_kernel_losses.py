@@ -1,8 +1,8 @@
-"""Every kernel that may be chosen compiles without spills and serialised products, or is recorded.
+"""Kernels that may be chosen compile without spills and serialised products, or are recorded.
 
-tools/ci/kernel_losses.py compiles them all, and records what it compiled and which are slow. Here a
-few of those that are not in its record are compiled, others every day, so that changed sources are
-looked at by turns until the tool was run again.
+tools/ci/kernel_losses.py compiles them, and records what it compiled and which are slow. Here some
+of those in its record are compiled again, others every day. What it has not compiled yet is not
+looked at: that takes many cores for hours, and a call that meets such a kernel chooses another.
 """
 
 from __future__ import annotations
@@ -72,27 +72,23 @@ def well(entry: KernelEntry) -> dict[str, Any]:
     return entry.to_json() | {"spill_store_bytes": 0, "spill_load_bytes": 0}
 
 
-def group_names() -> list[str]:
-    """As the tool names its groups, of the GPU with the most kernels; naming them is quick."""
-    words = ("forward-dense", "forward-packed", "forward-partial", "backward-dense", "decode-dense")
-    return [f"{word}-{mask}" for word in words for mask in ("none", "causal", "window")]
+# What was compiled whole: the calls that once got a serialised kernel, or died of a spill.
+RECORDED = [
+    ("forward", "none", "partial"),
+    ("forward", "causal", "partial"),
+    ("decode", "none", "dense"),
+]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", group_names())
-def test_no_kernel_that_may_be_chosen_is_slow_beyond_what_is_recorded(
-    tool: ModuleType, name: str
+@pytest.mark.parametrize(("operation", "mask", "kind"), RECORDED)
+def test_recorded_kernels_are_as_recorded(
+    tool: ModuleType, operation: str, mask: str, kind: str
 ) -> None:
-    operation, kind, mask = name.split("-")
     record, day = tool.Record(), datetime.date.today().toordinal()
-    of_kind = [
-        group
-        for group in tool.groups()
-        if (group.operation, group.kind, group.mask) == (operation, kind, mask)
-    ]
-    # One of the group's dtypes, d_heads and GPUs a day.
-    group = of_kind[day % len(of_kind)]
-    missing = [kernel for kernel in tool.chosen_kernels(group) if not record.knows(kernel)]
-    first = day * A_RUN % max(1, len(missing))
-    for kernel in missing[first : first + A_RUN]:
+    group = tool.Group("H200", operation, DType.BF16, 128, mask, False, kind)
+    known = [kernel for kernel in tool.chosen_kernels(group) if record.knows(kernel)]
+    assert known
+    first = day * A_RUN % len(known)
+    for kernel in known[first : first + A_RUN]:
         assert tool.unrecorded_losses(tool.compiled([kernel])) == []
