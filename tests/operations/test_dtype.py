@@ -39,7 +39,8 @@ def test_others_are_refused(value: Any) -> None:
 
 @pytest.mark.torch
 def test_pytorchs() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert DType.parse(torch.half) is DType.FP16
     assert DType.parse(torch.bfloat16) is DType.BF16
     assert dtype_name(torch.float32) == "float32"

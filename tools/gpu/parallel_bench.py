@@ -250,8 +250,8 @@ class Bench:
         try:
             one = peer.prepared(self, whole, row["direction"])
             errors = self._errors(one, right)
-        except (RuntimeError, NotImplementedError) as error:
-            why = str(error).splitlines()[0][:200]
+        except RuntimeError as error:  # NotImplementedError is one
+            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
             self.say({"what": "absent", "name": peer.name, **row, "why": why})
             return None
         if why := why_wrong(errors, single):
