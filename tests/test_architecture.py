@@ -21,6 +21,7 @@ ORDER = (
     ("printable", "system_errors"),
     ("errors", "untrusted"),
     ("env", "host", "counted", "did_you_mean", "time_left", "shipped"),
+    ("semantics",),
     ("operations",),
     ("families",),
     ("configs",),
@@ -45,11 +46,20 @@ MAY_IMPORT = {
     "untrusted": {"printable", "system_errors"},
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
-    "operations": {"printable", "errors", "untrusted", "did_you_mean"},
+    "semantics": {"printable", "errors", "did_you_mean"},
+    "operations": {"printable", "errors", "untrusted", "did_you_mean", "semantics"},
     "shipped": set(),
-    "families": {"printable", "errors", "untrusted", "env", "did_you_mean", "operations"},
+    "families": {
+        "printable",
+        "errors",
+        "untrusted",
+        "env",
+        "did_you_mean",
+        "semantics",
+        "operations",
+    },
     "configs": {"families"},
-    "emulator": {"errors", "env", "families", "operations"},
+    "emulator": {"errors", "env", "families", "operations", "semantics"},
 }
 
 SOURCE = Path(__file__).parents[1] / "src" / "flashsmith"

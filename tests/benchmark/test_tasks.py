@@ -12,8 +12,8 @@ from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
-from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.target import choose_target
+from flashsmith.semantics.compiled import MASKS
 
 SEMANTICS = [
     Semantics(mask, softcap, packed, uneven)

@@ -22,7 +22,7 @@ from flashsmith.families import (
     get_kernel_progression_configs,
     legal_completions,
 )
-from flashsmith.operations.semantics import MASKS
+from flashsmith.semantics.compiled import MASKS
 
 FIRST, *_, BUFFERED, LAST = get_kernel_progression_configs()
 shared_kernels.want([FIRST, BUFFERED, LAST])

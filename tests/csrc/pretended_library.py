@@ -16,10 +16,10 @@ from typing import Any
 
 from flashsmith.builder import find_toolchain
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
-from flashsmith.operations.semantics import FLAGS, MASKS
 from flashsmith.runtime.forward_call import ForwardCall, unplaced_call
 from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
 from flashsmith.runtime.libraries import LibraryFunctions
+from flashsmith.semantics.compiled import FLAGS, MASKS
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "src" / "flashsmith" / "csrc"

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Semantics
-from flashsmith.operations.semantics import MASKS
+from flashsmith.semantics.compiled import MASKS
 
 CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
 ALL = [

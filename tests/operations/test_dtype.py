@@ -11,7 +11,7 @@ import pytest
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem
 from flashsmith.operations.backward import check_grad_dtype
-from flashsmith.operations.dtype import dtype_name
+from flashsmith.semantics.dtype import dtype_name
 
 HALF = [np.float16, np.dtype("float16"), "fp16", "FP16", "float16", "half", "torch.float16", 5, "5",
         np.int64(5), DType.FP16]  # fmt: skip

@@ -44,7 +44,7 @@ from flashsmith.families import (
     by_family,
     device_spec,
 )
-from flashsmith.operations.sizes import GRADIENT_WORDS
+from flashsmith.semantics.sizes import GRADIENT_WORDS
 
 COMPILED = Path(__file__).with_name("compiled_kernels.json")
 GPUS = ("H200", "H100", "A100", "L40S")

@@ -10,7 +10,7 @@ from flashsmith.builder.compile_time import balance
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.operations import operation
-from flashsmith.operations.semantics import FLAGS, MASKS
+from flashsmith.semantics.compiled import FLAGS, MASKS
 
 MAP_HEADER = "flash_kernels.cuh"
 LIBRARY_SOURCE = "kernel_library.cc"

@@ -10,12 +10,12 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig
 from flashsmith.families.family import config_class_names
 from flashsmith.operations.backward import BACKWARD, gradients_word
-from flashsmith.operations.sizes import GRADIENT_WORDS
 from flashsmith.printable import quoted
 from flashsmith.runtime import BackwardAhead, Chooser, Gradients, run_backward
 from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.tensors import Array, Dtype
+from flashsmith.semantics.sizes import GRADIENT_WORDS
 
 
 def backward(

@@ -10,7 +10,6 @@ from flashsmith.chooser.backward import check_config_for
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics, d_head_for, families
 from flashsmith.families.legality import D_STEP
-from flashsmith.operations.dtype import dtype_name
 from flashsmith.operations.merge import MERGE, MOST_PARTS, part_names
 from flashsmith.printable import quoted
 from flashsmith.runtime import cached_launches
@@ -28,6 +27,7 @@ from flashsmith.runtime.operation_run import (
     prepare_operation,
 )
 from flashsmith.runtime.tensors import DTYPES, Array, Dtype, TensorT, view_tensor
+from flashsmith.semantics.dtype import dtype_name
 
 _FP32 = "float32"
 _DTYPES = (_FP32, *DTYPES)

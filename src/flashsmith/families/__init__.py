@@ -62,9 +62,9 @@ from flashsmith.families.wgmma_backward import WGMMA_BACKWARD
 from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
 from flashsmith.families.wgmma_dq import WGMMA_DQ
 from flashsmith.families.wgmma_dq.config import HopperDqKernelConfig
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
-from flashsmith.operations.semantics import Semantics
+from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.dtype import DType
 
 SUPPORTED_D_HEADS: tuple[int, ...] = MMA_SYNC.knob_values["d_head"]
 KNOB_VALUES = MMA_SYNC.knob_values

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flashsmith.errors import ArgumentError
 from flashsmith.families.family import Family
 from flashsmith.families.knob import KnobGroup, enumeration, is_flag
-from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
+from flashsmith.semantics.dtype import DType
 
 THREADS_PER_WARP = 32
 

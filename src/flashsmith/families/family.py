@@ -21,11 +21,11 @@ from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.knob import feature_of, feature_words
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.families.tile_work import CallWork, TileWork
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import find_more_with, operation
-from flashsmith.operations.semantics import Semantics
 from flashsmith.printable import quoted
+from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.dtype import DType
 
 ENTRY_POINT_GROUP = "flashsmith.families"
 # A C identifier in small letters: it names a folder of sources and stands in manifests.

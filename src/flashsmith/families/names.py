@@ -12,8 +12,8 @@ from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.family import FAMILIES, installed_failures, load_installed_families
 from flashsmith.families.knob import enumeration, feature_of, is_flag
-from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
+from flashsmith.semantics.dtype import DType
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 EXAMPLES = (

@@ -11,8 +11,8 @@ from flashsmith.families.family import Family
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.legality import compiled_d_head
 from flashsmith.families.rule import Rule
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.dtype import DType
 
 HOPPER_ARCH = 90
 WARPGROUP_THREADS = 128

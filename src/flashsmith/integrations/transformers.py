@@ -64,7 +64,7 @@ from flashsmith.integrations.transformers_sequences import (
     sequences_of,
 )
 from flashsmith.integrations.transformers_widths import equally_wide, note_widths
-from flashsmith.operations.dtype import dtype_name
+from flashsmith.semantics.dtype import dtype_name
 
 
 @dataclass

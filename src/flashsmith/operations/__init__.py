@@ -2,7 +2,6 @@
 
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import Call, Operation, TensorSpec
@@ -14,8 +13,9 @@ from flashsmith.operations.registry import (
     operation,
     register_operation,
 )
-from flashsmith.operations.semantics import Semantics
-from flashsmith.operations.sizes import Sizes
+from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.sizes import Sizes
 
 __all__ = [
     "BACKWARD",

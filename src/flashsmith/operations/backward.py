@@ -7,7 +7,6 @@ dv = P^T do, dk = scale dS^T q, dq = scale dS k, dsinks = -sum over rows of exp(
 from __future__ import annotations
 
 from flashsmith.errors import ArgumentError
-from flashsmith.operations.dtype import dtype_name
 from flashsmith.operations.forward import (
     PACKED_K,
     PACKED_Q,
@@ -20,8 +19,9 @@ from flashsmith.operations.forward import (
     mask_limits,
 )
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
-from flashsmith.operations.sizes import NO_DQ, ONLY_DQ, Sizes
 from flashsmith.printable import quoted
+from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ, Sizes
 
 # Tensors with strides of batch, row and head, in the order of the numbers.
 _STRIDED = ("do", "q", "k", "v", "o", "dq", "dk", "dv")

@@ -20,8 +20,8 @@ from flashsmith.operations.forward import (
     scores_in_window,
 )
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec, packed_rows
-from flashsmith.operations.sizes import Sizes
 from flashsmith.printable import quoted
+from flashsmith.semantics.sizes import Sizes
 
 # A cache is (batch, capacity, heads_k, d), or paged (pages, page, heads_k, d).
 _CACHE = ("blocks", "slots", "heads_k", "d")

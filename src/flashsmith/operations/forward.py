@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
-from flashsmith.operations.sizes import Sizes
+from flashsmith.semantics.sizes import Sizes
 
 # Dimensions of q and o, of k and v, and of a row's statistics; packed, and not.
 Q, PACKED_Q = ("batch", "seq_q", "heads_q", "d"), ("total_q", "heads_q", "d")

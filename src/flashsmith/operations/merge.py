@@ -12,8 +12,8 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.forward import PACKED_Q, PACKED_ROWS, ROWS, Q, batch_seq_head
 from flashsmith.operations.operation import Call, Operation, Presence, TensorSpec
-from flashsmith.operations.sizes import Sizes
 from flashsmith.printable import quoted
+from flashsmith.semantics.sizes import Sizes
 
 # Of one launch: csrc's kMostParts.
 MOST_PARTS = 8

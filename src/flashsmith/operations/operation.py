@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from flashsmith.errors import ArgumentError
-from flashsmith.operations.dtype import dtype_name
-from flashsmith.operations.semantics import FLAGS, MASKS, Semantics
-from flashsmith.operations.sizes import Sizes
 from flashsmith.printable import quoted
+from flashsmith.semantics.compiled import FLAGS, MASKS, Semantics
+from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.sizes import Sizes
 
 SEMANTIC_WORDS = (*(mask for mask in MASKS if mask != "none"), *FLAGS)
 # Bytes of an element, by NumPy's name of the type.

@@ -9,12 +9,12 @@ from typing import Protocol
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
-from flashsmith.operations.semantics import FLAGS, MASKS, Semantics
-from flashsmith.operations.sizes import GRADIENT_WORDS, PAGE, SIZE
 from flashsmith.printable import quoted
+from flashsmith.semantics.compiled import FLAGS, MASKS, Semantics
+from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 # The smallest value of every size. A batch may be empty, and so may sequences.

@@ -8,13 +8,13 @@ from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
-from flashsmith.operations.semantics import MASKS
-from flashsmith.operations.sizes import GRADIENT_WORDS, PAGE, SIZE
 from flashsmith.printable import quoted
+from flashsmith.semantics.compiled import MASKS
+from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE
 
 # The operation of every Problem that names none; texts leave it out.
 DEFAULT = FORWARD.name

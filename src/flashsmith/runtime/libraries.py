@@ -32,12 +32,12 @@ from flashsmith.errors import (
     LaunchError,
 )
 from flashsmith.families import KernelConfig, Semantics, family_named
-from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.driver import check_runs, fill
 from flashsmith.runtime.forward_call import LibraryCall
 from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
+from flashsmith.semantics.compiled import MASKS
 from flashsmith.system_errors import is_from_system
 
 _log = logging.getLogger("flashsmith")

@@ -35,7 +35,7 @@ from flashsmith.chooser.winners.key import (
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, Problem, Semantics, d_head_for, device_spec
 from flashsmith.families.gpu_names import gpu_name, same_gpu
-from flashsmith.operations.sizes import ONLY_DQ
+from flashsmith.semantics.sizes import ONLY_DQ
 
 DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0
 GRADIENTS = 3.0

@@ -17,8 +17,8 @@ from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.pack_gqa import pack_variants
 from flashsmith.families.split_keys import merge_ms, split_variants, with_merge, with_parts
 from flashsmith.families.tile_work import TileWork
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncFamily(Family):

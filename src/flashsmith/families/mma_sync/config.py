@@ -14,7 +14,7 @@ from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.mma_sync import describe
 from flashsmith.families.pack_gqa import pack_gqa_knob
 from flashsmith.families.split_keys import split_keys_knob
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 K_TILE_COLUMNS = 8
 # K-tiles that the registers can hold of a streamed operand: at d_head 256 not all of them.

@@ -16,7 +16,7 @@ from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
     "B_r": (64, 128, 256),

@@ -12,7 +12,7 @@ from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.families.legality import compiled_d_head, is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 # --- tune: the space an autotuner searches -------------------------------------------------------
 

@@ -13,9 +13,9 @@ from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion,
 from flashsmith.families.mma_sync_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.families.tile_work import TileWork
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
-from flashsmith.operations.sizes import NO_DQ, ONLY_DQ
+from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ
 
 
 class MmaSyncBackwardFamily(Family):

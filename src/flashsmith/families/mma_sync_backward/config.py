@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 _FLOAT_BYTES = 4

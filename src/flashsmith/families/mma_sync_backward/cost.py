@@ -24,7 +24,7 @@ from flashsmith.families.mma_sync_backward.config import (
 from flashsmith.families.mma_sync_backward.rules import shares_dq
 from flashsmith.families.tile_work import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
 from flashsmith.operations.backward import n_products
-from flashsmith.operations.sizes import NO_DQ
+from flashsmith.semantics.sizes import NO_DQ
 
 _WARP = THREADS_PER_WARP
 _MMA_FLOP = 4096  # of one m16n8k16

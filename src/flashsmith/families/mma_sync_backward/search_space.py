@@ -9,7 +9,7 @@ from itertools import product
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 # What the search begins with: the larger tiles, where legal, of either way of dq.
 _KNOBS: dict[str, tuple[int, ...]] = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 # (B_r, B_c, n_warps, column_warps, stages) by d_head, in order of preference; the last of each fits
 # 101,376 bytes of shared memory with either way of dq. Those of d 64 and 128 were the fastest of 57

@@ -14,8 +14,8 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.tile_work import CallWork
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncDecodeFamily(Family):

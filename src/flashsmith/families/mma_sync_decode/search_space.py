@@ -10,7 +10,7 @@ from typing import Any
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 # What the search begins with: 16 rows hold a group of up to 16 query heads of one query.
 _KNOBS: dict[str, tuple[Any, ...]] = {

@@ -8,8 +8,8 @@ from dataclasses import replace
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.dtype import DType
 
 # (B_r, B_c, n_warps, stages) by d_head, in order of preference; the last of each fits 101,376 bytes
 # of shared memory. The first of each leaves room for two CTAs on an SM with 233,472 bytes, which

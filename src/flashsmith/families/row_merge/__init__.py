@@ -11,7 +11,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family, register_family
 from flashsmith.families.row_merge import cost, describe, rules, search_space, sets
 from flashsmith.families.row_merge.config import RowMergeKernelConfig
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 
 class RowMergeFamily(Family):

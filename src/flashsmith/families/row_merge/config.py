@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 # Columns of a row that one thread has: 16 bytes of fp32.
 COLUMNS = 4

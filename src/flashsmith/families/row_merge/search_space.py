@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashsmith.families.row_merge.config import RowMergeKernelConfig
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 
 def search_space(dtype: DType, d_head: int) -> list[RowMergeKernelConfig]:

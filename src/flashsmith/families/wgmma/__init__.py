@@ -17,9 +17,9 @@ from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupFamily
 from flashsmith.families.wgmma import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma.config import DEFAULT_SECTION_MIB, HopperForwardKernelConfig
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
-from flashsmith.operations.semantics import Semantics
+from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.dtype import DType
 
 
 class WgmmaFamily(WarpgroupFamily):

@@ -22,7 +22,7 @@ from flashsmith.families.warpgroups import (
     registers_knob,
 )
 from flashsmith.families.wgmma import describe
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 # Bytes of barriers and of work-tile info beside the tiles.
 BARRIER_PAGE = 1024

@@ -22,7 +22,7 @@ from flashsmith.families.wgmma.config import (
     TileOrder,
 )
 from flashsmith.families.wgmma.sets import get_hopper_configs
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 
 class Shape(NamedTuple):

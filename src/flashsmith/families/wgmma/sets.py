@@ -17,7 +17,7 @@ from flashsmith.families.wgmma.config import (
     Schedule,
     TileOrder,
 )
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 
 def get_hopper_configs(

@@ -15,10 +15,10 @@ from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupBackwardFamily
 from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKernelConfig
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
-from flashsmith.operations.semantics import Semantics
-from flashsmith.operations.sizes import NO_DQ
+from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.sizes import NO_DQ
 
 
 class WgmmaBackwardFamily(WarpgroupBackwardFamily):

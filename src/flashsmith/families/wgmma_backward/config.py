@@ -19,7 +19,7 @@ from flashsmith.families.warpgroups import (
     registers_knob,
 )
 from flashsmith.families.wgmma_backward import describe
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 
 class StepOrder(IntEnum):

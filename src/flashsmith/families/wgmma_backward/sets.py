@@ -17,7 +17,7 @@ from flashsmith.families.wgmma_backward.config import (
     HopperBackwardKernelConfig,
     StepOrder,
 )
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 
 class _Tile(NamedTuple):

@@ -15,9 +15,9 @@ from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WarpgroupBackwardFamily
 from flashsmith.families.wgmma_dq import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma_dq.config import D_HEADS, HopperDqKernelConfig
-from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
-from flashsmith.operations.sizes import ONLY_DQ
+from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.sizes import ONLY_DQ
 
 
 class WgmmaDqFamily(WarpgroupBackwardFamily):

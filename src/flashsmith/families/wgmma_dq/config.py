@@ -17,7 +17,7 @@ from flashsmith.families.warpgroups import (
     registers_knob,
 )
 from flashsmith.families.wgmma_dq import describe
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 # Bytes of barriers beside the tiles.
 BARRIER_PAGE = 256

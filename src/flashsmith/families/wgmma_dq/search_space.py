@@ -10,7 +10,7 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import HopperDqKernelConfig
 from flashsmith.families.wgmma_dq.sets import candidates, registers
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 # Knobs that a step of the search leaves alone: a problem says them, or another knob.
 _FIXED = ("dtype", "d_head", "B_r", "n_warpgroups")

@@ -10,7 +10,7 @@ from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import D_HEADS, HopperDqKernelConfig
-from flashsmith.operations.dtype import DType
+from flashsmith.semantics.dtype import DType
 
 
 class _Tile(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from flashsmith.operations.dtype import DType
-from flashsmith.operations.semantics import Semantics
+from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.dtype import DType
 
 # A word of a problem's text that says sizes: b2, d64, s128 or s128:512, h16 or h32:8.
 SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
