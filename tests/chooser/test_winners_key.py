@@ -96,9 +96,11 @@ def test_uneven_is_no_class_of_its_own() -> None:
             for softcap in (False, True):
                 semantics = Semantics(mask, softcap, packed, uneven=packed)
                 assert parse_class(kind_class(replace(even, semantics=semantics))) == (
-                    "forward",
                     semantics,
+                    "forward",
+                    0,
                     "",
+                    0,
                 )
 
 

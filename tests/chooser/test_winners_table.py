@@ -191,6 +191,23 @@ def test_relatives_come_after_the_problems_own_class() -> None:
     assert order(table, "b1 s512 h16 d128 fp16")[0] == "b16 s512 h16 d128 fp16"
 
 
+def test_windows_of_other_sizes_are_relatives_and_any_window_is_each() -> None:
+    table = WinnersTable()
+    for problem in ("window_4096", "window", "window_1024"):
+        add(table, f"b1 s512 h16 d128 fp16 {problem}", {BIG: 1.0})
+    asked = Problem.parse("b1 s512 h16 d128 fp16 window_1024")
+    found = [(one.entry.problem.window_keys, one) for one in table.lookup(asked, H200)]
+    assert [keys for keys, _ in found] == [1024, 0, 4096]
+    assert [(one.exact, one.distance, one.relation) for _, one in found] == [
+        (True, 0.0, ""),
+        (True, 0.0, ""),
+        (False, 1.0, "with windows of 4096 keys"),
+    ]
+    assert order(table, "b1 s512 h16 d128 fp16 window")[0].endswith(" window")
+    # Of a problem whose class was not measured, any window comes before another class.
+    assert order(table, "b1 s512 h16 d128 fp16 window_8192")[0].endswith(" window")
+
+
 def test_another_gpu_of_the_architecture_is_a_relative_and_another_architecture_is_none() -> None:
     table = tuned_table()
     (found,) = table.lookup(Problem.parse(TUNED), device_spec("H100"))

@@ -21,6 +21,8 @@ from flashsmith.families import (
     Semantics,
     device_spec,
 )
+from flashsmith.semantics import UNLIMITED
+from flashsmith.semantics.sizes import window_class
 
 PROBLEM = Problem(2, 128, 256, 8, 2, 64, DType.FP16)
 
@@ -323,3 +325,34 @@ def test_advice_is_only_given_where_it_helps() -> None:
     with pytest.raises(ArgumentError) as unknown:
         device_spec("sm_110")
     assert "DeviceSpec" not in str(unknown.value)
+
+
+def test_a_windows_class_is_part_of_a_problem() -> None:
+    text = "b2 s128:512 h8 d64 fp16 window_4096+packed+uneven"
+    problem = Problem.parse("b2 s128:512 h8 d64 fp16 packed window_4096")
+    assert (str(problem), problem.window_keys) == (text.replace("+", " "), 4096)
+    assert Problem.parse(text) == problem != replace(problem, window_keys=64)
+    assert problem.window == (4096, 0)
+    # Any window: what older tables and texts have.
+    old = Problem.parse("b2 s128:512 h8 d64 fp16 window")
+    assert (str(old), old.window_keys, old.window) == (
+        "b2 s128:512 h8 d64 fp16 window",
+        0,
+        (256, 0),
+    )
+    limits = [(4095, 0), (4096, 0), (2048, 2048), (5, 0), (0, 0), (UNLIMITED, 3), (9000, 0)]
+    assert [window_class(*it) for it in limits] == [4096, 4096, 4096, 64, 64, 0, 8192]
+    for word, why in (
+        ("window_100", "give a power of two from 64"),
+        ("window_32", "give a power of two from 64"),
+        ("window_0", "give one, such as window_4096"),
+        ("window_64 window_128", "give one, such as window_4096"),
+        ("window_64 causal", "or a mask"),
+    ):
+        with pytest.raises(ArgumentError, match=why):
+            Problem.parse(f"s128 d64 fp16 {word}")
+    with pytest.raises(ArgumentError, match="the mask is 'causal', which has no window"):
+        replace(problem, semantics=Semantics("causal"))
+    for keys in (-64, 64.0, True, "64"):
+        with pytest.raises(ArgumentError, match="give a power of two"):
+            replace(problem, window_keys=keys)  # type: ignore[arg-type]

@@ -97,12 +97,12 @@ def causal(heads: str, *words: str) -> list[str]:
         pytest.param(
             GEMMA2,
             causal("h8:4 d256 fp16", "causal", "softcap")
-            + causal("h8:4 d256 fp16", "window", "softcap"),
+            + causal("h8:4 d256 fp16", "window_4096", "softcap"),
             id="gemma2",
         ),
         pytest.param(
             GPT_OSS,
-            causal("h64:8 d64 bf16", "causal") + causal("h64:8 d64 bf16", "window"),
+            causal("h64:8 d64 bf16", "causal") + causal("h64:8 d64 bf16", "window_128"),
             id="gpt_oss",
         ),
         pytest.param(BERT, ["h12 d64 bf16 packed"], id="bert"),

@@ -10,7 +10,7 @@ from flashsmith.chooser.winners.key import kind_class, parse_class
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.operations import DECODE, OPERATIONS, Call, operation, parse_kind
-from flashsmith.operations.forward import UNLIMITED
+from flashsmith.semantics import UNLIMITED
 
 DENSE = Problem.parse("b2 s3:128 h8:2 d64 fp16 decode")
 PAGED = Problem.parse("b2 s3:100 h8:2 d64 bf16 decode causal packed page16")
@@ -21,7 +21,7 @@ def test_a_problem_with_pages_says_so_in_its_text_alone() -> None:
     assert (problem.page, problem.computed) == (16, DECODE)
     assert str(problem) == "b8 s1:8192 h32:8 d128 bf16 decode page16"
     assert problem.kind == "decode+page16"
-    assert parse_kind(problem.kind) == ("decode", problem.semantics, 16, "")
+    assert parse_kind(problem.kind) == (problem.semantics, "decode", 16, "", 0)
     assert Problem.parse(str(PAGED)) == PAGED
     assert PAGED.kind == "decode+causal+packed+uneven+page16"
     assert DENSE.page == 0

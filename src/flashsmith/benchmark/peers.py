@@ -111,12 +111,12 @@ class SdpaPeer:
 
     def absence(self, problem: Problem) -> str | None:
         semantics = problem.semantics
-        direct = semantics.packed or semantics.mask == "window"
+        direct = semantics.packed or semantics.key_mask.takes_limits
         if semantics.softcap:
             return "PyTorch has no softcap"
         if direct and not self.direct:
             return f"PyTorch has no {'packed batches' if semantics.packed else 'windows'} for it"
-        if semantics.mask == "causal" and not direct and problem.seq_q != problem.seq_k:
+        if semantics.key_mask.is_triangular and not direct and problem.seq_q != problem.seq_k:
             return "PyTorch aligns causal masks to the top left"
         return torch_absence()
 
@@ -227,7 +227,7 @@ def _visible(problem: Problem) -> Callable[..., Any] | None:
             return (key >= position - left) & (key <= position + right)
 
         return within
-    if problem.semantics.mask == "causal":
+    if problem.semantics.key_mask.is_triangular:
 
         def before(batch: Any, head: Any, row: Any, key: Any) -> Any:
             return row + offset >= key
@@ -389,7 +389,8 @@ class DenseCachePeer:
         if problem.semantics.packed:
             return "PyTorch's SDPA has no packed queries over a cache"
         if _sees_all(problem):
-            problem = replace(problem, semantics=Semantics(softcap=problem.semantics.softcap))
+            plain = Semantics(softcap=problem.semantics.softcap)
+            problem = replace(problem, semantics=plain, window_keys=0)
         elif not self.of.direct:
             return "PyTorch aligns causal masks to the top left, and has windows for fa2 only"
         elif not problem.semantics.softcap:
@@ -402,15 +403,15 @@ class DenseCachePeer:
     def prepare(self, workload: DecodeWorkload) -> PeerImplementation:
         if _sees_all(workload.problem):
             plain = copy.copy(workload)
-            plain.problem = replace(workload.problem, semantics=Semantics())
+            plain.problem = replace(workload.problem, semantics=Semantics(), window_keys=0)
             return self.of.prepare(plain)
         return PeerImplementation(self.name, _direct_call(workload), _output)
 
 
 def _sees_all(problem: Problem) -> bool:
     """Whether every query sees every key of a cache."""
-    mask = problem.semantics.mask
-    return mask == "none" or (mask == "causal" and problem.seq_q == 1)
+    mask = problem.semantics.key_mask
+    return not mask.hides or (mask.is_triangular and problem.seq_q == 1)
 
 
 @dataclass(frozen=True)
@@ -452,7 +453,7 @@ class FlashInferPeer:
             return absent
         if problem.operation != DECODE.name:
             return "FlashInfer is compared over a cache only"
-        if problem.seq_q > 1 and problem.semantics.mask == "none":
+        if problem.seq_q > 1 and not problem.semantics.key_mask.hides:
             return "FlashInfer's several queries of a sequence are causal"
         try:
             importlib.import_module("flashinfer")

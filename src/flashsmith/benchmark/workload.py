@@ -90,7 +90,7 @@ class Workload:
     @property
     def causal(self) -> bool:
         """Whether a query sees keys up to its own position only."""
-        return self.problem.semantics.mask == "causal"
+        return self.problem.semantics.causal
 
     @property
     def options(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Workload:
     def _keys(self, rows: slice) -> slice:
         """What keeps the rows at the bottom right of their keys, where masks are aligned."""
         p = self.problem
-        masked = p.semantics.mask != "none"
+        masked = p.semantics.key_mask.hides
         end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k
         return slice(0, max(0, end))
 

@@ -162,7 +162,7 @@ def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Itera
     family, d_head = chosen.config.family, chosen.config.d_head
     if evidence.entry is None or not family.has_cost_model:
         return
-    masked = problem.semantics.mask != "none"
+    masked = problem.semantics.key_mask.hides
     known = {one.config for one in evidence.expected}
     found = tuple(
         other
@@ -249,7 +249,7 @@ def _on_paper(
     family = chosen.config.family
     if not family.has_cost_model or not chosen.ms:
         return []
-    masked = problem.semantics.mask != "none"
+    masked = problem.semantics.key_mask.hides
     known = {one.config for one in evidence.expected}
     found = candidates(
         problem.dtype, chosen.config.d_head, device, masked, problem.operation, problem.gradients
@@ -368,7 +368,7 @@ def _with_others(
         return ordered
     per_ms = least / before
     named = {config for config, _ in usable}
-    masked = problem.semantics.mask != "none"
+    masked = problem.semantics.key_mask.hides
     others = [
         Expected(
             config,
@@ -479,7 +479,7 @@ def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     family that runs elsewhere only."""
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
     d_heads = {d_head for one in modelled for d_head in one.knob_values["d_head"]}
-    masked = problem.semantics.mask != "none"
+    masked = problem.semantics.key_mask.hides
     for d_head in sorted(d_heads):
         if problem.d <= d_head:
             said = problem.operation, problem.gradients
@@ -492,7 +492,7 @@ def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 def _why_nothing_fits(
     asked: Sequence[Family], problem: Problem, device: DeviceSpec, d_head: int
 ) -> str:
-    masked = problem.semantics.mask != "none"
+    masked = problem.semantics.key_mask.hides
     elsewhere = (
         one.candidates(problem.dtype, d_head, one.roomiest_device, masked)
         for one in asked
@@ -511,7 +511,7 @@ def _offered(
     problem: Problem, d_head: int, device: DeviceSpec, notes: Sequence[str], asked: Asked
 ) -> Evidence:
     """What families without a cost model offer, in their own order."""
-    masked = problem.semantics.mask != "none"
+    masked = problem.semantics.key_mask.hides
     offered = [
         Expected(config, 0.0)
         for one in by_preference(problem.operation)

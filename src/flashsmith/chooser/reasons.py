@@ -27,10 +27,11 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
         yield "there is no output: nothing is launched"
         return
     yield from _about_d(config, problem)
-    if problem.window is not None:
+    if problem.window is not None and not problem.window_keys:
+        keys = problem.window[0]
         yield (
-            f"a window's limits are no part of a problem: the time is that of the last "
-            f"{problem.window[0]} keys"
+            f"the problem names no window's size: the time is that of the last {keys} keys; write "
+            "window_4096 for about 4096"
         )
     if problem.semantics.packed:
         yield "packed: every sequence is taken to be as long as the longest"
@@ -90,7 +91,7 @@ def _about_waves(
         return
     slots = device.sm_count * guess.resident
     waves = -(-guess.ctas // slots)
-    if guess.ctas < _FILLED * waves * slots and problem.semantics.mask != "causal":
+    if guess.ctas < _FILLED * waves * slots and not problem.semantics.key_mask.is_triangular:
         yield (
             f"{guess.ctas} CTAs come in {waves} waves of {slots}: "
             f"{1 - guess.ctas / (waves * slots):.0%} of the places stay empty"
@@ -137,7 +138,7 @@ def _why_not(
 def _not_weighed(family: Family, problem: Problem, device: DeviceSpec, measured: bool) -> str:
     if not family.has_cost_model:
         return "has no cost model and was not measured"
-    masked = problem.semantics.mask != "none"
+    masked = problem.semantics.key_mask.hides
     d_head = d_head_for(problem)
     said = problem.operation, problem.gradients
     weighed = candidates(problem.dtype, d_head, device, masked, *said)

@@ -63,7 +63,7 @@ def tiles_to_split(
     seq_q, seq_k = problem.seq_q, problem.seq_k
     if parts == 0 or seq_k <= keys or tiles == 0:
         return 0
-    if problem.semantics.mask == "causal":
+    if problem.semantics.key_mask.is_triangular:
         seen = (
             min(2 * seq_k - seq_q + tokens, 2 * seq_k)
             if seq_q <= seq_k

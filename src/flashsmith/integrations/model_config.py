@@ -10,6 +10,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.semantics.sizes import window_class
 from flashsmith.untrusted import UnusableTextError, read_json
 
 # What model families call the same number; the first that is there counts.
@@ -135,7 +136,8 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
     if role in ("all", "encoder"):
         yield _Heads(heads_q, heads_k, d, ("",), softcap, generates=False)
         return
-    masks = ("causal", "window") if _has_window(config) else ("causal",)
+    window = _window_word(config)
+    masks = ("causal", window) if window else ("causal",)
     yield _Heads(heads_q, heads_k, d, masks, softcap)
     if role == "decoder":
         yield _Heads(heads_q, heads_k, d, ("",), softcap, generates=False)  # of the encoder's keys
@@ -151,12 +153,16 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
         notes.append(f"layers of type {', '.join(sorted(other))} have no kernels here")
 
 
-def _has_window(config: Mapping[str, Any]) -> bool:
-    """Whether some layer sees only the last keys."""
-    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
-        return False
+def _window_word(config: Mapping[str, Any]) -> str:
+    """A problem's word for the window of layers that see only the last keys; '' without such."""
+    keys = _number(config, ("sliding_window",))
     types = config.get("layer_types")
-    return not types or "sliding_attention" in types
+    if keys is None or config.get("use_sliding_window") is False:
+        return ""
+    # A row sees itself, and one key fewer before it.
+    return (
+        f"window_{window_class(keys - 1, 0)}" if not types or "sliding_attention" in types else ""
+    )
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

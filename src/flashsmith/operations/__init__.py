@@ -5,7 +5,7 @@ from flashsmith.operations.decode import DECODE
 from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import Call, Operation, TensorSpec
-from flashsmith.operations.problem import Problem, parse_kind
+from flashsmith.operations.problem import Kind, Problem, parse_kind, semantic_words
 from flashsmith.operations.registry import (
     DEFAULT,
     OPERATIONS,
@@ -26,6 +26,7 @@ __all__ = [
     "OPERATIONS",
     "Call",
     "DType",
+    "Kind",
     "Operation",
     "Problem",
     "Semantics",
@@ -35,4 +36,5 @@ __all__ = [
     "operation",
     "parse_kind",
     "register_operation",
+    "semantic_words",
 ]

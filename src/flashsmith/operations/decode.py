@@ -17,10 +17,10 @@ from flashsmith.operations.forward import (
     Q,
     batch_seq_head,
     mask_limits,
-    scores_in_window,
 )
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec, packed_rows
 from flashsmith.printable import quoted
+from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
 
 # A cache is (batch, capacity, heads_k, d), or paged (pages, page, heads_k, d).
@@ -42,11 +42,7 @@ def keys_read(sizes: Sizes) -> int:
 
 def decode_flop(sizes: Sizes) -> int:
     """FLOP of the two matrix products: 4 b h_q d for every key that a query sees."""
-    scores = sizes.seq_q * sizes.seq_k
-    if sizes.semantics.mask != "none":
-        left = sizes.seq_k if sizes.window is None else sizes.window[0]
-        scores = scores_in_window(sizes.seq_q, sizes.seq_k, left)
-    return 4 * sizes.batch * sizes.heads_q * scores * sizes.d
+    return 4 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * sizes.d
 
 
 def decode_bytes(sizes: Sizes) -> int:

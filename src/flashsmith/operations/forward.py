@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
+from flashsmith.semantics.flop import twice_nominal_pairs
+from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.sizes import Sizes
 
 # Dimensions of q and o, of k and v, and of a row's statistics; packed, and not.
@@ -20,23 +22,7 @@ def attn_flop(sizes: Sizes) -> int:
 
     Packed, every sequence counts as the longest.
     """
-    scores = sizes.seq_q * sizes.seq_k
-    if sizes.window is not None:
-        scores = scores_in_window(sizes.seq_q, sizes.seq_k, sizes.window[0])
-    flop = 4 * sizes.batch * sizes.heads_q * scores * sizes.d
-    return flop // 2 if sizes.semantics.mask == "causal" else flop
-
-
-def scores_in_window(seq_q: int, seq_k: int, left: int) -> int:
-    """Keys that all queries of a head see together, each its own and `left` before it."""
-    first = max(0, seq_k - seq_q)  # the first query's own key, or that of the first with one
-    queries = seq_k - first
-    short = max(0, min(left, seq_k) - first)  # queries with fewer keys before them
-    return short * (2 * first + short + 1) // 2 + (queries - short) * (left + 1)
-
-
-# A window limit that no sequence reaches: csrc's kUnlimited.
-UNLIMITED = 2**30
+    return 2 * sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * sizes.d
 
 
 def batch_seq_head(strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -81,13 +67,13 @@ def mask_limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int
 
     Raises ArgumentError where the mask and the limits contradict each other.
     """
-    mask = p.semantics.mask
-    if (mask == "window") != (left is not None or right is not None):
+    mask = p.semantics.key_mask
+    if mask.takes_limits != (left is not None or right is not None):
         raise ArgumentError(
             f"left={left}, right={right}: give the limits of a window, and of nothing else; the "
             f"problem's mask is {mask!r}"
         )
-    if mask == "causal":
+    if mask.hides_later and not mask.takes_limits:
         right = 0
     return UNLIMITED if left is None else left, UNLIMITED if right is None else right
 

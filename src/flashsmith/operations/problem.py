@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
@@ -14,7 +14,13 @@ from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation,
 from flashsmith.printable import quoted
 from flashsmith.semantics.compiled import FLAGS, MASKS, Semantics
 from flashsmith.semantics.dtype import DType
-from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE
+from flashsmith.semantics.sizes import (
+    GRADIENT_WORDS,
+    PAGE,
+    SIZE,
+    SMALLEST_WINDOW,
+    WINDOW_KEYS,
+)
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 # The smallest value of every size. A batch may be empty, and so may sequences.
@@ -45,12 +51,13 @@ class Problem:
     Packed, batch is the number of sequences, and seq_q and seq_k are the lengths of the longest.
     ``operation`` is the name of a registered Operation; texts leave 'forward' out. ``page`` is how
     many keys a page of the cache has, 0 where it is dense. ``gradients``: 'only_dq' where no other
-    gradient of q, k and v is needed, 'no_dq' where dq is not, '' for others.
+    gradient of q, k and v is needed, 'no_dq' where dq is not, '' for others. ``window_keys``: with
+    a window, how many keys a row sees besides its own, by classes: a power of two; 0 is any.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
         heads_q is no multiple of heads_k, there is no such operation, or it does not support the
-        semantics, pages, or the word for gradients.
+        semantics, pages, or the word for gradients; or window_keys is no class of a window.
     """
 
     batch: int
@@ -64,6 +71,7 @@ class Problem:
     operation: str = "forward"
     page: int = 0
     gradients: str = ""
+    window_keys: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -87,6 +95,22 @@ class Problem:
                 f"gradients={quoted(self.gradients)}: {self.operation} knows no such word (known: "
                 f"{known}); leave it out"
             )
+        if self.window_keys != 0:
+            self._check_window_keys()
+
+    def _check_window_keys(self) -> None:
+        keys = self.window_keys
+        if not self.semantics.key_mask.takes_limits:
+            raise ArgumentError(
+                f"window_keys={quoted(keys)}: the mask is {self.semantics.mask!r}, which has no "
+                "window; leave it out"
+            )
+        is_power = isinstance(keys, int) and keys > 0 and not keys & (keys - 1)
+        if not is_power or keys < SMALLEST_WINDOW:
+            raise ArgumentError(
+                f"window_keys={quoted(keys)}: give a power of two from {SMALLEST_WINDOW}, the "
+                "class of all smaller windows, or 0 for any window"
+            )
 
     @property
     def computed(self) -> Operation:
@@ -102,11 +126,13 @@ class Problem:
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """The (left, right) of a window in measurements, since a problem does not contain them: the
-        last TYPICAL_WINDOW keys before a query's own, or half of all keys where these are fewer.
-        None without a window."""
-        if self.semantics.mask != "window":
+        """The (left, right) of a window in measurements: the last window_keys before a query's own;
+        where these are any, TYPICAL_WINDOW, or half of all keys where these are fewer. None without
+        a window."""
+        if not self.semantics.key_mask.takes_limits:
             return None
+        if self.window_keys:
+            return self.window_keys, 0
         return min(TYPICAL_WINDOW, self.seq_k // 2), 0
 
     @property
@@ -137,7 +163,7 @@ class Problem:
     def _words(self) -> list[str]:
         return [
             *[self.operation] * (self.operation != DEFAULT),
-            *self.semantics.words(),
+            *semantic_words(self.semantics, self.window_keys),
             *[f"page{self.page}"] * (self.page > 0),
             *[self.gradients] * bool(self.gradients),
         ]
@@ -188,21 +214,45 @@ class Problem:
         (batch, _), (seq_q, seq_k) = found.get("b", (1, 1)), found["s"]
         (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
         try:
-            computed, semantics, page, gradients = parse_kind("+".join(kind))
+            parsed = parse_kind("+".join(kind))
+            sizes = batch, seq_q, seq_k, heads_q, heads_k, d
+            return cls(*sizes, dtype, *parsed)
         except ArgumentError as error:
             raise ArgumentError(f"problem={quoted(text)}: {error}") from None
-        sizes = batch, seq_q, seq_k, heads_q, heads_k, d
-        return cls(*sizes, dtype, semantics, computed, page, gradients)
 
 
-def parse_kind(text: str) -> tuple[str, Semantics, int, str]:
-    """The operation's name, the semantics, the page and the gradients that Problem.kind wrote.
+def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
+    """What differs from the plain case, with a window's class: ['window_4096', 'packed']."""
+    mask, *flags = semantics.words() or [""]
+    return [f"{mask}_{window_keys}" if window_keys else mask, *flags] if mask else []
+
+
+class Kind(NamedTuple):
+    """What Problem.kind says: the fields of a Problem behind its dtype."""
+
+    semantics: Semantics
+    operation: str
+    page: int
+    gradients: str
+    window_keys: int
+
+
+def parse_kind(text: str) -> Kind:
+    """The kind that Problem.kind wrote.
 
     Raises:
-        ArgumentError: a word is unknown, or there are two operations, masks, pages or words for
-        gradients.
+        ArgumentError: a word is unknown, or there are two operations, masks, pages, windows or
+        words for gradients.
     """
     words = [word.strip() for word in text.split("+")]
+    windows = [word for word in words if WINDOW_KEYS.fullmatch(word)]
+    window_keys = whole_number(windows[0].partition("_")[2]) if windows else 0
+    if len(windows) > 1 or window_keys is None or bool(windows) != bool(window_keys):
+        raise ArgumentError(
+            f"window={quoted('+'.join(windows))}: give one, such as window_4096: how many keys a "
+            "row sees besides its own, a power of two"
+        )
+    words = [word.partition("_")[0] if word in windows else word for word in words]
     pages = [word for word in words if PAGE.fullmatch(word)]
     page = whole_number(pages[0].removeprefix("page")) if pages else 0
     if len(pages) > 1 or page is None or bool(pages) != bool(page):
@@ -225,11 +275,14 @@ def parse_kind(text: str) -> tuple[str, Semantics, int, str]:
             "registers it"
         )
     computed = names[0] if names else DEFAULT
-    return computed, Semantics.parse(semantics or _PLAIN), page, "".join(gradients)
+    parsed = Semantics.parse(semantics or _PLAIN)
+    return Kind(parsed, computed, page, "".join(gradients), window_keys)
 
 
 def _is_of_kind(word: str) -> bool:
-    if word in _SEMANTIC_WORDS or word in GRADIENT_WORDS or PAGE.fullmatch(word):
+    if word in _SEMANTIC_WORDS or word in GRADIENT_WORDS:
+        return True
+    if PAGE.fullmatch(word) or WINDOW_KEYS.fullmatch(word):
         return True
     return known_operation(word) is not None
 

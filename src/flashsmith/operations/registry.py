@@ -14,7 +14,7 @@ from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
 from flashsmith.printable import quoted
 from flashsmith.semantics.compiled import MASKS
 from flashsmith.semantics.dtype import DType
-from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE
+from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
 # The operation of every Problem that names none; texts leave it out.
 DEFAULT = FORWARD.name
@@ -47,7 +47,7 @@ def register_operation(operation: Operation) -> Operation:
             f"operation={quoted(operation.name)}: the name is taken by {owner}; choose one that "
             f"is none of {', '.join(sorted({*OPERATIONS, *_TAKEN}))}"
         )
-    if SIZE.fullmatch(operation.name) or PAGE.fullmatch(operation.name):
+    if any(word.fullmatch(operation.name) for word in (SIZE, PAGE, WINDOW_KEYS)):
         raise ArgumentError(
             f"operation={quoted(operation.name)}: reads as a size in a problem's text; choose "
             "another name"

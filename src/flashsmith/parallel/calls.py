@@ -17,7 +17,6 @@ from flashsmith.chooser.backward import check_backward_config, resolve_determini
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations import traceable
 from flashsmith.integrations.pytorch_state import is_cast, under_autocast
-from flashsmith.operations.forward import UNLIMITED
 from flashsmith.parallel import prefixes
 from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits
@@ -32,6 +31,7 @@ from flashsmith.runtime.forward_options import (
     check_softcap,
     whole_number,
 )
+from flashsmith.semantics import UNLIMITED
 
 
 class Asked(NamedTuple):

@@ -81,7 +81,7 @@ def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool
     count = whole.batch if packed else 1
     layouts = [Layout((length,) * count, ranks) for length in (whole.seq_q, whole.seq_k)]
     given = whole.window if window == NO_WINDOW and whole.window is not None else window
-    mask = limits_of(check_mask(whole.semantics.mask == "causal", given))
+    mask = limits_of(check_mask(whole.semantics.causal, given))
     group: Any = SimpleNamespace(size=ranks, rank=rank)
     rows = layouts[0].rows(rank)
     shape = (*([] if packed else [whole.batch]), rows, whole.heads_q, whole.d)
@@ -109,9 +109,10 @@ def _attention(
     """Attention with other limits, (sequences, queries, keys), and heads of k."""
     batch, seq_q, seq_k = sizes
     packed = whole.semantics.packed
+    mask = check_mask(False, tuple(limits))
     semantics = replace(
         whole.semantics,
-        mask=check_mask(False, tuple(limits)).kind,
+        mask=mask.kind,
         uneven=packed or flags.get("partial", False),
         **flags,
     )
@@ -123,6 +124,7 @@ def _attention(
         heads_q=whole.heads_q // whole.heads_k * heads_k,
         heads_k=heads_k,
         semantics=semantics,
+        window_keys=mask.window_keys,
     )
 
 

@@ -83,6 +83,7 @@ def check_problem(
     softcap: float,
     *,
     partial: bool = False,
+    window_keys: int = 0,
 ) -> Problem:
     """The problem of q, k and v.
 
@@ -92,7 +93,7 @@ def check_problem(
     q, k, v = views
     packed = None if packing is None else packing[2:]
     shapes = q.shape, k.shape, v.shape
-    return _problem(DTYPES[q.dtype], *shapes, packed, mask, softcap > 0, partial)
+    return _problem(DTYPES[q.dtype], *shapes, packed, mask, softcap > 0, partial, window_keys)
 
 
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
@@ -286,6 +287,7 @@ def _problem(
     mask: str,
     softcap: bool,
     partial: bool,
+    window_keys: int,
 ) -> Problem:
     """The problem of three shapes. Cached, because a model calls with few of them, and often."""
     *q_rows, heads_q, d = q
@@ -318,4 +320,5 @@ def _problem(
         batch, seq_q, seq_k = packed
     uneven = packed is not None or partial
     semantics = Semantics(mask, softcap, packed is not None, uneven, partial)
-    return Problem(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, semantics)
+    sizes = batch, seq_q, seq_k, heads_q, heads_k, d
+    return Problem(*sizes, dtype, semantics, window_keys=window_keys)

@@ -421,7 +421,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> DecodeRequest
     page = slots if tensors.page_table is not None else 0
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
-        *(DECODE.name, page),
+        *(DECODE.name, page, "", mask.window_keys),
     )
     return DecodeRequest(
         problem,

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple, Protocol
 
 from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.operations.forward import UNLIMITED, forward_numbers
+from flashsmith.operations.forward import forward_numbers
 from flashsmith.runtime.forward_options import CAUSAL, NO_MASK, Mask
 from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
+from flashsmith.semantics import UNLIMITED
 
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsmith.errors import ArgumentError
-from flashsmith.operations.forward import UNLIMITED
 from flashsmith.printable import quoted
+from flashsmith.semantics import UNLIMITED
+from flashsmith.semantics.sizes import window_class
 
 # The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
@@ -47,6 +48,11 @@ class Mask(NamedTuple):
     kind: str
     left: int
     right: int
+
+    @property
+    def window_keys(self) -> int:
+        """The class of a window, in a Problem's terms; 0 without one."""
+        return window_class(self.left, self.right) if self.kind == "window" else 0
 
 
 NO_MASK = Mask("none", UNLIMITED, UNLIMITED)

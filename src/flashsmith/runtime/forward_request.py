@@ -122,7 +122,14 @@ def check_request(
     softcap = check_softcap(options.softcap, scale)
     packing = check_packing(options, q, k, check_contents=check_contents)
     ranges = check_key_ranges(options, q, k, packing, check_contents=check_contents)
-    problem = check_problem(inputs, packing, mask.kind, softcap, partial=ranges is not None)
+    problem = check_problem(
+        inputs,
+        packing,
+        mask.kind,
+        softcap,
+        partial=ranges is not None,
+        window_keys=mask.window_keys,
+    )
     sinks = check_sinks(options.sinks, q, problem.heads_q)
     lse = check_flag("return_lse", options.return_lse) or ranges is not None
     row_max = check_flag("return_row_max", options.return_row_max)

@@ -1,7 +1,23 @@
 """What attention computes, as values: masks, scores, dtypes and sizes. Standard library only."""
 
-from flashsmith.semantics.compiled import FLAGS, MASKS, Semantics
+from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.mask import CAUSAL, MASKS, NONE, UNLIMITED, WINDOW, Mask
+from flashsmith.semantics.score import PLAIN, SOFTCAP, Score
 from flashsmith.semantics.sizes import Sizes
 
-__all__ = ["FLAGS", "MASKS", "DType", "Semantics", "Sizes"]
+__all__ = [
+    "CAUSAL",
+    "FLAGS",
+    "MASKS",
+    "NONE",
+    "PLAIN",
+    "SOFTCAP",
+    "UNLIMITED",
+    "WINDOW",
+    "DType",
+    "Mask",
+    "Score",
+    "Semantics",
+    "Sizes",
+]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.semantics.mask import CAUSAL, MASKS, NONE, Mask, mask_named
+from flashsmith.semantics.score import PLAIN, SOFTCAP, Score
 
-MASKS = ("none", "causal", "window")
 FLAGS = ("softcap", "packed", "uneven", "partial")
 _PLAIN = "plain"
 
@@ -17,8 +18,9 @@ _PLAIN = "plain"
 class Semantics:
     """The part of a problem that is compiled into its kernels; a library has one Semantics.
 
-    mask: which keys a query sees: 'none' (all), 'causal' (up to its own position) or 'window' (some
-    before and after it), positions counted from the bottom right. softcap: whether scores are
+    mask: which keys a query sees, a Mask or its name: 'none' (all), 'causal' (up to its own
+    position) or 'window' (some before and after it), positions counted from the bottom right.
+    softcap: whether scores are
     capped. packed: whether sequences of unequal length lie one after another. uneven: whether
     lengths may be no multiples of the tiles, and d smaller than d_head; packed kernels are uneven.
     partial: whether only some of a sequence's keys count, for a merge: the output is fp32 and has
@@ -28,15 +30,14 @@ class Semantics:
         ArgumentError: an unknown mask, a flag that is no bool, or packed or partial without uneven.
     """
 
-    mask: str = "none"
+    mask: str = NONE
     softcap: bool = False
     packed: bool = False
     uneven: bool = False
     partial: bool = False
 
     def __post_init__(self) -> None:
-        if self.mask not in MASKS:
-            raise ArgumentError(f"mask={quoted(self.mask)}: allowed are {', '.join(MASKS)}")
+        object.__setattr__(self, "mask", mask_named(self.mask))
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(
@@ -47,13 +48,28 @@ class Semantics:
         if self.partial and not self.uneven:
             raise ArgumentError("partial=True: needs uneven=True, since any keys may count")
 
+    @property
+    def key_mask(self) -> Mask:
+        """The mask as a value."""
+        return mask_named(self.mask)
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask is what attention() calls ``causal=True``."""
+        return self.mask == CAUSAL
+
+    @property
+    def score(self) -> Score:
+        """What scores become before the softmax."""
+        return SOFTCAP if self.softcap else PLAIN
+
     def __str__(self) -> str:
         """For example 'causal+packed+uneven'; 'plain' when every field has its default."""
         return "+".join(self.words()) or _PLAIN
 
     def words(self) -> list[str]:
         """What differs from the plain case, in the order of the fields."""
-        mask = [self.mask] * (self.mask != "none")
+        mask = [self.mask] * self.key_mask.hides
         return mask + [name for name in FLAGS if getattr(self, name)]
 
     @classmethod
@@ -74,7 +90,7 @@ class Semantics:
                 f"softcap, packed, uneven and partial joined by '+'{hint}"
             )
         flags["uneven"] = not flags.keys().isdisjoint(("uneven", "packed", "partial"))
-        return cls(masks[0] if masks else "none", **flags)
+        return cls(masks[0] if masks else NONE, **flags)
 
     def to_cpp_struct(self) -> str:
         """A C++20 expression for these semantics, with designated initialisers."""

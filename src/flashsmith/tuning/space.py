@@ -201,7 +201,7 @@ def _shipped() -> WinnersTable:
 
 
 def _masked(problem: Problem) -> bool:
-    return problem.semantics.mask != "none"
+    return problem.semantics.key_mask.hides
 
 
 def _whole(asked: Sequence[Family], problem: Problem, d_head: int, key: str) -> list[KernelConfig]:

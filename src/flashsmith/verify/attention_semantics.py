@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flashsmith.semantics import CAUSAL, NONE, PLAIN, SOFTCAP, UNLIMITED, WINDOW, Mask, Score
+
 Lens = tuple[int, ...]
 Window = tuple[int | None, int | None]
 # Of each sequence the first key that counts, and how many.
@@ -49,21 +51,34 @@ class Attention:
         return self.lens_q is not None
 
     @property
+    def mask(self) -> Mask:
+        """Which keys a row sees; a window may be causal, too."""
+        if self.window != NO_WINDOW:
+            return WINDOW
+        return CAUSAL if self.causal else NONE
+
+    @property
     def masked(self) -> bool:
         """Whether some query may not see some key."""
-        return self.causal or self.window != NO_WINDOW
+        return self.mask.hides
+
+    @property
+    def score(self) -> Score:
+        """What scaled scores become before the softmax."""
+        return SOFTCAP if self.softcap else PLAIN
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that the score reads."""
+        return {"softcap": self.softcap}
 
     def visible_keys(
         self, rows: np.ndarray, seq_q: int, seq_k: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """First key and one past the last key that each of ``rows`` sees; equal if it sees none."""
-        left, right = self.window
+        left, right = (UNLIMITED if limit is None else limit for limit in self.window)
         right = 0 if self.causal else right
-        position = rows + (seq_k - seq_q)
-        first = np.zeros_like(position) if left is None else position - left
-        end = np.full_like(position, seq_k) if right is None else position + right + 1
-        first, end = np.clip(first, 0, seq_k), np.clip(end, 0, seq_k)
-        return first, np.maximum(first, end)
+        return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)
 
     def sequences(self, batch: int) -> Iterator[Sequence]:
         """The sequences of a batch: ``batch`` dense ones, or the packed ones."""

@@ -100,7 +100,7 @@ class BackwardReference(OperationReference):
     ) -> dict[str, Any]:
         """A window as ``window`` or as ``left`` and ``right``; ``causal`` is what the problem's
         semantics are."""
-        if causal is not None and causal != (problem.semantics.mask == "causal"):
+        if causal is not None and causal != problem.semantics.causal:
             raise ArgumentError(
                 f"causal={causal}: the mask of '{problem}' is {problem.semantics.mask!r}; leave it "
                 "out"
@@ -226,7 +226,7 @@ def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
     """What the gradients are of, in the terms of forward()'s keywords."""
     return Attention(
         check_scale(options.get("scale"), problem.d),
-        problem.semantics.mask == "causal",
+        problem.semantics.causal,
         (options.get("left"), options.get("right")),
         options.get("softcap", 0.0),
         options.get("lens_q"),

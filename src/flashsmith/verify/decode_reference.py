@@ -102,7 +102,7 @@ class DecodeReference(OperationReference):
 
         Raises ArgumentError for what makes no call.
         """
-        if causal is not None and causal != (problem.semantics.mask == "causal"):
+        if causal is not None and causal != problem.semantics.causal:
             raise ArgumentError(
                 f"causal={causal}: the mask of '{problem}' is {problem.semantics.mask!r}; leave it "
                 "out"
@@ -495,7 +495,7 @@ def expected_of(
         caches = {name: cache.copy() for name, cache in caches.items()}
     q = inputs["q"].reshape(-1, problem.heads_q, problem.d)
     found = _Found(q, problem.heads_q)
-    masked = problem.semantics.mask != "none"
+    masked = problem.semantics.key_mask.hides
     attention, sinks = attention_of(problem, options), inputs.get("sinks")
     for i, its in enumerate(row_slices(lens_q)):
         length = int(inputs["cache_lens"][i])
@@ -561,7 +561,7 @@ def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
     """What is computed over the caches, in the terms of forward()'s keywords."""
     return Attention(
         check_scale(options.get("scale"), problem.d),
-        problem.semantics.mask == "causal",
+        problem.semantics.causal,
         (options.get("left"), options.get("right")),
         options.get("softcap", 0.0),
     )

@@ -295,7 +295,7 @@ class _Sequence:
             yield slice(start, min(start + rows, self.seq_q))
 
     def _add_block(self, rows: slice, keys: slice) -> None:
-        xp, cap, scale = self.engine.xp, self.attention.softcap, self.attention.scale
+        xp, scale, score = self.engine.xp, self.attention.scale, self.attention.score
         alive = self.alive[:, :, rows]
         seen = alive
         if self.attention.masked:
@@ -305,14 +305,16 @@ class _Sequence:
         q, do = (xp.where(alive, x[:, :, rows], 0.0) for x in (self.q, self.do))
         k, v = self.k[:, :, keys], self.v[:, :, keys]
 
-        scores, capped = self._product(q, k), None
-        if cap:
-            scores = capped = xp.tanh(scores * (scale / cap))
-        exponents = self._exponents(scores, cap or scale, self.lse[:, :, rows])
+        scores, factor, slope = self._product(q, k), scale, None
+        if not score.is_plain:
+            numbers = {"score": scores * scale, **self.attention.numbers}
+            scores, factor = score.body.evaluate(numbers, xp), score.factor.evaluate(numbers)
+            slope = score.slope.evaluate(numbers, xp)
+        exponents = self._exponents(scores, factor, self.lse[:, :, rows])
         weights = xp.where(seen, xp.exp2(exponents), 0.0)
         d_scores = weights * (self._product(do, v) - self._row_sums(rows, do))
-        if capped is not None:
-            d_scores = d_scores * (1.0 - capped * capped)
+        if slope is not None:
+            d_scores = d_scores * slope
         d_scores = xp.where(seen, d_scores, 0.0)
         if self.precision == "float32":
             too_large: Any = self.engine.to_host(

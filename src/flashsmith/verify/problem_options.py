@@ -40,7 +40,7 @@ def problem_options(
     if softcap is not None:
         _check_softcap(p, softcap)
     options: dict[str, Any] = {
-        "causal": semantics.mask == "causal",
+        "causal": semantics.causal,
         "window": window or p.window or NO_WINDOW,
         "softcap": p.softcap if softcap is None else softcap,
         "sinks": sinks,
@@ -70,7 +70,7 @@ def drawn_ranges(batch: int, rows: int, longest: int, draw: random.Random) -> Ra
 
 
 def _check_window(problem: Problem, window: Window) -> None:
-    if problem.semantics.mask != "window":
+    if not problem.semantics.key_mask.takes_limits:
         raise ArgumentError(f"window={window}: '{problem}' has none; add the word window to it")
     kind = check_mask(False, window).kind
     if kind != "window":

@@ -196,8 +196,7 @@ class _Block:
         k = engine.cast(self.sequence.k[:, :, self.keys], precision)
         scores = q @ xp.swapaxes(k, -1, -2)
         scores *= attention.scale
-        if attention.softcap:
-            scores = attention.softcap * xp.tanh(scores / attention.softcap)
+        scores = attention.score.apply(scores, attention.numbers, xp)
         if self.seen is not None:
             scores = xp.where(self.seen, scores, -math.inf)
         if self.keys.start == self.keys.stop:

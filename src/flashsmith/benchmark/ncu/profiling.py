@@ -190,11 +190,11 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
     the first are in both, so that the difference is one ordinary step, and a launch is the sum over
     its CTAs.
     """
-    windowed = problem.semantics.mask == "window"
+    windowed = problem.semantics.key_mask.takes_limits
     if not cfg.family.equal_steps or problem.semantics.packed or windowed:
         return None
     try:
-        first, step = _of_a_cta(cfg, problem.semantics.mask == "causal", arch)
+        first, step = _of_a_cta(cfg, problem.semantics.key_mask.is_triangular, arch)
     except EmulatorError:
         return None
     rows, _ = cfg.family.loop_tiles(cfg)
@@ -211,7 +211,7 @@ def _steps(cfg: Any, problem: Problem, begin: int) -> int:
     """Tiles of keys that the CTA of the rows from `begin` on passes over."""
     rows, keys = cfg.family.loop_tiles(cfg)
     seen = problem.seq_k
-    if problem.semantics.mask == "causal":
+    if problem.semantics.key_mask.is_triangular:
         last = min(begin + rows, problem.seq_q)
         seen = min(seen, max(0, last + problem.seq_k - problem.seq_q))
     return -(-seen // keys)

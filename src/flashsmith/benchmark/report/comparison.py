@@ -23,7 +23,7 @@ from flashsmith.benchmark.report.results import (
 from flashsmith.benchmark.timing import IN_GRAPHS
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
-from flashsmith.operations import parse_kind
+from flashsmith.operations import parse_kind, semantic_words
 
 
 @dataclass(frozen=True)
@@ -250,11 +250,11 @@ def split_semantics(row: Measurement) -> tuple[str, str]:
     """
     words = row.semantics.split("+")
     try:
-        operation, semantics, page, gradients = parse_kind(row.semantics)
+        kind = parse_kind(row.semantics)
     except ArgumentError:
         return words[0], ", ".join(words[1:]) or "full"
-    about = [operation, gradients.replace("_", " ")]
-    mask = [*semantics.words(), f"page{page}" if page else ""]
+    about = [kind.operation, kind.gradients.replace("_", " ")]
+    mask = semantic_words(kind.semantics, kind.window_keys) + [f"page{kind.page}"] * (kind.page > 0)
     return ", ".join(filter(None, about)), ", ".join(filter(None, mask)) or "full"
 
 

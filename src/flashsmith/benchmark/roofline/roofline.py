@@ -234,7 +234,7 @@ def intensity(problem: Problem, cfg: Any) -> Intensity:
         once = flop / problem.computed.bytes(problem)
         return Intensity(dram=once, l2=once, exp2=math.inf)
     q_bytes, k_bytes = _bytes_once(problem)
-    all_scores = replace(problem, semantics=Semantics()).attn_flop()
+    all_scores = replace(problem, semantics=Semantics(), window_keys=0).attn_flop()
     rows, _ = cfg.family.loop_tiles(cfg) or (problem.seq_q, 0)
     blocks = math.ceil(problem.seq_q / rows)
     group = problem.heads_q // problem.heads_k

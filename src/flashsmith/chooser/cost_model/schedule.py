@@ -41,7 +41,7 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
     at_once = sm_count * work.resident
     split = tiles_to_split(problem, work.parts, tokens, work.keys, ctas, at_once)
     part = work._replace(cta_cycles=work.cta_cycles + work.part_cycles)
-    if problem.semantics.mask == "causal":
+    if problem.semantics.key_mask.is_triangular:
         rows = -(-work.masked_rows // group) or tokens
         pieces = -(-problem.seq_q // rows)
         mean = _causal_steps(rows, work.keys, problem, pieces) / pieces
@@ -70,7 +70,7 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> Schedu
         return Schedule(0, 0.0, 0.0)
     group = problem.heads_q // problem.heads_k
     longest = -(-problem.seq_q // work.keys)
-    if problem.semantics.mask == "causal":
+    if problem.semantics.key_mask.is_triangular:
         mean = _causal_steps_of_keys(work, problem, blocks, longest) / blocks
         args = group * mean, group * longest, ctas, blocks
         cycles = _uneven_cycles(work, *args, sm_count)

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DeviceSpec, DType, Problem, Semantics, d_head_for
+from flashsmith.families import DeviceSpec, DType, Problem, d_head_for
 from flashsmith.families.gpu_names import gpu_name
-from flashsmith.operations import parse_kind
+from flashsmith.operations import Kind, parse_kind
 from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
 
@@ -124,14 +124,12 @@ def kind_class(problem: Problem) -> str:
 
 
 @lru_cache(maxsize=64)
-def parse_class(text: str) -> tuple[str, Semantics, str]:
-    """The operation, the semantics and the gradients that kind_class() wrote.
+def parse_class(text: str) -> Kind:
+    """The kind that kind_class() wrote, which has no page.
 
     Raises ArgumentError when a word is unknown.
     """
-    computed, semantics, page, gradients = parse_kind(
-        text + "+uneven" if "packed" in text.split("+") else text
-    )
-    if page:
+    kind = parse_kind(text + "+uneven" if "packed" in text.split("+") else text)
+    if kind.page:
         raise ArgumentError(f"semantics={quoted(text)}: kernels are not for one page size")
-    return computed, semantics, gradients
+    return kind

@@ -5,9 +5,9 @@ The distance of an entry is counted in octaves, doublings of a size:
     |log2 of the ratio of seq_q| + the same of seq_k + half of that of batch x heads
     + what its relation costs: 0 for the same GPU, dtype and semantics class; else 3 for other
       gradients, 4 for the other dtype, 6 for packed, 8 for softcap, 10 for another mask (5 between
-      causal and a window), and 20 for another GPU of the same architecture, 1.5 if it has as many
-      SMs, plus the octaves between their numbers of SMs and between their L2s, so that the most
-      similar GPU comes first.
+      causal and a window), half an octave for windows of twice as many keys, and 20 for another
+      GPU of the same architecture, 1.5 if it has as many SMs, plus the octaves between their
+      numbers of SMs and between their L2s, so that the most similar GPU comes first.
 
 Sizes are the measured problem's own. An entry of the problem's very key comes before all others.
 Operation, d_head and architecture must agree, and whether dq alone is needed, which other kernels
@@ -95,9 +95,10 @@ class Index:
         buckets = tuple(map(bucket, sizes))
         found = []
         for kind, placed in kinds.items():
-            computed, _, gradients = parse_class(kind.semantics)
-            if computed != problem.operation:
+            measured = parse_class(kind.semantics)
+            if measured.operation != problem.operation:
                 continue
+            gradients = measured.gradients
             if gradients != problem.gradients and ONLY_DQ in (gradients, problem.gradients):
                 continue
             relation, cost = _relation(kind, wanted)
@@ -107,7 +108,15 @@ class Index:
                 distance += abs(logs[2] - batch_heads) / 2 + cost
                 exact = not cost and its_buckets == buckets
                 found.append(Found(entry, distance, relation, exact))
-        return sorted(found, key=lambda one: (not one.exact, one.distance))
+        keys = problem.window_keys
+        return sorted(
+            found,
+            key=lambda one: (
+                not one.exact,
+                one.exact and one.entry.problem.window_keys != keys,
+                one.distance,
+            ),
+        )
 
 
 def _logs(sizes: Sizes) -> tuple[float, float, float]:
@@ -118,21 +127,26 @@ def _logs(sizes: Sizes) -> tuple[float, float, float]:
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
     """In what a kind of entries differs from the problem's, in words, and what that costs."""
-    _, there, needed_there = parse_class(measured.semantics)
-    _, here, needed_here = parse_class(wanted.semantics)
+    kind_there, kind_here = parse_class(measured.semantics), parse_class(wanted.semantics)
+    there, here = kind_there.semantics, kind_here.semantics
     differences = []
     if not same_gpu(measured.gpu, wanted.gpu):
         differences.append((f"measured on {measured.gpu}", 0.0))  # see _cost_of_gpu()
     if measured.dtype != wanted.dtype:
         differences.append((f"measured with {measured.dtype}", DTYPE))
-    if needed_there != needed_here:
-        differences.append(("without dq" if needed_there else "with all gradients", GRADIENTS))
+    if kind_there.gradients != kind_here.gradients:
+        words = "without dq" if kind_there.gradients else "with all gradients"
+        differences.append((words, GRADIENTS))
     if there.packed != here.packed:
         differences.append(("packed" if there.packed else "not packed", PACKED))
     if there.softcap != here.softcap:
         differences.append(("with softcap" if there.softcap else "without softcap", SOFTCAP))
     if there.mask != here.mask:
         differences.append((_mask_words(there), _mask_cost(there, here)))
+    keys = kind_there.window_keys, kind_here.window_keys
+    # Any window is every class; an entry of the very class comes before it.
+    if all(keys) and keys[0] != keys[1]:
+        differences.append((f"with windows of {keys[0]} keys", abs(log2(keys[0] / keys[1])) / 2))
     return ", ".join(words for words, _ in differences), sum(cost for _, cost in differences)
 
 
@@ -151,8 +165,8 @@ def _cost_of_gpu(gpu: str, device: DeviceSpec) -> float:
 
 
 def _mask_words(semantics: Semantics) -> str:
-    return "without a mask" if semantics.mask == "none" else f"with a {semantics.mask} mask"
+    return f"with a {semantics.mask} mask" if semantics.key_mask.hides else "without a mask"
 
 
 def _mask_cost(one: Semantics, other: Semantics) -> float:
-    return MASK if "none" in (one.mask, other.mask) else NEAR_MASK
+    return NEAR_MASK if one.key_mask.hides and other.key_mask.hides else MASK

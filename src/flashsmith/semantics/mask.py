@@ -1,0 +1,149 @@
+"""Masks: which keys a query sees, as values.
+
+A Mask is its name and, for a row, the first and the last key that it sees, as expressions. Kernels,
+references, costs and texts read them here, and no other file needs to know which masks there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.semantics.expression import Expression, symbol
+
+# Of a row, the key it stands at: row + seq_k - seq_q (bottom right). Of a key, its place.
+POSITION, KEY = symbol("position"), symbol("key")
+# Two numbers that a call gives: of a window, how many keys before and after a row's own it sees.
+LEFT, RIGHT = LIMITS = symbol("left"), symbol("right")
+# A limit that no sequence reaches: csrc's kUnlimited.
+UNLIMITED = 2**30
+
+
+class Mask(str):
+    """Which keys a row sees: those of an interval whose ends do not decrease from row to row.
+
+    It is a str, its name: what problems' texts, tables and rows call it, and what it equals.
+
+    Args:
+        name: its word in texts, a Python identifier.
+        first, last: the first and the last key that a row sees, of POSITION and the limits LEFT and
+            RIGHT; None where it sees the sequence's first or last key.
+        first_row, last_row: the same seen from a key: positions of the first and the last row that
+            see it, of KEY and the limits; None where the first or the last row do.
+
+    Raises:
+        ArgumentError: an end of the rows is missing that an end of the keys needs, or an expression
+        reads something else.
+    """
+
+    __slots__ = ("first", "first_row", "last", "last_row")
+
+    first: Expression | None
+    last: Expression | None
+    first_row: Expression | None
+    last_row: Expression | None
+
+    def __new__(
+        cls,
+        name: str,
+        first: Expression | None = None,
+        last: Expression | None = None,
+        first_row: Expression | None = None,
+        last_row: Expression | None = None,
+    ) -> Mask:
+        if not name.isidentifier():
+            raise ArgumentError(f"name={quoted(name)}: give a mask a Python identifier as name")
+        if (first is None) != (last_row is None) or (last is None) != (first_row is None):
+            raise ArgumentError(
+                f"mask {name}: give first with last_row, and last with first_row: a key that rows "
+                "stop to see is one before their first"
+            )
+        for ends, own in (((first, last), POSITION), ((first_row, last_row), KEY)):
+            known = {it.operands[0] for it in (own, *LIMITS)}
+            strange = {name for end in ends if end is not None for name in end.symbols()} - known
+            if strange:
+                raise ArgumentError(
+                    f"mask {name}: {', '.join(sorted(strange))} is unknown here; use "
+                    f"{', '.join(sorted(known))}"
+                )
+        made = super().__new__(cls, name)
+        made.first, made.last, made.first_row, made.last_row = first, last, first_row, last_row
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.first, self.last, self.first_row, self.last_row)
+
+    @property
+    def hides_earlier(self) -> bool:
+        """Whether rows stop to see keys that earlier rows see."""
+        return self.first is not None
+
+    @property
+    def hides_later(self) -> bool:
+        """Whether later rows see keys that a row does not see."""
+        return self.last is not None
+
+    @property
+    def hides(self) -> bool:
+        """Whether some row does not see some key."""
+        return self.hides_earlier or self.hides_later
+
+    @property
+    def is_triangular(self) -> bool:
+        """Whether a row sees all that earlier rows see, and more: half of all pairs."""
+        return self.hides_later and not self.hides_earlier
+
+    @property
+    def takes_limits(self) -> bool:
+        """Whether a call gives it numbers: how many keys before and after a row's own it sees."""
+        ends = (end for end in (self.first, self.last) if end is not None)
+        return any(limit.operands[0] in end.symbols() for end in ends for limit in LIMITS)
+
+    def keys(
+        self,
+        position: Any,
+        seq_k: int,
+        left: int = UNLIMITED,
+        right: int = UNLIMITED,
+        xp: Any = None,
+    ) -> tuple[Any, Any]:
+        """The first and one past the last key of ``seq_k`` that rows at these positions see; equal
+        where a row sees none. Positions are a number, or with ``xp`` an array."""
+        values = {"position": position, "left": left, "right": right}
+        zero = 0 * position
+        first = zero if self.first is None else zero + self.first.evaluate(values, xp)
+        end = zero + seq_k if self.last is None else zero + self.last.evaluate(values, xp) + 1
+        first, end = _clipped(first, seq_k, xp), _clipped(end, seq_k, xp)
+        return first, max(first, end) if xp is None else xp.maximum(first, end)
+
+
+def _clipped(value: Any, highest: int, xp: Any) -> Any:
+    return min(max(value, 0), highest) if xp is None else xp.clip(value, 0, highest)
+
+
+NONE = Mask("none")
+CAUSAL = Mask("causal", last=POSITION, first_row=KEY)
+WINDOW = Mask(
+    "window",
+    first=POSITION - LEFT,
+    last=POSITION + RIGHT,
+    first_row=KEY - RIGHT,
+    last_row=KEY + LEFT,
+)
+# In the order of csrc's MaskKind.
+MASKS: tuple[Mask, ...] = (NONE, CAUSAL, WINDOW)
+
+
+def mask_named(mask: str) -> Mask:
+    """A Mask itself, or the one of that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if isinstance(mask, Mask):
+        return mask
+    found = next((one for one in MASKS if isinstance(mask, str) and one == mask), None)
+    if found is None:
+        raise ArgumentError(f"mask={quoted(mask)}: allowed are {', '.join(MASKS)}")
+    return found
