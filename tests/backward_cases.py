@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator import Observer
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.verify import Case, compute_references, reference_of
 from flashsmith.verify.backward_reference import attention_of, sequences_of
+from ptxlab import Observer
 
 #: The case with other inputs, and which elements of gradients are not to be judged.
 Spoiled = tuple[Case, dict[str, np.ndarray]]

@@ -16,7 +16,7 @@ import pytest
 
 from flashsmith.families import FAMILIES
 
-# Every import points to a folder further left; `emulator` stands beside `builder`.
+# Every import points to a folder further left.
 ORDER = (
     ("printable", "system_errors"),
     ("errors", "untrusted"),
@@ -25,7 +25,7 @@ ORDER = (
     ("operations",),
     ("families",),
     ("configs",),
-    ("builder", "emulator"),
+    ("builder",),
     ("runtime",),
     ("verify",),
     ("chooser",),
@@ -59,12 +59,13 @@ MAY_IMPORT = {
         "operations",
     },
     "configs": {"families"},
-    "emulator": {"errors", "env", "families", "operations", "semantics"},
 }
 
 SOURCE = Path(__file__).parents[1] / "src" / "flashsmith"
 CSRC = SOURCE / "csrc"
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+PTXLAB = SOURCE.parent / "ptxlab"
+PTXLAB_MODULES = sorted(path.relative_to(PTXLAB).as_posix() for path in PTXLAB.rglob("*.py"))
 
 
 def part_of(module: str) -> str:
@@ -83,16 +84,18 @@ def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
         yield from _outside_functions(child)
 
 
-def imported_names(tree: ast.AST, module: str, at_import_only: bool = False) -> set[str]:
+def imported_names(
+    tree: ast.AST, module: str, at_import_only: bool = False, package: str = "flashsmith"
+) -> set[str]:
     """Dotted names of everything a module imports, relative imports resolved."""
     nodes = _outside_functions(tree) if at_import_only else ast.walk(tree)
-    package = ["flashsmith", *Path(module).parts[:-1]]
+    folders = [package, *Path(module).parts[:-1]]
     names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
+            base = folders[: len(folders) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
             names |= {f"{stem}.{alias.name}" for alias in node.names}
     return names
@@ -123,26 +126,26 @@ def check_import(name: str, module: str, here: str) -> None:
         assert steps[1] in MAY_IMPORT[here], f"{module} must not need {name}"
 
 
-# Within the emulator: every import of its parts points to one of these, or into the own folder.
-EMULATOR_MAY_IMPORT = {
+# Within ptxlab: every import of its parts points to one of these, or into the own folder.
+PTXLAB_MAY_IMPORT: dict[str, set[str]] = {
     "ptx": set(),
     "interface": {"ptx"},
     "machine": {"interface"},
     "translate": {"ptx", "interface", "machine"},
     "execute": {"ptx", "interface", "machine", "translate"},
-    "running_time": {"execute"},
     "checks": {"interface"},
-    "__init__": {"ptx", "interface", "machine", "translate", "execute", "running_time", "checks"},
+    "__init__": {"ptx", "interface", "machine", "translate", "execute", "checks"},
 }
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if part_of(name) == "emulator"])
-def test_parts_of_the_emulator_build_on_each_other_in_one_direction(module: str) -> None:
-    here = Path(module).parts[1].removesuffix(".py")
-    for name in imported_names(parse(module), module):
-        _, *steps = name.split(".")
-        if steps[:1] == ["emulator"] and steps[1] != here:
-            assert steps[1] in EMULATOR_MAY_IMPORT[here], f"{module} must not need {name}"
+@pytest.mark.parametrize("module", PTXLAB_MODULES)
+def test_parts_of_ptxlab_build_on_each_other_in_one_direction(module: str) -> None:
+    here = part_of(module)
+    tree = ast.parse((PTXLAB / module).read_text(encoding="utf-8"))
+    for name in imported_names(tree, module, package="ptxlab"):
+        package, *steps = name.split(".")
+        if package == "ptxlab" and steps[0] != here:
+            assert steps[0] in PTXLAB_MAY_IMPORT[here], f"{module} must not need {name}"
 
 
 FOLDERS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
@@ -434,7 +437,6 @@ MAY_NAME_A_FAMILY = (
     "__init__.py",
     "families/__init__.py",
     "benchmark/roofline/",
-    "emulator/translate/",
 )
 FAMILY_NAMES = frozenset(FAMILIES)
 CONFIG_CLASSES = frozenset(family.config_class.__name__ for family in FAMILIES.values())

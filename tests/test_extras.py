@@ -27,7 +27,10 @@ SOURCE = ROOT / "src" / "flashsmith"
 # What the extra 'cli' brings.
 CLI = ("jinja2", "rich", "typer")
 # What attention() may reach.
-RUNTIME = ("families", "builder", "emulator", "runtime", "chooser")
+RUNTIME = (
+    *(SOURCE / name for name in ("families", "builder", "runtime", "chooser")),
+    ROOT / "src" / "ptxlab",
+)
 
 
 def run_python(code: str, without: tuple[str, ...] = CLI) -> subprocess.CompletedProcess[str]:
@@ -48,9 +51,9 @@ def roots_of_imports(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("folder", RUNTIME)
-def test_the_runtime_imports_nothing_of_the_command(folder: str) -> None:
-    for path in (SOURCE / folder).rglob("*.py"):
+@pytest.mark.parametrize("folder", RUNTIME, ids=lambda folder: folder.name)
+def test_the_runtime_imports_nothing_of_the_command(folder: Path) -> None:
+    for path in folder.rglob("*.py"):
         assert not roots_of_imports(path) & set(CLI), path
 
 
@@ -215,9 +218,12 @@ def test_a_wheel_is_for_linux_on_x86_64_and_has_every_file(tmp_path: Path) -> No
         held = {Path(name) for name in packed.namelist()}
     # CUDA sources, tables, the report's templates: whatever modules read stands beside them.
     files = {
-        path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in (".md", ".pyc")
+        path
+        for package in ("flashsmith", "ptxlab")
+        for path in (ROOT / "src" / package).rglob("*")
+        if path.is_file() and path.suffix not in (".md", ".pyc")
     }
-    assert {path.relative_to(SOURCE.parent) for path in files} <= held
+    assert {path.relative_to(ROOT / "src") for path in files} <= held
 
 
 @pytest.mark.full

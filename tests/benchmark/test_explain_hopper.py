@@ -15,8 +15,6 @@ from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.tasks import whole_tiles
 from flashsmith.builder.sources import package_sources
-from flashsmith.emulator import BankConflicts
-from flashsmith.emulator.checks.bank_conflicts import Wavefronts
 from flashsmith.families import (
     HopperForwardKernelConfig,
     PingPong,
@@ -30,6 +28,8 @@ from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.config import is_flag
 from flashsmith.families.wgmma.describe import intensity, smem_map
 from flashsmith.runtime.target import choose_target
+from ptxlab import BankConflicts
+from ptxlab.checks.bank_conflicts import Wavefronts
 
 SHIPPED = parse(
     "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"

@@ -18,12 +18,12 @@ from flashsmith.benchmark.run import Options, run_kernels
 from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
-from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError, LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime.target import choose_target
 from flashsmith.verify import prove
+from ptxlab import BankConflicts
 
 STEP_1 = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 STEP_2 = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")

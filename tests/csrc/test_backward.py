@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import shared_kernels
 
-from flashsmith.emulator.checks import BankConflicts, all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DqMode,
@@ -28,6 +27,7 @@ from flashsmith.families.covering_array import cover
 from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.verify import Verdict, reference_of
 from flashsmith.verify import prove as prove_problem
+from ptxlab.checks import BankConflicts, all_checks
 
 FAMILY = family_named("mma_sync_backward")
 

@@ -19,9 +19,6 @@ import pytest
 import shared_kernels
 from guessed_lengths import WRONG_BY_WARPS, WRONG_IN_WARP_0, asked_by_loads, guessing
 
-from flashsmith.emulator import EmulationResult, Observer
-from flashsmith.emulator.checks import BankConflicts, all_checks
-from flashsmith.emulator.interface import MemoryAccess
 from flashsmith.errors import EmulatorError
 from flashsmith.families import (
     DeviceSpec,
@@ -40,6 +37,9 @@ from flashsmith.runtime.operation_run import PreparedOperation, prepare_operatio
 from flashsmith.verify import prove
 from flashsmith.verify.decode_grid import DecodeCase, covering_decode_cases
 from flashsmith.verify.decode_reference import DecodeReference, rotated
+from ptxlab import EmulationResult, Observer
+from ptxlab.checks import BankConflicts, all_checks
+from ptxlab.interface import MemoryAccess
 
 FAMILY = family_named("mma_sync_decode")
 

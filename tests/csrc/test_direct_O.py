@@ -15,9 +15,6 @@ import shared_kernels
 from hopper_plans import wgmma_config
 
 from flashsmith.builder import KernelLibrary
-from flashsmith.emulator import Observer
-from flashsmith.emulator.checks import Bounds
-from flashsmith.emulator.interface import EngineDone, MbarrierEvent
 from flashsmith.families import (
     HopperForwardKernelConfig,
     Semantics,
@@ -27,6 +24,9 @@ from flashsmith.runtime import run_forward
 from flashsmith.verify import prove
 from flashsmith.verify.attention_semantics import offsets
 from flashsmith.verify.proof_inputs import numpy_dtype
+from ptxlab import Observer
+from ptxlab.checks import Bounds
+from ptxlab.interface import EngineDone, MbarrierEvent
 
 
 def direct(text: str) -> HopperForwardKernelConfig:

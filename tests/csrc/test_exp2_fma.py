@@ -11,7 +11,7 @@ import pytest
 
 from flashsmith.builder.sources import package_sources
 from flashsmith.builder.toolchain import find_toolchain
-from flashsmith.emulator import GlobalMemory, emulate
+from ptxlab import GlobalMemory, emulate
 
 SOURCE = """
 #include "wgmma/exp2_fma.cuh"

@@ -15,14 +15,14 @@ import pytest
 import shared_kernels
 
 from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.emulator.ptx import parse
-from flashsmith.emulator.ptx.syntax import Entry, Instruction, Label
 from flashsmith.families import (
     FlashForwardKernelConfig,
     Semantics,
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
+from ptxlab.ptx import parse
+from ptxlab.ptx.syntax import Entry, Instruction, Label
 
 BASE = parse_kernel_name_into_config(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles"

@@ -18,11 +18,11 @@ from test_wgmma_backward import AHEAD, HALVES, ROWS, SPLIT_HALVES, TURNS, WIDE
 
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources
-from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import EmulatorError
 from flashsmith.families import HopperBackwardKernelConfig, Problem, Semantics, device_spec
 from flashsmith.runtime.libraries import load_library, loaded_kernels
 from flashsmith.verify import reference_of
+from ptxlab.checks import all_checks
 
 ORDERED = replace(AHEAD, ordered_dq=True)
 #: By rows, by turns of three persistent warpgroups, by columns in persistent CTAs, ...

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from pretended_library import H200, PretendedLibrary
 
-from flashsmith.emulator import EmulationResult, Observer, all_checks
 from flashsmith.errors import EmulatorError
 from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.launch_counter import count_launches
 from flashsmith.runtime.launch_plan import Contents, LaunchPlan, WorkspaceAddress, plan_from_library
 from flashsmith.runtime.libraries import LoadedKernel
+from ptxlab import EmulationResult, Observer, all_checks
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "emulator"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "ptxlab"))
 
 from ptx_programs import program
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import shared_kernels
 
-from flashsmith.emulator.checks import Bounds
 from flashsmith.families import (
     FlashForwardKernelConfig,
     Semantics,
@@ -20,6 +19,7 @@ from flashsmith.families import (
 from flashsmith.runtime import forward, run_forward
 from flashsmith.verify import INPUT_KINDS, prove
 from flashsmith.verify.proof_inputs import numpy_dtype
+from ptxlab.checks import Bounds
 
 CONFIGS = tuple(
     parse_kernel_name_into_config(text)

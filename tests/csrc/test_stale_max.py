@@ -16,8 +16,6 @@ import pytest
 import shared_kernels
 from hopper_plans import wgmma_config
 
-from flashsmith.emulator.translate import translator
-from flashsmith.emulator.translate.opcodes_float import transcendental
 from flashsmith.families import (
     HopperForwardKernelConfig,
     Semantics,
@@ -29,6 +27,8 @@ from flashsmith.verify.attention_semantics import offsets
 from flashsmith.verify.proof_inputs import INPUT_KINDS, numpy_dtype
 from flashsmith.verify.reference import References, compute_references
 from flashsmith.verify.tolerance import compare
+from ptxlab.translate import translator
+from ptxlab.translate.opcodes_float import transcendental
 
 
 def stale(text: str) -> HopperForwardKernelConfig:

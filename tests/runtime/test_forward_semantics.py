@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import shared_kernels
 
-from flashsmith.emulator import estimate_seconds
-from flashsmith.emulator.checks import all_checks
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics, compiled_d_head
 from flashsmith.runtime import (
     ForwardOptions,
@@ -23,7 +21,9 @@ from flashsmith.runtime import (
     run_forward,
 )
 from flashsmith.runtime.forward_request import check_request
+from flashsmith.runtime.running_time import estimate_seconds
 from flashsmith.verify import compare, compute_references
+from ptxlab.checks import all_checks
 
 RNG = np.random.default_rng(7)
 

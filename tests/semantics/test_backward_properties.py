@@ -15,12 +15,12 @@ from backward_cases import Asked
 from test_far_offsets import far_on_host
 
 import flashsmith
-from flashsmith.emulator.checks import all_checks
 from flashsmith.families import DType, KernelConfig, Problem, Semantics
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.operation_run import prepare_operation
 from flashsmith.verify import reference_of
+from ptxlab.checks import all_checks
 
 TESTS = Path(__file__).parents[1]
 
@@ -218,7 +218,7 @@ def test_launches_do_not_overlap(cfg: KernelConfig) -> None:
 
 _HERE = "semantics/test_backward_properties.py::"
 _KERNELS = ("csrc/test_backward.py::", "csrc/test_wgmma_backward.py::")
-_MUTANTS = "emulator/test_backward_mutants.py::test_mistakes_are_caught"
+_MUTANTS = "mutants/test_backward_mutants.py::test_mistakes_are_caught"
 _AUTOGRAD = "integrations/test_autograd.py::"
 
 
@@ -248,7 +248,7 @@ MISTAKES = {
     "garbage in gradients of rows that no sequence has": [
         *_in_both("test_packed_windows_with_a_softcap"),
         _KERNELS[0] + "test_rows_behind_the_longest_length_have_gradients_of_0",
-        "emulator/test_backward_mutants.py::test_wrong_plans_are_caught",
+        "mutants/test_backward_mutants.py::test_wrong_plans_are_caught",
     ],
     "the flag for determinism is dropped, sums ordered by time": [
         _KERNELS[0] + "test_only_atomics_depend_on_the_schedule",
@@ -256,8 +256,8 @@ MISTAKES = {
         _AUTOGRAD + "test_a_free_kernel_is_refused_at_the_forward_call",
     ],
     "wait_group.read where sums must be in memory": [
-        "emulator/test_bulk_copies.py::test_sums_may_be_read_behind_a_full_wait",
-        "emulator/test_hopper_mutants.py::test_mutants_are_caught",
+        "ptxlab/test_bulk_copies.py::test_sums_may_be_read_behind_a_full_wait",
+        "ptxlab/test_hopper_mutants.py::test_mutants_are_caught",
     ],
     "a dependent launch does not wait": [_HERE + "test_launches_do_not_overlap"],
     "do with strides of 0, or transposed": [_HERE + "test_do_of_any_strides"],

@@ -14,9 +14,9 @@ import pytest
 from kernels import built
 from runs import keywords, run_for
 
-from flashsmith.emulator.checks import Bounds
 from flashsmith.families import Semantics
 from flashsmith.runtime import query_gpu, run_forward
+from ptxlab.checks import Bounds
 
 FAR = 2**31  # elements
 _NORESERVE = 0x4000  # Linux: no promise of memory behind what is never touched

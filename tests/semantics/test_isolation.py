@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kernels import SEMANTICS
 from runs import LENS_Q, run_for
 
-from flashsmith.emulator.checks import Bounds, InFlight, Uninitialised
 from flashsmith.families import Semantics
 from flashsmith.runtime.frameworks.device_array import DeviceArray
+from ptxlab.checks import Bounds, InFlight, Uninitialised
 
 PACKED = [semantics for semantics in SEMANTICS if semantics.packed]
 WHERE = [False, pytest.param(True, marks=pytest.mark.gpu)]

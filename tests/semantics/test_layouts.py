@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kernels import SEMANTICS
 from runs import Run, keywords, run_for
 
-from flashsmith.emulator.checks import Bounds
 from flashsmith.families import Semantics
 from flashsmith.runtime import run_forward
+from ptxlab.checks import Bounds
 
 LAID_OUT = [Semantics(), *(semantics for semantics in SEMANTICS if semantics.uneven)]
 

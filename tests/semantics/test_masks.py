@@ -11,12 +11,12 @@ import pytest
 import shared_kernels
 from kernels import built
 
-from flashsmith.emulator import Launch, MemoryAccess, Observer
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
 from flashsmith.families.mma_sync.sets import proof_configs
 from flashsmith.runtime import run_forward
 from flashsmith.verify.attention_semantics import Attention, offsets, row_slices
 from flashsmith.verify.proof_inputs import numpy_dtype
+from ptxlab import Launch, MemoryAccess, Observer
 
 D = 16
 

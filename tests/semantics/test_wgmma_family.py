@@ -18,7 +18,6 @@ from runs import Run, keywords, options_for, run_for
 from test_layouts import laid_out
 
 from flashsmith.builder import library_for
-from flashsmith.emulator.checks import Bounds, all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DType,
@@ -32,6 +31,7 @@ from flashsmith.families import (
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import TILE_KINDS, prove
+from ptxlab.checks import Bounds, all_checks
 
 WGMMA = "wgmma"
 

@@ -12,7 +12,6 @@ import pytest
 import shared_kernels
 from shared_kernels import with_every_value
 
-from flashsmith.emulator import Finding, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     FlashForwardKernelConfig,
@@ -24,6 +23,7 @@ from flashsmith.families import (
     is_legal,
 )
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
+from ptxlab import Finding, Observer
 
 PROGRESSION = get_kernel_progression_configs()
 BEST = PROGRESSION[-2]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "emulator"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "ptxlab"))
 
 from hopper_probes import Probe, compiled, probes, ptx_of, run_emulated
 from ptx_programs import MapSpec, aligned, run

@@ -62,11 +62,11 @@ sanitized() { # tool, what, script of this folder, argument...
 
 for part in $parts; do
     case $part in
-    tests-emulator) suite "$part" tests/emulator tests/csrc ;;
+    tests-emulator) suite "$part" tests/ptxlab tests/mutants tests/csrc ;;
     tests-semantics) suite "$part" tests/semantics ;;
     tests-verify) suite "$part" tests/verify tests/builder ;;
     tests-rest)
-        suite "$part" tests --ignore=tests/emulator --ignore=tests/csrc --ignore=tests/semantics \
+        suite "$part" tests --ignore=tests/ptxlab --ignore=tests/mutants --ignore=tests/csrc --ignore=tests/semantics \
             --ignore=tests/verify --ignore=tests/builder
         ;;
     sets)

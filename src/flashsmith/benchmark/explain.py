@@ -10,7 +10,6 @@ from flashsmith.benchmark.kernel_facts import KernelFacts, Occupancy, occupancy,
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.tasks import whole_tiles
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
-from flashsmith.emulator import BankConflicts
 from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
@@ -22,6 +21,7 @@ from flashsmith.families import (
 from flashsmith.families.family import Intensity, SmemRegion
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
+from ptxlab import BankConflicts
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashsmith.builder import KernelEntry, KernelLibrary, Progress, find_library, library_for
-from flashsmith.emulator import BankConflicts, EmulationResult, parse
-from flashsmith.emulator.checks import instruction_mix
 from flashsmith.errors import IllegalConfigError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, by_family, check_legal
 from flashsmith.families.config import THREADS_PER_WARP
+from ptxlab import BankConflicts, EmulationResult, parse
+from ptxlab.checks import instruction_mix
 
 # What kernels use shared memory for; each family says which accesses those are.
 CONFLICT_KINDS = ("ldmatrix", "copy st", "O st", "O ld")

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsmith.emulator import estimate_seconds
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
@@ -48,6 +47,7 @@ from flashsmith.runtime.operation_run import (
     prepare_operation,
 )
 from flashsmith.runtime.repeated_calls import Arguments, remember_repeated
+from flashsmith.runtime.running_time import estimate_seconds
 from flashsmith.runtime.sequences import check_packing
 from flashsmith.runtime.tensors import (
     DTYPES,

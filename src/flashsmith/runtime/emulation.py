@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
 from flashsmith.errors import EmulationTooLongError, EmulatorError
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks.base import WORKSPACE_ALIGNMENT
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, TensorMapSpec, Workspace
+from flashsmith.runtime.running_time import estimate_seconds
+from ptxlab import EmulationResult, GlobalMemory, Observer, emulate
 
 # Above this the caller has to pass emulate=True.
 LONGEST_UNASKED_SECONDS = 60.0

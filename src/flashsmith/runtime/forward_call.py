@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.operations.forward import forward_numbers
 from flashsmith.runtime.forward_options import CAUSAL, NO_MASK, Mask
 from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.semantics import UNLIMITED
+from ptxlab import EmulationResult
 
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]

@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from flashsmith.builder import count_noted
-from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
@@ -48,6 +47,7 @@ from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_ke
 from flashsmith.runtime.option_values import plain_options
 from flashsmith.runtime.substitutes import Wish, substitutes
 from flashsmith.runtime.tensors import Array, TensorT
+from ptxlab import EmulationResult, Observer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flashsmith.did_you_mean import did_you_mean
-from flashsmith.emulator import EmulationResult, Observer, estimate_seconds
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import Call, Operation, TensorSpec
@@ -21,12 +20,14 @@ from flashsmith.runtime.forward_options import check_flag
 from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
+from flashsmith.runtime.running_time import estimate_seconds
 from flashsmith.runtime.tensors import (
     check_beside,
     check_memory,
     check_output_distinct,
     view_tensor,
 )
+from ptxlab import EmulationResult, Observer
 
 # Blocks of workspaces are allocated in elements of so many bytes, int32.
 BLOCK_ELEMENT = 4

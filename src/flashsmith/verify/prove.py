@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flashsmith.emulator import EmulationResult, Finding, Observer
-from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Operation
@@ -26,6 +24,8 @@ from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.problem_options import drawn_ranges
 from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.tolerance import Comparison
+from ptxlab import EmulationResult, Finding, Observer
+from ptxlab.checks import all_checks
 
 BACKENDS = ("emulator", "gpu")
 # One mistake in a kernel makes a finding at every instruction that it reaches.

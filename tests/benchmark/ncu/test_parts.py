@@ -22,12 +22,12 @@ from flashsmith.benchmark.ncu.profiled_process import Job, Use, run_job
 from flashsmith.benchmark.ncu.profiler import find_ncu
 from flashsmith.benchmark.ncu.profiling import WavefrontCount, emulated_wavefronts
 from flashsmith.benchmark.report import read_results
-from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError, ProfilerError
 from flashsmith.families import Problem, Semantics, get_hopper_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import driver
 from flashsmith.verify import prove
+from ptxlab import BankConflicts
 
 PLAIN = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 SWIZZLED = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from flashsmith.benchmark.roofline.measuring import compile_sources
-from flashsmith.emulator import BankConflicts, Finding, GlobalMemory, all_checks, emulate
 from flashsmith.families import device_spec
+from ptxlab import BankConflicts, Finding, GlobalMemory, all_checks, emulate
 
 _FORMATS = {ctypes.c_int: "i", ctypes.c_int64: "q"}
 

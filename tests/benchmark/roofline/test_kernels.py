@@ -27,8 +27,8 @@ from flashsmith.benchmark.roofline.microbenchmarks import (
     sum_of_words,
     words,
 )
-from flashsmith.emulator import parse
 from flashsmith.errors import CompileError
+from ptxlab import parse
 
 EMULATED = [bench for bench in (*PRODUCTS, *EXPONENTIALS, *MEMORY_READS) if not bench.absence(80)]
 

@@ -1,0 +1,85 @@
+"""The base of checks: findings without repetition, and how a thread is named in them.
+
+Rules is the check that reports what the machine itself has detected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ptxlab.interface import Finding, Launch, MemoryAccess, Misuse, Observer, Site
+
+_THREADS_SHOWN = 4
+
+
+class Check(Observer):
+    """An observer that reports each kind of mistake once per PTX line, with a count.
+
+    The message, threads and address are those of the first occurrence.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[tuple[str, int], int] = {}
+        self._threads_per_cta = 1
+
+    def begin(self, launch: Launch) -> None:
+        """Stores the launch's shape; subclasses extend it."""
+        self._threads_per_cta = launch.threads_per_cta
+        self._places = {}  # another kernel has other lines
+
+    def report(
+        self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
+    ) -> None:
+        """Add a finding of ``len(threads)`` occurrences, or count them to the one that exists."""
+        count = int(threads.size)
+        place = self._places.setdefault((kind, site.ptx_line), len(self.findings))
+        if place < len(self.findings):
+            known = self.findings[place]
+            self.findings[place] = replace(known, count=known.count + count)
+            return
+        self.findings.append(
+            Finding(
+                kind=kind,
+                message=f"{_instruction(site)}: {message}",
+                source=site.source,
+                ptx_line=site.ptx_line,
+                threads=tuple(int(t) for t in threads[:_THREADS_SHOWN]),
+                address=int(address),
+                count=count,
+            )
+        )
+
+    def actor(self, event: MemoryAccess, row: int) -> str:
+        """The thread that makes the access of an event's row, or its warp for a matrix."""
+        thread = int(event.threads[row])
+        if event.shape == "plain":
+            return self.name(thread)
+        cta, tid = divmod(thread, self._threads_per_cta)
+        return f"CTA {cta} warp {tid // 32}"
+
+    def name(self, thread: int) -> str:
+        """``CTA 1 thread 37 (warp 1, lane 5)`` of a flat thread number."""
+        cta, tid = divmod(int(thread), self._threads_per_cta)
+        return f"CTA {cta} thread {tid} (warp {tid // 32}, lane {tid % 32})"
+
+
+class Rules(Check):
+    """Kinds of findings: ``mbarrier-...``, ``wgmma-...``, ``bulk-...``, ``setmaxnreg``.
+
+    The emulator itself detects these; without this check they end the launch with an error.
+    """
+
+    handles_misuse = True
+
+    def misuse(self, event: Misuse) -> None:
+        """One broken rule."""
+        who = f"{self.name(int(event.threads[0]))}: " if event.threads.size else ""
+        self.report(event.kind, event.site, who + event.message, event.threads, event.address)
+
+
+def _instruction(site: Site) -> str:
+    # Most PTX of a kernel is in one-line functions, whose call site is more useful than their line.
+    return f"{site.mnemonic} called from {site.caller}" if site.caller else site.mnemonic

@@ -1,0 +1,56 @@
+"""Which engines were ordered to read which cells of shared memory, and when last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxlab.checks.shadow import Shadow
+from ptxlab.interface import Engine
+
+_INTEGER = np.dtype(np.int32)
+_MORE = 4
+
+
+class EngineReads:
+    """Per cell, one column for each engine of the CTA that owns the memory."""
+
+    def __init__(self, banks: int, size: int, granule: int) -> None:
+        self._banks, self._size = banks, size
+        self._columns: dict[tuple[str, int], int] = {}
+        self._shadow = self._empty(_MORE)
+        if granule == 1:
+            self.refine()
+
+    def _empty(self, width: int) -> Shadow:
+        fields = {"clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
+        return Shadow(self._banks, self._size, fields, width=width)
+
+    def refine(self) -> None:
+        """Go on with one cell per byte."""
+        self._shadow.refine()
+
+    def record(self, cells: np.ndarray, engine: Engine, clock: int, site: int) -> None:
+        """An engine was ordered to read cells; it executes its orders in sequence."""
+        key = (engine.kind, engine.number)
+        column = self._columns.setdefault(key, len(self._columns))
+        fields = self._shadow.fields
+        if column >= fields["clock"].shape[1]:
+            for name, values in fields.items():
+                fields[name] = np.pad(values, ((0, 0), (0, _MORE)))
+        fields["clock"][cells, column] = clock
+        fields["site"][cells, column] = site
+
+    def forget(self, cells: np.ndarray) -> None:
+        """Cells were overwritten."""
+        self._shadow["clock"][cells] = 0
+
+    def of(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(index into cells, column, clock, site) of every read that counts."""
+        clocks = self._shadow["clock"][cells]
+        index, columns = np.nonzero(clocks)
+        return index, columns, clocks[index, columns], self._shadow["site"][cells[index], columns]
+
+    def engine(self, column: int, cta: int) -> Engine:
+        """The engine of a column in the memory of a CTA."""
+        kind, number = next(key for key, place in self._columns.items() if place == column)
+        return Engine(kind, cta, number)

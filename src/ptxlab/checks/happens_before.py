@@ -1,0 +1,529 @@
+"""The happens-before order of an emulated launch: vector clocks per thread.
+
+The order is PTX's causality order as far as barriers make it. Thread a is *ordered after* actor b
+up to clock c when everything b did until then happens before whatever a does next. What creates
+order:
+
+- program order: a thread is ordered after itself;
+- a CTA barrier: a thread that waited at it is ordered after all threads that arrived, up to their
+  arrival, and after everything these are ordered after; a thread that only arrives (bar.arrive)
+  gains no order;
+- bar.warp.sync, likewise among the threads it names;
+- an mbarrier: a thread that saw a phase end is ordered after all threads that arrived until then
+  and the bulk copies that completed on it; barrier.cluster likewise;
+- wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations;
+- a word of global memory that one thread releases and another acquires (MemoryOrder). Only this
+  orders threads of different clusters, and what comes after it within them.
+
+What does not: ``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote). They make lanes meet, but
+the ISA gives no memory ordering to that: a store before a shuffle need not be visible to another
+lane after it, and CUDA asks for __syncwarp() there. Lockstep execution of a warp is no order either
+(there is none since sm_70).
+
+Actors are threads and engines (tensor cores and bulk copies). What a thread wrote is *fenced* for
+another when a proxy fence lies on the way from the write: only then may an engine touch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptxlab.interface import Clusters, Engine
+
+LANES = np.arange(32, dtype=np.int64)
+#: Engines are negative actors, below the values that mean 'none' and 'several' in a history.
+_FIRST_ENGINE = -16
+_ENGINES = 4096
+_MORE_ENGINES = 32
+_ALWAYS = np.iinfo(np.int32).max
+
+
+#: What is known of actors of other clusters: by cluster number, up to which clock the order goes
+#: and which clocks are fenced, by column. Never changed once made.
+Far = dict[int, tuple[np.ndarray, np.ndarray]]
+#: In place of a cluster's number: the launch before, of which a thread knows all or nothing.
+_LAUNCH_BEFORE = -1
+
+
+def merge_far(*given: Far) -> Far:
+    """What is known of either; one of those given if that is all of it."""
+    merged: Far = {}
+    for far in given:
+        for number, row in far.items():
+            merged[number] = _later(merged[number], row) if number in merged else row
+    for far in given:
+        if far.keys() == merged.keys() and all(far[n] is merged[n] for n in far):
+            return far
+    return merged
+
+
+def _later(
+    one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    if one is other:
+        return one
+    joined = padded_maximum(one[0], other[0]), np.maximum(one[1], other[1])
+    for row in (one, other):
+        if all(np.array_equal(x, y) for x, y in zip(row, joined, strict=True)):
+            return row
+    return joined
+
+
+def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The larger of clocks by column; columns are added at the end, for engines."""
+    width = max(one.size, other.size)
+    return np.maximum(np.pad(one, (0, width - one.size)), np.pad(other, (0, width - other.size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What threads publish: the clocks of their cluster's actors, those that are fenced, and which
+    sets of other clusters' (HappensBefore numbers them) they know."""
+
+    known: np.ndarray
+    fenced: np.ndarray
+    far: frozenset[int] = frozenset()
+
+    def joined(self, other: Clocks | None) -> Clocks:
+        """What either knows."""
+        if other is None:
+            return self
+        known = padded_maximum(self.known, other.known)
+        return Clocks(known, np.maximum(self.fenced, other.fenced), self.far | other.far)
+
+
+class HappensBefore:
+    """The clocks of one wave of CTAs. Times are the emulator's event clock, which only grows.
+
+    Barriers of whole CTAs are kept as one number per CTA: all threads of the CTA are ordered after
+    each other up to this clock. The matrices of clocks (one per cluster) are allocated once
+    anything else creates order.
+    """
+
+    def __init__(
+        self,
+        first_cta: int,
+        cta_count: int,
+        threads_per_cta: int,
+        clusters: Clusters | None = None,
+    ) -> None:
+        self._first_cta = first_cta
+        self._threads = threads_per_cta
+        self._floor = np.zeros(cta_count, np.int64)
+        self._known: np.ndarray | None = None
+        self._fenced: np.ndarray | None = None
+        # The clocks of threads that arrived at a barrier without waiting, by (barrier, CTA).
+        self._handed: dict[tuple[int, int], tuple[list[np.ndarray], Clocks]] = {}
+        ctas = np.arange(first_cta, first_cta + cta_count)
+        clusters = clusters or Clusters((first_cta + cta_count, 1, 1), (1, 1, 1))
+        self._grouping = clusters
+        self.cluster_size = clusters.size
+        self._rank = np.asarray(clusters.rank(ctas))
+        numbers, self._cluster = np.unique(clusters.number(ctas), return_inverse=True)
+        self._clusters, self._numbers = numbers.size, numbers
+        # CTA by cluster and rank, to come back from places in the matrices to threads.
+        self._members = np.zeros((self._clusters, self.cluster_size), np.int64)
+        self._members[self._cluster, self._rank] = ctas
+        self._slots: dict[tuple[int, Engine], int] = {}
+        self._slot_counts = np.zeros(self._clusters, np.int64)
+        # What each thread knows of other clusters: a set's number, 0 for nothing.
+        self._far = np.zeros(cta_count * threads_per_cta, np.int64)
+        self._sets: list[Far] = [{}]
+        self._merged: dict[frozenset[int], int] = {}
+
+    @property
+    def threads_per_cta(self) -> int:
+        """Threads of one CTA."""
+        return self._threads
+
+    @property
+    def first_cta(self) -> int:
+        """Flat number of the wave's first CTA."""
+        return self._first_cta
+
+    @property
+    def partial(self) -> bool:
+        """Whether anything but whole-CTA barriers has made order."""
+        return self._known is not None
+
+    @property
+    def reaches_others(self) -> bool:
+        """Whether anything has ordered threads after those of other clusters."""
+        return len(self._sets) > 1
+
+    # Names
+
+    def cta(self, threads: np.ndarray) -> np.ndarray:
+        """Index of each thread's CTA within the wave; negative for one of an earlier wave."""
+        return threads // self._threads - self._first_cta
+
+    def floor(self, threads: np.ndarray) -> np.ndarray:
+        """Clock up to which each thread is ordered after every thread of its CTA."""
+        return self._floor[self.cta(threads)]
+
+    def warp_mates(self, threads: np.ndarray) -> np.ndarray:
+        """Flat numbers of the 32 lanes of each thread's warp, an axis more.
+
+        A last warp that is not full repeats the CTA's last thread.
+        """
+        tids = threads % self._threads
+        lanes = (tids // 32 * 32)[..., None] + LANES
+        return (threads - tids)[..., None] + np.minimum(lanes, self._threads - 1)
+
+    def rank(self, threads: np.ndarray) -> np.ndarray:
+        """Rank of each thread's CTA in its cluster."""
+        return self._rank[self.cta(threads)]
+
+    def peer(self, threads: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        """Flat CTA of a rank in each thread's cluster."""
+        return self._members[self._cluster[self.cta(threads)], rank]
+
+    def actor(self, engine: Engine) -> int:
+        """The negative number of an engine."""
+        cluster = int(self._cluster[engine.cta - self._first_cta])
+        slot = self._slots.get((cluster, engine))
+        if slot is None:
+            slot = self._slots[cluster, engine] = int(self._slot_counts[cluster])
+            self._slot_counts[cluster] += 1
+        return _FIRST_ENGINE - (cluster * _ENGINES + slot)
+
+    def engine(self, actor: int) -> Engine:
+        """The engine of a negative number."""
+        key = divmod(_FIRST_ENGINE - actor, _ENGINES)
+        return next(e for (cluster, e), slot in self._slots.items() if (cluster, slot) == key)
+
+    def _place(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(cluster, row) of threads of this wave."""
+        ctas = self.cta(threads)
+        return self._cluster[ctas], self._rank[ctas] * self._threads + threads % self._threads
+
+    def _columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(cluster, column) of actors; the cluster is -1 for those of earlier waves."""
+        ctas = self.cta(actors)
+        inside = (ctas >= 0) & (ctas < self._floor.size)
+        ctas = np.where(inside, ctas, 0)
+        cluster = np.where(inside, self._cluster[ctas], -1)
+        column = self._rank[ctas] * self._threads + actors % self._threads
+        engines = actors <= _FIRST_ENGINE
+        if engines.any():
+            where, slots = np.divmod(_FIRST_ENGINE - actors, _ENGINES)
+            cluster = np.where(engines, where, cluster)
+            column = np.where(engines, self._width + slots, column)
+        return cluster, column
+
+    @property
+    def _width(self) -> int:
+        return self.cluster_size * self._threads
+
+    # Questions
+
+    def ordered_after(
+        self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
+    ) -> np.ndarray:
+        """Whether each thread is ordered after its actor up to the clock given; arrays
+        broadcast."""
+        ctas = self.cta(threads)
+        same_cta = ctas == self.cta(actors)
+        result: np.ndarray = (threads == actors) | (same_cta & (self._floor[ctas] >= clocks))
+        if self._known is not None:
+            known = self._matrix()
+            # Indices are computed before anything broadcasts, as one flat index: a run under all
+            # checks spends most of its time here.
+            cluster, row = self._place(threads)
+            of, column = self._columns(actors)
+            _, rows, columns = known.shape
+            places = (cluster * rows + row) * columns + column
+            result = result | ((cluster == of) & (known.ravel().take(places) >= clocks))
+        if self.reaches_others:
+            result = self._far_after(result, threads, actors, clocks, 0)
+        return result
+
+    def fenced_after(
+        self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
+    ) -> np.ndarray:
+        """Whether what actors of other clusters did is fenced for the threads; element by
+        element."""
+        return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
+
+    def _far_after(
+        self,
+        result: np.ndarray,
+        threads: np.ndarray,
+        actors: np.ndarray,
+        clocks: np.ndarray,
+        which: int,
+    ) -> np.ndarray:
+        """``result``, with what the sets know of other clusters added."""
+        threads, actors, clocks = (
+            np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
+        )
+        sets = self._far[threads - self._first_cta * self._threads]
+        # Several readers, or nobody, are in no set.
+        open_ = np.flatnonzero(~result & (sets > 0) & ((actors >= 0) | (actors <= _FIRST_ENGINE)))
+        if not open_.size:
+            return result
+        result = result.copy()
+        flat, sets, actors, clocks = (x.ravel()[open_] for x in (result, sets, actors, clocks))
+        numbers, columns = self._far_columns(actors)
+        for key in np.unique(np.stack([sets, numbers]), axis=1).T:
+            row = self._sets[int(key[0])].get(int(key[1]))
+            if row is None:
+                continue
+            its = (sets == key[0]) & (numbers == key[1])
+            known = np.append(row[which], 0)
+            flat[its] = known[np.minimum(columns[its], row[which].size)] >= clocks[its]
+        result.ravel()[open_] = flat
+        return result
+
+    def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(number of the cluster, column) of actors, of other waves too."""
+        ctas = np.maximum(actors, 0) // self._threads
+        numbers = np.asarray(self._grouping.number(ctas))
+        columns = self._grouping.rank(ctas) * self._threads + actors % self._threads
+        engines = actors <= _FIRST_ENGINE
+        if engines.any():
+            where, slots = np.divmod(_FIRST_ENGINE - actors, _ENGINES)
+            numbers = np.where(engines, self._numbers[np.where(engines, where, 0)], numbers)
+            columns = np.where(engines, self._width + slots, columns)
+        return numbers, columns
+
+    def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The clocks that all given threads of one CTA are ordered after, and which are fenced, by
+        column."""
+        ctas, tids = self.cta(threads), threads % self._threads
+        cluster, rows = self._place(threads)
+        known = self._matrix()[cluster[0]][rows]
+        own = int(self._rank[ctas[0]]) * self._threads
+        known[np.arange(rows.size), own + tids] = _ALWAYS
+        least = known.min(axis=0)
+        part = least[own : own + self._threads]
+        np.maximum(part, self._floor[ctas[0]], out=part)
+        if self._fenced is None:
+            return least, np.zeros(self._width, np.int32)
+        return least, self._fenced[cluster[0]][rows].min(axis=0)
+
+    def column(self, threads: np.ndarray, actors: np.ndarray) -> np.ndarray:
+        """Column of actors in the result of ``common`` for these threads; -1 for another
+        cluster's."""
+        cluster, column = self._columns(actors)
+        return np.where(cluster == self._cluster[self.cta(threads[:1])[0]], column, -1)
+
+    # Events
+
+    def arrive(self, threads: np.ndarray, barrier: int, clock: int) -> None:
+        """Threads reach a CTA barrier and go on without waiting; they may be of several CTAs."""
+        for cta, members in self._by_cta(threads):
+            arrived, given = self._handed.get((barrier, cta), ([], None))
+            given = self._published(cta, members, clock).joined(given)
+            self._handed[barrier, cta] = [*arrived, members], given
+
+    def release(self, threads: np.ndarray, barrier: int, clock: int) -> None:
+        """A CTA barrier opens for ``threads``, of one or several CTAs; all had arrived."""
+        for cta, members in self._by_cta(threads):
+            handed = self._handed.pop((barrier, cta), None)
+            if handed is None and members.size == self._threads:
+                self._floor[cta] = clock
+                if self._known is not None:
+                    self._join(cta, members, clock)
+                else:
+                    self._learn(cta, members, self._sets_of(cta, members))
+            elif handed is None:
+                self._join(cta, members, clock)
+            else:
+                arrived, given = handed
+                waiting = np.setdiff1d(members, np.concatenate(arrived))
+                self._join(cta, waiting, clock, given)
+
+    def synchronise_warps(self, threads: np.ndarray, clock: int) -> None:
+        """The threads named meet within each warp; they may be of several warps."""
+        for cta, members in self._by_cta(threads):
+            for warp in np.unique(members // 32):
+                self._join(cta, members[members // 32 == warp], clock)
+
+    def published(self, threads: np.ndarray, clock: int) -> Clocks:
+        """The clocks that threads of one CTA publish when they arrive at a barrier."""
+        return self._published(int(self.cta(threads)[0]), threads % self._threads, clock)
+
+    def acquire(self, threads: np.ndarray, given: Clocks) -> None:
+        """Threads of one CTA acquire the clocks that others published."""
+        cta = int(self.cta(threads)[0])
+        rows = self._rows(cta)
+        own = self._own(cta, threads % self._threads)
+        known = given.known
+        rows[own, : known.size] = np.maximum(rows[own, : known.size], known)
+        if self._fenced is not None:
+            matrix = self._fenced[self._cluster[cta]]
+            matrix[own] = np.maximum(matrix[own], given.fenced)
+        self._learn(cta, threads % self._threads, given.far)
+
+    def released(self, thread: int, clock: int) -> Far:
+        """What a release by a thread publishes to other CTAs."""
+        one = np.array([thread])
+        cta = int(self.cta(one)[0])
+        clocks = self._published(cta, one % self._threads, clock)
+        known = clocks.known
+        first = int(self._rank[cta]) * self._threads
+        part = known[first : first + self._threads]
+        np.maximum(part, self._floor[cta], out=part)
+        own = {int(self._numbers[self._cluster[cta]]): (known, clocks.fenced)}
+        return own if not clocks.far else {**self._sets[self._set(clocks.far)], **own}
+
+    def acquire_far(self, thread: int, far: Far) -> None:
+        """A thread is ordered after what threads of other CTAs have released."""
+        one = np.array([thread])
+        cta = int(self.cta(one)[0])
+        number = int(self._numbers[self._cluster[cta]])
+        if number in far:
+            self.acquire(one, Clocks(*far[number]))
+        others = {n: row for n, row in far.items() if n != number}
+        if others:
+            known = int(self._far[self._places(cta, one % self._threads)][0])
+            merged = merge_far(self._sets[known], others)
+            if merged is not self._sets[known]:
+                self._sets.append(merged)
+                self._far[self._places(cta, one % self._threads)] = len(self._sets) - 1
+
+    def acquire_launch(self, threads: np.ndarray) -> None:
+        """Threads are ordered after the launch before."""
+        self._sets.append({_LAUNCH_BEFORE: (np.ones(1, np.int32), np.ones(1, np.int32))})
+        for cta, members in self._by_cta(threads):
+            self._learn(cta, members, frozenset([len(self._sets) - 1]))
+
+    def after_launch(self, threads: np.ndarray) -> np.ndarray:
+        """Whether each thread is ordered after the launch before."""
+        known = np.array([_LAUNCH_BEFORE in far for far in self._sets])
+        after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
+        return after
+
+    # Sets of what is known of other clusters
+
+    def _places(self, cta: int, members: np.ndarray) -> np.ndarray:
+        places: np.ndarray = cta * self._threads + members
+        return places
+
+    def _sets_of(self, cta: int, members: np.ndarray) -> frozenset[int]:
+        if len(self._sets) == 1:
+            return frozenset()
+        return frozenset(np.unique(self._far[self._places(cta, members)]).tolist()) - {0}
+
+    def _set(self, numbers: frozenset[int]) -> int:
+        """The number of a set with all that those given know."""
+        if len(numbers) == 1:
+            return next(iter(numbers))
+        if numbers not in self._merged:
+            known = sorted(numbers)
+            merged = merge_far(*(self._sets[number] for number in known))
+            same = [number for number in known if self._sets[number] is merged]
+            if not same:
+                self._sets.append(merged)
+            self._merged[numbers] = same[0] if same else len(self._sets) - 1
+        return self._merged[numbers]
+
+    def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
+        """Threads of a CTA know what is in the sets given besides what they knew."""
+        if not numbers:
+            return
+        places = self._places(cta, members)
+        before = self._far[places]
+        for known in np.unique(before).tolist():
+            self._far[places[before == known]] = self._set((numbers | {known}) - {0})
+
+    def acquire_engine(self, threads: np.ndarray, engine: Engine, clock: int) -> None:
+        """Threads of one CTA are ordered after an engine's work up to a clock."""
+        actor = np.array([self.actor(engine)])
+        rows = self._rows(int(self.cta(threads)[0]))
+        (column,) = self._columns(actor)[1]
+        own = self._place(threads)[1]
+        rows[own, column] = np.maximum(rows[own, column], clock)
+
+    def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
+        """Clocks to publish, with an engine's work up to a clock added."""
+        actor = np.array([self.actor(engine)])
+        width = self._matrix().shape[2]
+        if known.size < width:
+            known = np.pad(known, (0, width - known.size))
+        (column,) = self._columns(actor)[1]
+        known[column] = max(int(known[column]), clock)
+        return known
+
+    def fence(self, threads: np.ndarray, clock: int) -> None:
+        """A proxy fence: whatever the threads are ordered after is fenced from here on."""
+        known = self._matrix()
+        if self._fenced is None:
+            self._fenced = np.zeros((self._clusters, self._width, self._width), np.int32)
+        for cta, members in self._by_cta(threads):
+            cluster, own = self._cluster[cta], self._own(cta, members)
+            seen = known[cluster][own, : self._width]
+            first = int(self._rank[cta]) * self._threads
+            part = seen[:, first : first + self._threads]
+            np.maximum(part, self._floor[cta], out=part)
+            seen[np.arange(own.size), own] = clock
+            self._fenced[cluster][own] = np.maximum(self._fenced[cluster][own], seen)
+
+    # Matrices
+
+    def by_cta(self, threads: np.ndarray) -> Iterator[np.ndarray]:
+        """The threads of each CTA."""
+        ctas = threads // self._threads
+        for cta in np.unique(ctas):
+            yield threads[ctas == cta]
+
+    def _by_cta(self, threads: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """CTA index and thread numbers within it, for each CTA that has some."""
+        ctas, tids = self.cta(threads), threads % self._threads
+        for cta in np.unique(ctas):
+            yield int(cta), tids[ctas == cta]
+
+    def _matrix(self) -> np.ndarray:
+        """The clocks beyond those of the floor: [cluster, thread, actor]."""
+        engines = int(self._slot_counts.max())
+        columns = self._width + -(-engines // _MORE_ENGINES) * _MORE_ENGINES
+        if self._known is None:
+            self._known = np.zeros((self._clusters, self._width, columns), np.int32)
+        elif self._known.shape[2] < columns:
+            more = columns - self._known.shape[2]
+            self._known = np.pad(self._known, ((0, 0), (0, 0), (0, more)))
+        return self._known
+
+    def _rows(self, cta: int) -> np.ndarray:
+        rows: np.ndarray = self._matrix()[self._cluster[cta]]
+        return rows
+
+    def _own(self, cta: int, members: np.ndarray) -> np.ndarray:
+        own: np.ndarray = int(self._rank[cta]) * self._threads + members
+        return own
+
+    def _published(self, cta: int, members: np.ndarray, clock: int) -> Clocks:
+        own = self._own(cta, members)
+        given = self._rows(cta)[own].max(axis=0)
+        if self.cluster_size > 1:
+            # Another CTA does not share this one's floor.
+            first = int(self._rank[cta]) * self._threads
+            part = given[first : first + self._threads]
+            np.maximum(part, self._floor[cta], out=part)
+        given[own] = clock
+        far = self._sets_of(cta, members)
+        if self._fenced is None:
+            return Clocks(given, np.zeros(self._width, np.int32), far)
+        return Clocks(given, self._fenced[self._cluster[cta]][own].max(axis=0), far)
+
+    def _join(
+        self,
+        cta: int,
+        members: np.ndarray,
+        clock: int,
+        handed: Clocks | None = None,
+    ) -> None:
+        if not members.size:
+            return
+        own = self._own(cta, members)
+        clocks = self._published(cta, members, clock).joined(handed)
+        together = clocks.known
+        together[own] = clock
+        self._rows(cta)[own] = together
+        if self._fenced is not None:
+            self._fenced[self._cluster[cta]][own] = clocks.fenced
+        self._learn(cta, members, clocks.far)

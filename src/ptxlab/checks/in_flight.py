@@ -1,0 +1,109 @@
+"""Shared memory that is the destination of an asynchronous copy in flight."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxlab.checks.check import Check
+from ptxlab.checks.shadow import Shadow
+from ptxlab.interface import (
+    AsyncLanding,
+    EngineAccess,
+    EngineLanding,
+    Launch,
+    MemoryAccess,
+    Site,
+)
+
+_NO_ISSUER = -1
+
+
+class InFlight(Check):
+    """Kinds of findings: ``in-flight-read`` and ``in-flight-write``.
+
+    A cell is in flight from the issue of a cp.async until the issuing thread has waited for the
+    copy's group, and from the issue of a bulk copy until it arrives. No thread may read or write it
+    meanwhile. After that it counts as the issuing thread's own write; Races checks that other
+    threads pass a barrier before they read it.
+    """
+
+    def begin(self, launch: Launch) -> None:
+        """Stores the size of shared memory."""
+        super().begin(launch)
+        self._shared_bytes = launch.shared_bytes
+        self._sites: dict[int, Site] = {}
+        self.wave(0, launch.cta_count)
+
+    def wave(self, first_cta: int, cta_count: int) -> None:
+        """New CTAs begin with no copy in flight."""
+        self._first_cta = first_cta
+        self._shadow = Shadow(
+            cta_count,
+            self._shared_bytes,
+            {"issuer": (np.dtype(np.int32), _NO_ISSUER), "site": (np.dtype(np.int32), _NO_ISSUER)},
+        )
+
+    def memory(self, event: MemoryAccess) -> None:
+        """Checks every access to shared memory and notes the issue of copies."""
+        if event.space != "shared":
+            return
+        ctas = event.threads // self._threads_per_cta if event.ctas is None else event.ctas
+        touched = self._shadow.locate(ctas - self._first_cta, event.addresses, event.sizes)
+        issuer = self._shadow["issuer"]
+        pending = issuer[touched.cells] != _NO_ISSUER
+        if pending.any():
+            self._report(event, touched.cells[pending], touched.rows[pending])
+        if event.kind == "async_write":
+            self._sites[event.site.index] = event.site
+            issuer[touched.cells] = event.threads[touched.rows]
+            self._shadow["site"][touched.cells] = event.site.index
+
+    def async_landing(self, event: AsyncLanding) -> None:
+        """The copy's cells become ordinary memory again."""
+        ctas = event.threads // self._threads_per_cta - self._first_cta
+        touched = self._shadow.locate(ctas, event.addresses, event.sizes)
+        issuer = self._shadow["issuer"]
+        own = issuer[touched.cells] == event.threads[touched.rows]
+        issuer[touched.cells[own]] = _NO_ISSUER
+
+    def engine_access(self, event: EngineAccess) -> None:
+        """Checks what an engine is ordered to do, and records where it will write."""
+        touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
+        issuer, site = self._shadow["issuer"], self._shadow["site"]
+        pending = touched.cells[issuer[touched.cells] != _NO_ISSUER]
+        if pending.size:
+            address = self._shadow.address(pending[0])
+            self.report(
+                f"in-flight-{event.kind}",
+                event.site,
+                f"ordered by {self.name(int(event.threads[0]))}, it {event.kind}s shared address "
+                f"{address} while the copy of {self.name(issuer[pending[0]])} "
+                f"({self._sites[int(site[pending[0]])]}) has not arrived",
+                event.threads[:1],
+                address,
+            )
+        if event.kind == "write":
+            self._sites[event.site.index] = event.site
+            issuer[touched.cells] = event.threads[0]
+            site[touched.cells] = event.site.index
+
+    def engine_landing(self, event: EngineLanding) -> None:
+        """The cells of a bulk copy become ordinary memory."""
+        touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
+        own = self._shadow["site"][touched.cells] == event.issued_at.index
+        self._shadow["issuer"][touched.cells[own]] = _NO_ISSUER
+
+    def _report(self, event: MemoryAccess, cells: np.ndarray, rows: np.ndarray) -> None:
+        reading = event.kind == "read"
+        address = self._shadow.address(cells[0])
+        issuer = self._shadow["issuer"][cells[0]]
+        site = self._sites[int(self._shadow["site"][cells[0]])]
+        self.report(
+            "in-flight-read" if reading else "in-flight-write",
+            event.site,
+            f"{self.actor(event, rows[0])} {'reads' if reading else 'overwrites'} shared "
+            f"address {address} while the copy of {self.name(issuer)} ({site}) has not been "
+            "waited for",
+            event.threads[np.unique(rows)],
+            address,
+        )

@@ -1,0 +1,160 @@
+"""The order that words of global memory create between threads of any CTAs: release and acquire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ptxlab.checks.happens_before import Far, HappensBefore, merge_far
+from ptxlab.interface import MemoryAccess, MemoryFence, Site
+
+#: Scopes in which other CTAs see an access in order.
+_WIDE = ("gpu", "sys")
+
+
+def is_strong(event: MemoryAccess) -> bool:
+    """Whether an access may meet such accesses of other CTAs without a race."""
+    return bool(event.order) and event.scope in _WIDE
+
+
+def is_strong_by_word(event: MemoryAccess) -> bool:
+    """Whether an access is strong and of 4-byte elements: one access of a whole word for each."""
+    if not is_strong(event) or event.engine is not None:
+        return False
+    element = event.site.mnemonic.rpartition(".")[2]
+    return element in ("b32", "u32", "s32", "f32") and not np.any(event.addresses % 4)
+
+
+def is_sum(event: MemoryAccess) -> bool:
+    """Whether an access adds to floating-point sums, of which the order shows."""
+    if event.kind not in ("atomic", "async_atomic"):
+        return False
+    words = event.site.mnemonic.split(".")
+    return "add" in words and any(word in ("f32", "f64", "f16x2", "bf16x2") for word in words)
+
+
+@dataclass(slots=True)
+class _Word:
+    """The last value of a word: what reading it can order after, and who wrote it without a
+    release."""
+
+    released: Far
+    unreleased: Site | None = None
+
+
+@dataclass
+class _Thread:
+    """What a thread has read without acquiring it, and what its last fence has released."""
+
+    pending: list[Far] = field(default_factory=list)
+    fenced: Far | None = None
+
+
+class MemoryOrder:
+    """A thread is ordered after another when it acquires a word that the other released.
+
+    - A release is ``.release``, or a fence and later a ``.relaxed`` write of the same thread; what
+      the thread had done, or was ordered after, by the release or the fence is released.
+    - An acquire is ``.acquire``, or a ``.relaxed`` read and later a fence of the same thread.
+    - An atomic leaves to later readers what had been released before it; a store does not.
+    - Scopes must be ``.gpu`` or ``.sys``: ``.cta`` and ``.cluster`` order nothing here.
+
+    Sums of fp32 carry no order.
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[int, _Word] = {}
+        self.wave(None)
+
+    def wave(self, order: HappensBefore | None) -> None:
+        """Other threads; words keep what was released."""
+        self._order = order
+        self._threads: dict[int, _Thread] = {}
+        # Of each CTA, the last read that acquired nothing, and write that it saw and that released
+        # nothing.
+        self._unacquired: dict[int, tuple[int, Site]] = {}
+        self._unreleased: dict[int, Site] = {}
+
+    def access(self, event: MemoryAccess) -> None:
+        """Updates the order with an access to global memory."""
+        writes = event.kind in ("write", "atomic", "async_write", "async_atomic")
+        if not is_strong(event) or event.engine is not None:
+            if writes and self._words:
+                self._forget(event)
+            return
+        if is_sum(event):
+            return
+        if event.order == "relaxed" and not self._words and not self._threads and not writes:
+            return
+        for thread, address in zip(event.threads.tolist(), event.addresses.tolist(), strict=True):
+            if event.kind in ("read", "atomic"):
+                self._read(event, thread, address)
+            if writes:
+                self._write(event, thread, address)
+
+    def _read(self, event: MemoryAccess, thread: int, address: int) -> None:
+        word = self._words.get(address)
+        if word is None:
+            return
+        assert self._order is not None
+        cta = thread // self._order.threads_per_cta
+        if word.unreleased is not None:
+            self._unreleased[cta] = word.unreleased
+        else:
+            self._unreleased.pop(cta, None)
+        if not word.released:
+            return
+        if event.order in ("acquire", "acq_rel"):
+            self._order.acquire_far(thread, word.released)
+        else:
+            self._threads.setdefault(thread, _Thread()).pending.append(word.released)
+            self._unacquired[cta] = (thread, event.site)
+
+    def _write(self, event: MemoryAccess, thread: int, address: int) -> None:
+        assert self._order is not None
+        state = self._threads.get(thread)
+        before = self._words.get(address)
+        released: Far = {}
+        if event.order in ("release", "acq_rel"):
+            released = self._order.released(thread, event.clock)
+        elif state is not None and state.fenced is not None:
+            released = state.fenced
+        unreleased = None if released else event.site
+        if event.kind == "atomic" and before is not None:
+            released = merge_far(before.released, released)
+            unreleased = unreleased or before.unreleased
+        self._words[address] = _Word(released, unreleased)
+
+    def _forget(self, event: MemoryAccess) -> None:
+        """Weak writes: who reads them is ordered after nothing."""
+        begins, sizes = event.addresses, event.sizes
+        low, high = int(begins.min()), int((begins + sizes).max())
+        for address in [a for a in self._words if low <= a < high]:
+            if bool(((begins <= address) & (address < begins + sizes)).any()):
+                del self._words[address]
+
+    def fence(self, event: MemoryFence) -> None:
+        """What its threads have read is acquired, what they write from here on releases."""
+        if event.scope not in _WIDE:
+            return
+        assert self._order is not None
+        for thread in event.threads.tolist():
+            state = self._threads.setdefault(thread, _Thread())
+            if state.pending:
+                self._order.acquire_far(thread, merge_far(*state.pending))
+                state.pending = []
+            state.fenced = self._order.released(thread, event.clock)
+            cta = thread // self._order.threads_per_cta
+            if self._unacquired.get(cta, (-1,))[0] == thread:
+                del self._unacquired[cta]
+
+    def missing(self, cta: int) -> str:
+        """What a CTA lacks that is not ordered after another one, in words."""
+        if cta in self._unacquired:
+            site = self._unacquired[cta][1]
+            return f": {site} reads a released word, but neither .acquire nor a fence follows"
+        if cta in self._unreleased:
+            site = self._unreleased[cta]
+            return f": {site} wrote the word it read, but neither .release nor a fence precedes"
+        return ""

@@ -1,0 +1,394 @@
+"""Accesses of different threads to the same memory that no barrier orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptxlab.checks.access_history import (
+    NO_ACTOR,
+    AccessHistory,
+    Conflict,
+    Party,
+)
+from ptxlab.checks.barrier_order import BarrierOrder
+from ptxlab.checks.check import Check
+from ptxlab.checks.happens_before import HappensBefore
+from ptxlab.checks.launch_order import Footprint, LaunchOrder
+from ptxlab.checks.memory_order import (
+    MemoryOrder,
+    is_strong,
+    is_strong_by_word,
+    is_sum,
+)
+from ptxlab.checks.shadow import Ranges
+from ptxlab.interface import (
+    AsyncLanding,
+    BarrierEvent,
+    ClusterBarrierEvent,
+    EngineAccess,
+    EngineDone,
+    GridAllow,
+    GridWait,
+    Launch,
+    MbarrierEvent,
+    MemoryAccess,
+    MemoryFence,
+    ProxyFence,
+    Site,
+    WarpSync,
+)
+
+_VERBS = {
+    "RAW": ("reads", "written by"),
+    "WAR": ("overwrites", "read by"),
+    "WAW": ("overwrites", "written by"),
+}
+
+
+class Races(Check):
+    """Kinds of findings: ``race-raw``, ``race-war``, ``race-waw``, in shared and global memory.
+
+    For engines (wgmma, bulk copies) also ``proxy-fence``: the engine's access is ordered after a
+    thread's write, but without a proxy fence in between; and for mbarriers ``race-mbarrier``:
+    threads use one without being ordered after its initialisation. ``cluster-exit``: shared memory
+    of another CTA is used that may have exited.
+
+    - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
+    - A cp.async counts as two writes: at issue it must be ordered after all earlier accesses to the
+      memory, and its data are the issuing thread's write at the moment that thread waited for them.
+      InFlight checks the memory in between.
+    - An engine's access happens at any time between its issue and the wait for it: at issue it must
+      be ordered after all conflicting accesses, and later ones must be ordered after the wait.
+    - A bulk store or reduction writes global memory at any time between its issue and the
+      ``wait_group`` for it; ``wait_group.read`` orders no more than its reads of shared memory.
+    - Global memory counts where it is writable. Only words that one CTA releases and another
+      acquires order CTAs (MemoryOrder); what they share otherwise is a race unless both only read
+      or both use atomics, or strong loads and stores (.relaxed, .volatile, ...).
+    - A programmatic launch must be ordered after ``griddepcontrol.wait`` before it reads what the
+      launch before wrote, or writes what that touched: ``race-launch``. Only words that both touch
+      by strong accesses of 4-byte elements are handed over without it, by the launch directly
+      before. Where each CTA of that has waited before it let this one begin
+      (``griddepcontrol.launch_dependents``, or its end), those before are over already.
+    - ``orders_sums``: of a kernel that must give the same bits in every run. Then floating-point
+      sums are no exception: two that nothing orders are a race.
+    """
+
+    _order: HappensBefore
+    _ranges: Ranges
+
+    def __init__(self, orders_sums: bool = False) -> None:
+        super().__init__()
+        self._orders_sums = orders_sums
+        self._launch_order = LaunchOrder()
+        self._global: dict[int, AccessHistory] = {}
+        self._entry, self._waited = "", False
+        #: Of the launch: CTAs of which a thread was ordered after the launch before, and whether
+        #: one let the next launch begin that was not. A CTA that is over allows it, too.
+        self._have_waited, self._allowed_early = np.zeros(0, np.bool_), False
+
+    def begin(self, launch: Launch) -> None:
+        """Sets up the histories of writable global memory."""
+        super().begin(launch)
+        last = [
+            Footprint(self._entry, self._ranges.ranges[k].begin, *history.footprint())
+            for k, history in (self._global.items() if launch.programmatic else ())
+        ]
+        self._launch_order.next(
+            last,
+            waited=self._waited,
+            allowed_behind=not self._allowed_early and bool(self._have_waited.all()),
+            programmatic=launch.programmatic,
+        )
+        self._entry, self._waited, self._programmatic = launch.entry, False, launch.programmatic
+        self._have_waited = np.zeros(launch.cta_count, np.bool_)
+        self._allowed_early = False
+        self._shared_bytes = launch.shared_bytes
+        self._clusters = launch.clusters
+        self._sites: dict[int, Site] = {}
+        self._ranges = Ranges([r for r in launch.memory.ranges() if r.writable])
+        self._global = {}
+        self._remote: list[_Remote] = []
+        self._memory_order = MemoryOrder()
+        self.wave(0, launch.cta_count)
+
+    def wave(self, first_cta: int, cta_count: int) -> None:
+        """New CTAs begin with an empty shared memory and no order among their threads."""
+        self._check_remote()
+        for history in self._global.values():
+            history.retire_engines(self._order)
+        self._first_cta = first_cta
+        self._order = HappensBefore(first_cta, cta_count, self._threads_per_cta, self._clusters)
+        self._barrier_order = BarrierOrder(self._order, self._clusters)
+        self._memory_order.wave(self._order)
+        self._shared = AccessHistory(
+            cta_count,
+            self._shared_bytes,
+            self._threads_per_cta,
+            cluster_size=self._clusters.size,
+        )
+
+    def end(self) -> None:
+        """The last wave is over."""
+        self._check_remote()
+
+    def barrier(self, event: BarrierEvent) -> None:
+        """Threads that waited at a barrier are ordered after what the others did before they
+        arrived."""
+        if event.kind == "release":
+            self._order.release(event.threads, event.barrier, event.clock)
+        elif "arrive" in event.site.mnemonic:
+            self._order.arrive(event.threads, event.barrier, event.clock)
+
+    def warp_sync(self, event: WarpSync) -> None:
+        """The same within a warp."""
+        self._order.synchronise_warps(event.threads, event.clock)
+
+    def memory(self, event: MemoryAccess) -> None:
+        """Checks and records one event."""
+        if event.space == "shared":
+            ctas = event.ctas
+            if ctas is None:
+                ctas = event.threads // self._threads_per_cta
+            self._access(self._shared, ctas - self._first_cta, event, 0)
+        elif event.space == "global":
+            index = self._ranges.find(event.addresses, event.sizes)
+            by_word = is_strong_by_word(event) and not (self._orders_sums and is_sum(event))
+            for k in np.unique(index[index >= 0]):
+                chosen = index == k
+                begin = self._ranges.ranges[k].begin
+                self._access(self._history(int(k)), 0, _part(event, chosen, begin), begin, by_word)
+            self._memory_order.access(event)
+            if self._programmatic:
+                self._check_launches(event, by_word)
+
+    def async_landing(self, event: AsyncLanding) -> None:
+        """The copy's data become its thread's write."""
+        ctas = event.threads // self._threads_per_cta - self._first_cta
+        touched = self._shared.locate(ctas, event.addresses, event.sizes)
+        party = self._party(event.threads, event.clock, event.issued)
+        for _ in self._shared.record_write(touched, party):
+            # Two copies on one cell: reported when the second was issued.
+            pass
+
+    def mbarrier(self, event: MbarrierEvent) -> None:
+        """Arriving threads publish their clocks; threads that see a phase end acquire them."""
+        for kind, unseen, other in self._barrier_order.mbarrier(event):
+            words = "with no barrier" if kind == "race-mbarrier" else "with no proxy fence"
+            self.report(
+                kind,
+                event.site,
+                f"{self.name(int(unseen[0]))} uses the mbarrier at shared address {event.address}, "
+                f"initialised by {self.name(other)} {words} between",
+                unseen,
+                event.address,
+            )
+        if event.kind == "arrive":
+            self._note_remote(event.site, event.threads, event.ctas, event.clock)
+
+    def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
+        """The same for all CTAs of a cluster."""
+        self._barrier_order.cluster_barrier(event)
+
+    def memory_fence(self, event: MemoryFence) -> None:
+        """Threads acquire what they have read, and release what they have done."""
+        self._memory_order.fence(event)
+
+    def grid_wait(self, event: GridWait) -> None:
+        """Threads are ordered after the launch before."""
+        self._waited = True
+        self._order.acquire_launch(event.threads)
+        self._have_waited[event.threads // self._threads_per_cta] = True
+
+    def grid_allow(self, event: GridAllow) -> None:
+        """The next launch is ordered after what all of these threads are ordered after."""
+        after = self._order.after_launch(event.threads)
+        self._have_waited[event.threads[after] // self._threads_per_cta] = True
+        self._allowed_early |= not after.all()
+
+    def _check_launches(self, event: MemoryAccess, by_word: bool) -> None:
+        after = self._order.after_launch(event.threads)
+        for footprint, rows in self._launch_order.conflicts(event, after, by_word):
+            reads = event.kind in ("read", "async_read")
+            lacks = "no griddepcontrol.wait"
+            if not footprint.reached:
+                lacks = "none in the launch between, so that the wait for that one is not enough,"
+            self.report(
+                "race-launch",
+                event.site,
+                f"{self.actor(event, rows[0])} {'reads' if reads else 'overwrites'} global address "
+                f"{int(event.addresses[rows[0]]):#x}, {'written' if reads else 'used'} by the "
+                f"launch of {footprint.entry} before, with {lacks} between",
+                event.threads[rows],
+                int(event.addresses[rows[0]]),
+            )
+
+    def proxy_fence(self, event: ProxyFence) -> None:
+        """What its threads are ordered after becomes visible to engines."""
+        self._order.fence(event.threads, event.clock)
+        self._barrier_order.fence(event)
+
+    def engine_done(self, event: EngineDone) -> None:
+        """Threads are ordered after what an engine has done."""
+        for threads in self._order.by_cta(event.threads):
+            self._order.acquire_engine(threads, event.engine, event.issued)
+
+    def engine_access(self, event: EngineAccess) -> None:
+        """Checks and records what an engine is ordered to do."""
+        self._sites[event.site.index] = event.site
+        cta = event.cta - self._first_cta
+        if event.cta != int(event.threads[0]) // self._threads_per_cta:
+            actor = self._order.actor(event.engine)
+            self._remote.append(
+                _Remote(event.site, int(event.threads[0]), actor, event.cta, event.clock)
+            )
+        touched = self._shared.locate(cta, event.addresses, event.size)
+        cells = np.unique(touched.cells) if event.kind == "read" else touched.cells
+        for conflict in self._shared.engine_access(cells, event, self._order):
+            self._report_engine(event, conflict)
+
+    def _report_engine(self, event: EngineAccess, conflict: Conflict) -> None:
+        address = self._shared.address(conflict.cells[0])
+        other = self._party_name(int(conflict.others[0]))
+        earlier = self._sites[int(conflict.sites[0])]
+        kind, lacks = f"race-{conflict.kind.lower()}", "no barrier"
+        does, done = _VERBS.get(conflict.kind, ("", ""))
+        if conflict.kind == "PROXY":
+            kind, lacks = "proxy-fence", "no proxy fence"
+            does, done = f"{event.kind}s", "written by"
+        self.report(
+            kind,
+            event.site,
+            f"ordered by {self.name(int(event.threads[0]))}, it {does} shared address {address} "
+            f"of CTA {event.cta}, {done} {other} ({earlier}) with {lacks} between",
+            event.threads[:1],
+            address,
+        )
+
+    def _party_name(self, actor: int) -> str:
+        if actor == NO_ACTOR:
+            return "several CTAs"
+        return self.name(actor) if actor >= 0 else str(self._order.engine(actor))
+
+    # Other CTAs of the cluster
+
+    def _note_remote(self, site: Site, threads: np.ndarray, ctas: np.ndarray, clock: int) -> None:
+        far = np.flatnonzero(threads // self._threads_per_cta != ctas)
+        for place in far:
+            thread = int(threads[place])
+            self._remote.append(_Remote(site, thread, thread, int(ctas[place]), clock))
+
+    def _check_remote(self) -> None:
+        """Some thread of a CTA whose memory was used must be ordered after that use before the CTA
+        exits."""
+        for use in self._remote:
+            own = np.arange(self._threads_per_cta) + use.cta * self._threads_per_cta
+            known = self._order.ordered_after(own, np.array([use.actor]), np.array([use.clock]))
+            if not known.any():
+                self.report(
+                    "cluster-exit",
+                    use.site,
+                    f"{self.name(use.thread)} uses shared memory of CTA {use.cta}, which may have "
+                    "exited by then",
+                    np.array([use.thread]),
+                    0,
+                )
+        self._remote = []
+
+    def _history(self, index: int) -> AccessHistory:
+        if index not in self._global:
+            found = self._ranges.ranges[index]
+            self._global[index] = AccessHistory(
+                1, found.end - found.begin, self._threads_per_cta, shared_by_ctas=True
+            )
+        return self._global[index]
+
+    def _party(
+        self,
+        threads: np.ndarray,
+        clock: int,
+        site: Site,
+        shape: str = "wide",
+        atomic: bool = False,
+        by_word: bool = False,
+    ) -> Party:
+        self._sites[site.index] = site
+        if shape == "matrix":
+            lanes = np.full(threads.size, 0xFFFFFFFF, np.uint32)
+        else:
+            lane = threads % self._threads_per_cta % 32
+            lanes = np.uint32(1) << lane.astype(np.uint32)
+        return Party(threads, lanes, clock, site.index, atomic, by_word)
+
+    def _access(
+        self,
+        history: AccessHistory,
+        banks: np.ndarray | int,
+        event: MemoryAccess,
+        base: int,
+        by_word: bool = False,
+    ) -> None:
+        touched = history.locate(banks, event.addresses, event.sizes)
+        atomic = event.kind in ("atomic", "async_atomic") or is_strong(event)
+        if self._orders_sums and is_sum(event):
+            atomic = False
+        party = self._party(event.threads, event.clock, event.site, event.shape, atomic, by_word)
+        found: Iterable[Conflict]
+        if event.kind in ("read", "async_read"):
+            found = history.read(touched, party, self._order)
+        elif event.engine is not None:
+            found = history.write_later(touched, party, event.engine, self._order)
+        else:
+            found = history.write(touched, party, self._order)
+        for conflict in found:
+            self._report(history, event, conflict, base)
+
+    def _report(
+        self, history: AccessHistory, event: MemoryAccess, conflict: Conflict, base: int
+    ) -> None:
+        kind, lacks = f"race-{conflict.kind.lower()}", "no barrier"
+        does, done = _VERBS.get(conflict.kind, ("overwrites", "written by"))
+        if conflict.kind == "PROXY":
+            kind, lacks = "proxy-fence", "no proxy fence"
+        address = history.address(conflict.cells[0]) + base
+        shown = address if event.space == "shared" else f"{address:#x}"
+        other = int(conflict.others[0])
+        party = self._party_name(other)
+        if other < NO_ACTOR and party.startswith("the bulk copies"):
+            lacks = "no wait_group, which .read is not, and barrier"
+        missing = ""
+        if kind != "proxy-fence" and event.space == "global":
+            cta = int(event.threads[conflict.rows[0]]) // self._threads_per_cta
+            if other < 0 or other // self._threads_per_cta != cta:
+                missing = self._memory_order.missing(cta)
+        self.report(
+            kind,
+            event.site,
+            f"{self.actor(event, conflict.rows[0])} {does} {event.space} address {shown}, "
+            f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with {lacks} between{missing}",
+            event.threads[np.unique(conflict.rows)],
+            address,
+        )
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """A use of another CTA's shared memory, by a thread or an engine (``actor``)."""
+
+    site: Site
+    thread: int
+    actor: int
+    cta: int
+    clock: int
+
+
+def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
+    """The threads of an event that touch one range, with addresses from its begin."""
+    sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
+    return MemoryAccess(
+        event.site, event.space, event.kind, event.threads[chosen],
+        event.addresses[chosen] - begin, sizes, event.shape, event.clock, None, event.engine,
+        event.order, event.scope,
+    )  # fmt: skip

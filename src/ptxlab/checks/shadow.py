@@ -1,0 +1,123 @@
+"""Shadow memory: a few facts about every cell of a memory, and which cells an access touches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptxlab.interface import MemoryRange
+
+_WORD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The cells of one event, flat: ``rows[i]`` is the index of the event's thread for cell i."""
+
+    cells: np.ndarray
+    rows: np.ndarray
+
+
+class Shadow:
+    """Named per-cell arrays over ``banks`` memories of ``size`` bytes each (one per CTA, say).
+
+    A cell is a 4-byte word until an access comes that is not made of whole words; from then on it
+    is a byte. Neighbours within a word are then distinct, at no cost to launches that need only
+    words.
+    """
+
+    def __init__(
+        self, banks: int, size: int, fields: Mapping[str, tuple[np.dtype, object]], width: int = 0
+    ) -> None:
+        """``fields`` maps a name to its dtype and initial value; ``width`` > 0 adds an axis."""
+        self.granule = _WORD
+        self._banks, self._size = banks, size
+        cells = banks * self.cells_per_bank
+        self.fields = {
+            name: np.full((cells, width) if width else cells, initial, dtype)
+            for name, (dtype, initial) in fields.items()
+        }
+
+    @property
+    def cells_per_bank(self) -> int:
+        """Cells of one memory, at the granule of now."""
+        return -(-self._size // self.granule)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.fields[name]
+
+    def locate(
+        self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
+    ) -> Touched:
+        """Cells of each thread's ``[address, address + size)``; what lies outside is left out."""
+        if self.granule > 1 and not _whole_words(addresses, sizes):
+            self.refine()
+        if isinstance(sizes, int) and self._all_inside(addresses, sizes):
+            first = addresses // self.granule + banks * self.cells_per_bank
+            count = sizes // self.granule
+            cells = (first[:, None] + np.arange(count)).ravel()
+            return Touched(cells, np.repeat(np.arange(addresses.size), count))
+        return self._locate_some(banks, addresses, sizes)
+
+    def _all_inside(self, addresses: np.ndarray, size: int) -> bool:
+        if not addresses.size:
+            return True
+        return int(addresses.min()) >= 0 and int(addresses.max()) + size <= self._size
+
+    def _locate_some(
+        self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
+    ) -> Touched:
+        widest = int(np.max(sizes, initial=0))
+        steps = np.arange(0, widest, self.granule)
+        offsets = addresses[:, None] + steps
+        inside = (offsets >= 0) & (offsets < self._size)
+        if isinstance(sizes, np.ndarray):
+            inside &= steps < sizes[:, None]
+        cells = offsets // self.granule + np.reshape(banks, (-1, 1)) * self.cells_per_bank
+        rows = np.broadcast_to(np.arange(addresses.size)[:, None], cells.shape)
+        return Touched(cells[inside], rows[inside])
+
+    def address(self, cell: int) -> int:
+        """Byte address of a cell within its memory."""
+        return int(cell) % self.cells_per_bank * self.granule
+
+    def refine(self) -> None:
+        """Go on with one cell per byte."""
+        if self.granule == 1:
+            return
+        words = self.cells_per_bank
+        self.granule = 1
+        for name, values in self.fields.items():
+            spread = np.repeat(values.reshape(self._banks, words, -1), _WORD, axis=1)
+            spread = spread[:, : self._size]
+            shape = (-1,) if values.ndim == 1 else (-1, values.shape[1])
+            self.fields[name] = np.ascontiguousarray(spread).reshape(shape)
+
+
+def _whole_words(addresses: np.ndarray, sizes: int | np.ndarray) -> bool:
+    bits = np.bitwise_or.reduce(addresses) | np.bitwise_or.reduce(np.atleast_1d(sizes))
+    return int(bits) % _WORD == 0
+
+
+class Ranges:
+    """Global memory's registered ranges; they may overlap (q, k and v packed in one tensor)."""
+
+    def __init__(self, ranges: Sequence[MemoryRange]) -> None:
+        self.ranges = tuple(ranges)
+
+    def find(self, addresses: np.ndarray, sizes: int | np.ndarray) -> np.ndarray:
+        """Index into ``ranges`` of one that holds all of each access, or -1."""
+        index = np.full(addresses.shape, -1)
+        for i, known in enumerate(self.ranges):
+            index[(addresses >= known.begin) & (addresses + sizes <= known.end)] = i
+        return index
+
+    def nearest(self, address: int) -> MemoryRange | None:
+        """The range whose edge lies closest to an address that is in none."""
+        return min(
+            self.ranges,
+            key=lambda r: min(abs(address - r.begin), abs(address - r.end)),
+            default=None,
+        )

@@ -1,0 +1,268 @@
+"""emulate(): run an entry's grid in waves of CTAs, and collect what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError, EmulatorError
+from ptxlab.interface import EmulationResult, Launch, Observer, Site
+from ptxlab.machine.geometry import WARP, WARPGROUP, Geometry
+from ptxlab.machine.group import Group
+from ptxlab.machine.memory import GlobalMemory
+from ptxlab.machine.random_schedule import RandomSchedule
+from ptxlab.machine.scheduler import Scheduler
+from ptxlab.machine.tensor_maps import TensorMap, TensorMapSpec
+from ptxlab.machine.wave import Wave
+from ptxlab.ptx import Module
+from ptxlab.ptx.syntax import Variable
+from ptxlab.translate.translator import Translated, translate
+
+#: Backward jumps of one launch before it counts as endless. The longest honest loop, one jump a KV
+#: block, makes a few thousand.
+LOOP_LIMIT = 1_000_000
+
+#: Threads that run together: wide enough to hide NumPy's cost per call, narrow enough for the
+#: caches.
+WAVE_THREADS = 4096
+
+
+def emulate(
+    ptx: str,
+    entry: str,
+    *,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    smem_bytes: int,
+    argument_bytes: bytes,
+    memory: GlobalMemory,
+    tensor_maps: Sequence[TensorMapSpec] = (),
+    observers: Sequence[Observer] = (),
+    fuse: bool = True,
+    loop_limit: int = LOOP_LIMIT,
+    seed: int | None = None,
+    sm_count: int | None = None,
+    programmatic: bool = False,
+) -> EmulationResult:
+    """Run one kernel launch on the CPU.
+
+    - ``ptx``: text of a module; ``entry``: mangled name of the kernel in it.
+    - ``smem_bytes``: dynamic shared memory of a CTA. Shared memory starts as 0xFF bytes (NaN).
+    - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
+    - ``tensor_maps``: what stands in the arguments where kernels find tensor maps; the bytes there
+    do not matter.
+    - ``observers``: receive every event; an empty tuple costs nothing.
+    - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
+    may; a number for a random one that this number decides, hesitant (RandomSchedule) where odd.
+    - ``sm_count``: of the GPU that has room for so many CTAs at a time, times the CTAs per SM that
+    the kernel's launch bounds promise; None: for all. It matters where CTAs wait for each other.
+    - ``programmatic``: the launch may begin before the one is over that observers saw before it
+    (programmatic dependent launch). Here it does not, but the checks know.
+
+    Raises EmulatorError for PTX that is not supported, for a deadlock or an endless loop, for a
+    trap, and for an access outside memory unless an observer handles it; ArgumentError for a launch
+    that makes no sense. Every message names the PTX line and, with line info, the CUDA source line.
+    """
+    translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
+    memory = memory.extended()
+    launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
+    launch = replace(launch, programmatic=programmatic)
+    maps = {spec.argument_offset: TensorMap(spec, memory) for spec in tensor_maps}
+    constants = _ModuleMemory(module, translated, argument_bytes, memory)
+    counts = [0] * len(translated.block_mnemonics)
+    thread_counts = [0] * len(translated.block_mnemonics)
+    for observer in observers:
+        observer.begin(launch)
+    step = _ctas_per_wave(launch, translated, sm_count)
+    loops_left = loop_limit
+    clock = 0
+    random = None if seed is None else RandomSchedule(seed)
+    for first in range(0, launch.cta_count, step):
+        ctas = min(step, launch.cta_count - first)
+        for observer in observers:
+            observer.wave(first, ctas)
+        wave = _make_wave(translated, launch, first, ctas, memory, observers)
+        wave.ctas_to_come = launch.cta_count - first - ctas
+        wave.bulk.maps = maps
+        wave.line_sites = translated.line_sites
+        wave.counts, wave.thread_counts = counts, thread_counts
+        wave.loops_left, wave.clock = loops_left, clock
+        constants.attach(wave)
+        _run_wave(translated, wave, random)
+        loops_left, clock = wave.loops_left, wave.clock
+    for observer in observers:
+        observer.end()
+    result = EmulationResult()
+    for block_counts, warps, threads in zip(
+        translated.block_mnemonics, counts, thread_counts, strict=True
+    ):
+        for mnemonic, times in block_counts.items():
+            _add(result.instructions, mnemonic, times * warps)
+            _add(result.thread_instructions, mnemonic, times * threads)
+    result.findings = [finding for observer in observers for finding in observer.findings]
+    return result
+
+
+def _add(counts: dict[str, int], key: str, value: int) -> None:
+    if value:
+        counts[key] = counts.get(key, 0) + value
+
+
+def _check_launch(
+    translated: Translated,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+    smem_bytes: int,
+    argument_bytes: bytes,
+    memory: GlobalMemory,
+) -> Launch:
+    for name, shape in (("grid", grid), ("block", block), ("cluster", cluster)):
+        if len(shape) != 3 or any(extent < 1 for extent in shape):
+            raise ArgumentError(f"{name}={shape!r}: give three numbers of at least 1")
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        raise ArgumentError(f"grid={grid!r} is not a multiple of cluster={cluster!r}")
+    if block[0] * block[1] * block[2] > 1024:
+        raise ArgumentError(f"block={block!r}: at most 1024 threads")
+    limits = translated.entry.directives
+    wanted = limits.get("reqntid", ())
+    padded = (*wanted, 1, 1)[:3]
+    if wanted and block != padded:
+        raise ArgumentError(f"block={block!r}: the kernel requires {padded!r}")
+    most = limits.get("maxntid", ())
+    if most and block[0] * block[1] * block[2] > int(np.prod(most)):
+        raise ArgumentError(f"block={block!r}: the kernel allows at most {int(np.prod(most))}")
+    if len(argument_bytes) < translated.parameter_bytes:
+        raise ArgumentError(
+            f"argument_bytes has {len(argument_bytes)} bytes; the kernel's parameters take "
+            f"{translated.parameter_bytes}"
+        )
+    if smem_bytes < 0:
+        raise ArgumentError(f"smem_bytes={smem_bytes}: give 0 or more")
+    shared = translated.static_shared_bytes
+    if smem_bytes:
+        shared = translated.dynamic_shared_offset + smem_bytes
+    name = translated.entry.name
+    return Launch(name, grid, block, cluster, translated.static_shared_bytes, shared, memory)
+
+
+def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:
+    """CTAs that run together: whole clusters, in flat order; where they wait for each other, as
+    many as are resident at least."""
+    cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+    if cluster > 1 and (launch.cluster[1:] != (1, 1)):
+        # Clusters that span rows are not contiguous in flat order.
+        return launch.cta_count
+    wanted = max(1, WAVE_THREADS // launch.threads_per_cta)
+    if translated.spins:
+        (per_sm,) = translated.entry.directives.get("minnctapersm", (1,))
+        wanted = launch.cta_count if sm_count is None else min(launch.cta_count, sm_count * per_sm)
+    return max(cluster, wanted // cluster * cluster)
+
+
+def _make_wave(
+    translated: Translated,
+    launch: Launch,
+    first: int,
+    ctas: int,
+    memory: GlobalMemory,
+    observers: Sequence[Observer],
+) -> Wave:
+    dynamic = max(0, launch.shared_bytes - translated.dynamic_shared_offset)
+    geometry = Geometry(launch.grid, launch.block, launch.cluster, first, ctas, dynamic)
+    wave = Wave(geometry, memory, launch.shared_bytes, translated.local_bytes, observers)
+    wave.registers.begin(translated.entry.directives)
+    return wave
+
+
+def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None) -> None:
+    geometry = wave.geometry
+
+    def start(group: Group, node: int, stop: int, values: object) -> object:
+        return translated.function(wave, group, node, stop, values)
+
+    wave.random = random
+    wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
+    # A wgmma that one warp has waited for is done for all four, so these stay together.
+    unit = WARP if translated.warps_are_free else WARPGROUP
+    groups = _groups(geometry, random, unit)
+    with np.errstate(all="ignore"):
+        try:
+            wave.scheduler.run(groups, translated.exit)
+            wave.end()
+        except Exception as error:
+            raise _located(translated, error) from error
+
+
+def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> list[Group]:
+    """All threads as one group; for a random schedule cut between units of threads."""
+    everyone = np.arange(geometry.threads, dtype=np.int64)
+    if random is None:
+        return [Group(geometry, everyone)]
+    groups = []
+    for cta in range(geometry.ctas):
+        own = everyone[cta * geometry.threads_per_cta :][: geometry.threads_per_cta]
+        cuts = [at for at in range(unit, own.size, unit) if random.random() < 0.5]
+        groups += [Group(geometry, part) for part in np.split(own, cuts)]
+    return groups
+
+
+def _located(translated: Translated, error: Exception) -> EmulatorError:
+    """The error with the PTX and source line of the generated line that it came out of."""
+    site: Site | None = None
+    trace = error.__traceback__
+    file = f"<emulated {translated.entry.name}>"
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            site = translated.line_sites.get(trace.tb_lineno)
+        trace = trace.tb_next
+    where = str(site) if site else translated.entry.name
+    if isinstance(error, EmulatorError):
+        return EmulatorError(f"{where}: {error}")
+    if isinstance(error, UnboundLocalError):
+        return EmulatorError(f"{where}: a register is read before it is written")
+    return EmulatorError(f"{where}: the emulator failed: {type(error).__name__}: {error}")
+
+
+class _ModuleMemory:
+    """Arguments and module variables as read by the kernel, admitted to global memory."""
+
+    def __init__(
+        self,
+        module: Module,
+        translated: Translated,
+        argument_bytes: bytes,
+        memory: GlobalMemory,
+    ) -> None:
+        size = -(-max(len(argument_bytes), translated.parameter_bytes, 1) // 16) * 16
+        self.parameters = np.zeros(size, np.uint8)
+        self.parameters[: len(argument_bytes)] = np.frombuffer(argument_bytes, np.uint8)
+        self.address = np.uint64(self.parameters.ctypes.data)
+        self.symbols: dict[str, np.uint64] = {}
+        self.kept: list[np.ndarray] = []
+        memory.register("kernel arguments", self.parameters, writable=False)
+        known = {v.name: v for v in module.variables if v.space in ("global", "const")}
+        for name in translated.module_symbols:
+            if name not in known:
+                raise EmulatorError(f"entry {translated.entry.name}: symbol {name} is not known")
+            self.symbols[name] = self._place(known[name], memory)
+
+    def _place(self, variable: Variable, memory: GlobalMemory) -> np.uint64:
+        data = np.zeros(max(variable.size, 1) + variable.align, np.uint8)
+        begin = -data.ctypes.data % variable.align
+        part = data[begin : begin + max(variable.size, 1)]
+        if variable.initial:
+            part[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+        self.kept.append(data)
+        memory.register(variable.name, part, writable=variable.space == "global")
+        return np.uint64(part.ctypes.data)
+
+    def attach(self, wave: Wave) -> None:
+        """Give a wave its view of the arguments and symbols."""
+        kinds = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
+        wave.parameters = {kind: self.parameters.view(kind) for kind in kinds}
+        wave.parameter_address = self.address
+        wave.symbols = self.symbols

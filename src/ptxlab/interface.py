@@ -1,0 +1,494 @@
+"""The emulator's interface: events, the observer protocol, findings, the result.
+
+Vocabulary of every event
+- thread: flat number in the launch, ``cta * threads_per_cta + tid``; cta: flat number,
+  ``x + grid_x * (y + grid_y * z)``; tid likewise within the block; a warp is 32 tids.
+- clock: a count that grows with every event of a launch. Events of one thread are in program order;
+  across threads it says only in which order the emulator happened to run them.
+- site: the instruction, with its PTX line and CUDA source line.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ptxlab.ptx.syntax import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An instruction's place. ``source`` is ``file:line`` or empty without line info.
+
+    ``caller`` is where the function that ``source`` lies in was inlined, or empty.
+    """
+
+    index: int
+    mnemonic: str
+    ptx_line: int
+    source: str
+    caller: str = ""
+
+    @staticmethod
+    def of(instruction: Instruction) -> Site:
+        """The site of a parsed instruction."""
+        location = instruction.location
+        return Site(
+            instruction.index,
+            instruction.mnemonic,
+            instruction.ptx_line,
+            instruction.source,
+            str(location.inlined_at) if location and location.inlined_at else "",
+        )
+
+    def __str__(self) -> str:
+        caller = f" called from {self.caller}" if self.caller else ""
+        where = f"{self.source}{caller}, " if self.source else ""
+        return f"{where}PTX line {self.ptx_line}: {self.mnemonic}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccess:
+    """One instruction's accesses, one per active thread.
+
+    - ``space``: ``shared``, ``global`` or ``local``.
+    - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (a cp.async source, at issue) or
+      ``async_write`` (a cp.async destination, at issue: the data are not there yet). Bulk stores
+      are ``async_write`` to global memory at issue, and bulk reductions ``async_atomic``;
+      ``engine`` is then what writes at some time until a thread has waited for it.
+    - ``addresses``: int64, in bytes. Shared: within the CTA's memory, from 0. Local: within the
+      thread's own, from 0. Global: host addresses.
+    - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
+    - ``shape``: ``plain`` for one contiguous piece per thread; ``matrix`` for ldmatrix/stmatrix,
+      where each entry is the 16-byte row its thread points at, handed to the whole warp, eight
+      rows a phase (for x1 and x2 only the lanes whose addresses count are listed); ``tile`` for
+      the rows of a bulk copy's box, all ordered by one thread.
+    - ``ctas``: None for the shared memory of the threads' own CTAs, else whose it is (flat).
+    - ``order``: of global memory: ``relaxed`` (a volatile access too), ``acquire``, ``release``,
+      ``acq_rel``, or empty for a weak access; ``scope``: ``cta``, ``cluster``, ``gpu`` or ``sys``.
+      Atomics come in the order in which they happen.
+
+    Sent before the access happens. A bad address without an observer that handles it is an error.
+    """
+
+    site: Site
+    space: str
+    kind: str
+    threads: np.ndarray
+    addresses: np.ndarray
+    sizes: int | np.ndarray
+    shape: str
+    clock: int
+    ctas: np.ndarray | None = None
+    engine: Engine | None = None
+    order: str = ""
+    scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncGroupEvent:
+    """cp.async.commit_group (``kind`` "commit") or a wait ("wait", ``allowed`` groups pending).
+
+    ``allowed`` is -1 for cp.async.wait_all, which also covers copies not yet committed.
+    """
+
+    site: Site
+    kind: str
+    threads: np.ndarray
+    allowed: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncLanding:
+    """cp.async data became visible to the issuing threads; ``issued`` is the copy's own site."""
+
+    site: Site
+    issued: Site
+    threads: np.ndarray
+    addresses: np.ndarray
+    sizes: int | np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierEvent:
+    """CTA barrier traffic: ``kind`` "arrive" (threads reach it) or "release" (it opened for them).
+
+    ``barrier`` is the barrier's number, ``expected`` how many threads of a CTA take part. A release
+    names all threads that took part, possibly of several CTAs whose barriers opened together.
+    Every thread of a release has had its arrive event before.
+    """
+
+    site: Site
+    kind: str
+    barrier: int
+    expected: int
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarpSync:
+    """bar.warp.sync: orders the memory accesses of the named threads of one warp."""
+
+    site: Site
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A unit that works asynchronously to the threads: the asynchronous proxy in one of its forms.
+
+    ``kind`` and ``number``: ``mbarrier`` and an address, for bulk copies that complete there;
+    ``warpgroup`` and its number, for wgmma; ``bulk`` and a warp, for the reads of bulk copies in
+    groups, and ``bulk write`` for what these do to global memory.
+    ``cta`` is the CTA (flat) that the number belongs to.
+    """
+
+    kind: str
+    cta: int
+    number: int
+
+    def __str__(self) -> str:
+        if self.kind == "warpgroup":
+            return f"the wgmma of CTA {self.cta} warpgroup {self.number}"
+        if self.kind in ("bulk", "bulk write"):
+            return f"the bulk copies of CTA {self.cta} warp {self.number}"
+        return f"the bulk copies for the mbarrier at {self.number} of CTA {self.cta}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAccess:
+    """An engine is ordered to read (``kind`` "read") or write the shared memory of one CTA.
+
+    ``threads`` gave the order together; ``cta`` (flat) owns the memory; ``addresses`` are pieces
+    of ``size`` bytes each. The access happens at some time after, until the engine is done.
+    """
+
+    site: Site
+    engine: Engine
+    kind: str
+    threads: np.ndarray
+    cta: int
+    addresses: np.ndarray
+    size: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLanding:
+    """What an engine was ordered to write at clock ``issued`` is in memory now."""
+
+    engine: Engine
+    issued_at: Site
+    cta: int
+    addresses: np.ndarray
+    size: int
+    issued: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDone:
+    """``threads`` have waited for all orders to an engine up to clock ``issued``."""
+
+    site: Site
+    engine: Engine
+    threads: np.ndarray
+    issued: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierEvent:
+    """Traffic at the mbarriers at one address of the CTAs ``ctas`` (flat; one for each thread).
+
+    ``kind``: "init", "arrive", "copy" (a bulk copy is issued that completes there), "complete" (no
+    threads: a phase is over in ``ctas``), "wait" (threads saw that). For "complete" ``landed`` is
+    the clock up to which bulk copies have arrived, per CTA.
+    """
+
+    site: Site
+    kind: str
+    threads: np.ndarray
+    ctas: np.ndarray
+    address: int
+    clock: int
+    landed: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterBarrierEvent:
+    """barrier.cluster: "arrive", "relaxed" (arrives and orders nothing) or "wait" (passed)."""
+
+    site: Site
+    kind: str
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyFence:
+    """What the threads have done, or are ordered after, becomes visible to engines."""
+
+    site: Site
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFence:
+    """fence.acq_rel, fence.sc or membar of a ``scope`` (cta, cluster, gpu, sys)."""
+
+    site: Site
+    threads: np.ndarray
+    scope: str
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class GridWait:
+    """griddepcontrol.wait: the launch before is over, and what it wrote is there."""
+
+    site: Site
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class GridAllow:
+    """griddepcontrol.launch_dependents: the next launch may begin when all CTAs have allowed it or
+    are over."""
+
+    site: Site
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Misuse:
+    """A rule of an instruction is broken; ``kind`` is the finding's."""
+
+    kind: str
+    site: Site
+    message: str
+    threads: np.ndarray
+    address: int
+    clock: int
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters of a grid. CTAs are flat numbers, ``x + grid_x * (y + grid_y * z)``."""
+
+    grid: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+
+    @property
+    def size(self) -> int:
+        """CTAs of one cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+    def rank(self, cta: Any) -> Any:
+        """Rank of CTAs (ints or arrays) within their cluster."""
+        if self.size == 1:
+            return cta * 0
+        (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
+        return cta % gx % cx + cx * (cta // gx % gy % cy + cy * (cta // gx // gy % cz))
+
+    def number(self, cta: Any) -> Any:
+        """Flat number of the CTAs' cluster."""
+        if self.size == 1:
+            return cta
+        (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
+        row = cta // gx % gy // cy + gy // cy * (cta // gx // gy // cz)
+        return cta % gx // cx + gx // cx * row
+
+    def peer(self, cta: Any, rank: Any) -> Any:
+        """The CTA of a rank in the cluster of ``cta``; both ints or arrays."""
+        if self.size == 1:
+            return cta + rank * 0
+        (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
+        x = cta % gx // cx * cx + rank % cx
+        y = cta // gx % gy // cy * cy + rank // cx % cy
+        z = cta // gx // gy // cz * cz + rank // cx // cy
+        return x + gx * (y + gy * z)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch. Shared memory has ``shared_bytes`` per CTA, static variables first.
+
+    ``programmatic``: it may begin before the launch before it is over.
+    """
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    static_shared_bytes: int
+    shared_bytes: int
+    memory: GlobalMemoryView
+    programmatic: bool = False
+
+    @property
+    def cta_count(self) -> int:
+        """CTAs of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads_per_cta(self) -> int:
+        """Threads of one CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def clusters(self) -> Clusters:
+        """How the CTAs group into clusters."""
+        return Clusters(self.grid, self.cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRange:
+    """A registered host range: half-open ``[begin, end)`` in bytes."""
+
+    name: str
+    begin: int
+    end: int
+    writable: bool
+
+
+class GlobalMemoryView(ABC):
+    """What observers can read of global memory: its ranges."""
+
+    @abstractmethod
+    def ranges(self) -> Sequence[MemoryRange]:
+        """The registered ranges, ordered by address."""
+
+
+class Observer:
+    """Watches one launch after another. Subclass and override what is of interest; every hook may
+    be left alone.
+
+    Hooks cost nothing when a launch has no observer. Findings are appended to ``findings``; a
+    finding never stops the run.
+    """
+
+    #: An observer that reports bad addresses itself sets this; the emulator then masks the access
+    #: (reads give zero, writes are dropped) instead of raising EmulatorError.
+    handles_bad_access: bool = False
+
+    #: An observer that reports misuse sets this; the emulator then goes on as well as it can
+    #: instead of raising EmulatorError.
+    handles_misuse: bool = False
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def begin(self, launch: Launch) -> None:
+        """Called once before the first instruction."""
+
+    def wave(self, first_cta: int, cta_count: int) -> None:
+        """CTAs ``first_cta .. first_cta + cta_count - 1`` start; no others are live beside them."""
+
+    def memory(self, event: MemoryAccess) -> None:
+        """A load, store, atomic, or the issue of an asynchronous copy."""
+
+    def async_group(self, event: AsyncGroupEvent) -> None:
+        """cp.async commit or wait, before the landings that a wait causes."""
+
+    def async_landing(self, event: AsyncLanding) -> None:
+        """cp.async data land in shared memory."""
+
+    def barrier(self, event: BarrierEvent) -> None:
+        """CTA barrier arrival or release."""
+
+    def warp_sync(self, event: WarpSync) -> None:
+        """bar.warp.sync."""
+
+    def engine_access(self, event: EngineAccess) -> None:
+        """wgmma or a bulk copy is issued: what it will read and write in shared memory."""
+
+    def engine_landing(self, event: EngineLanding) -> None:
+        """Data of a bulk copy are in shared memory."""
+
+    def engine_done(self, event: EngineDone) -> None:
+        """wgmma.wait_group, or cp.async.bulk.wait_group."""
+
+    def mbarrier(self, event: MbarrierEvent) -> None:
+        """Traffic at mbarriers."""
+
+    def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
+        """barrier.cluster."""
+
+    def proxy_fence(self, event: ProxyFence) -> None:
+        """fence.proxy.async, fence.mbarrier_init."""
+
+    def memory_fence(self, event: MemoryFence) -> None:
+        """fence.acq_rel, fence.sc, membar."""
+
+    def grid_wait(self, event: GridWait) -> None:
+        """griddepcontrol.wait."""
+
+    def grid_allow(self, event: GridAllow) -> None:
+        """griddepcontrol.launch_dependents."""
+
+    def misuse(self, event: Misuse) -> None:
+        """An instruction is used against its rules."""
+
+    def end(self) -> None:
+        """Called once after the last instruction (not after an EmulatorError)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake that a check found.
+
+    ``source`` is ``file:line`` of the CUDA source (empty without line info); ``threads`` a few of
+    the flat thread numbers concerned; ``address`` a representative byte address,
+    ``count`` how often it happened.
+    """
+
+    kind: str
+    message: str
+    source: str
+    ptx_line: int
+    threads: tuple[int, ...] = ()
+    address: int | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        where = self.source or f"PTX line {self.ptx_line}"
+        return f"{where}: {self.kind}: {self.message}"
+
+
+@dataclass
+class EmulationResult:
+    """Outcome of one launch, or of all launches of a plan.
+
+    ``instructions`` maps each mnemonic to warp instructions issued, ``thread_instructions`` to
+    active threads summed over them (threads switched off by a guard count as active).
+    """
+
+    instructions: dict[str, int] = field(default_factory=dict)
+    thread_instructions: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, other: EmulationResult) -> None:
+        """Counts another launch's instructions to this one's."""
+        for ours, theirs in (
+            (self.instructions, other.instructions),
+            (self.thread_instructions, other.thread_instructions),
+        ):
+            for mnemonic, times in theirs.items():
+                ours[mnemonic] = ours.get(mnemonic, 0) + times
+
+    @property
+    def warp_instructions(self) -> int:
+        """All warp instructions together."""
+        return sum(self.instructions.values())

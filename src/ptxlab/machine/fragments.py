@@ -1,0 +1,93 @@
+"""Tensor-core fragments: ldmatrix, stmatrix and mma.sync over all warps of a group at once.
+
+Registers are uint32 (16-bit pairs) or float32 arrays of ``32 * warps`` threads, warp after warp. In
+the layouts below ``g = lane // 4`` and ``t = lane % 4``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ptxlab.machine.numeric import HALF_TABLE, u2, u4
+
+
+def _stack(values: Sequence[Any], threads: int, dtype: Any) -> np.ndarray:
+    """Registers as rows; uniform ones are spread over the threads."""
+    if all(value.ndim for value in values):
+        return np.concatenate(values).reshape(len(values), threads)
+    rows: np.ndarray = np.empty((len(values), threads), dtype)
+    for row, value in zip(rows, values, strict=True):
+        row[...] = value
+    return rows
+
+
+def matrix_rows_to_registers(rows: np.ndarray, count: int, transpose: bool) -> np.ndarray:
+    """ldmatrix: 16-byte rows ordered (warp, matrix, row) to uint32 registers (matrix, thread).
+
+    Thread (g, t) holds the 16-bit pair at row g, columns 2t and 2t + 1; transposed, at rows 2t and
+    2t + 1, column g.
+    """
+    if transpose:
+        elements = rows.view(u2).reshape(-1, count, 8, 8)
+        return elements.transpose(1, 0, 3, 2).copy().view(u4).reshape(count, -1)
+    words = rows.view(u4).reshape(-1, count, 32)
+    return words.transpose(1, 0, 2).reshape(count, -1)
+
+
+def registers_to_matrix_rows(values: Sequence[Any], threads: int, transpose: bool) -> np.ndarray:
+    """stmatrix: registers (matrix, thread) to complex128 rows ordered (warp, matrix, row)."""
+    count = len(values)
+    words = _stack(values, threads, u4).reshape(count, -1, 32)
+    if not transpose:
+        return words.transpose(1, 0, 2).copy().view(np.complex128).reshape(-1)
+    elements = words.view(u2).reshape(count, -1, 8, 8).transpose(1, 0, 3, 2)
+    return elements.copy().view(np.complex128).reshape(-1)
+
+
+def halves_to_floats(words: np.ndarray) -> np.ndarray:
+    """float32 of contiguous float16x2 words; the last axis doubles."""
+    return HALF_TABLE.take(words.view(u2))
+
+
+def bfloats_to_floats(words: np.ndarray) -> np.ndarray:
+    """float32 of contiguous bfloat16x2 words; the last axis doubles."""
+    return (words.view(u2).astype(u4) << u4(16)).view(np.float32)
+
+
+def matrix_multiply(
+    convert: Any,
+    a: Sequence[Any],
+    b: Sequence[Any],
+    c: Sequence[Any],
+    shape: tuple[int, int, int, int],
+    threads: int,
+) -> np.ndarray:
+    """``m`` x ``n`` tiles of chains of ``k`` mma.sync with float32 accumulators.
+
+    ``shape`` is (m, n, k, chunks): ``chunks`` is 2 for m16n8k16 and 1 for m16n8k8. Registers are
+    ordered a[m][k][2 * chunks], b[n][k][chunks], c[m][n][4]; the result is one float32 row per
+    accumulator register, ordered like c. Fragments:
+      a register r, half h: row g + 8 (r % 2), column 8 (r // 2) + 2t + h
+      b register r, half h: row 8r + 2t + h, column g
+      c register r:         row g + 8 (r // 2), column 2t + r % 2
+    """
+    m, n, k, chunks = shape
+    warps = threads // 32
+    left = _stack(a, threads, u4).reshape(m, k, chunks, 2, warps, 8, 4)
+    left = np.ascontiguousarray(left.transpose(4, 0, 3, 5, 1, 2, 6))
+    right = _stack(b, threads, u4).reshape(n, k, chunks, warps, 8, 4)
+    right = np.ascontiguousarray(right.transpose(3, 0, 4, 1, 2, 5))
+    depth = k * chunks * 8
+    product = np.matmul(
+        convert(left).reshape(warps, m * 16, depth),
+        convert(right).reshape(warps, n * 8, depth).transpose(0, 2, 1),
+    )
+    tiles = product.reshape(warps, m, 2, 8, n, 4, 2).transpose(1, 4, 2, 6, 0, 3, 5)
+    rows = np.ascontiguousarray(tiles).reshape(m * n * 4, threads)
+    if all(value.ndim == 0 and value == 0 for value in c):
+        return rows
+    rows += _stack(c, threads, np.float32)
+    return rows

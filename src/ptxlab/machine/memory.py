@@ -1,0 +1,254 @@
+"""Memories of an emulated launch: guarded host ranges, and per-CTA or per-thread arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError, EmulatorError
+from ptxlab.interface import GlobalMemoryView, MemoryRange
+
+#: How memory is looked at for an access of so many bytes. complex128 is NumPy's only 16-byte
+#: element that ``take`` moves as one piece; nothing is ever computed with it.
+WORDS: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+    16: np.dtype(np.complex128),
+}
+
+#: Generic addresses of shared and local memory lie in windows above any host address.
+SHARED_WINDOW = 0x71 << 56
+LOCAL_WINDOW = 0x72 << 56
+_WINDOWS = {SHARED_WINDOW >> 56: "shared", LOCAL_WINDOW >> 56: "local"}
+
+
+@dataclass(eq=False)
+class _HostRange:
+    public: MemoryRange
+    owner: np.ndarray
+    views: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
+
+    def view(self, size: int) -> tuple[int, np.ndarray]:
+        """(address of element 0, elements of ``size`` bytes) over the range's aligned part."""
+        if size not in self.views:
+            begin = -(-self.public.begin // size) * size
+            count = max(0, (self.public.end - begin) // size)
+            raw = (ctypes.c_uint8 * (count * size)).from_address(begin)
+            self.views[size] = (begin, np.ctypeslib.as_array(raw).view(WORDS[size]))
+        return self.views[size]
+
+
+def byte_range(array: np.ndarray) -> tuple[int, int]:
+    """Half-open host address range of the bytes that an array's elements cover."""
+    begin = end = array.ctypes.data
+    if array.size == 0:
+        return begin, begin
+    for extent, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            begin += (extent - 1) * stride
+        else:
+            end += (extent - 1) * stride
+    return begin, end + array.itemsize
+
+
+class GlobalMemory(GlobalMemoryView):
+    """Global memory as guarded ranges at the arrays' own host addresses.
+
+    Kernel arguments carry real pointers. Nothing outside a registered range is ever touched, and
+    ranges that are not writable are never written. Ranges may overlap (q, k, v packed in one
+    tensor): an access is good when one range holds it whole.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: list[_HostRange] = []
+
+    def register(self, name: str, array: np.ndarray, *, writable: bool) -> int:
+        """Admit an array, strided or not, and return its address. Keeps the array alive."""
+        if not isinstance(array, np.ndarray):
+            raise ArgumentError(f"{name}: expected a NumPy array, got {type(array).__name__}")
+        if writable and not array.flags.writeable:
+            raise ArgumentError(f"{name}: the array is read-only; give a writable one")
+        begin, end = byte_range(array)
+        self._ranges.append(_HostRange(MemoryRange(name, begin, end, writable), array))
+        self._ranges.sort(key=lambda known: known.public.begin)
+        return array.ctypes.data
+
+    def extended(self) -> GlobalMemory:
+        """The same ranges in an object that can take more without changing this one."""
+        other = GlobalMemory()
+        other._ranges = list(self._ranges)
+        return other
+
+    def ranges(self) -> Sequence[MemoryRange]:
+        """The registered ranges, ordered by address."""
+        return [known.public for known in self._ranges]
+
+    def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
+        """Which accesses lie wholly in one range that allows them."""
+        good = np.zeros(np.shape(addresses), np.bool_)
+        for known in self._ranges:
+            if known.public.writable or not write:
+                ends = addresses + sizes
+                good |= (addresses >= known.public.begin) & (ends <= known.public.end)
+        return good
+
+    def check(self, addresses: np.ndarray, size: int, *, write: bool) -> None:
+        """EmulatorError when an access of ``size`` bytes is in no range that allows it."""
+        bad = addresses[~self.inside(addresses, size, write=write)]
+        if bad.size:
+            raise self._refusal(int(bad[0]), size, write)
+
+    def find(self, lowest: int, highest: int, *, write: bool) -> _HostRange | None:
+        """The range that holds ``[lowest, highest)`` whole."""
+        for known in self._ranges:
+            public = known.public
+            if public.begin <= lowest and highest <= public.end and (public.writable or not write):
+                return known
+        return None
+
+    def load(self, addresses: Any, size: int) -> Any:
+        """Words of ``size`` bytes at int64 addresses (array or scalar)."""
+        found = self._common(addresses, size, write=False)
+        if found is not None:
+            view, cells = found
+            return view[cells]
+        out = np.zeros(addresses.shape, WORDS[size])
+        for known, mask in self._parts(addresses, size, write=False):
+            begin, view = known.view(size)
+            out[mask] = view[(addresses[mask] - begin) // size]
+        return out
+
+    def store(self, addresses: Any, size: int, values: Any) -> None:
+        """Write words of ``size`` bytes; of two writes to one address the later thread's stays."""
+        found = self._common(addresses, size, write=True)
+        if found is not None:
+            view, cells = found
+            view[cells] = values
+            return
+        for known, mask in self._parts(addresses, size, write=True):
+            begin, view = known.view(size)
+            view[(addresses[mask] - begin) // size] = values[mask] if np.ndim(values) else values
+
+    def _common(self, addresses: Any, size: int, *, write: bool) -> tuple[np.ndarray, Any] | None:
+        """(words, cells) when one range holds all accesses, None when none does."""
+        scalar = np.ndim(addresses) == 0
+        first = int(addresses) if scalar else int(addresses[0])
+        known = self.find(first, first + size, write=write)
+        if known is None:
+            if scalar:
+                raise self._refusal(first, size, write)
+            return None
+        begin, view = known.view(size)
+        relative = addresses - begin
+        # Or-ed together the offsets are at least as large as each of them, negative when one is,
+        # and have a low bit set when one has: one pass proves range and alignment.
+        bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
+        if bits & (size - 1):
+            bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))
+            raise EmulatorError(f"misaligned access: {size} bytes at global address {bad:#x}")
+        inside = 0 <= bits <= (len(view) - 1) * size
+        if not inside and (bits < 0 or int(relative.max()) > (len(view) - 1) * size):
+            return None
+        return view, relative >> (size.bit_length() - 1)
+
+    def _parts(
+        self, addresses: np.ndarray, size: int, *, write: bool
+    ) -> list[tuple[_HostRange, np.ndarray]]:
+        """Accesses split by range; every one must have one."""
+        rest, parts = np.ones(addresses.shape, np.bool_), []
+        for known in self._ranges:
+            public = known.public
+            mask = rest & (addresses >= public.begin) & (addresses + size <= public.end)
+            if mask.any() and (public.writable or not write):
+                parts.append((known, mask))
+                rest &= ~mask
+        if rest.any():
+            raise self._refusal(int(addresses[rest][0]), size, write)
+        return parts
+
+    def _refusal(self, address: int, size: int, write: bool) -> EmulatorError:
+        for public in self.ranges():
+            if public.begin <= address and address + size <= public.end:
+                return EmulatorError(
+                    f"write of {size} bytes to {public.name}, which is an input, "
+                    f"at byte {address - public.begin}"
+                )
+        return EmulatorError(
+            f"{'write' if write else 'read'} of {size} bytes at global address {address:#x}, "
+            f"outside every tensor{self._nearest(address)}"
+        )
+
+    def place(self, address: int) -> str:
+        """A global address in words, to stand behind "the word at"."""
+        for public in self.ranges():
+            if public.begin <= address < public.end:
+                where = f"byte {address - public.begin} of {public.name}"
+                return f"global address {address:#x}, {where},"
+        return f"global address {address:#x}"
+
+    def _nearest(self, address: int) -> str:
+        distances = [
+            (max(public.begin - address, address - public.end, 0), public)
+            for public in self.ranges()
+        ]
+        if not distances:
+            return " (no tensor is registered)"
+        distance, public = min(distances, key=lambda item: item[0])
+        side = "before" if address < public.begin else "after the end of"
+        return f"; {distance} bytes {side} {public.name}"
+
+
+class BankedMemory:
+    """Byte memory of equal parts: one per CTA (shared) or per thread (local), filled with 0xFF.
+
+    0xFF makes every float a NaN, so that a read of unwritten memory shows in the numbers.
+    """
+
+    def __init__(self, name: str, parts: int, size: int) -> None:
+        self.name, self.parts, self.size = name, parts, size
+        self.pitch = -(-max(size, 1) // 16) * 16
+        raw = np.full(parts * self.pitch, 0xFF, np.uint8)
+        # NumPy aligns allocations to 16 bytes only by habit, so the views insist on it.
+        if raw.ctypes.data % 16:
+            aligned = np.full(parts * self.pitch + 16, 0xFF, np.uint8)
+            begin = -aligned.ctypes.data % 16
+            raw = aligned[begin : begin + parts * self.pitch]
+        self.views = {width: raw.view(word) for width, word in WORDS.items()}
+
+    def inside(self, addresses: np.ndarray, sizes: Any) -> np.ndarray:
+        """Which accesses lie wholly inside a part."""
+        return (addresses >= 0) & (addresses + sizes <= self.size)
+
+    def check(self, addresses: Any, size: int, align: int) -> None:
+        """EmulatorError when an access leaves its part or is misaligned."""
+        scalar = np.ndim(addresses) == 0
+        bits = int(addresses) if scalar else int(np.bitwise_or.reduce(addresses))
+        if bits >= 0 and bits + size <= self.size and not bits & (align - 1):
+            return
+        flat = np.atleast_1d(addresses)
+        bad = flat[~self.inside(flat, size)]
+        if bad.size:
+            raise EmulatorError(
+                f"access of {size} bytes at {self.name} address {int(bad[0])}, outside its "
+                f"{self.size} bytes"
+            )
+        bad = flat[flat & (align - 1) != 0]
+        if bad.size:
+            raise EmulatorError(
+                f"misaligned access: {size} bytes at {self.name} address {int(bad[0])}"
+            )
+
+
+def generic_space(addresses: Any) -> str:
+    """State space that generic addresses point into; all of one instruction must agree."""
+    tops = {int(top) for top in np.unique(np.atleast_1d(addresses) >> 56)}
+    spaces = {_WINDOWS.get(top, "global") for top in tops}
+    if len(spaces) > 1:
+        raise EmulatorError("one generic access reaches several state spaces")
+    return spaces.pop()

@@ -1,0 +1,53 @@
+"""Waiting for words of global memory: what a loop that only reads does until one changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ptxlab.machine.group import Group
+from ptxlab.machine.memory import GlobalMemory
+from ptxlab.machine.polls import Poll
+from ptxlab.machine.waits import Wait
+
+
+class MemoryWait(Wait):
+    """A group that goes round a loop until one of the words it reads there has changed."""
+
+    def __init__(
+        self, group: Group, memory: GlobalMemory, polls: Sequence[Poll], ctas_to_come: int
+    ) -> None:
+        super().__init__(group, polls[-1].site)
+        self.memory, self.polls, self.ctas_to_come = memory, polls, ctas_to_come
+
+    def passed(self) -> np.ndarray:
+        """Threads of which a word has changed; what read nothing may go on."""
+        waits, changed = np.zeros(self.group.n, np.bool_), np.zeros(self.group.n, np.bool_)
+        for poll in self.polls:
+            waits[poll.positions] = True
+            changed[poll.positions] |= poll.changed(self.memory)
+        return changed | ~waits
+
+    def part(self, group: Group, mask: np.ndarray) -> Wait:
+        """The same for the threads in ``mask``, which are now ``group``."""
+        polls = [poll.part(mask) for poll in self.polls]
+        return MemoryWait(group, self.memory, polls, self.ctas_to_come)
+
+    def reasons(self) -> list[tuple[np.ndarray, str]]:
+        """The words that do not change, one after the other."""
+        found = []
+        for poll in self.polls:
+            for address in np.unique(poll.addresses)[:4]:
+                of = poll.addresses == address
+                words = poll.missing(int(np.argmax(of)), self.memory)
+                if self.ctas_to_come:
+                    words += (
+                        f" ({self.ctas_to_come} CTAs that come later in the launch are not "
+                        "resident before others exit)"
+                    )
+                found.append((poll.positions[of], words))
+        return found
+
+    def grant(self, mask: np.ndarray | None = None) -> None:
+        """Nothing to note: the loop reads the word again."""

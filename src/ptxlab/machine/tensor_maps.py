@@ -1,0 +1,181 @@
+"""Tensor maps: which box of a tensor a bulk copy moves, and how it lies in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError, EmulatorError
+from flashsmith.families import DType
+from ptxlab.machine.layouts import PIECE, swizzled
+from ptxlab.machine.memory import GlobalMemory
+
+_MOST_IN_A_BOX = 256
+
+
+class TensorMapSpec(Protocol):
+    """A tensor map before it is encoded. The first dimension is the innermost, with stride 1.
+
+    ``argument_offset`` is its place in the arguments (bytes), ``strides_bytes`` has one entry less
+    than ``sizes``; ``swizzle_bytes`` is 0, 32, 64 or 128.
+    """
+
+    @property
+    def argument_offset(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def element_type(self) -> DType: ...
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+    @property
+    def strides_bytes(self) -> tuple[int, ...]: ...
+    @property
+    def box(self) -> tuple[int, ...]: ...
+    @property
+    def swizzle_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The part of a box that lies in the tensor, by dimension, the innermost first."""
+
+    begins: tuple[int, ...]
+    counts: tuple[int, ...]
+    #: Where in the box it begins.
+    skipped: tuple[int, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the box lies in the tensor."""
+        return min(self.counts) <= 0
+
+
+class TensorMap:
+    """A spec that was checked, and the memory it stands for.
+
+    A map may cover more than the tensor has: what counts is what boxes touch. It may not begin
+    where no memory is: a GPU faults then, though no box touches it. Addresses wrap at 2^64.
+    """
+
+    def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:
+        _check(spec)
+        if memory.find(spec.address, spec.address + 1, write=False) is None:
+            raise EmulatorError(
+                f"tensor map at argument offset {spec.argument_offset} begins at global address "
+                f"{spec.address:#x}, outside every tensor"
+            )
+        self.memory = memory
+        self.sizes, self.box, self.swizzle = spec.sizes, spec.box, spec.swizzle_bytes
+        self.address, self.element = spec.address, spec.element_type.element_size
+        self.strides = (self.element, *spec.strides_bytes)
+
+    @property
+    def rank(self) -> int:
+        """Dimensions."""
+        return len(self.sizes)
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a whole box in shared memory, also of one that hangs over the tensor's edge."""
+        return int(np.prod(self.box)) * self.element
+
+    def clip(self, coordinates: Sequence[int]) -> Clip:
+        """What of the box at ``coordinates`` exists."""
+        begins = [max(c, 0) for c in coordinates]
+        ends = [min(c + b, n) for c, b, n in zip(coordinates, self.box, self.sizes, strict=True)]
+        return Clip(
+            tuple(begins),
+            tuple(end - begin for begin, end in zip(begins, ends, strict=True)),
+            tuple(begin - c for begin, c in zip(begins, coordinates, strict=True)),
+        )
+
+    def pieces(self, address: int) -> np.ndarray:
+        """Shared addresses of the 16-byte pieces of a box that begins at ``address``, in order."""
+        plain = np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
+        return swizzled(plain, self.swizzle)
+
+    def read(self, coordinates: Sequence[int]) -> np.ndarray:
+        """The bytes of a box; what lies outside the tensor, or must not be read, is zero."""
+        box: np.ndarray = np.zeros(self.box[::-1], f"u{self.element}")
+        clip = self.clip(coordinates)
+        addresses, size = self.rows(coordinates)
+        if addresses.size:
+            good = self.memory.inside(addresses, size, write=False)
+            rows = np.zeros((addresses.size, size // self.element), box.dtype)
+            if good.any():
+                elements = self._elements(addresses[good], size)
+                rows[good] = self.memory.load(elements, self.element).reshape(good.sum(), -1)
+            part = box[_slices(clip.skipped, clip.counts)]
+            part[...] = rows.reshape(part.shape)
+        return box.reshape(-1).view(np.uint8)
+
+    def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
+        """Put the bytes of a box into the tensor, or add them as fp32; what lies outside, or is no
+        output, is dropped.
+
+        Rows that share addresses are written in the order of the box.
+        """
+        if add and self.element != np.dtype(np.float32).itemsize:
+            raise EmulatorError(f"fp32 sums through a map of elements of {self.element} bytes")
+        clip = self.clip(coordinates)
+        addresses, size = self.rows(coordinates)
+        if addresses.size:
+            box = data.view(f"u{self.element}").reshape(self.box[::-1])
+            good = self.memory.inside(addresses, size, write=True)
+            rows = box[_slices(clip.skipped, clip.counts)].reshape(addresses.size, -1)
+            if good.any():
+                elements = self._elements(addresses[good], size)
+                values = rows[good].reshape(-1)
+                if add:
+                    old = self.memory.load(elements, self.element)
+                    values = old.view(np.float32) + values.view(np.float32)
+                    values = values.view(box.dtype)
+                self.memory.store(elements, self.element, values)
+
+    def _elements(self, rows: np.ndarray, size: int) -> np.ndarray:
+        """The addresses of the elements of rows of ``size`` bytes, row by row."""
+        steps = np.arange(0, size, self.element, dtype=np.int64)
+        return (rows[:, None] + steps).reshape(-1)
+
+    def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
+        """(addresses, bytes each) of the rows in global memory that a box touches."""
+        clip = self.clip(coordinates)
+        if clip.empty:
+            return np.zeros(0, np.int64), 0
+        addresses = np.array([self.address + clip.begins[0] * self.element], np.int64)
+        for dimension in range(1, self.rank):
+            steps = clip.begins[dimension] + np.arange(clip.counts[dimension], dtype=np.int64)
+            addresses = (steps[:, None] * self.strides[dimension] + addresses).reshape(-1)
+        return addresses, clip.counts[0] * self.element
+
+
+def _slices(begins: Sequence[int], counts: Sequence[int]) -> tuple[slice, ...]:
+    pairs = list(zip(begins, counts, strict=True))[::-1]
+    return tuple(slice(begin, begin + count) for begin, count in pairs)
+
+
+def _check(spec: TensorMapSpec) -> None:
+    """What cuTensorMapEncodeTiled would refuse, and what is not emulated."""
+    rank, inner = len(spec.sizes), spec.box[0] * spec.element_type.element_size
+    strides = getattr(spec, "element_strides", ()) or (1,) * rank
+    wrong = ""
+    if not 1 <= rank <= 5 or len(spec.box) != rank or len(spec.strides_bytes) != rank - 1:
+        wrong = f"sizes={spec.sizes}, strides_bytes={spec.strides_bytes}, box={spec.box} disagree"
+    elif min(spec.sizes) < 1:
+        wrong = f"sizes={spec.sizes}: give at least 1"
+    elif spec.address % 16 or any(stride % 16 for stride in spec.strides_bytes):
+        wrong = f"address and strides_bytes={spec.strides_bytes} must be multiples of 16"
+    elif not all(1 <= extent <= _MOST_IN_A_BOX for extent in spec.box):
+        wrong = f"box={spec.box}: extents go from 1 to {_MOST_IN_A_BOX}"
+    elif inner % PIECE:
+        wrong = f"box={spec.box}: its rows have {inner} bytes, which is no multiple of 16"
+    elif spec.swizzle_bytes and inner != spec.swizzle_bytes:
+        wrong = f"box={spec.box}: rows of {inner} bytes with a {spec.swizzle_bytes}-byte swizzle"
+    elif any(stride != 1 for stride in strides):
+        wrong = f"element_strides={strides}: only ones are emulated"
+    if wrong:
+        raise ArgumentError(f"tensor map at argument offset {spec.argument_offset}: {wrong}")

@@ -1,0 +1,411 @@
+"""wgmma, which runs asynchronously to its threads.
+
+Its accumulator registers hold ``InFlight`` from its issue to the wait that covers it: an access
+meanwhile is reported and reads NaN. Its operands in shared memory are read at that wait, as late as
+the hardware may; in a random schedule sometimes at once. A chain of wgmma into the same registers
+becomes one matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from flashsmith.errors import EmulatorError
+from ptxlab.interface import Engine, EngineAccess, EngineDone, Site
+from ptxlab.machine.fragments import bfloats_to_floats, halves_to_floats
+from ptxlab.machine.geometry import WARP, WARPGROUP
+from ptxlab.machine.group import Group
+from ptxlab.machine.layouts import PIECE, Layout, starts_of
+from ptxlab.machine.protocols import HoldsShared
+
+_DEPTH, _ROWS = 16, 64
+_ONE_THREAD = 1 << 18
+f4, u2, u4 = np.float32, np.uint16, np.uint32
+
+
+@dataclass(frozen=True)
+class Form:
+    """One wgmma instruction: m64 x n x k16 of a type (f16 or bf16), its literals."""
+
+    n: int
+    kind: str
+    negate_a: bool
+    negate_b: bool
+    #: K-major operands; A in registers has no layout.
+    k_major_a: bool
+    k_major_b: bool
+    #: Registers of A, none when it is in shared memory.
+    fragment: tuple[str, ...]
+
+    def floats(self, words: np.ndarray) -> np.ndarray:
+        """float32 of 16-bit words."""
+        return halves_to_floats(words) if self.kind == "f16" else bfloats_to_floats(words)
+
+
+class InFlight(NDArrayOperatorsMixin):
+    """Content of an accumulator register while its wgmma is in flight."""
+
+    __slots__ = ("product", "row")
+
+    def __init__(self, product: Wgmma, row: int) -> None:
+        self.product, self.row = product, row
+
+    def touched(self, how: str = "is read") -> np.float32:
+        """Reports an access; returns the value that it reads."""
+        self.product.touched(self.row, how)
+        return f4(np.nan)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self.touched(), dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        plain = [x.touched() if isinstance(x, InFlight) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.touched(), name)
+
+    def __getitem__(self, positions: Any) -> Any:
+        return self.touched()
+
+
+class Wgmma:
+    """One wgmma of the threads that were in a group when it was issued."""
+
+    def __init__(
+        self,
+        pipe: WgmmaPipe,
+        group: Group,
+        site: Site,
+        form: Form,
+        a: Any,
+        b: np.ndarray,
+        accumulate: Any,
+        addend: Any,
+    ) -> None:
+        self.pipe, self.site, self.form = pipe, site, form
+        self.index, self.base, self.cta = group.index, group.shared_base, group.cta
+        self.warpgroups = group.whole_warpgroups
+        self.a, self.b, self.accumulate, self.addend = a, b, accumulate, addend
+        self.clock = 0
+        self.result: np.ndarray | None = None
+        self.operands: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def fragment(self) -> tuple[str, ...]:
+        """Registers of A, none when it is in shared memory."""
+        return self.form.fragment
+
+    def touched(self, row: int, how: str) -> None:
+        """An accumulator register is accessed before the wait."""
+        wave = self.pipe.wave
+        wave.misuse(
+            "wgmma-in-flight",
+            wave.current_site() or self.site,
+            self.index + wave.geometry.first_thread,
+            f"accumulator {row} of the wgmma at {self.site} {how} before a wait_group covers it",
+        )
+
+    # Units: whole warpgroups where the group has them, single warps otherwise
+
+    @property
+    def unit(self) -> int:
+        """Threads of a unit."""
+        return WARPGROUP if self.warpgroups else WARP
+
+    def descriptors(self, values: np.ndarray) -> np.ndarray:
+        """One descriptor per unit; all its threads must agree."""
+        if values.ndim == 0:
+            return np.full(self.index.size // self.unit, values)
+        by_unit = values.reshape(-1, self.unit)
+        if (by_unit != by_unit[:, :1]).any():
+            raise EmulatorError("the threads of a warpgroup give different matrix descriptors")
+        return by_unit[:, 0]
+
+    def a_addresses(self) -> np.ndarray:
+        """Shared addresses of A's pieces, by unit."""
+        return self._addresses(self.descriptors(self.a), _ROWS, self.form.k_major_a, a=True)
+
+    def b_addresses(self) -> np.ndarray:
+        """Shared addresses of B's pieces, by unit."""
+        return self._addresses(self.descriptors(self.b), self.form.n, self.form.k_major_b)
+
+    def _addresses(
+        self, descriptors: np.ndarray, rows: int, k_major: bool, a: bool = False
+    ) -> np.ndarray:
+        high = descriptors >> np.uint64(16)
+        starts = starts_of(descriptors)
+        layouts = np.unique(high)
+        if layouts.size == 1:
+            layout = Layout.of(int(layouts[0]) << 16)
+            found = layout.addresses(starts, rows, k_major=k_major)
+        else:
+            shape = (rows, 2) if k_major else (_DEPTH, rows // 8)
+            found = np.zeros((starts.size, *shape), np.int64)
+            for one in layouts:
+                chosen = high == one
+                layout = Layout.of(int(one) << 16)
+                found[chosen] = layout.addresses(starts[chosen], rows, k_major=k_major)
+        if not a or self.warpgroups:
+            return found
+        # A single warp has a quarter of A's rows.
+        warps = self.index[::WARP] // WARP % 4
+        if k_major:
+            quarters = found.reshape(-1, 4, _ROWS // 4, 2)
+            return quarters[np.arange(warps.size), warps]
+        columns = found.reshape(-1, _DEPTH, 4, _ROWS // 32)
+        picked: np.ndarray = columns[np.arange(warps.size), :, warps]
+        return picked
+
+    # The matrices
+
+    def a_matrix(self) -> np.ndarray:
+        """A by unit: (units, rows, 16) float32."""
+        rows = self.unit // WARP * 16
+        if self.form.fragment:
+            words = np.empty((4, self.index.size), u4)
+            for row, value in enumerate(self.a):
+                words[row] = value
+            pairs = words.reshape(2, 2, -1, 8, 4).transpose(2, 1, 3, 0, 4)
+            matrix = self.form.floats(np.ascontiguousarray(pairs)).reshape(-1, rows, _DEPTH)
+        else:
+            matrix = self._gather(self.a_addresses())
+            if not self.form.k_major_a:
+                matrix = matrix.swapaxes(1, 2)
+        return -matrix if self.form.negate_a else matrix
+
+    def b_matrix(self) -> np.ndarray:
+        """B by unit: (units, 16, n) float32."""
+        matrix = self._gather(self.b_addresses())
+        if self.form.k_major_b:
+            matrix = matrix.swapaxes(1, 2)
+        return -matrix if self.form.negate_b else matrix
+
+    def _gather(self, addresses: np.ndarray) -> np.ndarray:
+        shared = self.pipe.wave.shared
+        shared.check(addresses.reshape(-1), PIECE, PIECE)
+        base = self.base[:: self.unit, None, None]
+        pieces = shared.views[PIECE].take((addresses + base) >> 4)
+        return self.form.floats(pieces.view(u2))
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """A and B as they are when this is first asked for."""
+        if self.operands is None:
+            self.operands = self.a_matrix(), self.b_matrix()
+        return self.operands
+
+    def evaluate(self) -> np.ndarray:
+        """Accumulators (register, thread), float32; operands that were not read are read now."""
+        if self.result is None:
+            chain = self._chain()
+            pairs = [one.read() for one in chain]
+            a = np.concatenate([a for a, _ in pairs], axis=2)
+            b = np.concatenate([b for _, b in pairs], axis=1)
+            for one in chain:
+                one.operands = None
+            rows = _to_registers(_multiply(a, b), self.form.n)
+            chain[0]._accumulate(rows)
+            self.result = rows
+        return self.result
+
+    def _chain(self) -> list[Wgmma]:
+        """This wgmma and its predecessors that only it continues, the first one first."""
+        chain = [self]
+        while True:
+            before = chain[0].addend
+            if not (
+                isinstance(before, Wgmma)
+                and before.result is None
+                and before.index is chain[0].index
+                and np.ndim(chain[0].accumulate) == 0
+            ):
+                return chain
+            chain.insert(0, before)
+
+    def _accumulate(self, rows: np.ndarray) -> None:
+        if self.addend is None:
+            return
+        if isinstance(self.addend, Wgmma):
+            before = self.addend.of(self.index)
+        else:
+            before = np.empty_like(rows)
+            for row, value in enumerate(self.addend):
+                before[row] = value.view(f4)
+        if np.ndim(self.accumulate):
+            before = np.where(self.accumulate, before, f4(0))
+        rows += before
+
+    def of(self, index: np.ndarray) -> np.ndarray:
+        """Accumulators of some of its threads, by wave thread number."""
+        rows = self.evaluate()
+        if index is self.index or np.array_equal(index, self.index):
+            return rows
+        return rows[:, np.searchsorted(self.index, index)]
+
+
+def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(units, rows, k) x (units, k, n), in blocks of rows small enough for one thread.
+
+    OpenBLAS starts its threads above so many multiplications; beside other processes on the same
+    cores that made products of this size 50 times slower.
+    """
+    units, rows, depth = a.shape
+    block = rows
+    while block > 1 and block * depth * b.shape[2] > _ONE_THREAD:
+        block //= 2
+    blocks = a.reshape(units, rows // block, block, depth)
+    product: np.ndarray = np.matmul(blocks, b[:, None])
+    return product
+
+
+def _to_registers(tiles: np.ndarray, n: int) -> np.ndarray:
+    """(..., rows, n) to (register, thread): register 4j + 2h + e of lane (g, t) holds row g + 8h
+    of its warp's 16, column 8j + 2t + e."""
+    parts = tiles.reshape(-1, 2, 8, n // 8, 4, 2).transpose(3, 1, 5, 0, 2, 4)
+    return np.ascontiguousarray(parts).reshape(n // 2, -1)
+
+
+class WgmmaPipe:
+    """The wgmma instructions that generated code calls; those in flight are kept in their
+    groups."""
+
+    def __init__(self, wave: HoldsShared) -> None:
+        self.wave = wave
+
+    def issue(
+        self,
+        group: Group,
+        site: Site,
+        form: Form,
+        registers: Sequence[Any],
+        a: Any,
+        b: Any,
+        accumulate: Any,
+    ) -> tuple[InFlight, ...]:
+        """wgmma.mma_async: what its accumulator registers hold from now on."""
+        group.require_whole("wgmma.mma_async")
+        if np.ndim(accumulate) and (accumulate == accumulate[0]).all():
+            accumulate = accumulate[0]
+        addend = None
+        if np.ndim(accumulate) or accumulate:
+            addend = self._addend(registers)
+        product = Wgmma(self, group, site, form, a, b, accumulate, addend)
+        group.pending_wgmma.append(product)
+        if self.wave.observers:
+            product.clock = self.wave.tick()
+            self._notify(group, product)
+        random = self.wave.scheduler.random
+        if random is not None and random.random() < 0.5:
+            # Early, but not multiplied yet: sums are taken in one order whatever the schedule.
+            product.read()
+        return tuple([InFlight(product, row) for row in range(len(registers))])
+
+    def _addend(self, registers: Sequence[Any]) -> Any:
+        first = registers[0]
+        if isinstance(first, InFlight):
+            before = first.product
+            if len(registers) == before.form.n // 2 and all(
+                isinstance(value, InFlight) and value.product is before and value.row == row
+                for row, value in enumerate(registers)
+            ):
+                return before
+        plain = []
+        for value in registers:
+            if isinstance(value, InFlight):
+                value = value.touched("is an accumulator of another shape")
+            elif not hasattr(value, "dtype"):
+                raise EmulatorError("an accumulator register is read before it is written")
+            plain.append(value)
+        return tuple(plain)
+
+    def commit(self, group: Group) -> None:
+        """wgmma.commit_group."""
+        group.wgmma_groups.append(group.pending_wgmma)
+        group.pending_wgmma = []
+
+    def wait(
+        self, group: Group, site: Site, allowed: int, registers: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """wgmma.wait_group: the values of registers that may be in flight, after the wait."""
+        cut = max(0, len(group.wgmma_groups) - allowed)
+        done, group.wgmma_groups = group.wgmma_groups[:cut], group.wgmma_groups[cut:]
+        pending = {id(p) for p in group.pending_wgmma}
+        pending |= {id(p) for products in group.wgmma_groups for p in products}
+        found: dict[int, np.ndarray] = {}
+        values = []
+        for value in registers:
+            if isinstance(value, InFlight) and id(value.product) not in pending:
+                product = value.product
+                if id(product) not in found:
+                    found[id(product)] = product.of(group.index)
+                value = found[id(product)][value.row]
+            values.append(value)
+        finished = [product for products in done for product in products]
+        if finished and self.wave.observers:
+            self._notify_done(group, site, max(product.clock for product in finished))
+        return tuple(values)
+
+    # Rules that the translator watches over
+
+    def unfenced(self, group: Group, site: Site, what: str) -> None:
+        """A wgmma whose registers were accessed after the last wgmma.fence."""
+        self.wave.misuse("wgmma-fence", site, group.threads, f"no wgmma.fence lies between {what}")
+
+    def overwritten(self, group: Group, value: Any) -> None:
+        """A register is written that may hold an accumulator in flight."""
+        if isinstance(value, InFlight):
+            value.touched("is overwritten")
+
+    def fragment_written(self, group: Group, site: Site, register: str) -> None:
+        """A register is written that may be part of an A fragment in flight."""
+        for products in (*group.wgmma_groups, group.pending_wgmma):
+            for product in products:
+                if register in product.fragment:
+                    self.wave.misuse(
+                        "wgmma-in-flight", site, group.threads,
+                        f"register {register} of A is written before a wait_group covers the wgmma "
+                        f"at {product.site}",
+                    )  # fmt: skip
+                    return
+
+    # Observers
+
+    def _notify(self, group: Group, product: Wgmma) -> None:
+        unit, first_cta = product.unit, self.wave.geometry.first_cta
+        operands = [product.b_addresses()]
+        if not product.form.fragment:
+            operands.append(product.a_addresses())
+        for position, first in enumerate(product.index[::unit]):
+            cta = int(product.cta[position * unit]) + first_cta
+            event = EngineAccess(
+                product.site,
+                self._engine(int(first)),
+                "read",
+                group.threads[position * unit : (position + 1) * unit],
+                cta,
+                np.concatenate([operand[position].reshape(-1) for operand in operands]),
+                PIECE,
+                product.clock,
+            )
+            for observer in self.wave.observers:
+                observer.engine_access(event)
+
+    def _notify_done(self, group: Group, site: Site, issued: int) -> None:
+        warpgroups = group.index // WARPGROUP
+        for which in np.unique(warpgroups):
+            chosen = warpgroups == which
+            engine = self._engine(int(group.index[chosen][0]))
+            event = EngineDone(site, engine, group.threads[chosen], issued, self.wave.tick())
+            for observer in self.wave.observers:
+                observer.engine_done(event)
+
+    def _engine(self, thread: int) -> Engine:
+        cta, tid = divmod(thread, self.wave.geometry.threads_per_cta)
+        return Engine("warpgroup", cta + self.wave.geometry.first_cta, tid // WARPGROUP)

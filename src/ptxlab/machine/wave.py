@@ -1,0 +1,367 @@
+"""What generated code calls: a wave's memories, barriers, forks, and exchange between lanes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flashsmith.errors import EmulatorError
+from ptxlab.interface import (
+    BarrierEvent,
+    GridAllow,
+    GridWait,
+    MemoryFence,
+    Misuse,
+    Observer,
+    ProxyFence,
+    Site,
+    WarpSync,
+)
+from ptxlab.machine.barriers import BarrierWait, ClusterBarrier, NamedBarriers
+from ptxlab.machine.bulk_copies import BulkCopies
+from ptxlab.machine.divergence import UNDEFINED, Fork, Split
+from ptxlab.machine.geometry import Geometry
+from ptxlab.machine.group import Group
+from ptxlab.machine.mbarriers import Mbarriers
+from ptxlab.machine.memory import GlobalMemory
+from ptxlab.machine.memory_waits import MemoryWait
+from ptxlab.machine.numeric import select
+from ptxlab.machine.polls import Poll
+from ptxlab.machine.random_schedule import RandomSchedule
+from ptxlab.machine.register_pool import RegisterPool
+from ptxlab.machine.scheduler import Scheduler
+from ptxlab.machine.waits import Wait
+from ptxlab.machine.warpgroup_mma import WgmmaPipe
+from ptxlab.machine.wave_memory import WaveMemory
+
+u4 = np.uint32
+
+#: Backward jumps between two turns of other groups: spin loops must not starve the groups they wait
+#: for.
+_TURN = 64
+
+
+class Wave(WaveMemory):
+    """CTAs that run together."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        memory: GlobalMemory,
+        shared_bytes: int,
+        local_bytes: int,
+        observers: Sequence[Observer],
+    ) -> None:
+        super().__init__(geometry, memory, shared_bytes, local_bytes, observers)
+        self.scheduler: Scheduler
+        self.barriers = NamedBarriers(geometry, self._released)
+        self.cluster_barrier = ClusterBarrier(self)
+        self.mbarriers = Mbarriers(self)
+        self.bulk = BulkCopies(self, self.mbarriers)
+        self.wgmma = WgmmaPipe(self)
+        self.registers = RegisterPool(self)
+        #: CTAs of the launch that start when those of this wave are done.
+        self.ctas_to_come = 0
+        #: Backward jumps left before a launch counts as endless.
+        self.loops_left = 0
+        #: Per node: warp instructions' and threads' visits, shared by all waves of a launch.
+        self.counts: list[int] = []
+        self.thread_counts: list[int] = []
+        #: The site of each line of generated code.
+        self.line_sites: dict[int, Site] = {}
+        self.parameters: dict[str, np.ndarray] = {}
+        self.parameter_address = np.uint64(0)
+        self.symbols: dict[str, np.uint64] = {}
+
+    # Barriers, exits, forks
+
+    def barrier(
+        self, group: Group, site: Site, number: Any, expected: Any, blocks: bool
+    ) -> BarrierWait | None:
+        """bar.sync, or bar.arrive when not ``blocks``: None when the group may go on at once."""
+        count = None if expected is None else _uniform(expected, "barrier thread count")
+        if self.observers:
+            wanted = self.geometry.threads_per_cta if count is None else count
+            for which, index in _by_value(number, group.index):
+                self._notify_barrier(site, "arrive", which, wanted, index)
+        elif count is None and group.n == self.barriers.live_total and np.ndim(number) == 0:
+            return None
+        return self.barriers.arrive(group, site, number, count, blocks=blocks)
+
+    def _released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
+        """A barrier has opened."""
+        self.scheduler.notify()
+        if self.observers:
+            self._notify_barrier(site, "release", number, expected, index)
+
+    def _notify_barrier(
+        self, site: Site, kind: str, number: int, expected: int, index: np.ndarray
+    ) -> None:
+        threads = index + self.geometry.first_thread
+        event = BarrierEvent(site, kind, number, expected, threads, self.tick())
+        for observer in self.observers:
+            observer.barrier(event)
+
+    def warp_sync(self, group: Group, site: Site, members: Any) -> None:
+        """bar.warp.sync."""
+        group.require_members("bar.warp.sync", members)
+        if self.observers:
+            event = WarpSync(site, group.threads, self.tick())
+            for observer in self.observers:
+                observer.warp_sync(event)
+
+    def exited(self, group: Group) -> None:
+        """All threads of a group have returned."""
+        self.barriers.exited(group)
+        self.cluster_barrier.exited(group)
+
+    def fork(
+        self,
+        group: Group,
+        taken: np.ndarray,
+        target: int,
+        target_values: tuple[Any, ...],
+        following: int,
+        following_values: tuple[Any, ...],
+        stop: int,
+    ) -> Fork:
+        """A divergent branch: threads where ``taken`` holds go to ``target``, the others on."""
+        fork = Fork(group, stop)
+        yes, no = group.split(taken)
+        fork.add(
+            yes, taken, target, target_values, runs=target != stop or stop == self.scheduler.exit
+        )
+        fork.add(
+            no,
+            ~taken,
+            following,
+            following_values,
+            runs=following != stop or stop == self.scheduler.exit,
+        )
+        return fork
+
+    def part(
+        self,
+        group: Group,
+        passed: np.ndarray,
+        following: int,
+        values: tuple[Any, ...],
+        again: int,
+        values_again: tuple[Any, ...],
+        wait: Wait | None,
+    ) -> Split:
+        """Only the threads in ``passed`` may go on behind a wait.
+
+        The others keep waiting, or without ``wait`` run node ``again``, which waits once more.
+        """
+        return Split(group, passed, (following, values), (again, values_again), wait)
+
+    def looped(self) -> bool:
+        """A group jumps backwards; returns whether it should now let other groups run."""
+        self.loops_left -= 1
+        if self.loops_left < 0:
+            raise EmulatorError("endless loop: the limit on backward jumps is used up")
+        random = self.scheduler.random
+        return self.loops_left % _TURN == 0 or (random is not None and random.random() < 0.5)
+
+    def interrupted(self) -> bool:
+        """Whether a group that reaches a wait lets other groups run before it tests the barrier."""
+        random = self.scheduler.random
+        return random is not None and random.interrupts_a_wait()
+
+    def trapped(self, group: Group) -> None:
+        """trap."""
+        raise EmulatorError(f"trap reached by thread {int(group.threads[0])}")
+
+    def called(self, group: Group, name: str) -> None:
+        """A call: only assertions and printf leave one in a kernel."""
+        raise EmulatorError(
+            f"thread {int(group.threads[0])} calls {name}; device functions are not emulated"
+        )
+
+    def written(self, value: Any, register: str) -> Any:
+        """Read a register that some path leaves unwritten."""
+        if value is UNDEFINED:
+            raise EmulatorError(f"register {register} is read before it is written")
+        return value
+
+    def first_select(self, predicate: Any, value: Any, old: Any) -> Any:
+        """A guarded write to a register that may be unwritten: other threads hold all ones."""
+        return select(predicate, value, self.or_poison(old, value.dtype))
+
+    def or_poison(self, value: Any, held: Any) -> Any:
+        """All ones (false for a predicate) in the NumPy type ``held`` for what is not written."""
+        if value is not UNDEFINED:
+            return value
+        kind = np.dtype(np.bool_ if held == "b1" else held)
+        if kind == np.bool_:
+            return np.bool_(False)
+        return np.full(kind.itemsize, 0xFF, np.uint8).view(kind)[0]
+
+    # Rules
+
+    def misuse(
+        self, kind: str, site: Site, threads: np.ndarray, message: str, address: int = 0
+    ) -> None:
+        """A rule is broken: a finding where an observer takes it, an error otherwise."""
+        takers = [observer for observer in self.observers if observer.handles_misuse]
+        if not takers:
+            raise EmulatorError(f"{kind}: {message}")
+        event = Misuse(kind, site, message, threads, address, self.tick())
+        for observer in takers:
+            observer.misuse(event)
+
+    def current_site(self) -> Site | None:
+        """The instruction that generated code is at; only for reports."""
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_filename.startswith("<emulated "):
+                return self.line_sites.get(frame.f_lineno)
+        return None
+
+    def proxy_fence(self, group: Group, site: Site, mask: Any) -> None:
+        """fence.proxy.async and fence.mbarrier_init."""
+        threads = group.threads
+        if mask is not None:
+            threads = threads[np.broadcast_to(mask, (group.n,))]
+        event = ProxyFence(site, threads, self.tick())
+        for observer in self.observers:
+            observer.proxy_fence(event)
+
+    def memory_fence(self, group: Group, site: Site, scope: str, mask: Any) -> None:
+        """fence.acq_rel, fence.sc and membar."""
+        threads = group.threads[group.active(mask)]
+        event = MemoryFence(site, threads, scope, self.tick())
+        for observer in self.observers:
+            observer.memory_fence(event)
+
+    def grid_wait(self, group: Group, site: Site, mask: Any) -> None:
+        """griddepcontrol.wait."""
+        event = GridWait(site, group.threads[group.active(mask)], self.tick())
+        for observer in self.observers:
+            observer.grid_wait(event)
+
+    def grid_allow(self, group: Group, site: Site, mask: Any) -> None:
+        """griddepcontrol.launch_dependents."""
+        event = GridAllow(site, group.threads[group.active(mask)], self.tick())
+        for observer in self.observers:
+            observer.grid_allow(event)
+
+    # Loops that wait for memory
+
+    def poll(
+        self,
+        group: Group,
+        site: Site,
+        space: str,
+        addresses: Any,
+        size: int,
+        count: int,
+        words: Any,
+        mask: Any,
+    ) -> None:
+        """Notes what a loop that waits for memory has read: ``count`` words of ``size`` bytes."""
+        if space == "generic":
+            space, addresses = self.resolve(addresses)
+        if space == "global":
+            positions = group.active(mask)
+            where = np.broadcast_to(addresses, (group.n,))[positions]
+            found = np.broadcast_to(words, (group.n,))[positions]
+            group.polls[site.index] = Poll.of(site, positions, where, found, size, count)
+
+    def forget(self, group: Group, loads: Sequence[int]) -> None:
+        """A round of a loop that waits for memory begins: what its loads read before is over."""
+        for load in loads:
+            group.polls.pop(load, None)
+
+    def unchanged(self, group: Group, loads: Sequence[int]) -> MemoryWait | None:
+        """What a group waits for that found none of the words it needs: a change of one.
+
+        ``loads``: those of the loop. None where they have read no global memory.
+        """
+        polls = [group.polls[load] for load in loads if load in group.polls]
+        polls = [poll for poll in polls if poll.positions.size]
+        return MemoryWait(group, self.memory, polls, self.ctas_to_come) if polls else None
+
+    def deliver(self, random: RandomSchedule | None) -> bool:
+        """One asynchronous transfer arrives; whether there was one."""
+        return self.bulk.deliver(random)
+
+    def end(self) -> None:
+        """All threads have exited."""
+        self.bulk.end()
+        self.registers.end()
+
+    # Lanes
+
+    def shuffle(
+        self, group: Group, mode: str, value: Any, b: Any, c: Any, members: Any
+    ) -> tuple[Any, Any]:
+        """shfl.sync: (value from the other lane, in range). A lane not here gives all ones."""
+        group.require_members("shfl.sync", members)
+        if b.ndim or c.ndim:
+            source, good = group.shuffle_source_varying(mode, b, c)
+        else:
+            source, good = group.shuffle_source(mode, int(b), int(c))
+        if value.ndim == 0:
+            value = np.full(group.n, value)
+        if group.whole:
+            return value.take(source), good
+        return np.where(source < 0, u4(0xFFFFFFFF), value[source]), good
+
+    def vote(self, group: Group, mode: str, predicate: Any, members: Any) -> Any:
+        """vote.sync in mode all, any, uni or ballot."""
+        group.require_members("vote.sync", members)
+        mask = group.ballot(predicate)
+        if mode == "ballot":
+            return mask
+        full = group.ballot(np.bool_(True))
+        if mode == "any":
+            return mask != 0
+        if mode == "all":
+            return mask == full
+        return (mask == 0) | (mask == full)
+
+    def elect(self, group: Group, members: Any) -> Any:
+        """elect.sync: per thread, the lowest lane of its warp among the members here."""
+        group.require_members("elect.sync", members)
+        mask = (group.ballot(np.bool_(True)) & members).astype(np.int64)
+        lowest = mask & -mask
+        return np.log2(lowest.astype(np.float64)).astype(u4)
+
+    def reduce(self, group: Group, operation: Any, value: Any, members: Any) -> Any:
+        """redux.sync over each warp's lanes here."""
+        group.require_members("redux.sync", members)
+        value = np.broadcast_to(value, (group.n,))
+        starts = np.flatnonzero(np.diff(group.warp, prepend=-1))
+        totals = operation.reduceat(value, starts, dtype=value.dtype)
+        return np.repeat(totals, np.diff(np.append(starts, group.n)))
+
+
+def taken(predicate: Any) -> int:
+    """Whether a branch is taken: 1 by all, 0 by none, -1 by some."""
+    if predicate.ndim == 0:
+        return 1 if predicate else 0
+    count = np.count_nonzero(predicate)
+    if count == 0:
+        return 0
+    return 1 if count == predicate.size else -1
+
+
+def _uniform(value: Any, what: str) -> int:
+    if np.ndim(value) == 0:
+        return int(value)
+    if (value != value[0]).any():
+        raise EmulatorError(f"{what} differs between threads that arrive together")
+    return int(value[0])
+
+
+def _by_value(value: Any, index: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Each value that occurs, with the wave threads that have it."""
+    if np.ndim(value) == 0:
+        return [(int(value), index)]
+    return [(int(one), index[value == one]) for one in np.unique(value)]

@@ -1,0 +1,370 @@
+"""Writes generated code: registers, constants, operands, results, variables, lines."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from flashsmith.errors import EmulatorError
+from ptxlab.interface import Site
+from ptxlab.machine import numeric
+from ptxlab.machine.divergence import UNDEFINED
+from ptxlab.machine.memory import LOCAL_WINDOW, SHARED_WINDOW
+from ptxlab.machine.waits import REFUSED
+from ptxlab.machine.warpgroup_mma import InFlight
+from ptxlab.machine.wave import taken
+from ptxlab.ptx.syntax import (
+    TYPE_SIZES,
+    Address,
+    Entry,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)
+from ptxlab.translate.flow import Flow, analyse
+from ptxlab.translate.register_hazards import find_hazards
+
+#: NumPy name, in generated code, of every PTX type; 16-bit floats are their bits.
+DTYPES = {
+    "pred": "b1",
+    "b8": "u1", "u8": "u1", "s8": "i1",
+    "b16": "u2", "u16": "u2", "s16": "i2", "f16": "u2", "bf16": "u2",
+    "b32": "u4", "u32": "u4", "s32": "i4", "f32": "f4", "f16x2": "u4", "bf16x2": "u4",
+    "b64": "u8", "u64": "u8", "s64": "i8", "f64": "f8",
+}  # fmt: skip
+
+_NUMPY = {
+    "b1": np.bool_,
+    "u1": np.uint8, "u2": np.uint16, "u4": np.uint32, "u8": np.uint64,
+    "i1": np.int8, "i2": np.int16, "i4": np.int32, "i8": np.int64,
+    "f4": np.float32, "f8": np.float64,
+}  # fmt: skip
+_SIZES = {name: np.dtype(kind).itemsize for name, kind in _NUMPY.items()}
+_STORED = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
+
+Handler = Callable[["Emitter", Instruction], None]
+
+
+class Emitter:
+    """Lines of generated code, and the names in them; what the handlers of opcodes work with."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        variables: Iterable[Variable],
+        *,
+        observed: bool,
+    ) -> None:
+        self.entry, self.observed = entry, observed
+        self.flow: Flow = analyse(entry)
+        #: None for an entry without wgmma.
+        self.hazards = find_hazards(self.flow)
+        self.lines: list[str] = []
+        self.indent = 0
+        self.line_sites: dict[int, Site] = {}
+        self.namespace: dict[str, Any] = {
+            name: value for name, value in vars(numeric).items() if not name.startswith("_")
+        }
+        self.namespace |= {"np": np, "taken": taken, "UNDEFINED": UNDEFINED, "b1": np.bool_}
+        self.namespace |= {"REFUSED": REFUSED, "TRUE": np.True_, "FALSE": np.False_}
+        self.namespace["InFlight"] = InFlight
+        self.names: dict[str, str] = {}
+        self.storage: dict[str, str] = {}
+        self.constants: dict[tuple[str, str], str] = {}
+        self.temporaries = 0
+        self.sites = tuple(Site.of(instruction) for instruction in entry.instructions)
+        self.instruction: Instruction | None = None
+        #: Address register -> variable with its checked row places, within the current node.
+        self.shared_rows: dict[str, str] = {}
+        #: Variable that the barrier being translated leaves its Wait in.
+        self.barrier_result = ""
+        #: Whether the current node is part of a loop that waits for a word to change.
+        self.polls = False
+        self.unwritten: frozenset[str] = frozenset()
+        self._place_variables(variables)
+        self.floats = _float_registers(self.flow)
+
+    # Registers and constants
+
+    def name(self, register: str) -> str:
+        """Python name of a register."""
+        name = self.names.get(register)
+        if name is None:
+            name = self.names[register] = f"r{len(self.names)}"
+            held = self._stored(self.entry.register_type(register))
+            as_float = held in ("u4", "u8") and register in self.floats
+            self.storage[register] = f"f{held[1]}" if as_float else held
+        return name
+
+    def storage_of(self, register: str) -> str:
+        """NumPy name under which a register's value is held."""
+        self.name(register)
+        return self.storage[register]
+
+    def temporary(self) -> str:
+        """A fresh local variable."""
+        self.temporaries += 1
+        return f"t{self.temporaries}"
+
+    def constant(self, value: Any, dtype: str) -> str:
+        """Name of a NumPy scalar in the generated code."""
+        key = (dtype, value.hex() if isinstance(value, float) else str(value))
+        name = self.constants.get(key)
+        if name is None:
+            name = self.constants[key] = f"c{len(self.constants)}"
+            self.namespace[name] = _scalar(value, dtype)
+        return name
+
+    # Reading operands
+
+    def use(self, operand: Operand, kind: str) -> str:
+        """Expression of an operand as PTX type ``kind``; 16-bit floats as their bits."""
+        wanted = DTYPES[kind]
+        if isinstance(operand, Register):
+            return self._reinterpret(
+                self._checked(operand.name), self.storage_of(operand.name), wanted
+            )
+        if isinstance(operand, Immediate):
+            return self.constant(_immediate_value(operand, wanted), wanted)
+        if isinstance(operand, Negated):
+            return f"(~{self.use(operand.operand, 'pred')})"
+        if isinstance(operand, Special):
+            held = "b1" if operand.name == "%is_explicit_cluster" else _special_type(operand.name)
+            return self._reinterpret(f"G.special({operand.name!r})", held, wanted)
+        if isinstance(operand, Symbol):
+            return self._symbol(operand.name, wanted)
+        raise self.error(f"operand {operand} cannot be read as .{kind}")
+
+    def use_if_written(self, operand: Operand, kind: str) -> str:
+        """The same; a register that is not written yet holds all ones, which in floats is NaN."""
+        if not isinstance(operand, Register) or operand.name not in self.unwritten:
+            return self.use(operand, kind)
+        held = self.storage_of(operand.name)
+        poison = f"W.or_poison({self.name(operand.name)}, {held!r})"
+        return self._reinterpret(poison, held, DTYPES[kind])
+
+    def use_float(self, operand: Operand, kind: str) -> str:
+        """Expression of an operand of type f16, bf16, f32 or f64 as a NumPy float (f32 or f64)."""
+        expression = self.use(operand, kind)
+        if kind == "f16":
+            return f"half_to_float({expression})"
+        if kind == "bf16":
+            return f"bfloat_to_float({expression})"
+        return expression
+
+    def _checked(self, register: str) -> str:
+        name = self.name(register)
+        if register in self.unwritten:
+            return f"W.written({name}, {register!r})"
+        return name
+
+    def _symbol(self, name: str, wanted: str) -> str:
+        if name in self.offsets:
+            return self.constant(self.offsets[name], wanted)
+        for parameter in self.entry.parameters:
+            if parameter.name == name:
+                offset = self.constant(parameter.offset, "u8")
+                return self._reinterpret(f"(W.parameter_address + {offset})", "u8", wanted)
+        self.module_symbols.add(name)
+        return self._reinterpret(f"W.symbols[{name!r}]", "u8", wanted)
+
+    def address(self, operand: Operand) -> tuple[str, str]:
+        """(expression, NumPy name u4 or i8) of an address operand, offset included."""
+        if not isinstance(operand, Address) or operand.coordinates:
+            raise self.error("expected an address in brackets")
+        base = operand.base
+        if isinstance(base, Register) and self.storage_of(base.name) == "u4":
+            expression = self.use(base, "u32")
+            if operand.offset:
+                offset = self.constant(operand.offset & 0xFFFFFFFF, "u4")
+                expression = f"({expression} + {offset})"
+            return expression, "u4"
+        if isinstance(base, Symbol) and base.name in self.offsets:
+            return self.constant(self.offsets[base.name] + operand.offset, "i8"), "i8"
+        if isinstance(base, Immediate):
+            return self.constant(int(base.value) + operand.offset, "i8"), "i8"
+        expression = self.use(base, "s64")
+        if operand.offset:
+            expression = f"({expression} + {self.constant(operand.offset, 'i8')})"
+        return expression, "i8"
+
+    # Writing results
+
+    def define(self, operand: Operand, expression: str, held: str) -> None:
+        """Assign a result; ``held`` is the NumPy name of the expression's type."""
+        if isinstance(operand, Sink):
+            # The expression may check something: evaluate it all the same.
+            self.emit(expression)
+            return
+        if isinstance(operand, Pair):
+            raise self.error("two results where one is expected")
+        if not isinstance(operand, Register):
+            raise self.error(f"cannot write to {operand}")
+        target, stored = self.name(operand.name), self.storage_of(operand.name)
+        value = self._reinterpret(expression, held, stored, extend=True)
+        mask = self.mask()
+        if mask is not None:
+            if operand.name in self.unwritten:
+                value = f"W.first_select({mask}, {value}, {target})"
+            else:
+                value = f"select({mask}, {value}, {target})"
+        self.emit(f"{target} = {value}")
+
+    def define_float(self, operand: Operand, expression: str, kind: str) -> None:
+        """Assign a float32/float64 expression to a result of PTX type f16, bf16, f32 or f64."""
+        if kind == "f16":
+            expression = f"float_to_half({expression})"
+        elif kind == "bf16":
+            expression = f"float_to_bfloat({expression})"
+        self.define(operand, expression, DTYPES[kind])
+
+    def mask(self) -> str | None:
+        """Expression of the current instruction's guard, None without one."""
+        guard = self.instruction.guard if self.instruction else None
+        if guard is None:
+            return None
+        expression = self._checked(guard.register.name)
+        return f"(~{expression})" if guard.negated else expression
+
+    # Types
+
+    def _stored(self, declared: str) -> str:
+        if declared == "pred":
+            return "b1"
+        if declared in ("f32", "f64"):
+            return DTYPES[declared]
+        if TYPE_SIZES.get(declared) in _STORED:
+            return _STORED[TYPE_SIZES[declared]]
+        raise self.error(f"registers of type .{declared} are not supported")
+
+    def _reinterpret(self, expression: str, held: str, wanted: str, *, extend: bool = False) -> str:
+        """Convert between NumPy types by bits; narrower integers extend, wider ones are cut."""
+        if held == wanted:
+            return expression
+        if "b1" in (held, wanted):
+            raise self.error("a predicate where a number is expected, or the reverse")
+        if not expression.isidentifier():
+            expression = f"({expression})"
+        if _SIZES[held] == _SIZES[wanted]:
+            return f"{expression}.view({wanted})"
+        if held[0] == "f":
+            expression = f"{expression}.view(u{held[1]})"
+        if _SIZES[held] > _SIZES[wanted] or extend:
+            middle = wanted if wanted[0] != "f" else f"u{wanted[1]}"
+            expression = f"{expression}.astype({middle})"
+            return expression if middle == wanted else f"{expression}.view({wanted})"
+        raise self.error(f"a register of {_SIZES[held]} bytes where {_SIZES[wanted]} are needed")
+
+    # Output
+
+    def emit(self, line: str) -> None:
+        """One line of generated code, attributed to the current instruction."""
+        self.lines.append("    " * self.indent + line)
+        if self.instruction is not None:
+            self.line_sites[len(self.lines)] = self.sites[self.instruction.index]
+
+    def site(self) -> str:
+        """Name of the current instruction's site in the generated code."""
+        if self.instruction is None:
+            raise EmulatorError("no instruction is being translated")
+        name = f"S{self.instruction.index}"
+        self.namespace[name] = self.sites[self.instruction.index]
+        return name
+
+    def error(self, message: str) -> EmulatorError:
+        """An error about the current instruction."""
+        where = self.sites[self.instruction.index] if self.instruction else self.entry.name
+        return EmulatorError(f"{where}: {message}")
+
+    # Variables outside registers
+
+    def _place_variables(self, module_variables: Iterable[Variable]) -> None:
+        """Offsets of shared and local variables; shared ones of the module only where used."""
+        mentioned = {name for i in self.entry.instructions for name in _symbols(i.operands)}
+        used = [v for v in module_variables if v.name in mentioned]
+        self.offsets: dict[str, int] = {}
+        self.module_symbols: set[str] = set()
+        ends = {"shared": 0, "local": 0}
+        dynamic = [v for v in used if v.space == "shared" and v.size == 0]
+        for variable in (*used, *self.entry.variables):
+            if variable.space in ends and variable.size:
+                begin = -(-ends[variable.space] // variable.align) * variable.align
+                self.offsets[variable.name] = begin
+                ends[variable.space] = begin + variable.size
+        align = max((v.align for v in dynamic), default=16)
+        self.static_shared_bytes = ends["shared"]
+        self.dynamic_shared_offset = -(-ends["shared"] // align) * align
+        for variable in dynamic:
+            self.offsets[variable.name] = self.dynamic_shared_offset
+        self.local_bytes = ends["local"]
+        self.windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
+
+
+#: Opcodes that move bits, whose type does not show whether the value is a float.
+_NEUTRAL = frozenset(["mov", "ld", "ldu", "selp", "shfl"])
+
+
+def _float_registers(flow: Flow) -> frozenset[str]:
+    """Registers that only float instructions of their width write.
+
+    Newer compilers declare every register as bits; held as floats they need no reinterpretation.
+    """
+    floats: set[str] = set()
+    others: set[str] = set()
+    for step in (step for node in flow.nodes for step in node.steps):
+        modifiers = step.instruction.modifiers
+        kinds = [m for m in modifiers if m in TYPE_SIZES]
+        kind = kinds[0] if kinds else ""
+        if kind in ("f32", "f64") and step.instruction.opcode not in ("setp", "testp"):
+            floats.update(step.writes)
+        elif step.instruction.opcode not in _NEUTRAL:
+            others.update(step.writes)
+    return frozenset(floats - others)
+
+
+def _special_type(name: str) -> str:
+    return "u8" if name in ("%clock64", "%globaltimer", "%gridid") else "u4"
+
+
+def _immediate_value(operand: Immediate, wanted: str) -> Any:
+    text = operand.text.lstrip("-+")
+    if wanted == "b1":
+        return bool(operand.value)
+    if wanted[0] == "f" or not isinstance(operand.value, float):
+        return operand.value if wanted[0] != "f" else float(operand.value)
+    # A float literal used as bits: 0f has 32 of them, everything else 64.
+    if text[:2].lower() == "0f":
+        bits = int(text[2:], 16) ^ (0x80000000 if operand.text[0] == "-" else 0)
+    else:
+        bits = struct.unpack("<Q", struct.pack("<d", operand.value))[0]
+    return bits
+
+
+def _scalar(value: Any, dtype: str) -> Any:
+    kind = _NUMPY[dtype]
+    if dtype[0] in "ui":
+        size = _SIZES[dtype]
+        unsigned = np.array(int(value) & ((1 << 8 * size) - 1), f"u{size}")
+        return unsigned.view(kind)[()]
+    return kind(value)
+
+
+def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
+    for operand in operands:
+        if isinstance(operand, Symbol):
+            yield operand.name
+        elif isinstance(operand, Address):
+            yield from _symbols((operand.base, *operand.coordinates))
+        elif isinstance(operand, Vector):
+            yield from _symbols(operand.elements)

@@ -1,0 +1,302 @@
+"""Control flow and data flow of an entry: what the translator needs before it writes a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ptxlab.ptx.syntax import (
+    Address,
+    Entry,
+    Instruction,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Vector,
+)
+
+#: Opcodes whose first operand is not a result.
+WITHOUT_RESULT = frozenset(
+    ["st", "red", "bra", "ret", "exit", "trap", "bar", "barrier", "membar", "fence", "prefetch"]
+) | frozenset(["prefetchu", "stmatrix", "call", "nanosleep", "discard", "applypriority"])
+
+
+def blocks(instruction: Instruction) -> bool:
+    """Whether threads may have to stop at an instruction: a node ends there."""
+    if instruction.opcode in ("bar", "barrier"):
+        return "warp" not in instruction.modifiers
+    return may_refuse(instruction)
+
+
+def may_refuse(instruction: Instruction) -> bool:
+    """Whether an instruction waits and may give up: its result is a predicate that says so."""
+    return instruction.opcode == "mbarrier" and bool(
+        {"try_wait", "test_wait"}.intersection(instruction.modifiers)
+    )
+
+
+def is_wgmma_mma(instruction: Instruction) -> bool:
+    """Whether this is wgmma.mma_async: its accumulators are read and written."""
+    return instruction.opcode == "wgmma" and instruction.modifiers[:1] == ("mma_async",)
+
+
+def registers_in(operand: Operand) -> list[str]:
+    """Names of the registers that an operand mentions."""
+    if isinstance(operand, Register):
+        return [operand.name]
+    if isinstance(operand, Address):
+        parts = (operand.base, *operand.coordinates)
+        return [name for part in parts for name in registers_in(part)]
+    if isinstance(operand, Vector):
+        return [name for part in operand.elements for name in registers_in(part)]
+    if isinstance(operand, Negated):
+        return [operand.operand.name]
+    if isinstance(operand, Pair):
+        return registers_in(operand.first) + registers_in(operand.second)
+    return []
+
+
+def has_result(instruction: Instruction) -> bool:
+    """Whether the first operand is written."""
+    if instruction.opcode in WITHOUT_RESULT or not instruction.operands:
+        return False
+    return not (instruction.opcode == "cp" or isinstance(instruction.operands[0], Address))
+
+
+def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
+    """Registers an instruction reads (its guard, and under a guard its results too) and writes."""
+    operands = instruction.operands
+    writes: list[str] = []
+    reads: list[str] = []
+    if has_result(instruction):
+        writes = registers_in(operands[0])
+        operands = operands[1:]
+    for operand in operands:
+        reads += registers_in(operand)
+    if instruction.guard is not None:
+        reads.append(instruction.guard.register.name)
+        reads += writes
+    elif is_wgmma_mma(instruction):
+        reads += writes
+    return reads, writes
+
+
+@dataclass(slots=True)
+class Step:
+    """An instruction with its register traffic."""
+
+    instruction: Instruction
+    reads: list[str]
+    writes: list[str]
+
+
+@dataclass(eq=False)
+class Node:
+    """A basic block that ends at a branch or right after a barrier."""
+
+    index: int
+    steps: list[Step]
+    successors: tuple[int, ...] = ()
+    defines: frozenset[str] = frozenset()
+    live_in: frozenset[str] = frozenset()
+    ipdom: int = -1
+
+    @cached_property
+    def live_order(self) -> tuple[str, ...]:
+        """Live-in registers in the order every pack and unpack uses."""
+        return tuple(sorted(self.live_in))
+
+
+@dataclass(eq=False)
+class Flow:
+    """Nodes of an entry; ``exit`` is the index of the virtual exit."""
+
+    nodes: list[Node]
+    read_counts: dict[str, int] = field(default_factory=dict)
+    #: Loops that wait for a word of global memory to change: nodes by (last node, first node).
+    spins: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
+
+    def polls(self, body: Iterable[int]) -> tuple[int, ...]:
+        """Indices of the loads in some nodes that read strongly."""
+        steps = (step.instruction for index in sorted(body) for step in self.nodes[index].steps)
+        return tuple(one.index for one in steps if _reads_strongly(one))
+
+    @property
+    def exit(self) -> int:
+        """Index after the last node."""
+        return len(self.nodes)
+
+    def live_in(self, index: int) -> tuple[str, ...]:
+        """Registers live where a node begins; none at the exit."""
+        return () if index == self.exit else self.nodes[index].live_order
+
+    def region_writes(self, branch: int) -> frozenset[str]:
+        """Registers written between a branch and its immediate post-dominator."""
+        merge = self.nodes[branch].ipdom
+        seen: set[int] = set()
+        written: set[str] = set()
+        pending = list(self.nodes[branch].successors)
+        while pending:
+            index = pending.pop()
+            if index in seen or index in (merge, self.exit):
+                continue
+            seen.add(index)
+            written |= self.nodes[index].defines
+            pending += self.nodes[index].successors
+        return frozenset(written)
+
+
+def analyse(entry: Entry) -> Flow:
+    """Nodes, liveness and immediate post-dominators of an entry."""
+    flow = Flow(_nodes(entry))
+    for node in flow.nodes:
+        for step in node.steps:
+            for name in step.reads:
+                flow.read_counts[name] = flow.read_counts.get(name, 0) + 1
+    _liveness(flow)
+    _post_dominators(flow)
+    for node in flow.nodes:
+        for target in node.successors:
+            if target <= node.index and (body := _spins(flow, node.index, target)):
+                flow.spins[node.index, target] = body
+    return flow
+
+
+#: Opcodes with an effect beside their registers', fences apart.
+_WITH_EFFECT = frozenset(
+    ["st", "red", "atom", "bar", "barrier", "mbarrier", "cp", "wgmma", "call", "trap", "ret"]
+) | frozenset(["exit", "stmatrix", "setmaxnreg", "griddepcontrol", "mma", "wmma"])
+_STRONG_LOADS = frozenset(["volatile", "relaxed", "acquire"])
+
+
+def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
+    """Nodes of the loop from ``first`` to ``last`` if it only waits for memory, else none.
+
+    Such a loop reads with .volatile, .relaxed or .acquire, has no other effect, and carries no
+    register from one round to the next: if the words stay the same, it goes on for ever.
+    """
+    body, pending = {first}, [last]
+    before: dict[int, list[int]] = {}
+    for node in flow.nodes:
+        for successor in node.successors:
+            before.setdefault(successor, []).append(node.index)
+    while pending:
+        index = pending.pop()
+        if index not in body:
+            body.add(index)
+            pending += before.get(index, [])
+    steps = [step for index in body for step in flow.nodes[index].steps]
+    if any(step.instruction.opcode in _WITH_EFFECT for step in steps):
+        return frozenset()
+    written = {name for step in steps for name in step.writes}
+    if written & flow.nodes[first].live_in:
+        return frozenset()
+    strong = any(_reads_strongly(step.instruction) for step in steps)
+    return frozenset(body) if strong else frozenset()
+
+
+def _reads_strongly(instruction: Instruction) -> bool:
+    return (
+        instruction.opcode == "ld"
+        and bool(_STRONG_LOADS.intersection(instruction.modifiers))
+        and not any(m.startswith("shared") for m in instruction.modifiers)
+    )
+
+
+def _nodes(entry: Entry) -> list[Node]:
+    """Blocks cut behind every barrier, so that a thread can resume there.
+
+    What may be refused is a node of its own: threads that are left waiting run it again.
+    """
+    pieces: list[list[list[Step]]] = []
+    for block in entry.blocks:
+        cuts: list[list[Step]] = [[]]
+        for instruction in block.instructions:
+            if may_refuse(instruction) and cuts[-1]:
+                cuts.append([])
+            cuts[-1].append(Step(instruction, *reads_and_writes(instruction)))
+            last = instruction is block.instructions[-1]
+            if blocks(instruction) and not last:
+                cuts.append([])
+        pieces.append(cuts)
+    first = [0]
+    for cuts in pieces:
+        first.append(first[-1] + len(cuts))
+    nodes: list[Node] = []
+    for block, cuts in zip(entry.blocks, pieces, strict=True):
+        for number, steps in enumerate(cuts):
+            if number + 1 < len(cuts):
+                successors: tuple[int, ...] = (len(nodes) + 1,)
+            else:
+                successors = tuple(first[s] for s in block.successors)
+            nodes.append(Node(len(nodes), steps, successors))
+    return nodes
+
+
+def _liveness(flow: Flow) -> None:
+    before: list[frozenset[str]] = []
+    for node in flow.nodes:
+        exposed: set[str] = set()
+        defined: set[str] = set()
+        for step in node.steps:
+            exposed.update(name for name in step.reads if name not in defined)
+            if step.instruction.guard is None:
+                defined.update(step.writes)
+        node.defines = frozenset(name for step in node.steps for name in step.writes)
+        node.live_in = frozenset(exposed)
+        before.append(frozenset(defined))
+    changed = True
+    while changed:
+        changed = False
+        for node in reversed(flow.nodes):
+            out: frozenset[str] = frozenset()
+            for successor in node.successors:
+                if successor != flow.exit:
+                    out |= flow.nodes[successor].live_in
+            live = node.live_in | (out - before[node.index])
+            if live != node.live_in:
+                node.live_in, changed = live, True
+
+
+def _post_dominators(flow: Flow) -> None:
+    everything = (1 << (flow.exit + 1)) - 1
+    sets = [everything] * flow.exit + [1 << flow.exit]
+    changed = True
+    while changed:
+        changed = False
+        for node in reversed(flow.nodes):
+            common = everything
+            if not _traps(node):
+                for successor in node.successors:
+                    common &= sets[successor]
+            found = common | 1 << node.index
+            if found != sets[node.index]:
+                sets[node.index], changed = found, True
+    sizes = [bin(found).count("1") for found in sets]
+    for node in flow.nodes:
+        strict = sets[node.index] & ~(1 << node.index)
+        candidates = [i for i in range(flow.exit + 1) if strict >> i & 1]
+        # A set that never shrank belongs to code that cannot reach the exit.
+        endless = sets[node.index] == everything and not _reaches_exit(flow, node.index)
+        node.ipdom = flow.exit if endless else max(candidates, key=lambda i: sizes[i])
+
+
+def _traps(node: Node) -> bool:
+    """Whether a node stops the launch: no thread comes out, so it post-dominates nothing."""
+    last = node.steps[-1].instruction if node.steps else None
+    return last is not None and last.opcode == "trap" and last.guard is None
+
+
+def _reaches_exit(flow: Flow, start: int) -> bool:
+    seen: set[int] = set()
+    pending = [start]
+    while pending:
+        index = pending.pop()
+        if index == flow.exit:
+            return True
+        if index not in seen and not _traps(flow.nodes[index]):
+            seen.add(index)
+            pending += flow.nodes[index].successors
+    return False

@@ -1,0 +1,355 @@
+"""A PTX entry becomes one Python generator function.
+
+Registers are local variables, nodes of the control flow are ``if pc == k`` sections of one loop.
+What a single opcode means stands in the ``opcodes_*`` modules; here are branches, forks, barriers'
+resumption points, and the order in which the deferred mma chains are written out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ptxlab.interface import Site
+from ptxlab.ptx import Module, parse
+from ptxlab.ptx.syntax import Entry, Instruction, Variable
+from ptxlab.translate import (
+    opcodes_convert,
+    opcodes_float,
+    opcodes_integer,
+    opcodes_mbarrier,
+    opcodes_memory,
+    opcodes_tiles,
+    opcodes_warp,
+    opcodes_wgmma,
+)
+from ptxlab.translate.emitter import Emitter, Handler
+from ptxlab.translate.flow import Node, Step, blocks, may_refuse
+from ptxlab.translate.mma_chains import MmaChains
+
+HANDLERS: dict[str, Handler] = {
+    **opcodes_integer.HANDLERS,
+    **opcodes_float.HANDLERS,
+    **opcodes_convert.HANDLERS,
+    **opcodes_memory.HANDLERS,
+    **opcodes_tiles.HANDLERS,
+    **opcodes_warp.HANDLERS,
+    **opcodes_mbarrier.HANDLERS,
+    **opcodes_wgmma.HANDLERS,
+}
+
+
+@dataclass(eq=False)
+class Translated:
+    """Generated code of one entry, and what a launch needs of it."""
+
+    entry: Entry
+    function: Callable[..., Any]
+    code: str
+    sites: tuple[Site, ...]
+    line_sites: dict[int, Site]
+    block_mnemonics: tuple[dict[str, int], ...]
+    exit: int
+    static_shared_bytes: int
+    dynamic_shared_offset: int
+    local_bytes: int
+    module_symbols: tuple[str, ...]
+    #: Whether nothing is done by warpgroups.
+    warps_are_free: bool
+    #: Whether threads wait for others through global memory.
+    spins: bool
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Size of the argument buffer."""
+        return self.entry.parameter_bytes
+
+
+class Translator(Emitter):
+    """Writes the function of one entry."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        variables: Iterable[Variable],
+        *,
+        observed: bool,
+        fuse: bool,
+    ) -> None:
+        super().__init__(entry, variables, observed=observed)
+        self.namespace |= opcodes_memory.CALLED
+        self.chains = MmaChains(self, fuse=fuse)
+
+    # The function
+
+    def translate(self) -> Translated:
+        """Generate, compile and wrap."""
+        flow = self.flow
+        if flow.nodes:
+            self.unwritten = flow.nodes[0].live_in
+        self.emit("def kernel(W, G, pc, stop, values):")
+        self.indent = 1
+        self.emit("C = W.counts; T = W.thread_counts; nw = G.warps; nt = G.n")
+        for register in sorted(self.unwritten):
+            self.emit(f"{self.name(register)} = UNDEFINED")
+        self._emit_entry_points()
+        self.emit("while True:")
+        self.indent = 2
+        for node in flow.nodes:
+            self._emit_node(node)
+        self.emit(f"if pc == {flow.exit}:")
+        self.emit("    W.exited(G)")
+        self.emit("    return None")
+        self.indent = 1
+        self.emit("yield")  # never reached; a kernel without forks is a generator too
+        code = "\n".join(self.lines) + "\n"
+        exec(compile(code, f"<emulated {self.entry.name}>", "exec"), self.namespace)
+        return Translated(
+            self.entry,
+            self.namespace["kernel"],
+            code,
+            self.sites,
+            self.line_sites,
+            tuple(_count_mnemonics(node) for node in flow.nodes),
+            flow.exit,
+            self.static_shared_bytes,
+            self.dynamic_shared_offset,
+            self.local_bytes,
+            tuple(sorted(self.module_symbols)),
+            self.hazards is None,
+            bool(flow.spins),
+        )
+
+    def _emit_entry_points(self) -> None:
+        """Unpack live registers where a coroutine may start: behind a fork or a partly opened
+        barrier, and at a join that was given up."""
+        starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
+        for node in self.flow.nodes:
+            if len(node.successors) > 1 or (node.steps and blocks(node.steps[-1].instruction)):
+                starts.update(node.successors)
+            if node.steps and may_refuse(node.steps[-1].instruction):
+                starts.add(node.index)
+        starts.update(first for _, first in self.flow.spins)
+        starts.discard(self.flow.exit)
+        self.emit("if values is not None:")
+        self.emit("    pass")
+        for start in sorted(starts):
+            if live := self.flow.live_in(start):
+                self.emit(f"    if pc == {start}: ({self._pack(live)}) = values")
+
+    def _pack(self, registers: Iterable[str]) -> str:
+        return "".join(f"{self.name(register)}, " for register in registers)
+
+    def _emit_node(self, node: Node) -> None:
+        self.instruction = None
+        self.shared_rows = {}
+        self.polls = any(node.index in body for body in self.flow.spins.values())
+        self.emit(f"if pc == {node.index}:")
+        self.indent += 1
+        joins = {other.ipdom for other in self.flow.nodes if len(other.successors) > 1}
+        joins |= {self.flow.exit}
+        if node.index in joins:
+            self.emit(f"if stop == {node.index}: return ({self._pack(node.live_order)})")
+        self.emit(f"C[{node.index}] += nw; T[{node.index}] += nt")
+        self._emit_forgotten_polls(node)
+        last = node.steps[-1] if node.steps else None
+        for step in node.steps:
+            if step is last and (_branches(step) or blocks(step.instruction)):
+                break
+            self._emit_step(step)
+        self.chains.flush()
+        self._emit_ending(node, last)
+        self.indent -= 1
+
+    def _emit_forgotten_polls(self, node: Node) -> None:
+        """Where a round of a loop that waits for memory begins, and behind such loops."""
+        spins = self.flow.spins
+        rounds = [body for (_, first), body in spins.items() if first == node.index]
+        if rounds:
+            self.emit(f"W.forget(G, {self.flow.polls(frozenset().union(*rounds))!r})")
+        elif not self.polls and any(
+            node.index in self.flow.nodes[index].successors
+            for body in spins.values()
+            for index in body
+        ):
+            self.emit("G.polls = {}")
+
+    def _emit_step(self, step: Step) -> None:
+        instruction = step.instruction
+        self.instruction = instruction
+        self._emit_hazards(instruction)
+        if instruction.opcode == "mma" and instruction.guard is None:
+            self.chains.add(instruction)
+        else:
+            self.chains.before(step)
+            self.instruction = instruction
+            handler = HANDLERS.get(instruction.opcode)
+            if handler is None:
+                raise self.error(f"opcode {instruction.opcode} is not supported")
+            handler(self, instruction)
+        for register in step.writes:
+            self.shared_rows.pop(register, None)
+
+    def _emit_hazards(self, instruction: Instruction) -> None:
+        """Before a write to a register that wgmma may be using: test whether it is."""
+        hazards = self.hazards
+        if hazards is None:
+            return
+        for register in hazards.overwrites.get(instruction.index, ()):
+            self.emit(f"W.wgmma.overwritten(G, {self.name(register)})")
+        for register in hazards.fragments.get(instruction.index, ()):
+            self.emit(f"W.wgmma.fragment_written(G, {self.site()}, {register!r})")
+
+    # Node endings
+
+    def _emit_ending(self, node: Node, last: Step | None) -> None:
+        following = node.successors[-1] if node.successors else self.flow.exit
+        if last is None:
+            self._jump(node, following)
+            return
+        self.instruction = last.instruction
+        if blocks(last.instruction):
+            self._emit_barrier(node, last.instruction, following)
+        elif last.instruction.opcode == "trap":
+            self._emit_trap(node, following)
+        elif not _branches(last) or len(node.successors) == 1:
+            self._jump(node, following)
+        else:
+            self._emit_branch(node)
+
+    def _jump(self, node: Node, target: int) -> None:
+        self.emit(f"pc = {target}")
+        body = self.flow.spins.get((node.index, target))
+        if body is not None:
+            wait, passed = self.temporary(), self.temporary()
+            pack = self._pack(self.flow.live_in(target))
+            self.emit(f"{wait} = W.unchanged(G, {self.flow.polls(body)!r})")
+            self.emit(f"if {wait} is None:")
+            self.emit("    if W.looped(): yield None")
+            self.emit("else:")
+            self.emit(f"    {passed} = yield {wait}")
+            self.emit(f"    if {passed} is not None:")
+            self.emit(
+                f"        yield W.part(G, {passed}, {target}, ({pack}), {target}, ({pack}), {wait})"
+            )
+            self.emit("continue")
+        elif target <= node.index:
+            self.emit("if W.looped(): yield None")
+            self.emit("continue")
+
+    def _emit_trap(self, node: Node, following: int) -> None:
+        mask = self.mask()
+        condition = "True" if mask is None else f"np.any({mask})"
+        self.emit(f"if {condition}: W.trapped(G)")
+        if mask is not None:
+            self._jump(node, following)
+        else:
+            self.emit("return None")
+
+    def _emit_branch(self, node: Node) -> None:
+        target, following = node.successors
+        merge = node.ipdom
+        mask, choice, fork = self.temporary(), self.temporary(), self.temporary()
+        self.emit(f"{mask} = {self.mask()}")
+        self.emit(f"{choice} = taken({mask})")
+        self.emit(f"if {choice} < 0:")
+        self.indent += 1
+        packs = [
+            "()" if start == merge else f"({self._pack(self.flow.live_in(start))})"
+            for start in (target, following)
+        ]
+        self.emit(
+            f"{fork} = W.fork(G, {mask}, {target}, {packs[0]}, {following}, {packs[1]}, {merge})"
+        )
+        if merge == self.flow.exit:
+            self.emit(f"yield {fork}")
+            self.emit("return None")
+        else:
+            # The scheduler may give up the join: it requests the live registers and continues from
+            # there.
+            live = self.flow.live_in(merge)
+            direct = merge in node.successors
+            before = self._pack(live) if direct else "UNDEFINED, " * len(live)
+            self.emit(f"if (yield {fork}): yield (({before}), stop)")
+            written = self.flow.region_writes(node.index)
+            positions = tuple(i for i, register in enumerate(live) if register in written)
+            targets = self._pack(live[i] for i in positions)
+            # Values from before the fork matter only to a part that goes straight to the join.
+            current = targets if direct else "UNDEFINED, " * len(positions)
+            left = f"({targets}) = " if targets else ""
+            self.emit(f"{left}{fork}.join({positions!r}, ({current}))")
+            self._jump(node, merge)
+        self.indent -= 1
+        self.emit(f"elif {choice}:")
+        self.indent += 1
+        self._jump(node, target)
+        self.indent -= 1
+        self.emit("else:")
+        self.indent += 1
+        self._jump(node, following)
+        self.indent -= 1
+
+    def _emit_barrier(self, node: Node, instruction: Instruction, following: int) -> None:
+        handler = HANDLERS[instruction.opcode]
+        wait, passed = self.temporary(), self.temporary()
+        self.emit(f"{wait} = None")
+        self.barrier_result = wait
+        handler(self, instruction)
+        self.emit(f"if {wait} is not None:")
+        self.emit(f"    {passed} = yield {wait}")
+        if may_refuse(instruction):
+            self.emit(f"    if {passed} is REFUSED:")
+            self.indent += 2
+            self.define(instruction.operands[0], "FALSE", "b1")
+            self.indent -= 2
+            self.emit(f"    elif {passed} is not None:")
+        else:
+            self.emit(f"    if {passed} is not None:")
+        pack = self._pack(self.flow.live_in(following))
+        if may_refuse(instruction):
+            again = self._pack(node.live_order)
+            left = f"{node.index}, ({again}), None"
+        else:
+            left = f"{following}, ({pack}), {wait}"
+        self.emit(f"        yield W.part(G, {passed}, {following}, ({pack}), {left})")
+        self._jump(node, following)
+
+
+def _branches(step: Step) -> bool:
+    return step.instruction.opcode in ("bra", "ret", "exit", "trap")
+
+
+def _count_mnemonics(node: Node) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for step in node.steps:
+        mnemonic = step.instruction.mnemonic
+        counts[mnemonic] = counts.get(mnemonic, 0) + 1
+    return counts
+
+
+#: A translation takes about 3 MiB.
+_CACHED_TRANSLATIONS = 32
+_translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Module]] = OrderedDict()
+
+
+def translate(
+    ptx: str, entry: str, *, observed: bool = False, fuse: bool = True
+) -> tuple[Translated, Module]:
+    """Generated code of an entry, from the cache when the same text was translated before.
+
+    ``fuse=False`` runs every mma.sync on its own, in program order. EmulatorError names an opcode
+    or modifier that is not supported.
+    """
+    key = (hashlib.blake2b(ptx.encode(), digest_size=16).hexdigest(), entry, observed, fuse)
+    if key in _translations:
+        _translations.move_to_end(key)
+        return _translations[key]
+    module = parse(ptx)
+    translator = Translator(module.entry(entry), module.variables, observed=observed, fuse=fuse)
+    _translations[key] = (translator.translate(), module)
+    while len(_translations) > _CACHED_TRANSLATIONS:
+        _translations.popitem(last=False)
+    return _translations[key]
