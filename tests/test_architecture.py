@@ -128,11 +128,12 @@ def check_import(name: str, module: str, here: str) -> None:
 
 # Within ptxlab: every import of its parts points to one of these, or into the own folder.
 PTXLAB_MAY_IMPORT: dict[str, set[str]] = {
-    "ptx": set(),
+    "errors": set(),
+    "ptx": {"errors"},
     "interface": {"ptx"},
-    "machine": {"interface"},
-    "translate": {"ptx", "interface", "machine"},
-    "execute": {"ptx", "interface", "machine", "translate"},
+    "machine": {"errors", "interface"},
+    "translate": {"errors", "ptx", "interface", "machine"},
+    "execute": {"errors", "ptx", "interface", "machine", "translate"},
     "checks": {"interface"},
     "__init__": {"ptx", "interface", "machine", "translate", "execute", "checks"},
 }
@@ -144,8 +145,26 @@ def test_parts_of_ptxlab_build_on_each_other_in_one_direction(module: str) -> No
     tree = ast.parse((PTXLAB / module).read_text(encoding="utf-8"))
     for name in imported_names(tree, module, package="ptxlab"):
         package, *steps = name.split(".")
+        assert package in {"ptxlab", "numpy", "__future__"} | set(sys.stdlib_module_names), module
         if package == "ptxlab" and steps[0] != here:
             assert steps[0] in PTXLAB_MAY_IMPORT[here], f"{module} must not need {name}"
+
+
+def test_one_module_imports_ptxlab() -> None:
+    importing = {
+        module
+        for module in MODULES
+        if any(name.split(".")[0] == "ptxlab" for name in imported_names(parse(module), module))
+    }
+    assert importing == {"runtime/emulation.py"}
+
+
+def test_the_tests_of_ptxlab_take_of_flashsmith_only_the_way_to_nvcc() -> None:
+    """What is about flashsmith's kernels, broken or not, is in tests/mutants."""
+    for path in (Path(__file__).parent / "ptxlab").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {name for name in imported_names(tree, path.name) if "flashsmith" in name}
+        assert imported <= {"flashsmith.builder.toolchain.find_toolchain"}, path
 
 
 FOLDERS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from flashsmith.errors import ArgumentError, EmulatorError
+from ptxlab.errors import ArgumentError, EmulatorError
 from ptxlab.interface import EmulationResult, Launch, Observer, Site
 from ptxlab.machine.geometry import WARP, WARPGROUP, Geometry
 from ptxlab.machine.group import Group

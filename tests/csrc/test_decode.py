@@ -30,7 +30,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.families.covering_array import cover
-from flashsmith.runtime import OperationResult, operation_run, run_operation
+from flashsmith.runtime import OperationResult, emulation, run_operation
 from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
@@ -561,7 +561,7 @@ def test_the_merge_waits_for_every_word(word: int, monkeypatch: pytest.MonkeyPat
         changed = changed.replace(".reg .pred", ".reg .b32 %nothing;\n\t.reg .pred", 1)
         return run_in_emulator({**ptx, main: changed}, plan, **how)
 
-    monkeypatch.setattr(operation_run, "run_in_emulator", run_without)
+    monkeypatch.setattr(emulation, "run_in_emulator", run_without)
     sequences = draw((300,), (1,))
     device = replace(device_spec("H200"), sm_count=132)
     made, _ = planned(sequences, dense(sequences, ARRIVING), CLUSTERS, device)
@@ -685,7 +685,7 @@ def _guess_wrongly(
         ]
         caches = paged_to(sequences, capacity, page) if page else dense(sequences, capacity)
         with monkeypatch.context() as patched:
-            patched.setattr(operation_run, "run_in_emulator", run_guessing)
+            patched.setattr(emulation, "run_in_emulator", run_guessing)
             made, plan = planned(sequences, caches, cfg, device)
             assert len(plan.launches) == launches
             assert flags(plan) & GUESSES_LENGTHS
@@ -1260,7 +1260,7 @@ def test_calls_that_begin_early_wait_for_those_before(
             mutated = {entry: it.replace("griddepcontrol.wait;", "") for entry, it in ptx.items()}
             return run_in_emulator(mutated, plan, **how)
 
-        monkeypatch.setattr(operation_run, "run_in_emulator", run_without)
+        monkeypatch.setattr(emulation, "run_in_emulator", run_without)
     shared_kernels.load([EARLY], arch=90)
     sequences = draw((330, 65), (1, 1))
     tensors = {**dense(sequences, 335), "q": np.stack([one.q for one in sequences])}

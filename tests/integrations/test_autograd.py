@@ -31,7 +31,7 @@ from flashsmith.errors import (  # noqa: E402
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics  # noqa: E402
 from flashsmith.families import parse_kernel_name_into_config as parse  # noqa: E402
 from flashsmith.integrations import torch_ops  # noqa: E402
-from flashsmith.runtime import count_launches, emulation  # noqa: E402
+from flashsmith.runtime import count_launches, running_time  # noqa: E402
 from flashsmith.runtime.backward_pass import BackwardAhead, BackwardOptions  # noqa: E402
 from flashsmith.runtime.forward_options import ForwardOptions  # noqa: E402
 from flashsmith.runtime.forward_request import check_request  # noqa: E402
@@ -258,7 +258,7 @@ def test_emulation_of_both_directions_is_estimated(monkeypatch: pytest.MonkeyPat
         assert problem.operation == cfg.family.operation
         return 40.0
 
-    monkeypatch.setattr(emulation, "estimate_seconds", estimate)
+    monkeypatch.setattr(running_time, "estimate_seconds", estimate)
     call, _ = small()
     with torch.no_grad():
         flashsmith.attention(**call)

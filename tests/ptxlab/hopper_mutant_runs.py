@@ -12,8 +12,8 @@ from hopper_probes import Probe, ptx_of, run_emulated
 from mutants import Mutant, mutants_by
 from mutants_hopper import hopper_operators
 
-from flashsmith.errors import EmulatorError
 from ptxlab.checks import all_checks
+from ptxlab.errors import EmulatorError
 from ptxlab.interface import Observer
 
 _BOUND = 1e-3

@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from ptx_programs import Float32, MapSpec, aligned
+from ptx_programs import HALF, ElementType, MapSpec, aligned
 
 from flashsmith.builder.toolchain import find_toolchain
-from flashsmith.families import DType
 from ptxlab import EmulationResult, GlobalMemory, Observer, emulate
 
 SOURCES = Path(__file__).parent / "hopper"
@@ -40,7 +38,7 @@ class Map:
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
-    kind: Any = DType.FP16
+    kind: ElementType = HALF
 
     def at(self, address: int) -> MapSpec:
         """The specification, with the array at an address."""
@@ -165,7 +163,7 @@ def probes() -> list[Probe]:
     ))  # fmt: skip
     found.append(Probe(
         "box_sums", "sums.cu", "box_sums", 128, 64 * 64 * 4, {"input": (64, 64)},
-        ((50, 64), np.float32), (Map(2, "output", (64, 50), (256,), (64, 16), 0, Float32),),
+        ((50, 64), np.float32), (Map(2, "output", (64, 50), (256,), (64, 16), 0, ElementType(4)),),
         _box_sums,
     ))  # fmt: skip
     return found

@@ -5,11 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from flashsmith.families import DType
 from ptxlab import EmulationResult, GlobalMemory, Observer, emulate
 
 HEADER = '.version 9.0\n.target sm_80\n.address_size 64\n.file 1 "program.cu"\n'
@@ -52,10 +50,14 @@ def map_program(
     )
 
 
-class Float32:
-    """The element type of a tensor map over sums; kernels have none that they load."""
+@dataclass(frozen=True)
+class ElementType:
+    """The element type of a tensor map, as far as the emulator wants to know it."""
 
-    element_size = 4
+    element_size: int
+
+
+HALF = ElementType(2)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class MapSpec:
 
     argument_offset: int
     address: int
-    element_type: Any
+    element_type: ElementType
     sizes: tuple[int, ...]
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
@@ -73,7 +75,7 @@ class MapSpec:
 
 def map_of(array: np.ndarray, box: Sequence[int], swizzle: int = 0, place: int = 0) -> MapSpec:
     """The map over a whole array of 2- or 4-byte elements, the last axis innermost."""
-    strides, kind = tuple(array.strides[::-1][1:]), DType.FP16 if array.itemsize == 2 else Float32
+    strides, kind = tuple(array.strides[::-1][1:]), ElementType(array.itemsize)
     return MapSpec(
         128 * place, array.ctypes.data, kind, array.shape[::-1], strides, tuple(box), swizzle
     )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from ptx_programs import aligned, program, run
 
-from flashsmith.errors import EmulatorError
 from ptxlab.checks import Bounds, Races
+from ptxlab.errors import EmulatorError
 
 THREADS, CELLS = 96, 5
 Number = int | float

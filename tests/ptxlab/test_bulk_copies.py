@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ptx_programs import MapSpec, aligned, map_of, map_program, run
+from ptx_programs import HALF, MapSpec, aligned, map_of, map_program, run
 
-from flashsmith.errors import ArgumentError, EmulatorError
-from flashsmith.families import DType
 from ptxlab import Finding
 from ptxlab.checks import all_checks
+from ptxlab.errors import ArgumentError, EmulatorError
 
 #: The box at 0, an mbarrier behind it.
 SHARED = ".shared .align 1024 .b8 s[{size}];\n"
@@ -510,7 +509,7 @@ def rows_twice(tensor: np.ndarray, box_rows: int, early: int = 0) -> MapSpec:
     sizes = (tensor.shape[1], ROWS_OF_MAP, len(tensor) + 1, ROWS_OF_MAP + 1)
     strides = (row, row, (1 << 34) - row)
     address = tensor.ctypes.data - row * early
-    return MapSpec(0, address, DType.FP16, sizes, strides, (64, box_rows, 1, 1), 128)
+    return MapSpec(0, address, HALF, sizes, strides, (64, box_rows, 1, 1), 128)
 
 
 def load_rows(spec: MapSpec, tensor: np.ndarray, where: Sequence[int], **options: Any) -> Any:

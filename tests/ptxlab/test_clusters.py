@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from ptx_programs import STORE_R1, aligned, map_of, map_program, program, run
 
-from flashsmith.errors import EmulatorError
 from ptxlab.checks import all_checks
+from ptxlab.errors import EmulatorError
 from ptxlab.interface import Clusters
 
 SHARED = ".shared .align 1024 .b8 s[4112];\n"

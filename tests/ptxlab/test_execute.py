@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ptx_programs import HEADER, STORE_R1, program, run, words_of
 
-from flashsmith.errors import ArgumentError, EmulatorError
 from ptxlab import GlobalMemory, Site, emulate, translate
+from ptxlab.errors import ArgumentError, EmulatorError
 
 NESTED = """
 and.b32 %r2, %r60, 3;

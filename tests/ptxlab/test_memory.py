@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from ptx_programs import STORE_R1, program, run, words_of
 
-from flashsmith.errors import ArgumentError, EmulatorError
 from ptxlab import (
     AsyncGroupEvent,
     AsyncLanding,
@@ -15,6 +14,7 @@ from ptxlab import (
     Observer,
     emulate,
 )
+from ptxlab.errors import ArgumentError, EmulatorError
 
 SHARED = ".shared .align 16 .b8 s[1024];\n"
 NAN = 0xFFFFFFFF

@@ -25,8 +25,8 @@ from memory_order_programs import (
 )
 from ptx_programs import STORE_R1, aligned, program, run
 
-from flashsmith.errors import EmulatorError
 from ptxlab.checks import Bounds, Races
+from ptxlab.errors import EmulatorError
 from ptxlab.interface import Finding
 
 

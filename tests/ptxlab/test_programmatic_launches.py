@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ptx_programs import aligned, program, run
 
-from flashsmith.errors import EmulatorError
 from ptxlab.checks import Races
+from ptxlab.errors import EmulatorError
 
 THREADS, CTAS = 64, 2
 WAIT, BARRIER = "griddepcontrol.wait;", "bar.sync 0;"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.ptx import (
     Address,
     Immediate,

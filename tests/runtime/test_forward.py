@@ -194,9 +194,9 @@ class TestLongEmulations:
 
     @pytest.fixture(autouse=True)
     def _slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from flashsmith.runtime import emulation
+        from flashsmith.runtime import running_time
 
-        monkeypatch.setattr(emulation, "estimate_seconds", lambda *args: 3661.0)
+        monkeypatch.setattr(running_time, "estimate_seconds", lambda *args: 3661.0)
 
     def test_refused_before_anything_is_built(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(forward_module, "loaded_kernels", None)

@@ -14,11 +14,11 @@ from flashsmith.families import DType, FlashForwardKernelConfig, Semantics, comp
 from flashsmith.runtime import (
     ForwardOptions,
     count_launches,
-    emulation,
     forward,
     forward_pass,
     forward_timed,
     run_forward,
+    running_time,
 )
 from flashsmith.runtime.forward_request import check_request
 from flashsmith.runtime.running_time import estimate_seconds
@@ -330,12 +330,12 @@ def test_packed_sequences_are_estimated_by_what_they_hold(monkeypatch: pytest.Mo
         estimated.append(estimate_seconds(*arguments))
         return estimated[-1]
 
-    monkeypatch.setattr(emulation, "estimate_seconds", noting)
+    monkeypatch.setattr(running_time, "estimate_seconds", noting)
     estimated: list[float] = []
     q, k, v = qkv
     request = check_request((q, k, v, None), ForwardOptions(**packing(lens, lens)))
-    emulation.check_estimate(request, CFG)
-    assert 4 * estimated[0] < emulation.estimate_seconds(CFG, request.problem)
+    running_time.check_estimate(request, CFG)
+    assert 4 * estimated[0] < running_time.estimate_seconds(CFG, request.problem)
 
 
 @pytest.mark.torch

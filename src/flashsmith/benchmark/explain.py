@@ -19,9 +19,9 @@ from flashsmith.families import (
     rules_of,
 )
 from flashsmith.families.family import Intensity, SmemRegion
+from flashsmith.runtime.emulation import BankConflicts
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
-from ptxlab import BankConflicts
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,12 @@ from flashsmith.builder import KernelEntry, KernelLibrary, Progress, find_librar
 from flashsmith.errors import IllegalConfigError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, by_family, check_legal
 from flashsmith.families.config import THREADS_PER_WARP
-from ptxlab import BankConflicts, EmulationResult, parse
-from ptxlab.checks import instruction_mix
+from flashsmith.runtime.emulation import (
+    BankConflicts,
+    EmulationResult,
+    instruction_mix,
+    parse_entry,
+)
 
 # What kernels use shared memory for; each family says which accesses those are.
 CONFLICT_KINDS = ("ldmatrix", "copy st", "O st", "O ld")
@@ -92,7 +96,7 @@ def conflict_factors(measured: BankConflicts, cfg: KernelConfig) -> dict[str, fl
 
 def static_mix(ptx: str, entry: str) -> dict[str, int]:
     """PTX instructions of one entry by class, as they stand in the text, largest class first."""
-    kernel = parse(ptx).entry(entry)
+    kernel = parse_entry(ptx, entry)
     return instruction_mix(Counter(instruction.mnemonic for instruction in kernel.instructions))
 
 

@@ -26,11 +26,11 @@ from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelLibrary, libraries_for
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics, check_legal
+from flashsmith.runtime.emulation import BankConflicts
 from flashsmith.runtime.running_time import estimate_seconds
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
-from ptxlab import BankConflicts
 
 # The slowdown of the emulator by its checks, for the estimate.
 _CHECKS_COST = 2.2

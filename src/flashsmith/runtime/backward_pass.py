@@ -19,7 +19,6 @@ from flashsmith.runtime.cached_launches import (
     Signature,
     backward_signature,
 )
-from flashsmith.runtime.emulation import check_estimate
 from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag
 from flashsmith.runtime.forward_pass import (
     DEFAULT_EMULATED_ARCH,
@@ -39,6 +38,7 @@ from flashsmith.runtime.operation_run import (
     wrong_address,
     wrong_strides,
 )
+from flashsmith.runtime.running_time import check_estimate
 from flashsmith.runtime.tensors import view_tensor
 
 NAMES = ("dq", "dk", "dv", "dsinks")

@@ -22,7 +22,6 @@ from flashsmith.runtime.cached_launches import (
     Signature,
     overlap,
 )
-from flashsmith.runtime.emulation import check_seconds
 from flashsmith.runtime.forward_options import (
     NO_WINDOW,
     ForwardOptions,
@@ -47,7 +46,7 @@ from flashsmith.runtime.operation_run import (
     prepare_operation,
 )
 from flashsmith.runtime.repeated_calls import Arguments, remember_repeated
-from flashsmith.runtime.running_time import estimate_seconds
+from flashsmith.runtime.running_time import check_seconds, estimate_seconds
 from flashsmith.runtime.sequences import check_packing
 from flashsmith.runtime.tensors import (
     DTYPES,

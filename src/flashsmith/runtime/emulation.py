@@ -1,62 +1,60 @@
-"""The host path: the library's own PTX and launch plan, run by the emulator on the tensors."""
+"""ptxlab, as flashsmith uses it: the only module that imports the emulator.
+
+The host path runs a library's own PTX and launch plan on the tensors. Import this module where a
+call runs in the emulator, not above: calls on a GPU load nothing of ptxlab.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
-from flashsmith.errors import EmulationTooLongError, EmulatorError
-from flashsmith.families import KernelConfig, Problem
-from flashsmith.runtime.forward_request import Request
+from flashsmith.errors import ArgumentError, EmulatorError
 from flashsmith.runtime.frameworks.base import WORKSPACE_ALIGNMENT
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, TensorMapSpec, Workspace
-from flashsmith.runtime.running_time import estimate_seconds
-from ptxlab import EmulationResult, GlobalMemory, Observer, emulate
+from ptxlab.checks import BankConflicts, all_checks, instruction_mix
+from ptxlab.errors import ArgumentError as PtxlabArgumentError
+from ptxlab.errors import EmulatorError as PtxlabEmulatorError
+from ptxlab.execute import WAVE_THREADS, emulate
+from ptxlab.interface import EmulationResult, Finding, Observer
+from ptxlab.machine.memory import GlobalMemory
+from ptxlab.ptx import Entry, parse
 
-# Above this the caller has to pass emulate=True.
-LONGEST_UNASKED_SECONDS = 60.0
-
-
-def check_estimate(request: Request, cfg: KernelConfig, *following: KernelConfig) -> None:
-    """Raises EmulationTooLongError when emulating the request's kernel, and those of operations on
-    the same problem that follow it, is estimated above 60 s."""
-    estimated = _as_one_sequence(request) if request.packing else request.problem
-    seconds = sum(
-        estimate_seconds(one, replace(estimated, operation=one.family.operation))
-        for one in (cfg, *following)
-    )
-    problem = replace(request.problem, operation=cfg.family.operation)
-    check_seconds(cfg, problem, seconds)
-
-
-def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
-    """Raises EmulationTooLongError when the estimated time is above 60 s."""
-    if seconds > LONGEST_UNASKED_SECONDS:
-        raise EmulationTooLongError(
-            f"emulating {problem} with {cfg} is estimated to take {seconds:.0f} s, above "
-            f"{LONGEST_UNASKED_SECONDS:.0f} s; pass emulate=True to run it all the same, give a "
-            "smaller problem, or move the tensors to a GPU"
-        )
+__all__ = [
+    "WAVE_THREADS",
+    "BankConflicts",
+    "EmulationResult",
+    "Finding",
+    "Observer",
+    "all_checks",
+    "instruction_mix",
+    "parse_entry",
+    "run_in_emulator",
+]
 
 
-def _as_one_sequence(request: Request) -> Problem:
-    """A problem with as many rows and scores as the packed sequences have together."""
-    packing = request.packing
-    assert packing is not None
-    lengths = [
-        np.diff(view.framework.as_numpy(view.source).astype(np.int64)).clip(0, longest)
-        for view, longest in (
-            (packing.cu_seqlens_q, packing.max_seqlen_q),
-            (packing.cu_seqlens_k, packing.max_seqlen_k),
-        )
-    ]
-    rows, scores = request.q.shape[0], int((lengths[0] * lengths[1]).sum())
-    return replace(request.problem, batch=1, seq_q=rows, seq_k=-(-scores // max(1, rows)))
+@contextmanager
+def flashsmith_errors() -> Iterator[None]:
+    """Raises ptxlab's errors as flashsmith's."""
+    try:
+        yield
+    except PtxlabEmulatorError as error:
+        raise EmulatorError(str(error)) from error
+    except PtxlabArgumentError as error:
+        raise ArgumentError(str(error)) from error
 
 
+def parse_entry(ptx: str, entry: str) -> Entry:
+    """One kernel of a PTX text. Raises EmulatorError where it does not parse or has no such one."""
+    with flashsmith_errors():
+        return parse(ptx).entry(entry)
+
+
+@flashsmith_errors()
 def run_in_emulator(
     ptx: str | Mapping[str, str],
     plan: LaunchPlan,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.operations.forward import forward_numbers
@@ -10,7 +10,9 @@ from flashsmith.runtime.forward_options import CAUSAL, NO_MASK, Mask
 from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.semantics import UNLIMITED
-from ptxlab import EmulationResult
+
+if TYPE_CHECKING:
+    from flashsmith.runtime.emulation import EmulationResult
 
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]

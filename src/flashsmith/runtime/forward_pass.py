@@ -31,7 +31,6 @@ from flashsmith.runtime.cached_launches import (
     Tensors,
     call_signature,
 )
-from flashsmith.runtime.emulation import check_estimate, run_in_emulator
 from flashsmith.runtime.forward_call import (
     ForwardCall,
     ForwardResult,
@@ -45,9 +44,12 @@ from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
 from flashsmith.runtime.option_values import plain_options
+from flashsmith.runtime.running_time import check_estimate
 from flashsmith.runtime.substitutes import Wish, substitutes
 from flashsmith.runtime.tensors import Array, TensorT
-from ptxlab import EmulationResult, Observer
+
+if TYPE_CHECKING:
+    from flashsmith.runtime.emulation import EmulationResult, Observer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -557,6 +559,8 @@ def _emulate(
     observers: Sequence[Observer],
     schedule_seed: int | None,
 ) -> EmulationResult:
+    from flashsmith.runtime.emulation import run_in_emulator
+
     as_numpy = request.q.framework.as_numpy
     named = zip(("o", "lse", "row_max"), outputs, strict=True)
     return run_in_emulator(

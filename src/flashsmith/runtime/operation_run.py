@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
@@ -14,20 +14,21 @@ from flashsmith.operations import Call, Operation, TensorSpec
 from flashsmith.operations.operation import shape_of, size_of
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_device, check_serves
-from flashsmith.runtime.emulation import check_seconds, run_in_emulator
 from flashsmith.runtime.forward_call import library_arguments
 from flashsmith.runtime.forward_options import check_flag
 from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
-from flashsmith.runtime.running_time import estimate_seconds
+from flashsmith.runtime.running_time import check_seconds, estimate_seconds
 from flashsmith.runtime.tensors import (
     check_beside,
     check_memory,
     check_output_distinct,
     view_tensor,
 )
-from ptxlab import EmulationResult, Observer
+
+if TYPE_CHECKING:
+    from flashsmith.runtime.emulation import EmulationResult, Observer
 
 # Blocks of workspaces are allocated in elements of so many bytes, int32.
 BLOCK_ELEMENT = 4
@@ -88,6 +89,8 @@ class PreparedOperation(NamedTuple):
         first = next(iter(self.views.values()))
         if self.launch is not None:
             return OperationResult(self.outputs, run_on_gpu(self.launch, self.call, first), None)
+        from flashsmith.runtime.emulation import run_in_emulator
+
         as_numpy = first.framework.as_numpy
         arrays = {name: as_numpy(view.source) for name, view in self.views.items()}
         emulation = run_in_emulator(

@@ -1,10 +1,17 @@
-"""How long a problem will take in the emulator, before it runs."""
+"""How long a problem will take in the emulator, before it runs, and what is too long."""
 
 from __future__ import annotations
 
-from flashsmith.families import KernelConfig, Problem
-from ptxlab.execute import WAVE_THREADS
+from dataclasses import replace
 
+import numpy as np
+
+from flashsmith.errors import EmulationTooLongError
+from flashsmith.families import KernelConfig, Problem
+from flashsmith.runtime.forward_request import Request
+
+# Above this the caller has to pass emulate=True.
+LONGEST_UNASKED_SECONDS = 60.0
 # Measured on one core of a 2.6 GHz server over tune configs, d 64 and 128, seq 128 to 1024.
 _STEP_SECONDS = 1.0e-3
 _SECONDS_PER_SCORE = 25e-9
@@ -29,6 +36,8 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
         elements = problem.batch * rows * problem.d
         seconds = elements * _SECONDS_PER_ELEMENT + problem.attn_flop() * _SECONDS_PER_FLOP
         return cfg.family.translation_seconds + seconds
+    from flashsmith.runtime.emulation import WAVE_THREADS
+
     B_r, B_c = loop
     ctas = problem.batch * problem.heads_q * -(-problem.seq_q // B_r)
     waves = -(-ctas // max(1, WAVE_THREADS // cfg.n_threads))
@@ -39,3 +48,40 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
     return cfg.family.translation_seconds + (
         seconds / 2 if problem.semantics.mask == "causal" else seconds
     )
+
+
+def check_estimate(request: Request, cfg: KernelConfig, *following: KernelConfig) -> None:
+    """Raises EmulationTooLongError when emulating the request's kernel, and those of operations on
+    the same problem that follow it, is estimated above 60 s."""
+    estimated = _as_one_sequence(request) if request.packing else request.problem
+    seconds = sum(
+        estimate_seconds(one, replace(estimated, operation=one.family.operation))
+        for one in (cfg, *following)
+    )
+    problem = replace(request.problem, operation=cfg.family.operation)
+    check_seconds(cfg, problem, seconds)
+
+
+def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
+    """Raises EmulationTooLongError when the estimated time is above 60 s."""
+    if seconds > LONGEST_UNASKED_SECONDS:
+        raise EmulationTooLongError(
+            f"emulating {problem} with {cfg} is estimated to take {seconds:.0f} s, above "
+            f"{LONGEST_UNASKED_SECONDS:.0f} s; pass emulate=True to run it all the same, give a "
+            "smaller problem, or move the tensors to a GPU"
+        )
+
+
+def _as_one_sequence(request: Request) -> Problem:
+    """A problem with as many rows and scores as the packed sequences have together."""
+    packing = request.packing
+    assert packing is not None
+    lengths = [
+        np.diff(view.framework.as_numpy(view.source).astype(np.int64)).clip(0, longest)
+        for view, longest in (
+            (packing.cu_seqlens_q, packing.max_seqlen_q),
+            (packing.cu_seqlens_k, packing.max_seqlen_k),
+        )
+    ]
+    rows, scores = request.q.shape[0], int((lengths[0] * lengths[1]).sum())
+    return replace(request.problem, batch=1, seq_q=rows, seq_k=-(-scores // max(1, rows)))

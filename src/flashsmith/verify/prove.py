@@ -13,6 +13,7 @@ from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Ope
 from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
+from flashsmith.runtime.emulation import EmulationResult, Finding, Observer, all_checks
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window
 from flashsmith.verify.backward_reference import BackwardReference
@@ -24,8 +25,6 @@ from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.problem_options import drawn_ranges
 from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.tolerance import Comparison
-from ptxlab import EmulationResult, Finding, Observer
-from ptxlab.checks import all_checks
 
 BACKENDS = ("emulator", "gpu")
 # One mistake in a kernel makes a finding at every instruction that it reaches.

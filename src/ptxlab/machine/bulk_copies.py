@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.interface import (
     Engine,
     EngineAccess,

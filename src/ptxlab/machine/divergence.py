@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.machine.group import Group
 from ptxlab.machine.warpgroup_mma import InFlight
 

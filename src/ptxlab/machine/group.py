@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.interface import Site
 from ptxlab.machine.geometry import WARP, WARPGROUP, Geometry
 from ptxlab.machine.polls import Poll

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 
 #: Bytes that stay together whatever the layout.
 PIECE = 16

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.errors import ArgumentError, EmulatorError
+from ptxlab.errors import ArgumentError, EmulatorError
 from ptxlab.interface import GlobalMemoryView, MemoryRange
 
 #: How memory is looked at for an access of so many bytes. complex128 is NumPy's only 16-byte

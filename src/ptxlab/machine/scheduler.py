@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.machine.divergence import Fork, Part, Split, Values, slice_values
 from ptxlab.machine.geometry import WARPGROUP, Geometry
 from ptxlab.machine.group import Group

@@ -8,12 +8,18 @@ from typing import Protocol
 
 import numpy as np
 
-from flashsmith.errors import ArgumentError, EmulatorError
-from flashsmith.families import DType
+from ptxlab.errors import ArgumentError, EmulatorError
 from ptxlab.machine.layouts import PIECE, swizzled
 from ptxlab.machine.memory import GlobalMemory
 
 _MOST_IN_A_BOX = 256
+
+
+class ElementType(Protocol):
+    """The type of a tensor's elements: all that counts is how many bytes one has."""
+
+    @property
+    def element_size(self) -> int: ...
 
 
 class TensorMapSpec(Protocol):
@@ -28,7 +34,7 @@ class TensorMapSpec(Protocol):
     @property
     def address(self) -> int: ...
     @property
-    def element_type(self) -> DType: ...
+    def element_type(self) -> ElementType: ...
     @property
     def sizes(self) -> tuple[int, ...]: ...
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.interface import Engine, EngineAccess, EngineDone, Site
 from ptxlab.machine.fragments import bfloats_to_floats, halves_to_floats
 from ptxlab.machine.geometry import WARP, WARPGROUP

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.interface import (
     AsyncGroupEvent,
     AsyncLanding,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.ptx.syntax import TYPE_SIZES, Parameter, Variable
 
 #: A variable's declaration: space, alignment, type, name, dimensions, initial value.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.ptx.declarations import (
     DECLARATION,
     parse_directives,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.ptx.declarations import parse_variable
 from ptxlab.ptx.entry_parser import EntryParser, Head
 from ptxlab.ptx.syntax import Entry, Variable

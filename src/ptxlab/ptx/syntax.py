@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 
 #: Bytes of every scalar PTX type.
 TYPE_SIZES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.errors import EmulatorError
+from ptxlab.errors import EmulatorError
 from ptxlab.interface import Site
 from ptxlab.machine import numeric
 from ptxlab.machine.divergence import UNDEFINED

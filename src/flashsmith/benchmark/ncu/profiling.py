@@ -21,8 +21,8 @@ from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, EmulatorError, ProfilerError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.runtime.emulation import BankConflicts
 from flashsmith.verify import prove
-from ptxlab import BankConflicts
 
 _WHOLE = ("registers", "wavefronts", "wavefronts_ideal", "l2_bytes")
 _WHOLE_BYTES = ("dram_read_bytes", "dram_write_bytes")
