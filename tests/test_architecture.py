@@ -126,6 +126,17 @@ def check_import(name: str, module: str, here: str) -> None:
         assert steps[1] in MAY_IMPORT[here], f"{module} must not need {name}"
 
 
+def test_only_the_command_imports_the_demos() -> None:
+    importers = {
+        module
+        for module in MODULES
+        if any(
+            name.startswith("flashsmith_demos") for name in imported_names(parse(module), module)
+        )
+    }
+    assert importers == {"cli/demo.py"}
+
+
 # Within ptxlab: every import of its parts points to one of these, or into the own folder.
 PTXLAB_MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from built_wheel import build_wheel
 
 import flashsmith
 from flashsmith.builder import cache_path, library_for
@@ -205,14 +206,7 @@ def test_advice_works_from_a_checkout() -> None:
 
 @pytest.mark.full
 def test_a_wheel_is_for_linux_on_x86_64_and_has_every_file(tmp_path: Path) -> None:
-    # A copy, since setuptools leaves a build folder behind.
-    source, wheels = tmp_path / "source", tmp_path / "wheels"
-    shutil.copytree(ROOT / "src", source / "src")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels)]
-    subprocess.run([*pip, str(source)], check=True, timeout=300)
-    (wheel,) = wheels.iterdir()
+    wheel = build_wheel(tmp_path)
     assert re.fullmatch(r"flashsmith-[\d.]+-py3-none-linux_x86_64\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as packed:
         held = {Path(name) for name in packed.namelist()}

@@ -1,9 +1,10 @@
-"""`flashsmith demo`: real models on flashsmith's kernels."""
+"""`flashsmith demo`: real models on flashsmith's kernels, from the package flashsmith_demos."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,8 +12,9 @@ from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED, Json, print_json
-from flashsmith.errors import ArgumentError
-from flashsmith.untrusted import UnusableTextError, read_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = App(no_args_is_help=True, help="Real models on flashsmith's kernels.")
 
@@ -41,18 +43,18 @@ def demo_minilm(
     """
     with ProgressReporter() as reporter:
         reporter.say("loading the model")
-        from flashsmith.integrations.minilm import SENTENCES, check_dependencies, embed_twice
-        from flashsmith.integrations.minilm_text import print_minilm
+        from flashsmith_demos.minilm import (
+            SENTENCES,
+            check_dependencies,
+            embed_twice,
+            read_sentences,
+        )
+        from flashsmith_demos.minilm_text import print_minilm
 
         check_dependencies()
-        sentences = SENTENCES if file is None else _lines(file)
+        sentences = SENTENCES if file is None else read_sentences(file)
         report = embed_twice(sentences, batch=batch, emulate=emulate, progress=reporter.build)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_minilm(make_console(), report)
-    if not report.ok:
-        raise typer.Exit(FAILED)
+    _show(report, print_minilm, as_json)
 
 
 @app.command("train")
@@ -72,17 +74,12 @@ def demo_train(
     did not compute every layer, forward and backward.
     """
     with ProgressReporter() as reporter:
-        from flashsmith.integrations.recall import check_dependencies, train_twice
-        from flashsmith.integrations.recall_text import print_recall
+        from flashsmith_demos.recall import check_dependencies, train_twice
+        from flashsmith_demos.recall_text import print_recall
 
         check_dependencies()
         report = train_twice(steps=steps, emulate=emulate, progress=reporter.build)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_recall(make_console(), report)
-    if not report.ok:
-        raise typer.Exit(FAILED)
+    _show(report, print_recall, as_json)
 
 
 @app.command("generate")
@@ -101,22 +98,18 @@ def demo_generate(
     layer.
     """
     with ProgressReporter() as reporter:
-        from flashsmith.integrations.generation import generate_twice
-        from flashsmith.integrations.generation_text import print_generation
+        from flashsmith_demos.generation import generate_twice
+        from flashsmith_demos.generation_text import print_generation
 
         report = generate_twice(answers=answers, emulate=emulate, progress=reporter.build)
+    _show(report, print_generation, as_json)
+
+
+def _show(report: Any, print_report: Callable[[Console, Any], None], as_json: bool) -> None:
+    """Prints a demo's report; exit status 1 unless it is all right."""
     if as_json:
         print_json(report.to_json())
     else:
-        print_generation(make_console(), report)
+        print_report(make_console(), report)
     if not report.ok:
         raise typer.Exit(FAILED)
-
-
-def _lines(file: Path) -> list[str]:
-    """The lines of a text file that are not blank."""
-    try:
-        text = read_text(file)
-    except UnusableTextError as error:
-        raise ArgumentError(f"file={str(file)!r}{error.place}: {error}") from None
-    return [line.strip() for line in text.splitlines() if line.strip()]

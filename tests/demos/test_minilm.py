@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from flashsmith.errors import ArgumentError, DependencyError
-from flashsmith.integrations import minilm
-from flashsmith.integrations.minilm import MinilmReport, embed_twice
+from flashsmith_demos import minilm
+from flashsmith_demos.minilm import MinilmReport, embed_twice
 
 SENTENCES = (
     "A cat sat on the mat.",
@@ -95,7 +95,7 @@ REPORT = MinilmReport(
 
 def test_a_report_prints_the_results(capsys: pytest.CaptureFixture[str]) -> None:
     from flashsmith.benchmark.table import make_console
-    from flashsmith.integrations.minilm_text import print_minilm
+    from flashsmith_demos.minilm_text import print_minilm
 
     print_minilm(make_console(), REPORT)
     text = capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_a_report_prints_the_results(capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_a_report_fails(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     from flashsmith.benchmark.table import make_console
-    from flashsmith.integrations.minilm_text import print_minilm
+    from flashsmith_demos.minilm_text import print_minilm
 
     report = replace(REPORT, **changes)
     assert not report.ok

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from flashsmith.benchmark.table import Column, print_table, print_text
-from flashsmith.integrations.recall import (
+from flashsmith_demos.recall import (
     FIRST_STEPS,
     LEAST_ACCURACY,
     MOST_DIFFERENCE,

@@ -1,7 +1,7 @@
 """A demo of generation: a small language model answers from a paged KV cache, token for token as
 with PyTorch's attention.
 
-The model was trained for associative recall (tools/demo/train_recall.py). Every sequence lists
+The model was trained for associative recall (train_recall.py). Every sequence lists
 pairs of a key and a value, as many as it likes, and is then asked for the values of keys, one after
 the other: each answer is generated, and the next question appended behind it.
 """
@@ -16,15 +16,15 @@ from typing import Any
 from flashsmith.builder import Progress
 from flashsmith.chooser import build_for
 from flashsmith.families import DType, Problem, Semantics, device_spec
-from flashsmith.integrations.recall import (
+from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
+from flashsmith.runtime.launch_counter import count_launches
+from flashsmith_demos.recall import (
     Recall,
     check_dependencies,
     lines_of,
     new_model,
     pytorchs_attention,
 )
-from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
-from flashsmith.runtime.launch_counter import count_launches
 
 SIZES = Recall(8, 16, 32, layers=2, heads=2, heads_k=1, d=32, rate=4e-3, steps=800)
 WEIGHTS = Path(__file__).with_name("recall.npz")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from flashsmith.benchmark.table import Column, print_table, print_text
-from flashsmith.integrations.minilm import LEAST_COSINE, MinilmReport
+from flashsmith_demos.minilm import LEAST_COSINE, MinilmReport
 
 _COLUMNS = (
     Column("#", True),

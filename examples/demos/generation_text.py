@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from flashsmith.benchmark.table import Column, print_table, print_text
-from flashsmith.integrations.generation import SIZES, GenerationReport
+from flashsmith_demos.generation import SIZES, GenerationReport
 
 _COLUMNS = (
     Column("pairs", True),

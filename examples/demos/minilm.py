@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from flashsmith import env
@@ -21,6 +22,7 @@ from flashsmith.families import DType, Problem, Semantics, device_spec
 from flashsmith.integrations.fallbacks import fallback_count
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
 from flashsmith.runtime.launch_counter import count_launches
+from flashsmith.untrusted import UnusableTextError, read_text
 
 LEAST_COSINE = 0.9995
 # The model's longest training length; longer sentences are cut off.
@@ -103,6 +105,15 @@ def check_dependencies() -> None:
         raise DependencyError(
             f"the demo needs {', '.join(missing)}, not installed here; {install_extra('models')}"
         )
+
+
+def read_sentences(file: Path) -> list[str]:
+    """The lines of a text file that are not blank."""
+    try:
+        text = read_text(file)
+    except UnusableTextError as error:
+        raise ArgumentError(f"file={str(file)!r}{error.place}: {error}") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def embed_twice(

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from flashsmith.chooser import choose
 from flashsmith.errors import ArgumentError, DependencyError
-from flashsmith.integrations import recall
-from flashsmith.integrations.recall import EMULATED, ON_A_GPU, RecallReport, Training, train_twice
+from flashsmith_demos import recall
+from flashsmith_demos.recall import EMULATED, ON_A_GPU, RecallReport, Training, train_twice
 
 for _operation in ("forward", "backward"):
     _problem = replace(EMULATED.problem, operation=_operation)
@@ -132,7 +132,7 @@ REPORT = RecallReport(
 
 def printed(report: RecallReport, capsys: pytest.CaptureFixture[str]) -> str:
     from flashsmith.benchmark.table import make_console
-    from flashsmith.integrations.recall_text import print_recall
+    from flashsmith_demos.recall_text import print_recall
 
     print_recall(make_console(), report)
     return capsys.readouterr().out

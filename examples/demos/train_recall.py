@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train the language model of `flashsmith demo generate`, on the host, in some minutes.
 
-    python tools/demo/train_recall.py [--out src/flashsmith/integrations/recall.npz]
+    python examples/demos/train_recall.py [--out examples/demos/recall.npz]
 
 Its weights are rounded to fp16; the same seed gives the same file on the same machine.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flashsmith.integrations.generation import SIZES, WEIGHTS
-from flashsmith.integrations.recall import pytorchs_attention, train_model
+from flashsmith_demos.generation import SIZES, WEIGHTS
+from flashsmith_demos.recall import pytorchs_attention, train_model
 
 
 def main() -> None:

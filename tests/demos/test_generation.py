@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from flashsmith.chooser import choose
 from flashsmith.cli import app
 from flashsmith.families import Problem
-from flashsmith.integrations import generation
-from flashsmith.integrations.generation import SIZES, WEIGHTS, GenerationReport, generate_twice
+from flashsmith_demos import generation
+from flashsmith_demos.generation import SIZES, WEIGHTS, GenerationReport, generate_twice
 
 PROBLEM = Problem.parse(
     f"b4 s2:32 h{SIZES.heads}:{SIZES.heads_k} d{SIZES.d} bf16 causal+uneven decode page16"
