@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from grids.proof_grid import covering_cases, proof_grid
 from winner_samples import BIG, H200, TUNED, ranked, tuned_table
 
 from flashsmith.chooser import choose, choose_config, forget_choices
@@ -31,7 +32,6 @@ from flashsmith.families.knob import knob
 from flashsmith.operations import OPERATIONS
 from flashsmith.tuning import space
 from flashsmith.tuning.space import search_space
-from flashsmith.verify.proof_grid import covering_cases, proof_grid
 
 A100 = device_spec("A100")
 EMPTY = WinnersTable()

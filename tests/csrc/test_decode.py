@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shared_kernels
+from grids.decode_grid import DecodeCase, covering_decode_cases
 from guessed_lengths import WRONG_BY_WARPS, WRONG_IN_WARP_0, asked_by_loads, guessing
 
 from flashsmith.errors import EmulatorError
@@ -35,7 +36,6 @@ from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
 from flashsmith.verify import prove
-from flashsmith.verify.decode_grid import DecodeCase, covering_decode_cases
 from flashsmith.verify.decode_reference import DecodeReference, rotated
 from ptxlab import EmulationResult, Observer
 from ptxlab.checks import BankConflicts, all_checks

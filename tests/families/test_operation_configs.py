@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cpp_side import check_assumptions, figures_in_cpp
+from grids.backward_grid import covering_backward_cases
 
 from flashsmith.families import (
     KNOWN_DEVICES,
@@ -30,7 +31,6 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.families.wgmma_backward.config import DqSums, StepOrder
-from flashsmith.verify.backward_grid import covering_backward_cases
 
 H200 = device_spec("H200")
 MANY = 4000

@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import cache, partial
 
 import shared_kernels
+from grids.proof_grid import Case, covering_cases
 
 from flashsmith.families import KernelConfig, Semantics
-from flashsmith.verify.proof_grid import Case, covering_cases
 
 MMA_SYNC = "mma_sync"
 

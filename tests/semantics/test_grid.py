@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grids.proof_grid import REFUSED_D
 from kernels import SEMANTICS, built, cover, quick_cover
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Semantics, family_named
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.verify import prove
-from flashsmith.verify.proof_grid import REFUSED_D
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 MMA_SYNC, WGMMA = "mma_sync", "wgmma"

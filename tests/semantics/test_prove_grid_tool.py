@@ -14,15 +14,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from grids.decode_grid import APPENDS, watched_decode_cases
+from grids.proof_grid import proof_grid
 
 from flashsmith.errors import EmulatorError, LaunchError
 from flashsmith.families import device_spec, family_named, get_kernel_configs
 from flashsmith.runtime.operation_run import prepare_operation
 from flashsmith.verify import prove
-from flashsmith.verify.decode_grid import APPENDS, watched_decode_cases
 from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.engine import gpu_engine_pays
-from flashsmith.verify.proof_grid import proof_grid
 from flashsmith.verify.tolerance import heads_for_enough_outputs
 
 MATCH = "fp16, d40, s113:203, dense, gqa"

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from flashsmith.verify.decode_grid import watched_decode_cases
+from grids.decode_grid import watched_decode_cases
 
 CASES = ["first", "second", "third", "fourth", "fifth"]
 CLEAN = {"summary": "ERROR SUMMARY: 0 errors", "proven": "True", "exit": 0}

@@ -7,16 +7,16 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-
-from flashsmith.errors import ArgumentError
-from flashsmith.families import DType, Semantics, family_named
-from flashsmith.verify.backward_grid import (
+from grids.backward_grid import (
     MASKS,
     BackwardCase,
     backward_grid,
     case_pairs,
     covering_backward_cases,
 )
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Semantics, family_named
 from flashsmith.verify.backward_reference import BackwardReference
 
 CASE = BackwardCase(DType.FP16, 64, (113, 203), "causal", 0.0, "zero lengths")

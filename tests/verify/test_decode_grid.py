@@ -6,11 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from flashsmith.errors import ArgumentError
-from flashsmith.families import FAMILIES, family_named
-from flashsmith.operations import DECODE
-from flashsmith.verify.decode_grid import (
+from grids.decode_grid import (
     APPENDS,
     GROUPS,
     LENGTHS,
@@ -21,6 +17,10 @@ from flashsmith.verify.decode_grid import (
     covering_decode_cases,
     decode_grid,
 )
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import FAMILIES, family_named
+from flashsmith.operations import DECODE
 from flashsmith.verify.decode_reference import DecodeReference, draw_decode_inputs, expected_of
 
 GRID = list(decode_grid())

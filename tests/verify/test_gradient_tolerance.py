@@ -9,12 +9,12 @@ from functools import lru_cache
 import numpy as np
 import pytest
 from backward_kernel import MUTANTS, kernel_gradients, matters
+from grids.backward_grid import BackwardCase
 from tiny_backward import tiny_cases
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem
 from flashsmith.verify import gradients
-from flashsmith.verify.backward_grid import BackwardCase
 from flashsmith.verify.backward_reference import (
     BackwardInputs,
     draw_backward_inputs,

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grids.backward_grid import BackwardCase
 from tiny_backward import tiny_cases
 
 from flashsmith.families import DType
 from flashsmith.verify.attention_semantics import Attention
-from flashsmith.verify.backward_grid import BackwardCase
 from flashsmith.verify.backward_reference import BackwardInputs, draw_backward_inputs
 from flashsmith.verify.engine import NumpyEngine, TorchEngine
 from flashsmith.verify.gradient_tolerance import ExpectedGradients

@@ -7,17 +7,7 @@ from functools import cache
 from itertools import combinations, product
 
 import pytest
-
-from flashsmith.families import (
-    SUPPORTED_D_HEADS,
-    DType,
-    HopperForwardKernelConfig,
-    check_legal,
-    compiled_d_head,
-    family_named,
-)
-from flashsmith.families.wgmma.config import PingPong, Schedule, TileOrder
-from flashsmith.verify.proof_grid import (
+from grids.proof_grid import (
     BATCHES,
     COVER_LENGTHS,
     EXTREME_INPUTS,
@@ -33,6 +23,16 @@ from flashsmith.verify.proof_grid import (
     covering_cases,
     proof_grid,
 )
+
+from flashsmith.families import (
+    SUPPORTED_D_HEADS,
+    DType,
+    HopperForwardKernelConfig,
+    check_legal,
+    compiled_d_head,
+    family_named,
+)
+from flashsmith.families.wgmma.config import PingPong, Schedule, TileOrder
 
 MMA_SYNC, WGMMA = "mma_sync", "wgmma"
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flashsmith.verify.backward_grid import BackwardCase, random_case
+from grids.backward_grid import BackwardCase, random_case
 
 LENGTHS = ((1, 1), (3, 3), (1, 39), (40, 1), (17, 33), (33, 17), (48, 48), (37, 70), (70, 37))
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Proves the grid of a family's operation on the GPU, a CSV row each: flashsmith.verify.proof_grid,
-for kernels of the backward pass flashsmith.verify.backward_grid, for those that read a cache
-flashsmith.verify.decode_grid.
+"""Proves the grid of a family's operation on the GPU, a CSV row each: tests/grids/proof_grid.py,
+for kernels of the backward pass backward_grid.py, for those that read a cache decode_grid.py.
 
     python tools/gpu/prove_grid.py rows.csv
     python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
@@ -43,6 +42,17 @@ from typing import Any
 
 import numpy as np
 
+# The grids are the tests'.
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from grids.backward_grid import backward_grid, covering_backward_cases
+from grids.decode_grid import (
+    covering_decode_cases,
+    decode_grid,
+    watched_decode_cases,
+)
+from grids.proof_grid import FIRST_FAMILY, REFUSED_D, covering_cases, proof_grid
+
 from flashsmith.builder import library_for
 from flashsmith.errors import ArgumentError, FlashsmithError, LaunchError
 from flashsmith.families import FAMILIES, DType, family_named
@@ -50,13 +60,6 @@ from flashsmith.operations import BACKWARD, DECODE, FORWARD
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
-from flashsmith.verify.backward_grid import backward_grid, covering_backward_cases
-from flashsmith.verify.decode_grid import (
-    covering_decode_cases,
-    decode_grid,
-    watched_decode_cases,
-)
-from flashsmith.verify.proof_grid import FIRST_FAMILY, REFUSED_D, covering_cases, proof_grid
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")

@@ -19,7 +19,7 @@ from flashsmith.families import DType, KernelConfig, Problem, Semantics, family_
 from flashsmith.operations import BACKWARD
 from flashsmith.verify.attention_semantics import Window, unequal_lens
 from flashsmith.verify.backward_reference import BackwardReference
-from flashsmith.verify.proof_grid import BATCHES, HEADS, PACKED_SEQUENCES, Pair, cover
+from grids.proof_grid import BATCHES, HEADS, PACKED_SEQUENCES, Pair, cover
 
 D = (32, 40, 64, 96, 128, 160, 192, 224, 256)
 LENGTHS = (

@@ -19,7 +19,7 @@ from flashsmith.families import DType, KernelConfig, Problem, Semantics, family_
 from flashsmith.operations import DECODE
 from flashsmith.verify.attention_semantics import Lens, Window, unequal_lens
 from flashsmith.verify.decode_reference import LAYOUTS, DecodeReference
-from flashsmith.verify.proof_grid import SM_COUNTS, Pair, cover
+from grids.proof_grid import SM_COUNTS, Pair, cover
 
 D = (64, 96, 128, 256)
 # Query heads that share one of the cache.
