@@ -26,7 +26,7 @@ def chosen(length: int, mask: Limits = CAUSAL, *, keys: int | None = None, **opt
         group=SimpleNamespace(rank=0, size=2),
         q_layout=layouts[0],
         k_layout=layouts[1],
-        mask=mask,
+        limits=mask,
         options={},
         config=None,
         backward_config=None,

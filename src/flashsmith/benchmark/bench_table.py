@@ -99,7 +99,7 @@ def _typical_options(rows: Sequence[Measurement]) -> list[str]:
     """The limits and caps that were measured: a problem does not name them."""
     problems = dict.fromkeys(row.problem for row in rows)
     windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
-    caps = sorted({problem.softcap for problem in problems if problem.softcap})
+    caps = sorted({problem.softcap for problem in problems} - {0.0})
     said = []
     if windows:
         said.append(f"window: the last {', '.join(map(str, windows))} keys before a query's own")

@@ -24,6 +24,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 from flashsmith.operations.operation import load_attribute
+from flashsmith.semantics import UNLIMITED
 
 
 class Peer(Protocol):
@@ -112,8 +113,8 @@ class SdpaPeer:
     def absence(self, problem: Problem) -> str | None:
         semantics = problem.semantics
         direct = semantics.packed or semantics.key_mask.takes_limits
-        if semantics.softcap:
-            return "PyTorch has no softcap"
+        if not semantics.score.is_plain:
+            return f"PyTorch has no {semantics.score}"
         if direct and not self.direct:
             return f"PyTorch has no {'packed batches' if semantics.packed else 'windows'} for it"
         if semantics.key_mask.is_triangular and not direct and problem.seq_q != problem.seq_k:
@@ -208,7 +209,7 @@ class FlexPeer:
         if sees is not None:
             mask = create_block_mask(sees, None, None, p.seq_q, p.seq_k, device=q.device)
         grouped = p.heads_q != p.heads_k
-        changed = _capped(p.softcap) if p.softcap else None
+        changed = _changed(p)
 
         def call() -> Any:
             return compiled(q, k, v, score_mod=changed, block_mask=mask, enable_gqa=grouped)
@@ -218,31 +219,29 @@ class FlexPeer:
 
 def _visible(problem: Problem) -> Callable[..., Any] | None:
     """Which keys a query sees, aligned to the bottom right; None: all."""
-    offset = problem.seq_k - problem.seq_q
-    if problem.window is not None:
-        left, right = problem.window
-
-        def within(batch: Any, head: Any, row: Any, key: Any) -> Any:
-            position = row + offset
-            return (key >= position - left) & (key <= position + right)
-
-        return within
-    if problem.semantics.key_mask.is_triangular:
-
-        def before(batch: Any, head: Any, row: Any, key: Any) -> Any:
-            return row + offset >= key
-
-        return before
-    return None
-
-
-def _capped(softcap: float) -> Callable[..., Any]:
+    mask, offset = problem.semantics.key_mask, problem.seq_k - problem.seq_q
+    if not mask.hides:
+        return None
+    left, right = problem.window or (UNLIMITED, UNLIMITED)
     import torch
 
-    def cap(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
-        return softcap * torch.tanh(score / softcap)
+    def sees(batch: Any, head: Any, row: Any, key: Any) -> Any:
+        return mask.sees(row + offset, key, left, right, torch)
 
-    return cap
+    return sees
+
+
+def _changed(problem: Problem) -> Callable[..., Any] | None:
+    """What a score becomes; None: it stays what it is."""
+    score, numbers = problem.semantics.score, problem.numbers
+    if score.is_plain:
+        return None
+    import torch
+
+    def change(value: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+        return score.apply(value, numbers, torch)
+
+    return change
 
 
 # --- packages ---
@@ -393,7 +392,7 @@ class DenseCachePeer:
             problem = replace(problem, semantics=plain, window_keys=0)
         elif not self.of.direct:
             return "PyTorch aligns causal masks to the top left, and has windows for fa2 only"
-        elif not problem.semantics.softcap:
+        elif problem.semantics.score.is_plain:
             return torch_absence()
         return self.of.absence(problem)
 
@@ -483,7 +482,7 @@ class FlashInferPeer:
         options: dict[str, Any] = {"q_data_type": w.q.dtype, "kv_data_type": w.q.dtype}
         if p.window is not None:
             options["window_left"] = p.window[0]
-        if p.softcap:
+        if not p.semantics.score.is_plain:
             options["logits_soft_cap"] = p.softcap
         if p.seq_q > 1:
             options["q_len_per_req"] = p.seq_q

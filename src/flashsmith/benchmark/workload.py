@@ -95,11 +95,7 @@ class Workload:
     @property
     def options(self) -> dict[str, Any]:
         """The keywords that forward() and attention() take for this problem."""
-        asked: dict[str, Any] = {"causal": self.causal}
-        if self.problem.window is not None:
-            asked["window"] = self.problem.window
-        if self.problem.softcap:
-            asked["softcap"] = self.problem.softcap
+        asked = self.problem.keywords
         if self.problem.semantics.partial:
             asked["partial"] = True
         if self.packed:
@@ -351,13 +347,9 @@ class DecodeWorkload(Workload):
     @property
     def options(self) -> dict[str, Any]:
         """The keywords that attention_with_cache() takes for this problem."""
-        asked: dict[str, Any] = {"cache_lens": self.cache_lens, "causal": self.causal}
+        asked = {"cache_lens": self.cache_lens, **self.problem.keywords}
         if self.problem.page:
             asked["page_table"] = self.page_table
-        if self.problem.window is not None:
-            asked["window"] = self.problem.window
-        if self.problem.softcap:
-            asked["softcap"] = self.problem.softcap
         if self.packed:
             asked |= {"cu_seqlens_q": self.cu_seqlens_q, "max_seqlen_q": self.problem.seq_q}
         return asked

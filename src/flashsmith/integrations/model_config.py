@@ -197,8 +197,8 @@ def _texts(of: _Heads, dtype: str, gradients: bool, notes: list[str]) -> Iterato
         )
         return
     heads = f"h{of.heads_q}" + (f":{of.heads_k}" if of.heads_k != of.heads_q else "")
-    for mask in of.masks:
-        words = [word for word in (mask, "softcap" * of.softcap, "packed") if word]
+    for visible in of.masks:
+        words = [word for word in (visible, "softcap" * of.softcap, "packed") if word]
         operations = ["", *["decode"] * of.generates, *["backward"] * gradients]
         for operation in operations:
             yield " ".join(filter(None, [heads, f"d{of.d}", dtype, operation, *words]))

@@ -17,6 +17,7 @@ from flashsmith.operations.forward import (
     attn_flop,
     batch_seq_head,
     mask_limits,
+    scale_of,
 )
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
 from flashsmith.printable import quoted
@@ -67,7 +68,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
         *(step for name in _STRIDED for step in batch_seq_head(strides.get(name, _ABSENT))),
         *(step for name in _STATISTICS for step in _batch_head(strides.get(name, _ABSENT))),
-        *(p.d**-0.5 if options["scale"] is None else options["scale"], options["softcap"]),
+        *(scale_of(p, options["scale"]), options["softcap"]),
         *mask_limits(p, options["left"], options["right"]),
         int(grad_dtype is not None),
     )

@@ -17,6 +17,7 @@ from flashsmith.operations.forward import (
     Q,
     batch_seq_head,
     mask_limits,
+    scale_of,
 )
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec, packed_rows
 from flashsmith.printable import quoted
@@ -94,7 +95,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         ),
         *(strides.get(name, _ABSENT)[0] for name in ("page_table", "cos", "sin")),
         *_batch_head(strides.get("lse", _ABSENT)),
-        *(p.d**-0.5 if options["scale"] is None else options["scale"], options["softcap"]),
+        *(scale_of(p, options["scale"]), options["softcap"]),
         *mask_limits(p, options["left"], options["right"]),
         int(options["rotary_interleaved"]),
         int(check_rotary_dtype(options["rotary_dtype"]) is not None),

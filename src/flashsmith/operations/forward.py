@@ -55,11 +55,16 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         p,
         (call.sizes.get("total_q", 0), call.sizes.get("total_k", 0)),
         [batch_seq_head(call.strides[name]) for name in "qkvo"],
-        p.d**-0.5 if options["scale"] is None else options["scale"],
+        scale_of(p, options["scale"]),
         options["softcap"],
         options["left"],
         options["right"],
     )
+
+
+def scale_of(p: Sizes, scale: float | None) -> float:
+    """The scale of scores; None is 1/sqrt(d)."""
+    return p.d**-0.5 if scale is None else scale
 
 
 def mask_limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int]:

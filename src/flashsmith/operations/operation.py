@@ -16,7 +16,7 @@ from flashsmith.semantics.compiled import FLAGS, MASKS, Semantics
 from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.sizes import Sizes
 
-SEMANTIC_WORDS = (*(mask for mask in MASKS if mask != "none"), *FLAGS)
+SEMANTIC_WORDS = (*MASKS[1:], *FLAGS)
 # Bytes of an element, by NumPy's name of the type.
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
 # Dimensions that problems have sizes of.

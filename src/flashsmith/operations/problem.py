@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
@@ -27,7 +27,7 @@ from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1, "page": 0}
 # A window and a cap as models have them.
 TYPICAL_WINDOW = 1024
-TYPICAL_SOFTCAP = 30.0
+TYPICAL_NUMBERS = {"softcap": 30.0}
 _PLAIN = "plain"
 _SEMANTIC_WORDS = (*MASKS, *FLAGS, _PLAIN)
 _NAMES_AN_OPERATION = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
@@ -138,7 +138,18 @@ class Problem:
     @property
     def softcap(self) -> float:
         """The value of a softcap in measurements; 0 without one."""
-        return TYPICAL_SOFTCAP if self.semantics.softcap else 0.0
+        return self.numbers.get("softcap", 0.0)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that the score reads, in measurements."""
+        return {name: TYPICAL_NUMBERS[name] for name in self.semantics.score.numbers}
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """attention()'s keywords for the mask and the score, in measurements."""
+        window = {} if self.window is None else {"window": self.window}
+        return {"causal": self.semantics.causal, **window, **self.numbers}
 
     def attn_flop(self) -> int:
         """FLOP of the problem, as its operation counts them; of attention those of the two matrix

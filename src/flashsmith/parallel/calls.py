@@ -478,7 +478,7 @@ def schedule_named(name: str, call: Call, heads_k: int) -> Schedule:
     if name == "auto":
         same = call.q_layout == call.k_layout
         gathered = prefixes.serves(call) and _bytes_of_keys(call, heads_k) <= MOST_GATHERED
-        ring = call.mask == FULL or (call.mask == CAUSAL and same)
+        ring = call.limits == FULL or (call.limits == CAUSAL and same)
         ring = ring and not uneven and not call.return_row_max
         name = "zigzag" if ring and not gathered else "allgather"
     if name == "zigzag" and uneven:

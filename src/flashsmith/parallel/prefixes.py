@@ -30,7 +30,7 @@ def serves(call: Call) -> bool:
     """Whether all chunks of this call are as long, and see nothing but a prefix."""
     (length, *more) = call.q_layout.lengths or (0,)
     return (
-        call.mask == CAUSAL
+        call.limits == CAUSAL
         and call.q_layout == call.k_layout
         and not (call.packed or more)
         and length > 0

@@ -144,7 +144,7 @@ def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: bool) -> Pr
 
 
 def _parts(call: Call, owner: int | None) -> tuple[KernelCall, ...]:
-    args = call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.mask, "cpu"
+    args = call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.limits, "cpu"
     return kernel_calls(*args)
 
 
@@ -205,7 +205,7 @@ def _of_ulysses(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
             "'allgather'"
         )
     sizes = whole.batch, whole.seq_q, whole.seq_k
-    one = _attention(whole, call.mask, sizes, whole.heads_k // ranks)
+    one = _attention(whole, call.limits, sizes, whole.heads_k // ranks)
     yield from (one, _backward(one))
 
 

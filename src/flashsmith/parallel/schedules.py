@@ -31,7 +31,7 @@ class Call(NamedTuple):
     q_layout: Layout
     k_layout: Layout
     packed: bool
-    mask: Limits
+    limits: Limits
     # softcap, scale, emulate: of both directions.
     options: dict[str, Any]
     config: Any
@@ -341,7 +341,7 @@ def _gathered(call: Call, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
 
 def _calls(call: Call, device: Any, owner: int | None = None) -> tuple[KernelCall, ...]:
     return kernel_calls(
-        call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.mask, device
+        call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.limits, device
     )
 
 
@@ -436,7 +436,7 @@ def _as_statistics(tensor: Any) -> Any:
 
 
 def _ulysses_keywords(call: Call, device: Any) -> dict[str, Any]:
-    keywords: dict[str, Any] = {"window": tuple(call.mask)}
+    keywords: dict[str, Any] = {"window": tuple(call.limits)}
     if call.packed:
         for side, layout in (("q", call.q_layout), ("k", call.k_layout)):
             keywords[f"cu_seqlens_{side}"] = _offsets(layout, device)

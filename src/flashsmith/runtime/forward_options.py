@@ -137,7 +137,7 @@ def check_softcap(softcap: Any, scale: float) -> float:
     Raises ArgumentError unless it is finite and >= 0, and scale / softcap a number fp32 can hold;
     without a cap, when the scale is above MAX_UNCAPPED_SCALE.
     """
-    value = softcap if type(softcap) is float else _real(softcap)
+    value = _real(softcap)
     if value == 0.0:
         if scale > MAX_UNCAPPED_SCALE:
             raise ArgumentError(
@@ -161,6 +161,8 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
 def _real(value: Any) -> float | None:
     """The number as a float, infinite when it is too large; None for what is no real number."""
+    if type(value) is float:
+        return value
     if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
         try:
             return float(value)

@@ -46,7 +46,7 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
     per_score = _SECONDS_PER_SCORE + _SECONDS_PER_SCORE_AND_COLUMN * cfg.d_head
     seconds = steps * _STEP_SECONDS + scores * per_score
     return cfg.family.translation_seconds + (
-        seconds / 2 if problem.semantics.mask == "causal" else seconds
+        seconds / 2 if problem.semantics.key_mask.is_triangular else seconds
     )
 
 

@@ -8,7 +8,7 @@ from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.mask import CAUSAL, MASKS, NONE, Mask, mask_named
-from flashsmith.semantics.score import PLAIN, SOFTCAP, Score
+from flashsmith.semantics.score import Score, capped_by
 
 FLAGS = ("softcap", "packed", "uneven", "partial")
 _PLAIN = "plain"
@@ -61,7 +61,7 @@ class Semantics:
     @property
     def score(self) -> Score:
         """What scores become before the softmax."""
-        return SOFTCAP if self.softcap else PLAIN
+        return capped_by(self.softcap)
 
     def __str__(self) -> str:
         """For example 'causal+packed+uneven'; 'plain' when every field has its default."""

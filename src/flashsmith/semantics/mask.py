@@ -117,6 +117,18 @@ class Mask(str):
         first, end = _clipped(first, seq_k, xp), _clipped(end, seq_k, xp)
         return first, max(first, end) if xp is None else xp.maximum(first, end)
 
+    def sees(
+        self, position: Any, key: Any, left: int = UNLIMITED, right: int = UNLIMITED, xp: Any = None
+    ) -> Any:
+        """Whether rows at these positions see these keys: bools, or with ``xp`` arrays."""
+        values = {"position": position, "left": left, "right": right}
+        seen = key == key
+        if self.first is not None:
+            seen = seen & (key >= self.first.evaluate(values, xp))
+        if self.last is not None:
+            seen = seen & (key <= self.last.evaluate(values, xp))
+        return seen
+
 
 def _clipped(value: Any, highest: int, xp: Any) -> Any:
     return min(max(value, 0), highest) if xp is None else xp.clip(value, 0, highest)

@@ -73,5 +73,10 @@ class Score:
         return self.value.evaluate({"score": scores, **numbers}, xp)
 
 
+def capped_by(cap: float) -> Score:
+    """The score of a softcap; 0 is none."""
+    return SOFTCAP if cap else PLAIN
+
+
 PLAIN = Score("plain", SCORE)
 SOFTCAP = Score("softcap", symbol("softcap") * tanh(SCORE / symbol("softcap")), ("softcap",))

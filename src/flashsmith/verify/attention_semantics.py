@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashsmith.semantics import CAUSAL, NONE, PLAIN, SOFTCAP, UNLIMITED, WINDOW, Mask, Score
+from flashsmith.semantics import CAUSAL, NONE, UNLIMITED, WINDOW, Mask, Score
+from flashsmith.semantics.score import capped_by
 
 Lens = tuple[int, ...]
 Window = tuple[int | None, int | None]
@@ -65,12 +66,12 @@ class Attention:
     @property
     def score(self) -> Score:
         """What scaled scores become before the softmax."""
-        return SOFTCAP if self.softcap else PLAIN
+        return capped_by(self.softcap)
 
     @property
     def numbers(self) -> dict[str, float]:
         """The numbers that the score reads."""
-        return {"softcap": self.softcap}
+        return dict.fromkeys(self.score.numbers, self.softcap)
 
     def visible_keys(
         self, rows: np.ndarray, seq_q: int, seq_k: int
@@ -96,8 +97,7 @@ class Attention:
         said = ["causal"] if self.causal else []
         if self.window != NO_WINDOW:
             said.append("window ({}, {})".format(*self.window))
-        if self.softcap:
-            said.append(f"softcap {self.softcap:g}")
+        said += [f"{name} {value:g}" for name, value in self.numbers.items()]
         if self.lens_q is not None and self.lens_k is not None:
             said.append(f"lens {'+'.join(map(str, self.lens_q))}:{'+'.join(map(str, self.lens_k))}")
         if self.ranges is not None:

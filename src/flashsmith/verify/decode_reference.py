@@ -166,7 +166,7 @@ class DecodeReference(OperationReference):
         said += [f"scale {options['scale']:g}"] if "scale" in options else []
         if "left" in options or "right" in options:
             said += [f"window ({options.get('left')}, {options.get('right')})"]
-        said += [f"softcap {options['softcap']:g}"] if options.get("softcap") else []
+        said += [f"{name} {it:g}" for name, it in attention_of(problem, options).numbers.items()]
         said += [name for name in ("sinks", "append") if options.get(name)]
         if options.get("rotary"):
             said += [f"rotary {options['rotary']} {options.get('rotary_dtype', '')}".strip()]

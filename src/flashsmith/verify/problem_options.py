@@ -37,12 +37,11 @@ def problem_options(
     p, semantics = problem, problem.semantics
     if window is not None:
         _check_window(p, window)
-    if softcap is not None:
-        _check_softcap(p, softcap)
+    cap = _cap_of(p, softcap)
     options: dict[str, Any] = {
         "causal": semantics.causal,
         "window": window or p.window or NO_WINDOW,
-        "softcap": p.softcap if softcap is None else softcap,
+        "softcap": cap,
         "sinks": sinks,
     }
     draw = random.Random(seed)
@@ -79,8 +78,12 @@ def _check_window(problem: Problem, window: Window) -> None:
         )
 
 
-def _check_softcap(problem: Problem, softcap: float) -> None:
-    if not problem.semantics.softcap:
+def _cap_of(problem: Problem, softcap: float | None) -> float:
+    if softcap is None:
+        return problem.softcap
+    if problem.semantics.score.is_plain:
         raise ArgumentError(f"softcap={softcap}: '{problem}' has none; add the word softcap to it")
-    if not check_softcap(softcap, check_scale(None, problem.d)):
+    found = check_softcap(softcap, check_scale(None, problem.d))
+    if not found:
         raise ArgumentError(f"softcap={softcap}: caps nothing; give a number above 0")
+    return softcap

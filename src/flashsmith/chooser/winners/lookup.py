@@ -139,9 +139,11 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
         differences.append((words, GRADIENTS))
     if there.packed != here.packed:
         differences.append(("packed" if there.packed else "not packed", PACKED))
-    if there.softcap != here.softcap:
-        differences.append(("with softcap" if there.softcap else "without softcap", SOFTCAP))
-    if there.mask != here.mask:
+    if there.score != here.score:
+        plain = there.score.is_plain
+        words = f"without {here.score}" if plain else f"with {there.score}"
+        differences.append((words, SOFTCAP))
+    if len({there.mask, here.mask}) > 1:
         differences.append((_mask_words(there), _mask_cost(there, here)))
     keys = kind_there.window_keys, kind_here.window_keys
     # Any window is every class; an entry of the very class comes before it.

@@ -117,7 +117,9 @@ class WgmmaFamily(WarpgroupFamily):
         self, cfg: HopperForwardKernelConfig, semantics: Semantics
     ) -> HopperForwardKernelConfig:
         # At d 256 they fill the registers, and such kernels spill even without Q in them.
-        spills = semantics.packed or (semantics.key_mask.takes_limits and semantics.softcap)
+        spills = semantics.packed or (
+            semantics.key_mask.takes_limits and not semantics.score.is_plain
+        )
         return replace(cfg, register_Q=0) if spills and cfg.d_head > 128 else cfg
 
     def pack_variants(

@@ -93,7 +93,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         self, cfg: HopperBackwardKernelConfig, semantics: Semantics
     ) -> HopperBackwardKernelConfig:
         # Kernels of 128 queries a step spill 900 to 1,300 bytes a thread with a softcap.
-        if not semantics.softcap or rules.holds_softcap(cfg):
+        if semantics.score.is_plain or rules.holds_p_beside_s(cfg):
             return cfg
         producer, consumer = sets.registers(2, cfg.persistent, cfg.ordered_dq)
         return replace(

@@ -24,7 +24,7 @@ from flashsmith.families.wgmma_backward.config import (
 )
 
 
-def holds_softcap(cfg: HopperBackwardKernelConfig) -> bool:
+def holds_p_beside_s(cfg: HopperBackwardKernelConfig) -> bool:
     """Whether a consumer has registers for P, which lives beside S with a softcap, with
     scores_together too."""
     beside = cfg.B_r // 4 if cfg.order == StepOrder.SCORES_TOGETHER else 0
