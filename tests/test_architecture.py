@@ -253,19 +253,18 @@ def test_words_are_no_folders(code: str) -> None:
     assert not named_folders(ast.parse(code))
 
 
-# Folders of csrc, each with those whose files its own may include besides.
-CSRC_MAY_INCLUDE: dict[str, set[str]] = {
+# Folders of csrc that families share, each with those whose files its own may include besides. The
+# family folders are all others: each may include these, and no other family's.
+CSRC_SHARED: dict[str, set[str]] = {
     "common": set(),
     "host": {"common"},
-    "row_merge": {"common", "host"},
-    "mma_sync": {"common", "host"},
+    "sm90": {"common", "host"},
     "backward": {"common", "host"},
-    "mma_sync_backward": {"common", "host", "mma_sync", "backward"},
-    "mma_sync_decode": {"common", "host", "mma_sync", "mma_sync_backward"},
-    "wgmma": {"common", "host"},
-    "wgmma_backward": {"common", "host", "wgmma", "backward"},
-    "wgmma_dq": {"common", "host", "wgmma", "backward", "wgmma_backward"},
-    "roofline": {"common"},
+}
+CSRC_MAY_INCLUDE: dict[str, set[str]] = {
+    **CSRC_SHARED,
+    **{family: set(CSRC_SHARED) for family in FAMILIES},
+    "roofline": {"common", "sm90"},
 }
 
 

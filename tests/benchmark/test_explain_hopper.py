@@ -14,7 +14,6 @@ from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors, 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.tasks import whole_tiles
-from flashsmith.builder.sources import package_sources
 from flashsmith.families import (
     HopperForwardKernelConfig,
     PingPong,
@@ -85,14 +84,8 @@ def test_every_knob_is_explained(cfg: HopperForwardKernelConfig) -> None:
     assert all(effect.effect for effect in effects)
 
 
-def test_every_knob_has_words_of_its_own_and_a_place_in_the_sources() -> None:
+def test_every_knob_has_words_of_its_own() -> None:
     assert all(knob.metadata["effect"] for knob in fields(HopperForwardKernelConfig))
-    folder = package_sources() / "wgmma"
-    sources = "\n".join(path.read_text() for path in folder.glob("*.cuh"))
-    for declared in fields(HopperForwardKernelConfig):
-        knob, where = declared.name, declared.metadata["where"]
-        for name in where.split("::"):
-            assert f" {name}" in sources, f"{knob}: no {name} in csrc/wgmma"
 
 
 def test_a_knob_is_explained_by_its_value() -> None:

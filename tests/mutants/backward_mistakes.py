@@ -8,7 +8,7 @@ _KEYS = "mma_sync_backward/keys_kernel.cuh"
 _QUERIES = "mma_sync_backward/queries_kernel.cuh"
 _FINISH = "mma_sync_backward/finish_kernel.cuh"
 _CONSUMER, _BLOCK = "wgmma_backward/consumer.cuh", "wgmma_backward/key_block.cuh"
-_STORE = "wgmma_backward/store_gradient.cuh"
+_STORE = "backward/store_gradient.cuh"
 _SPLIT = "wgmma_backward/split_consumer.cuh"
 _PRODUCER, _ORDER = "wgmma_backward/producer.cuh", "wgmma_backward/dq_order.cuh"
 _ROWS, _SEEN = "backward/rows_kernels.cuh", "backward/visibility.cuh"
@@ -345,14 +345,14 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("rows that see nothing", _DQ, "< unseeing) dq", "< 0) dq"),
         SourcePatch("no scale", _DQ, "dq, args.scale);", "dq, 1.0f);"),
         SourcePatch("dP of K", _DQ,
-                    "start_scores(dP, Kernel::do_offset, V.tile());\n            pass_turn();\n"
-                    "            wgmma_wait<2>(S);",
-                    "start_scores(dP, Kernel::do_offset, K.tile());\n            pass_turn();\n"
-                    "            wgmma_wait<2>(S);"),
+                    "start_scores(dP, Kernel::do_offset, V.tile());\n"
+                    "            order().arrive();\n            wgmma_wait<2>(S);",
+                    "start_scores(dP, Kernel::do_offset, K.tile());\n"
+                    "            order().arrive();\n            wgmma_wait<2>(S);"),
         SourcePatch("dq of the next K", _DQ, "start_dq(last_K);", "start_dq(K.tile());"),
         SourcePatch("the last step's dq is left out", _DQ,
-                    "        start_dq(K.tile());\n        pass_turn();\n"
-                    "        wgmma_wait<0>(dq, dS);\n    }", "        pass_turn();\n    }"),
+                    "        start_dq(K.tile());\n        order().arrive();\n"
+                    "        wgmma_wait<0>(dq, dS);\n    }", "        order().arrive();\n    }"),
         SourcePatch("K is given back before dq is done", _DQ,
                     "wgmma_wait<1>(dq, dS);\n"
                     "            if (lane == 0) mbarrier_arrive(last_empty);",

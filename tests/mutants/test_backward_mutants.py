@@ -490,8 +490,8 @@ EQUIVALENT = (
         ("another barrier",),
         ("dq alone",),
         "main",
-        "if (warpgroup == CFG.n_warpgroups - 1)\n"
-        "named_barrier_arrive(kFirstOrderBarrier, 2 * kWarpgroupThreads);",
+        "if (warpgroup == kWarpgroups - 1)\n"
+        "named_barrier_arrive(kFirstBarrier, 2 * kWarpgroupThreads);",
         "It admits the second warpgroup in place of the first. Turns are an order for speed's "
         "sake: the ring is the same from there on, and in the end nobody waits for what is left.",
     ),

@@ -48,7 +48,7 @@ _MMA, _CONSUMER, _SCHEDULER = (
     "wgmma/consumer.cuh",
     "wgmma/scheduler.cuh",
 )
-_TMA, _OUTPUT = "wgmma/tma.cuh", "wgmma/output.cuh"
+_TMA, _OUTPUT = "sm90/tma.cuh", "wgmma/output.cuh"
 MISTAKES = {
     "mma_sync": (
         SourcePatch("sinks of the group's first head", _MMA,
@@ -85,7 +85,7 @@ MISTAKES = {
         SourcePatch("a warp sees to its first row", _MMA,
                     "visible.keys(at.token(row + N::rows_per_warp - 1)).last",
                     "visible.keys(at.token(row)).last"),
-        SourcePatch("every pass copies the rows of the first", "mma_sync/load_store.cuh",
+        SourcePatch("every pass copies the rows of the first", "common/tile_copy.cuh",
                     "return row_offset(rows, row + further) - row_offset(rows, row);", "return 0;"),
     ),
     "wgmma": (

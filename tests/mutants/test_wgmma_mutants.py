@@ -117,20 +117,20 @@ EQUIVALENT = (
     Equivalent(
         ("another barrier",),
         lambda victim, mutant, place: (
-            "named_barrier_arrive(1" in victim.said(mutant)
-            or "named_barrier_wait(1 + warpgroup," in victim.said(mutant)
+            "named_barrier_arrive(kFirstBarrier" in victim.said(mutant)
+            or "named_barrier_wait(kFirstBarrier + warpgroup," in victim.said(mutant)
         ),
         "Turns are an order for speed's sake: kernels without any are right. Who takes them at "
         "other barriers hangs, or comes in another order.",
     ),
     Equivalent(
         ("drop barrier",),
-        _says("named_barrier_wait(1 + warpgroup,"),
+        _says("named_barrier_wait(kFirstBarrier + warpgroup,"),
         "The same: who does not wait for a turn hangs another, or comes before it.",
     ),
     Equivalent(
         ("drop barrier", "another barrier"),
-        _says("named_barrier_wait(1 + kWarpgroups + warpgroup, kWarpgroupThreads);"),
+        _says("named_barrier_wait(1 + Kernel::n_warpgroups + this->warpgroup, kWarpgroupThreads);"),
         "A product is its whole warpgroup's: a warp that has waited for Q K^T knows that all of Q "
         "was read, and writes rows of O that no other warp writes. At the other numbers, which are "
         "this barrier's too, one warpgroup's warps meet all the same.",

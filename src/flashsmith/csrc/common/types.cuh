@@ -41,4 +41,7 @@ struct alignas(64) TensorMap {
     uint8_t bytes[128];
 };
 
+// Packed sequences end at this row of their tensor maps, see box_of_rows() in sm90/tma.cuh.
+inline constexpr int kRowsOfMap = 1 << 30;
+
 }  // namespace flashsmith

@@ -1,7 +1,7 @@
 // A warp's GEMM over k16-steps; the config says when fragments of its operands are loaded.
 #pragma once
 
-#include "mma_sync/load_store.cuh"
+#include "common/ptx_functions.cuh"
 
 namespace flashsmith {
 

@@ -5,8 +5,10 @@
 #include <type_traits>
 
 #include "common/softmax.cuh"
+#include "common/tile_copy.cuh"
 #include "mma_sync/flash_attention.cuh"
 #include "mma_sync/gemm.cuh"
+#include "mma_sync/loaders.cuh"
 #include "mma_sync/main_loops.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK

@@ -7,8 +7,9 @@
 #include "backward/visibility.cuh"
 #include "common/constants.cuh"
 #include "common/softmax.cuh"
+#include "common/tile_copy.cuh"
+#include "common/warp_mma.cuh"
 #include "mma_sync_backward/config.cuh"
-#include "mma_sync_backward/products.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
 #error \

@@ -12,8 +12,9 @@
 #pragma once
 
 #include "common/barrier.cuh"
+#include "common/opaque.cuh"
 #include "common/softmax.cuh"
-#include "mma_sync_backward/products.cuh"
+#include "common/warp_mma.cuh"
 #include "mma_sync_decode/row_state.cuh"
 #include "mma_sync_decode/split.cuh"
 
@@ -180,7 +181,7 @@ struct DecodeRun {
     struct NextRows {
         const char *k, *v;  // the lane's first 16 bytes of the step that is copied next
 
-        FS_DEVICE void are_known_here() { asm volatile("" : "+l"(k), "+l"(v)); }
+        FS_DEVICE void materialize() { flashsmith::materialize(k, v); }
     };
     // Whether it does so in pages, where a step's keys of a warp are in one page, as the host
     // knows.
@@ -199,12 +200,12 @@ struct DecodeRun {
         NextRows
             rows[kGoesOnInPages ? kStages - 1 : 1];  // if the warp's keys of a step have a page
 
-        FS_DEVICE void are_known_here() {
+        FS_DEVICE void materialize() {
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) asm volatile("" : "+l"(places[i]), "+r"(entries[i]));
+            for (int i = 0; i < kCount; ++i) flashsmith::materialize(places[i], entries[i]);
             if constexpr (kGoesOnInPages)
 #pragma unroll
-                for (auto& its : rows) its.are_known_here();
+                for (auto& its : rows) its.materialize();
         }
         FS_DEVICE void read_again(bool any) {
 #pragma unroll
@@ -283,10 +284,10 @@ struct DecodeRun {
         FirstPages pages;
 
         // So that the compiler does not put off what they are computed from.
-        FS_DEVICE void are_known_here() {
-            asm volatile("" : "+r"(first_step), "+r"(steps));
-            if constexpr (kGoesOn) next_rows.are_known_here();
-            pages.are_known_here();
+        FS_DEVICE void materialize() {
+            flashsmith::materialize(first_step, steps);
+            if constexpr (kGoesOn) next_rows.materialize();
+            pages.materialize();
         }
     };
 
@@ -974,7 +975,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         const bool has_run = found && (!Kernel::has_clusters || item.first_part < item.end_part);
         auto copies = run.first_copies(lengths.are_guessed);
         if (begins) {
-            copies.are_known_here();
+            copies.materialize();
             begin_launch();
             if constexpr (kPaged)
                 if (lengths.are_guessed) copies.pages.read_again(copies.first_step < copies.steps);

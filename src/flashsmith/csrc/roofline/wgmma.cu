@@ -3,7 +3,7 @@
 // Two warpgroups share the tensor cores. Operands are 64 columns wide tiles in the 128-byte
 // swizzle, two of them side by side, as K is for a head of 128.
 #include "common/layout.cuh"
-#include "common/wgmma.cuh"
+#include "sm90/wgmma.cuh"
 
 namespace flashsmith::roofline {
 

@@ -97,9 +97,6 @@ constexpr bool packs_keys(const Semantics& semantics) {
     return semantics.packed || semantics.partial;
 }
 
-// Packed sequences end at this row of their tensor maps, see box_of_rows() in wgmma/tma.cuh.
-inline constexpr int kRowsOfMap = 1 << 30;
-
 // A divisor that the host knows: a multiplication takes the place of some twenty instructions that
 // a division takes on the GPU. n / divisor is (high half of n multiplier + n) >> shift, for n below
 // 2^31.

@@ -3,7 +3,7 @@
 
 #include "wgmma/max_policy.cuh"
 #include "wgmma/output.cuh"
-#include "wgmma/warpgroup_order.cuh"
+#include "wgmma/stage_order.cuh"
 
 namespace flashsmith {
 
@@ -20,7 +20,7 @@ struct Consumer {
     const ForwardKernelArgs& problem;
     const uint32_t smem;
     const int warpgroup, warp, lane;
-    const WarpgroupOrder<Kernel> order;
+    const StageOrder<Kernel> order;
 
     PipelineState<CFG.q_buffers> Q_state;
     TilePipeline<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
@@ -46,7 +46,7 @@ struct Consumer {
           warpgroup(warpgroup),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
-          order{warpgroup},
+          order{{warpgroup}},
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
           V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
           output{args, warp, lane},

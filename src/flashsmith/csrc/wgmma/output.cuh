@@ -1,8 +1,8 @@
 // O on its way out: from registers through shared memory, by TMA, drained while the next tile runs.
 #pragma once
 
+#include "sm90/tma.cuh"
 #include "wgmma/scheduler.cuh"
-#include "wgmma/tma.cuh"
 
 namespace flashsmith {
 

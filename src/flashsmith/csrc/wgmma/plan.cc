@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "host/forward_problem.h"
-#include "wgmma/copied_tensor.h"
+#include "sm90/copied_tensor.h"
 
 namespace flashsmith {
 namespace {

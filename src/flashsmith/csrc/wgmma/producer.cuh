@@ -2,8 +2,8 @@
 // which the consumer warpgroups use them.
 #pragma once
 
+#include "sm90/tma.cuh"
 #include "wgmma/scheduler.cuh"
-#include "wgmma/tma.cuh"
 
 namespace flashsmith {
 

@@ -3,8 +3,9 @@
 #pragma once
 
 #include "common/split_keys.cuh"
-#include "wgmma/pipeline.cuh"
-#include "wgmma/tma.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/tma.cuh"
+#include "wgmma/static_kernel_configuration.cuh"
 
 namespace flashsmith {
 

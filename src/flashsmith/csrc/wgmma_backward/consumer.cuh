@@ -5,12 +5,14 @@
 // dQ = dS K over all keys of the CTA, whose parts the warpgroups add to fp32 sums in global memory.
 #pragma once
 
+#include "backward/store_gradient.cuh"
+#include "common/opaque.cuh"
 #include "common/softmax.cuh"
-#include "wgmma/pipeline.cuh"
-#include "wgmma/tma.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/tma.cuh"
+#include "sm90/warpgroup_order.cuh"
 #include "wgmma_backward/dq_order.cuh"
 #include "wgmma_backward/key_block.cuh"
-#include "wgmma_backward/store_gradient.cuh"
 
 namespace flashsmith {
 
@@ -80,40 +82,9 @@ struct dSStages {
     }
 };
 
-// Hardware barriers: 0 is __syncthreads', then one for rows that are cleared, and one that admits
-// each warpgroup to the tensor cores.
+// Hardware barriers: 0 is __syncthreads', then one for rows that are cleared, and those of the
+// warpgroups' order.
 constexpr int kRowsBarrier = 1, kFirstOrderBarrier = 2;
-
-// With `pingpong` the warpgroups issue their products in turns, in a ring: while one multiplies,
-// the others have exponentials and dS.
-template <class Kernel>
-struct ProductOrder {
-    static constexpr int kWarpgroups = Kernel::n_warpgroups;
-    int warpgroup;
-
-    // The last warpgroup admits the first one for the first time.
-    FS_DEVICE void init() const {
-        if constexpr (Kernel::CFG.pingpong)
-            if (warpgroup == kWarpgroups - 1)
-                named_barrier_arrive(kFirstOrderBarrier, 2 * kWarpgroupThreads);
-    }
-    FS_DEVICE void wait() const {
-        if constexpr (Kernel::CFG.pingpong)
-            named_barrier_wait(kFirstOrderBarrier + warpgroup, 2 * kWarpgroupThreads);
-    }
-    FS_DEVICE void arrive() const {
-        if constexpr (Kernel::CFG.pingpong)
-            named_barrier_arrive(kFirstOrderBarrier + (warpgroup + 1) % kWarpgroups,
-                                 2 * kWarpgroupThreads);
-    }
-};
-
-// The same number, of which the compiler knows nothing: what follows from it is computed anew in
-// every step, where the descriptors of all products would take more registers than there are.
-FS_DEVICE uint32_t anew(uint32_t x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
 
 template <class Kernel>
 struct BackwardConsumer {
@@ -155,7 +126,7 @@ struct BackwardConsumer {
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
     TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
     dSStages<Kernel> stages;
-    const ProductOrder<Kernel> order;
+    const WarpgroupOrder<CFG.n_warpgroups, CFG.pingpong, kFirstOrderBarrier> order;
 
     typename Kernel::Scores S, dP;
     typename Kernel::Rounded P, dS;
@@ -447,8 +418,9 @@ struct BackwardConsumer {
 
     // Of this warpgroup's keys, of K or V, with a tile of queries.
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t tile) {
-        const uint64_t a = Panel::descriptor(anew(smem) + offset + first_row() * Panel::kRowBytes);
-        const uint64_t b = Panel::descriptor(anew(tile));
+        const uint64_t a =
+            Panel::descriptor(opaque(smem) + offset + first_row() * Panel::kRowBytes);
+        const uint64_t b = Panel::descriptor(opaque(tile));
         wgmma_fence(scores);
 #pragma unroll
         for (int step = 0; step < Kernel::d_steps; ++step)
@@ -461,7 +433,7 @@ struct BackwardConsumer {
     // gradient += P^T do, or dS^T q.
     FS_DEVICE void start_gradient(typename Kernel::Gradient& gradient, typename Kernel::Rounded& a,
                                   uint32_t tile) {
-        const uint64_t b = Panel::descriptor(anew(tile), Kernel::Q_panel_bytes);
+        const uint64_t b = Panel::descriptor(opaque(tile), Kernel::Q_panel_bytes);
         wgmma_fence(gradient, a);
 #pragma unroll
         for (int step = 0; step < Kernel::query_steps; ++step)
@@ -476,7 +448,7 @@ struct BackwardConsumer {
         using KeysPanel = typename Kernel::KeysPanel;
         const uint32_t tile = stages.wait();
         const int row = Kernel::shares_rows ? part * kWarpgroupRows : 0;
-        const uint64_t a = KeysPanel::descriptor(anew(tile) + row * KeysPanel::kRowBytes);
+        const uint64_t a = KeysPanel::descriptor(opaque(tile) + row * KeysPanel::kRowBytes);
         const uint64_t b = dq_columns_of_K(part);
         // What the first instruction is told to ignore; nothing of it lives from step to step.
         if constexpr (!kSumsBesideScores) zero(dq);
@@ -489,7 +461,7 @@ struct BackwardConsumer {
     }
     // K's columns of a part.
     FS_DEVICE uint64_t dq_columns_of_K(int part) const {
-        const uint32_t K = anew(smem) + Kernel::K_offset;
+        const uint32_t K = opaque(smem) + Kernel::K_offset;
         constexpr int kPanel = Kernel::KV_panel_bytes;
         if constexpr (Kernel::halves_a_panel)
             return Panel::descriptor(K + part * kPanel,

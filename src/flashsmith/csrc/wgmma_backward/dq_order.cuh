@@ -15,7 +15,7 @@
 // consumers, and passes it on once the sums have arrived; consumers see barriers of their CTA only.
 #pragma once
 
-#include "wgmma/pipeline.cuh"
+#include "sm90/pipeline.cuh"
 #include "wgmma_backward/key_block.cuh"
 
 namespace flashsmith {

@@ -1,8 +1,8 @@
 // The kernel that rounds dq out of its fp32 sums.
 #pragma once
 
+#include "backward/store_gradient.cuh"
 #include "wgmma_backward/key_block.cuh"
-#include "wgmma_backward/store_gradient.cuh"
 
 namespace flashsmith {
 

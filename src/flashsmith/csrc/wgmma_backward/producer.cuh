@@ -2,8 +2,8 @@
 // by step.
 #pragma once
 
-#include "wgmma/pipeline.cuh"
-#include "wgmma/tma.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/tma.cuh"
 #include "wgmma_backward/key_block.cuh"
 
 namespace flashsmith {

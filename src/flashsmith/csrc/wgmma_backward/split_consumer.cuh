@@ -151,12 +151,12 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
         if constexpr (kHalf == 0) this->advance_dq_sums();
         const uint32_t tile =
             kHalf == 0 ? this->stages.wait() : this->stages.tile(this->stages.read.stage());
-        uint32_t keys = anew(smem) + Kernel::K_offset;
+        uint32_t keys = opaque(smem) + Kernel::K_offset;
         if constexpr (Kernel::halves_a_panel && kHalf == 1)
             keys += 2 * Kernel::KV_panel_bytes + warpgroup * Panel::kRowBytes / 2;
         else
             keys += (warpgroup * kPanels + kHalf) * Kernel::KV_panel_bytes;
-        const uint64_t a = KeysPanel::descriptor(anew(tile)), b = Panel::descriptor(keys);
+        const uint64_t a = KeysPanel::descriptor(opaque(tile)), b = Panel::descriptor(keys);
         wgmma_fence(half<kHalf>());
 #pragma unroll
         for (int k = 0; k < Kernel::key_steps; ++k)

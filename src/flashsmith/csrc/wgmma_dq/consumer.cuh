@@ -5,10 +5,12 @@
 // in the order of the keys.
 #pragma once
 
+#include "backward/store_gradient.cuh"
 #include "common/accumulators.cuh"
+#include "common/opaque.cuh"
 #include "common/softmax.cuh"
-#include "wgmma/pipeline.cuh"
-#include "wgmma_backward/store_gradient.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/warpgroup_order.cuh"
 #include "wgmma_dq/query_block.cuh"
 
 namespace flashsmith {
@@ -57,7 +59,7 @@ struct DqConsumer {
         zero(dq);
         const int n_steps = tile.n_steps();
         if (n_steps > 0) {
-            init_order();
+            order().init();
             load_statistics();
             mbarrier_wait(smem + Kernel::Q_barrier, 0);
             if constexpr (CFG.late_dq)
@@ -75,18 +77,18 @@ struct DqConsumer {
         for (; n_steps > 0; --n_steps) {
             K.consumer_wait();
             V.consumer_wait();
-            await_turn();
+            order().wait();
             start_scores(S, Kernel::Q_offset, K.tile());
             start_scores(dP, Kernel::do_offset, V.tile());
-            pass_turn();
+            order().arrive();
             wgmma_wait<1>(S);
             exponentiate();
             wgmma_wait<0>(dP);
             V.consumer_release(warp, lane);
             differentiate();
-            await_turn();
+            order().wait();
             start_dq(K.tile());
-            pass_turn();
+            order().arrive();
             wgmma_wait<0>(dq, dS);
             K.consumer_release(warp, lane);
             ++block;
@@ -97,12 +99,12 @@ struct DqConsumer {
     // ptxas would serialise them all.
     FS_DEVICE void steps_with_late_dq(int n_steps) {
         K.consumer_wait();
-        await_turn();
+        order().wait();
         start_scores(S, Kernel::Q_offset, K.tile());
         mbarrier_wait(smem + Kernel::do_barrier, 0);
         V.consumer_wait();
         start_scores(dP, Kernel::do_offset, V.tile());
-        pass_turn();
+        order().arrive();
         wgmma_wait<1>(S);
         exponentiate();
         wgmma_wait<0>(dP);
@@ -115,11 +117,11 @@ struct DqConsumer {
             ++block;
             K.consumer_wait();
             V.consumer_wait();
-            await_turn();
+            order().wait();
             start_scores(S, Kernel::Q_offset, K.tile());
             start_dq(last_K);
             start_scores(dP, Kernel::do_offset, V.tile());
-            pass_turn();
+            order().arrive();
             wgmma_wait<2>(S);
             exponentiate();
             wgmma_wait<1>(dq, dS);
@@ -128,47 +130,21 @@ struct DqConsumer {
             V.consumer_release(warp, lane);
             differentiate();
         }
-        await_turn();
+        order().wait();
         start_dq(K.tile());
-        pass_turn();
+        order().arrive();
         wgmma_wait<0>(dq, dS);
     }
 
-    // ---- turns ----
-
-    // With `pingpong` the warpgroups issue their products in turns, in a ring: while one
-    // multiplies, the others have exponentials. Hardware barriers: 0 is __syncthreads', then each
-    // warpgroup has one that admits it. The last one admits the first for the first time.
-    static constexpr int kFirstOrderBarrier = 1;
-    FS_DEVICE void init_order() const {
-        if constexpr (CFG.pingpong)
-            if (warpgroup == CFG.n_warpgroups - 1)
-                named_barrier_arrive(kFirstOrderBarrier, 2 * kWarpgroupThreads);
-    }
-    FS_DEVICE void await_turn() const {
-        if constexpr (CFG.pingpong)
-            named_barrier_wait(kFirstOrderBarrier + warpgroup, 2 * kWarpgroupThreads);
-    }
-    FS_DEVICE void pass_turn() const {
-        if constexpr (CFG.pingpong)
-            named_barrier_arrive(kFirstOrderBarrier + (warpgroup + 1) % CFG.n_warpgroups,
-                                 2 * kWarpgroupThreads);
-    }
+    FS_DEVICE WarpgroupOrder<CFG.n_warpgroups, CFG.pingpong> order() const { return {warpgroup}; }
 
     // ---- products ----
 
-    // The same number, of which the compiler knows nothing: it would keep the descriptors of all
-    // products in registers.
-    FS_DEVICE static uint32_t anew(uint32_t x) {
-        asm volatile("" : "+r"(x));
-        return x;
-    }
-
     // Of this warpgroup's rows of Q or do with a tile of keys.
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t keys) {
-        const uint64_t a =
-            Panel::descriptor(anew(smem) + offset + warpgroup * kWarpgroupRows * Panel::kRowBytes);
-        const uint64_t b = Panel::descriptor(anew(keys));
+        const uint64_t a = Panel::descriptor(opaque(smem) + offset +
+                                             warpgroup * kWarpgroupRows * Panel::kRowBytes);
+        const uint64_t b = Panel::descriptor(opaque(keys));
         wgmma_fence(scores);
 #pragma unroll
         for (int step = 0; step < Kernel::d_steps; ++step)
@@ -179,7 +155,7 @@ struct DqConsumer {
 
     // dq += dS K.
     FS_DEVICE void start_dq(uint32_t keys) {
-        const uint64_t b = Panel::descriptor(anew(keys), Kernel::KV_panel_bytes);
+        const uint64_t b = Panel::descriptor(opaque(keys), Kernel::KV_panel_bytes);
         wgmma_fence(dq, dS);
 #pragma unroll
         for (int step = 0; step < Kernel::key_steps; ++step)

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "backward/problem.h"
-#include "wgmma/copied_tensor.h"
+#include "sm90/copied_tensor.h"
 
 namespace flashsmith {
 namespace {

@@ -1,8 +1,8 @@
 // The producer: one thread that copies Q and do once, and K and V step by step.
 #pragma once
 
-#include "wgmma/pipeline.cuh"
-#include "wgmma/tma.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/tma.cuh"
 #include "wgmma_dq/query_block.cuh"
 
 namespace flashsmith {

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "common/wgmma.cuh"
+#include "sm90/wgmma.cuh"
 #include "wgmma_dq/config.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK

@@ -186,7 +186,7 @@ class HopperBackwardKernelConfig(KernelConfig):
             if cfg.pingpong
             else "warpgroups issue products whenever they have come to them"
         ),
-        where="ProductOrder",
+        where="WarpgroupOrder",
     )
     persistent: bool = knob(
         "a CTA for each SM takes one block of keys after the other",

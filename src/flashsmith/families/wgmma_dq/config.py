@@ -118,7 +118,7 @@ class HopperDqKernelConfig(KernelConfig):
             if cfg.pingpong
             else "warpgroups issue products whenever they have come to them"
         ),
-        where="DqConsumer::await_turn",
+        where="WarpgroupOrder",
     )
 
     # --- shapes and resources --------------------------------------------------------------------

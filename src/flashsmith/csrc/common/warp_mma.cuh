@@ -4,13 +4,24 @@
 #pragma once
 
 #include "common/accumulators.cuh"
-#include "mma_sync/load_store.cuh"
+#include "common/layout.cuh"
 
 namespace flashsmith {
 
 // A operand, 16 kMTiles rows from `first_row` on, k along the columns.
 template <class Layout, int kMTiles>
-using RowsA = QLoader<Layout, kMTiles>;
+struct RowsA {
+    using Fragment = uint32_t[kMTiles][4];
+    typename Layout::Cursor cursor;
+
+    FS_DEVICE RowsA(uint32_t tile, int lane, int first_row)
+        : cursor(tile, first_row + lane % 16, lane / 16) {}
+
+    FS_DEVICE void load(Fragment& fragment, int step) const {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) ldmatrix_x4(fragment[m], cursor.at(16 * m, 2 * step));
+    }
+};
 
 // A operand, k along the rows; of the columns warp `turn` of `kTurns` has every kTurns-th 16.
 template <class Layout, int kMTiles, int kTurns>

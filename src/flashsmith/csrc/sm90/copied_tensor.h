@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <string>
 
+#include "common/constants.cuh"
+#include "common/types.cuh"
 #include "host/forward_problem.h"
-#include "wgmma/config.cuh"
 
 namespace flashsmith {
 
@@ -53,7 +54,7 @@ inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
 }
 
 // Columns, rows, heads, batch; packed, columns, rows twice, heads, and a step that takes back the
-// rows that were counted twice: see box_of_rows() in wgmma/tma.cuh. kRowsOfMap times kWrap is
+// rows that were counted twice: see box_of_rows() in sm90/tma.cuh. kRowsOfMap times kWrap is
 // 2^64, which to an address is nothing. A map that began some rows before the tensor would do with
 // fewer dimensions, but TMA faults where no memory is, though no box touches it. Where boxes have
 // several heads, these come before rows: see box_of_group().

@@ -1,4 +1,4 @@
-// Tiles between global and shared memory, in 16-byte chunks, and fragments out of shared memory.
+// Tiles between global and shared memory, in 16-byte chunks.
 #pragma once
 
 #include "common/layout.cuh"
@@ -172,69 +172,6 @@ struct TileCopy {
             Wide(thread, first_row).shared_to_global(gmem, tile, rows, extent);
         if constexpr (Layout::kHasNarrowPanel)
             Narrow(thread, first_row).shared_to_global(gmem, tile, rows, extent);
-    }
-};
-
-// The loaders below give one k16-step of an mma operand to a warp. Each keeps one place per lane
-// and steps from it by constants.
-
-// A operand, 16 kMTiles rows from `first_row` on: Q as it lies, rows by columns of the head.
-template <class Layout, int kMTiles>
-struct QLoader {
-    using Fragment = uint32_t[kMTiles][4];
-    typename Layout::Cursor cursor;
-
-    FS_DEVICE QLoader(uint32_t tile, int lane, int first_row)
-        : cursor(tile, first_row + lane % 16, lane / 16) {}
-
-    FS_DEVICE void load(Fragment& fragment, int step) const {
-#pragma unroll
-        for (int m = 0; m < kMTiles; ++m) ldmatrix_x4(fragment[m], cursor.at(16 * m, 2 * step));
-    }
-};
-
-// B operand with n along K's rows and k along the head: row-major K is the column-major operand.
-template <class Layout, int kNTiles>
-struct KLoader {
-    using Fragment = uint32_t[kNTiles][2];
-    typename Layout::Cursor cursor;
-    uint32_t stage = 0;  // whose tile: its distance from the first, bytes
-
-    FS_DEVICE KLoader(uint32_t tile, int lane)
-        : cursor(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2) {}
-
-    FS_DEVICE void load(Fragment& fragment, int step) const {
-#pragma unroll
-        for (int n = 0; n < kNTiles; n += 2) {
-            uint32_t two_tiles[4];
-            ldmatrix_x4(two_tiles, cursor.at(8 * n, 2 * step, stage));
-            fragment[n][0] = two_tiles[0];
-            fragment[n][1] = two_tiles[1];
-            fragment[n + 1][0] = two_tiles[2];
-            fragment[n + 1][1] = two_tiles[3];
-        }
-    }
-};
-
-// B operand with k along V's rows and n along the head: transposed on the way to registers.
-template <class Layout, int kNTiles>
-struct VLoader {
-    using Fragment = uint32_t[kNTiles][2];
-    typename Layout::Cursor cursor;
-    uint32_t stage = 0;  // whose tile: its distance from the first, bytes
-
-    FS_DEVICE VLoader(uint32_t tile, int lane) : cursor(tile, lane % 16, lane / 16) {}
-
-    FS_DEVICE void load(Fragment& fragment, int step) const {
-#pragma unroll
-        for (int n = 0; n < kNTiles; n += 2) {
-            uint32_t two_tiles[4];
-            ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, n, stage));
-            fragment[n][0] = two_tiles[0];
-            fragment[n][1] = two_tiles[1];
-            fragment[n + 1][0] = two_tiles[2];
-            fragment[n + 1][1] = two_tiles[3];
-        }
     }
 };
 

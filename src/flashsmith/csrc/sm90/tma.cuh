@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/ptx_functions.cuh"
-#include "wgmma/config.cuh"
+#include "common/types.cuh"
 
 namespace flashsmith {
 

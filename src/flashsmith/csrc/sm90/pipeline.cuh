@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/barrier.cuh"
-#include "wgmma/static_kernel_configuration.cuh"
 
 namespace flashsmith {
 

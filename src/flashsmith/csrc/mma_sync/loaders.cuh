@@ -1,0 +1,58 @@
+// K's and V's fragments out of shared memory: one k16-step of an mma operand for a warp. Each
+// loader keeps one place per lane and steps from it by constants.
+#pragma once
+
+#include "common/warp_mma.cuh"
+
+namespace flashsmith {
+
+// A operand: Q as it lies, rows by columns of the head.
+template <class Layout, int kMTiles>
+using QLoader = RowsA<Layout, kMTiles>;
+
+// B operand with n along K's rows and k along the head: row-major K is the column-major operand.
+template <class Layout, int kNTiles>
+struct KLoader {
+    using Fragment = uint32_t[kNTiles][2];
+    typename Layout::Cursor cursor;
+    uint32_t stage = 0;  // whose tile: its distance from the first, bytes
+
+    FS_DEVICE KLoader(uint32_t tile, int lane)
+        : cursor(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2) {}
+
+    FS_DEVICE void load(Fragment& fragment, int step) const {
+#pragma unroll
+        for (int n = 0; n < kNTiles; n += 2) {
+            uint32_t two_tiles[4];
+            ldmatrix_x4(two_tiles, cursor.at(8 * n, 2 * step, stage));
+            fragment[n][0] = two_tiles[0];
+            fragment[n][1] = two_tiles[1];
+            fragment[n + 1][0] = two_tiles[2];
+            fragment[n + 1][1] = two_tiles[3];
+        }
+    }
+};
+
+// B operand with k along V's rows and n along the head: transposed on the way to registers.
+template <class Layout, int kNTiles>
+struct VLoader {
+    using Fragment = uint32_t[kNTiles][2];
+    typename Layout::Cursor cursor;
+    uint32_t stage = 0;  // whose tile: its distance from the first, bytes
+
+    FS_DEVICE VLoader(uint32_t tile, int lane) : cursor(tile, lane % 16, lane / 16) {}
+
+    FS_DEVICE void load(Fragment& fragment, int step) const {
+#pragma unroll
+        for (int n = 0; n < kNTiles; n += 2) {
+            uint32_t two_tiles[4];
+            ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, n, stage));
+            fragment[n][0] = two_tiles[0];
+            fragment[n][1] = two_tiles[1];
+            fragment[n + 1][0] = two_tiles[2];
+            fragment[n + 1][1] = two_tiles[3];
+        }
+    }
+};
+
+}  // namespace flashsmith

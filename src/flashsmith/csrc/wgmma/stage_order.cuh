@@ -1,0 +1,35 @@
+// Which stage of the main loop the warpgroups go through in order, as the config says.
+#pragma once
+
+#include "sm90/warpgroup_order.cuh"
+#include "wgmma/static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+// Behind the order's hardware barriers each warpgroup has one for its own threads.
+template <class Kernel>
+struct StageOrder : WarpgroupOrder<Kernel::n_warpgroups, Kernel::CFG.pingpong != PingPong::none> {
+    static constexpr PingPong kOrdered = Kernel::CFG.pingpong;
+    using Order = WarpgroupOrder<Kernel::n_warpgroups, kOrdered != PingPong::none>;
+
+    // Nothing, unless the config orders that stage.
+    template <PingPong stage>
+    FS_DEVICE void wait() const {
+        if constexpr (kOrdered == stage) Order::wait();
+    }
+    template <PingPong stage>
+    FS_DEVICE void arrive() const {
+        if constexpr (kOrdered == stage) Order::arrive();
+    }
+    // For a block that this warpgroup skips.
+    FS_DEVICE void wait_and_arrive() const {
+        Order::wait();
+        Order::arrive();
+    }
+    // Until all warps of this warpgroup are here.
+    FS_DEVICE void sync_warpgroup() const {
+        named_barrier_wait(1 + Kernel::n_warpgroups + this->warpgroup, kWarpgroupThreads);
+    }
+};
+
+}  // namespace flashsmith
