@@ -11,7 +11,7 @@ import numpy as np
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.verify import Case, compute_references, reference_of
 from flashsmith.verify.backward_reference import attention_of, sequences_of
-from ptxlab import Observer
+from ptxlab.interface import Observer
 
 #: The case with other inputs, and which elements of gradients are not to be judged.
 Spoiled = tuple[Case, dict[str, np.ndarray]]

@@ -146,7 +146,9 @@ PTXLAB_MAY_IMPORT: dict[str, set[str]] = {
     "translate": {"errors", "ptx", "interface", "machine"},
     "execute": {"errors", "ptx", "interface", "machine", "translate"},
     "checks": {"interface"},
-    "__init__": {"ptx", "interface", "machine", "translate", "execute", "checks"},
+    "arguments": {"errors", "ptx", "machine"},
+    "module": {"errors", "ptx", "interface", "machine", "execute", "checks", "arguments"},
+    "__init__": {"errors", "interface", "module"},
 }
 
 

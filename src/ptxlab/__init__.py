@@ -1,6 +1,12 @@
-"""Runs a kernel's PTX on the CPU with NumPy, under checks.
+"""Runs CUDA kernels without a GPU: PTX on the CPU with NumPy, under checks.
+
+    module = ptxlab.load("sum.ptx")
+    result = module.launch("sum", [x, total, x.size], grid=4, block=256)
+    for finding in result.findings:
+        print(finding)
 
 Imports go one way, from bottom to top:
+  errors
   ptx/        text to a tree of instructions
   interface   for users: events, observers, findings, the result
   machine/    what generated code runs on: memories, groups of threads, barriers, the scheduler;
@@ -8,47 +14,14 @@ Imports go one way, from bottom to top:
   translate/  PTX to Python that runs on the machine: control flow, opcodes
   execute     a launch: translates, runs the grid in waves of CTAs, collects what happened
   checks/     observers, which use the interface alone
+  arguments   NumPy arrays and scalars to the bytes of a kernel's arguments
+  module      load() and Module: the way in for users
 """
 
 from __future__ import annotations
 
-from ptxlab.checks import BankConflicts, all_checks
-from ptxlab.execute import emulate
-from ptxlab.interface import (
-    AsyncGroupEvent,
-    AsyncLanding,
-    BarrierEvent,
-    EmulationResult,
-    Finding,
-    Launch,
-    MemoryAccess,
-    MemoryRange,
-    Observer,
-    Site,
-    WarpSync,
-)
-from ptxlab.machine.memory import GlobalMemory
-from ptxlab.machine.tensor_maps import TensorMapSpec
-from ptxlab.ptx import parse
-from ptxlab.translate.translator import translate
+from ptxlab.errors import PtxlabError
+from ptxlab.interface import EmulationResult, Finding
+from ptxlab.module import Module, load
 
-__all__ = [
-    "AsyncGroupEvent",
-    "AsyncLanding",
-    "BankConflicts",
-    "BarrierEvent",
-    "EmulationResult",
-    "Finding",
-    "GlobalMemory",
-    "Launch",
-    "MemoryAccess",
-    "MemoryRange",
-    "Observer",
-    "Site",
-    "TensorMapSpec",
-    "WarpSync",
-    "all_checks",
-    "emulate",
-    "parse",
-    "translate",
-]
+__all__ = ["EmulationResult", "Finding", "Module", "PtxlabError", "load"]

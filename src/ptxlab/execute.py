@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from ptxlab.machine.random_schedule import RandomSchedule
 from ptxlab.machine.scheduler import Scheduler
 from ptxlab.machine.tensor_maps import TensorMap, TensorMapSpec
 from ptxlab.machine.wave import Wave
-from ptxlab.ptx import Module
+from ptxlab.ptx import ParsedModule
 from ptxlab.ptx.syntax import Variable
 from ptxlab.translate.translator import Translated, translate
 
@@ -40,6 +40,7 @@ def emulate(
     argument_bytes: bytes,
     memory: GlobalMemory,
     tensor_maps: Sequence[TensorMapSpec] = (),
+    variables: Mapping[str, np.ndarray] | None = None,
     observers: Sequence[Observer] = (),
     fuse: bool = True,
     loop_limit: int = LOOP_LIMIT,
@@ -54,6 +55,8 @@ def emulate(
     - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
     - ``tensor_maps``: what stands in the arguments where kernels find tensor maps; the bytes there
     do not matter.
+    - ``variables``: arrays in the place of the module's variables of these names; others begin with
+    their initial values.
     - ``observers``: receive every event; an empty tuple costs nothing.
     - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
     may; a number for a random one that this number decides, hesitant (RandomSchedule) where odd.
@@ -71,7 +74,7 @@ def emulate(
     launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
     launch = replace(launch, programmatic=programmatic)
     maps = {spec.argument_offset: TensorMap(spec, memory) for spec in tensor_maps}
-    constants = _ModuleMemory(module, translated, argument_bytes, memory)
+    constants = _ModuleMemory(module, translated, argument_bytes, memory, variables or {})
     counts = [0] * len(translated.block_mnemonics)
     thread_counts = [0] * len(translated.block_mnemonics)
     for observer in observers:
@@ -227,15 +230,29 @@ def _located(translated: Translated, error: Exception) -> EmulatorError:
     return EmulatorError(f"{where}: the emulator failed: {type(error).__name__}: {error}")
 
 
+def _check_variable(name: str, array: np.ndarray, known: Mapping[str, Variable]) -> None:
+    if name not in known:
+        names = ", ".join(known) or "none"
+        raise ArgumentError(f"variables: there is no {name!r}; the module has: {names}")
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+        raise ArgumentError(f"variables: {name}: give a C-contiguous NumPy array")
+    size, align = known[name].size, known[name].align
+    if array.nbytes != size:
+        raise ArgumentError(f"variables: {name}: has {array.nbytes} bytes; the module's has {size}")
+    if array.ctypes.data % align:
+        raise ArgumentError(f"variables: {name}: must begin at a multiple of {align} bytes")
+
+
 class _ModuleMemory:
     """Arguments and module variables as read by the kernel, admitted to global memory."""
 
     def __init__(
         self,
-        module: Module,
+        module: ParsedModule,
         translated: Translated,
         argument_bytes: bytes,
         memory: GlobalMemory,
+        variables: Mapping[str, np.ndarray],
     ) -> None:
         size = -(-max(len(argument_bytes), translated.parameter_bytes, 1) // 16) * 16
         self.parameters = np.zeros(size, np.uint8)
@@ -245,10 +262,17 @@ class _ModuleMemory:
         self.kept: list[np.ndarray] = []
         memory.register("kernel arguments", self.parameters, writable=False)
         known = {v.name: v for v in module.variables if v.space in ("global", "const")}
+        for name, array in variables.items():
+            _check_variable(name, array, known)
         for name in translated.module_symbols:
             if name not in known:
                 raise EmulatorError(f"entry {translated.entry.name}: symbol {name} is not known")
-            self.symbols[name] = self._place(known[name], memory)
+            if name in variables:
+                writable = known[name].space == "global"
+                address = memory.register(name, variables[name], writable=writable)
+                self.symbols[name] = np.uint64(address)
+            else:
+                self.symbols[name] = self._place(known[name], memory)
 
     def _place(self, variable: Variable, memory: GlobalMemory) -> np.uint64:
         data = np.zeros(max(variable.size, 1) + variable.align, np.uint8)

@@ -24,7 +24,8 @@ from ptxlab.ptx.syntax import Instruction
 class Site:
     """An instruction's place. ``source`` is ``file:line`` or empty without line info.
 
-    ``caller`` is where the function that ``source`` lies in was inlined, or empty.
+    ``caller`` is where the function that ``source`` lies in was inlined, and behind it, where that
+    is another place, the line of the kernel itself; or empty.
     """
 
     index: int
@@ -37,12 +38,16 @@ class Site:
     def of(instruction: Instruction) -> Site:
         """The site of a parsed instruction."""
         location = instruction.location
+        caller = ""
+        if location is not None and location.inlined_at is not None:
+            caller, kernel = str(location.inlined_at), str(location.outermost)
+            caller += "" if caller == kernel else f", from {kernel}"
         return Site(
             instruction.index,
             instruction.mnemonic,
             instruction.ptx_line,
             instruction.source,
-            str(location.inlined_at) if location and location.inlined_at else "",
+            caller,
         )
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.config import is_flag
 from flashsmith.families.wgmma.describe import intensity, smem_map
 from flashsmith.runtime.target import choose_target
-from ptxlab import BankConflicts
+from ptxlab.checks import BankConflicts
 from ptxlab.checks.bank_conflicts import Wavefronts
 
 SHIPPED = parse(

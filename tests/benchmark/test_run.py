@@ -23,7 +23,7 @@ from flashsmith.families import KernelConfig, Problem, Semantics, get_kernel_con
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime.target import choose_target
 from flashsmith.verify import prove
-from ptxlab import BankConflicts
+from ptxlab.checks import BankConflicts
 
 STEP_1 = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 STEP_2 = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")

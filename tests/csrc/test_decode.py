@@ -37,9 +37,8 @@ from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
 from flashsmith.verify import prove
 from flashsmith.verify.decode_reference import DecodeReference, rotated
-from ptxlab import EmulationResult, Observer
 from ptxlab.checks import BankConflicts, all_checks
-from ptxlab.interface import MemoryAccess
+from ptxlab.interface import EmulationResult, MemoryAccess, Observer
 
 FAMILY = family_named("mma_sync_decode")
 

@@ -24,9 +24,8 @@ from flashsmith.runtime import run_forward
 from flashsmith.verify import prove
 from flashsmith.verify.attention_semantics import offsets
 from flashsmith.verify.proof_inputs import numpy_dtype
-from ptxlab import Observer
 from ptxlab.checks import Bounds
-from ptxlab.interface import EngineDone, MbarrierEvent
+from ptxlab.interface import EngineDone, MbarrierEvent, Observer
 
 
 def direct(text: str) -> HopperForwardKernelConfig:

@@ -11,7 +11,8 @@ import pytest
 
 from flashsmith.builder.sources import package_sources
 from flashsmith.builder.toolchain import find_toolchain
-from ptxlab import GlobalMemory, emulate
+from ptxlab.execute import emulate
+from ptxlab.machine.memory import GlobalMemory
 
 SOURCE = """
 #include "wgmma/exp2_fma.cuh"

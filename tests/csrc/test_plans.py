@@ -20,7 +20,8 @@ from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.launch_counter import count_launches
 from flashsmith.runtime.launch_plan import Contents, LaunchPlan, WorkspaceAddress, plan_from_library
 from flashsmith.runtime.libraries import LoadedKernel
-from ptxlab import EmulationResult, Observer, all_checks
+from ptxlab.checks import all_checks
+from ptxlab.interface import EmulationResult, Observer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ptxlab"))
 

@@ -24,8 +24,7 @@ from flashsmith.runtime import run_forward
 from flashsmith.verify import prove
 from flashsmith.verify.attention_semantics import offsets
 from flashsmith.verify.proof_inputs import numpy_dtype
-from ptxlab import Observer
-from ptxlab.interface import MemoryAccess
+from ptxlab.interface import MemoryAccess, Observer
 
 TWO = wgmma_config("(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_32_232+direct_O")
 THREE = wgmma_config("(FP16, 64, 192, 32, 3wg): tma+stages_2+q_buffers_1+regs_32_160+direct_O")

@@ -11,7 +11,7 @@ from operation_victims import SourcePatch
 
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.verify.decode_reference import DecodeReference
-from ptxlab import Observer
+from ptxlab.interface import Observer
 
 _REFERENCE = DecodeReference()
 

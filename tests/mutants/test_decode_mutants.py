@@ -28,8 +28,8 @@ from flashsmith.families import parse_kernel_name_into_config as config
 from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.launch_plan import Launch
 from flashsmith.runtime.operation_run import prepare_operation
-from ptxlab import Finding
 from ptxlab.checks import all_checks
+from ptxlab.interface import Finding
 
 
 def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> AskedDecode:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from micro_kernels import as_array
 
-from ptxlab import GlobalMemory, emulate
+from ptxlab.execute import emulate
 from ptxlab.interface import Observer
+from ptxlab.machine.memory import GlobalMemory
 
 
 def execute(

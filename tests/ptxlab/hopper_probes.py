@@ -18,7 +18,9 @@ import numpy as np
 from ptx_programs import HALF, ElementType, MapSpec, aligned
 
 from flashsmith.builder.toolchain import find_toolchain
-from ptxlab import EmulationResult, GlobalMemory, Observer, emulate
+from ptxlab.execute import emulate
+from ptxlab.interface import EmulationResult, Observer
+from ptxlab.machine.memory import GlobalMemory
 
 SOURCES = Path(__file__).parent / "hopper"
 ARCH = "90a"

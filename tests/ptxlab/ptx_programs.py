@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptxlab import EmulationResult, GlobalMemory, Observer, emulate
+from ptxlab.execute import emulate
+from ptxlab.interface import EmulationResult, Observer
+from ptxlab.machine.memory import GlobalMemory
 
 HEADER = '.version 9.0\n.target sm_80\n.address_size 64\n.file 1 "program.cu"\n'
 REGISTERS = ".reg .pred %p<8>; .reg .b32 %r<64>; .reg .f32 %f<32>; .reg .b64 %rd<16>;\n"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from ptx_programs import STORE_R1, program, run, words_of
 
-from ptxlab import BarrierEvent, Observer
 from ptxlab.errors import EmulatorError
+from ptxlab.interface import BarrierEvent, Observer
 
 SHARED = ".shared .align 4 .b8 s[1024];\n"
 #: %r10 = shared address of this thread's word, %r11 = of its neighbour's in the other half.

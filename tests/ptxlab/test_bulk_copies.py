@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from ptx_programs import HALF, MapSpec, aligned, map_of, map_program, run
 
-from ptxlab import Finding
 from ptxlab.checks import all_checks
 from ptxlab.errors import ArgumentError, EmulatorError
+from ptxlab.interface import Finding
 
 #: The box at 0, an mbarrier behind it.
 SHARED = ".shared .align 1024 .b8 s[{size}];\n"

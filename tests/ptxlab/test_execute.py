@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from ptx_programs import HEADER, STORE_R1, program, run, words_of
 
-from ptxlab import GlobalMemory, Site, emulate, translate
 from ptxlab.errors import ArgumentError, EmulatorError
+from ptxlab.execute import emulate
+from ptxlab.interface import Site
+from ptxlab.machine.memory import GlobalMemory
+from ptxlab.translate.translator import translate
 
 NESTED = """
 and.b32 %r2, %r60, 3;

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from ptx_programs import STORE_R1, program, run, words_of
 
-from ptxlab import Finding
 from ptxlab.checks import all_checks
 from ptxlab.errors import EmulatorError
+from ptxlab.interface import Finding
 
 #: ``full`` at 1024, ``empty`` at 1032; %r10 = this thread's word, %r11 = the other half's.
 SHARED = ".shared .align 16 .b8 s[1040];\n"

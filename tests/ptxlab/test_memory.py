@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from ptx_programs import STORE_R1, program, run, words_of
 
-from ptxlab import (
-    AsyncGroupEvent,
-    AsyncLanding,
-    GlobalMemory,
-    MemoryAccess,
-    Observer,
-    emulate,
-)
 from ptxlab.errors import ArgumentError, EmulatorError
+from ptxlab.execute import emulate
+from ptxlab.interface import AsyncGroupEvent, AsyncLanding, MemoryAccess, Observer
+from ptxlab.machine.memory import GlobalMemory
 
 SHARED = ".shared .align 16 .b8 s[1024];\n"
 NAN = 0xFFFFFFFF

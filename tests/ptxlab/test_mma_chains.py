@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from ptx_programs import program, run
 
-from ptxlab import translate
 from ptxlab.errors import EmulatorError
+from ptxlab.translate.translator import translate
 
 DECLARATIONS = ".reg .b32 %a<64>; .reg .b32 %b<64>; .reg .f32 %d<64>; .reg .f32 %e<8>;\n"
 

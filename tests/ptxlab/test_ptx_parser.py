@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ptxlab.errors import EmulatorError
+from ptxlab.interface import Site
 from ptxlab.ptx import (
     Address,
     Immediate,
@@ -129,6 +130,48 @@ def test_lines_sources_and_spans() -> None:
     location = instructions[1].location
     assert str(location) == "include/b.cuh:7"
     assert str(location.inlined_at) == "a.cu:20"
+
+
+NESTED = """.version 9.0
+.target sm_80
+.file 1 "a.cu"
+.file 2 "b.cuh"
+.visible .entry kernel()
+{
+.reg .b32 %r<4>;
+.loc 1 5 3
+mov.u32 %r0, 0;
+.loc 1 9 3, function_name $L__info_string0, inlined_at 1 5 3
+mov.u32 %r1, 0;
+.loc 2 7 1, function_name $L__info_string1, inlined_at 1 9 3
+mov.u32 %r2, 0;
+.loc 1 9 3, function_name $L__info_string0, inlined_at 1 6 3
+.loc 2 7 1, function_name $L__info_string1, inlined_at 1 9 3
+mov.u32 %r3, 0;
+RECURSION
+ret;
+}
+"""
+
+
+def test_functions_that_are_inlined_in_each_other() -> None:
+    text = NESTED.replace("RECURSION", "")
+    sites = [Site.of(one) for one in parse(text).entry("kernel").instructions]
+    assert [site.caller for site in sites] == [
+        "",
+        "a.cu:5",
+        "a.cu:9, from a.cu:5",
+        "a.cu:9, from a.cu:6",
+        "a.cu:9, from a.cu:6",
+    ]
+    assert "b.cuh:7 called from a.cu:9, from a.cu:6, PTX line" in str(sites[3])
+
+
+def test_a_function_that_is_inlined_into_itself() -> None:
+    text = NESTED.replace("RECURSION", ".loc 1 9 3, inlined_at 1 9 3\n" * 2000)
+    *_, last = parse(text).entry("kernel").instructions
+    assert last.location is not None
+    assert str(last.location.outermost) in ("a.cu:6", "a.cu:9")
 
 
 def test_blocks() -> None:

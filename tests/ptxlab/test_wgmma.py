@@ -20,9 +20,9 @@ from wgmma_programs import (
 )
 from wgmma_tiles import SPANS, Tile, accumulators, floats, fragments, words_of
 
-from ptxlab import Finding
 from ptxlab.checks import all_checks
 from ptxlab.errors import EmulatorError
+from ptxlab.interface import Finding
 
 
 def execute(

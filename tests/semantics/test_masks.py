@@ -16,7 +16,7 @@ from flashsmith.families.mma_sync.sets import proof_configs
 from flashsmith.runtime import run_forward
 from flashsmith.verify.attention_semantics import Attention, offsets, row_slices
 from flashsmith.verify.proof_inputs import numpy_dtype
-from ptxlab import Launch, MemoryAccess, Observer
+from ptxlab.interface import Launch, MemoryAccess, Observer
 
 D = 16
 

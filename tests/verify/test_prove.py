@@ -23,7 +23,7 @@ from flashsmith.families import (
     is_legal,
 )
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
-from ptxlab import Finding, Observer
+from ptxlab.interface import Finding, Observer
 
 PROGRESSION = get_kernel_progression_configs()
 BEST = PROGRESSION[-2]

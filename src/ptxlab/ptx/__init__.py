@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxlab.ptx.declarations import parse_number
-from ptxlab.ptx.parser import Module, parse
+from ptxlab.ptx.parser import ParsedModule, parse
 from ptxlab.ptx.syntax import (
     TYPE_SIZES,
     Address,
@@ -35,11 +35,11 @@ __all__ = [
     "Immediate",
     "Instruction",
     "Label",
-    "Module",
     "Negated",
     "Operand",
     "Pair",
     "Parameter",
+    "ParsedModule",
     "Register",
     "Sink",
     "SourceLocation",

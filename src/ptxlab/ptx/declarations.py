@@ -31,7 +31,7 @@ def parse_parameters(text: str) -> tuple[Parameter, ...]:
         size = element * (int(match[5][1:-1]) if match[5] else 1)
         align = int(match[1] or match[3] or element) if match[5] else element
         offset = (offset + align - 1) // align * align
-        found.append(Parameter(match[4], align, size, offset))
+        found.append(Parameter(match[4], align, size, offset, match[2], bool(match[5])))
         offset += size
     return tuple(found)
 

@@ -67,6 +67,8 @@ _STATEMENT = re.compile(
     r"|(?P<end>\Z))"
 )
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
+#: Of inlined functions in each other; more is a function that is inlined into itself.
+_DEEPEST_INLINING = 32
 _REGISTERS = re.compile(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
 
 
@@ -115,7 +117,10 @@ class EntryParser:
         self.scope = _Scope(0, None)
         self.scopes = 1
         self.location: SourceLocation | None = None
-        self.locations: dict[str, SourceLocation] = {}
+        #: Numbers of each .loc's text, and the latest location at a file, line and column: what is
+        #: inlined there says no more of its callers than that.
+        self.loc_numbers: dict[str, tuple[tuple[str, int, int], tuple[str, int, int] | None]] = {}
+        self.locations: dict[tuple[str, int, int], SourceLocation] = {}
         self.branches: list[tuple[Instruction, _Scope]] = []
         self.split_mnemonics: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.count = 0
@@ -198,17 +203,21 @@ class EntryParser:
         instruction.operands = (Symbol(name),)
 
     def _locate(self, text: str) -> None:
-        if text not in self.locations:
+        if text not in self.loc_numbers:
             match = _LOC.match(text)
             if not match:
                 raise EmulatorError(f"PTX: cannot read {text!r}")
-            outer = None
-            if match[4]:
-                outer = SourceLocation(self._file(match[4]), int(match[5]), int(match[6]))
-            self.locations[text] = SourceLocation(
-                self._file(match[1]), int(match[2]), int(match[3]), outer
-            )
-        self.location = self.locations[text]
+            here = self._file(match[1]), int(match[2]), int(match[3])
+            there = (self._file(match[4]), int(match[5]), int(match[6])) if match[4] else None
+            self.loc_numbers[text] = here, there
+        here, there = self.loc_numbers[text]
+        outer = None if there is None else self.locations.get(there) or SourceLocation(*there)
+        if outer is not None and outer.depth > _DEEPEST_INLINING:
+            outer = SourceLocation(*there)  # type: ignore[misc]
+        known = self.locations.get(here)
+        if known is None or known.inlined_at is not outer:
+            known = self.locations[here] = SourceLocation(*here, outer)
+        self.location = known
 
     def _file(self, number: str) -> str:
         return self.files.get(int(number), f"file {number}")

@@ -17,7 +17,7 @@ from ptxlab.ptx.syntax import Entry, Variable
 
 
 @dataclass(eq=False)
-class Module:
+class ParsedModule:
     """A PTX module. Entries are parsed when first asked for."""
 
     text: str
@@ -57,10 +57,10 @@ _TOP = re.compile(
 )
 
 
-def parse(text: str) -> Module:
+def parse(text: str) -> ParsedModule:
     """Parse a PTX module. EmulatorError names the line where the text makes no sense."""
     clean = _COMMENT.sub(_blank_comment, text)
-    module = Module(text, "", "", (), {}, {})
+    module = ParsedModule(text, "", "", (), {}, {})
     variables: list[Variable] = []
     line_starts = [0] + [m.end() for m in re.finditer("\n", clean)]
     position = _skip_blank(clean, 0)

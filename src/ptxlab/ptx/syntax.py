@@ -32,6 +32,16 @@ class SourceLocation:
     column: int = 0
     inlined_at: SourceLocation | None = None
 
+    @property
+    def depth(self) -> int:
+        """How many functions are inlined in each other here."""
+        return 0 if self.inlined_at is None else 1 + self.inlined_at.depth
+
+    @property
+    def outermost(self) -> SourceLocation:
+        """The place in the kernel itself."""
+        return self if self.inlined_at is None else self.inlined_at.outermost
+
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 
@@ -158,12 +168,24 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One entry parameter; ``offset`` and ``size`` in bytes within the argument buffer."""
+    """One entry parameter; ``offset`` and ``size`` in bytes within the argument buffer.
+
+    ``kind`` is its PTX type, of one element where it is an array (``is_array``), such as a struct.
+    """
 
     name: str
     align: int
     size: int
     offset: int
+    kind: str
+    is_array: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f".{self.kind}[{self.size // TYPE_SIZES[self.kind]}]"
+            if self.is_array
+            else f".{self.kind}"
+        )
 
 
 @dataclass(slots=True)

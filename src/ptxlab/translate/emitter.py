@@ -12,6 +12,7 @@ from ptxlab.errors import EmulatorError
 from ptxlab.interface import Site
 from ptxlab.machine import numeric
 from ptxlab.machine.divergence import UNDEFINED
+from ptxlab.machine.geometry import WARP
 from ptxlab.machine.memory import LOCAL_WINDOW, SHARED_WINDOW
 from ptxlab.machine.waits import REFUSED
 from ptxlab.machine.warpgroup_mma import InFlight
@@ -172,6 +173,8 @@ class Emitter:
     def _symbol(self, name: str, wanted: str) -> str:
         if name in self.offsets:
             return self.constant(self.offsets[name], wanted)
+        if name == "WARP_SZ":
+            return self.constant(WARP, wanted)
         for parameter in self.entry.parameters:
             if parameter.name == name:
                 offset = self.constant(parameter.offset, "u8")

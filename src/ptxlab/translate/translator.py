@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxlab.interface import Site
-from ptxlab.ptx import Module, parse
+from ptxlab.ptx import ParsedModule, parse
 from ptxlab.ptx.syntax import Entry, Instruction, Variable
 from ptxlab.translate import (
     opcodes_convert,
@@ -332,12 +332,14 @@ def _count_mnemonics(node: Node) -> dict[str, int]:
 
 #: A translation takes about 3 MiB.
 _CACHED_TRANSLATIONS = 32
-_translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Module]] = OrderedDict()
+_translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, ParsedModule]] = (
+    OrderedDict()
+)
 
 
 def translate(
     ptx: str, entry: str, *, observed: bool = False, fuse: bool = True
-) -> tuple[Translated, Module]:
+) -> tuple[Translated, ParsedModule]:
     """Generated code of an entry, from the cache when the same text was translated before.
 
     ``fuse=False`` runs every mma.sync on its own, in program order. EmulatorError names an opcode

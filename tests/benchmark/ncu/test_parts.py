@@ -27,7 +27,7 @@ from flashsmith.families import Problem, Semantics, get_hopper_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import driver
 from flashsmith.verify import prove
-from ptxlab import BankConflicts
+from ptxlab.checks import BankConflicts
 
 PLAIN = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 SWIZZLED = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")

@@ -12,7 +12,10 @@ import numpy as np
 
 from flashsmith.benchmark.roofline.measuring import compile_sources
 from flashsmith.families import device_spec
-from ptxlab import BankConflicts, Finding, GlobalMemory, all_checks, emulate
+from ptxlab.checks import BankConflicts, all_checks
+from ptxlab.execute import emulate
+from ptxlab.interface import Finding
+from ptxlab.machine.memory import GlobalMemory
 
 _FORMATS = {ctypes.c_int: "i", ctypes.c_int64: "q"}
 

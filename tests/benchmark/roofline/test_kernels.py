@@ -28,7 +28,7 @@ from flashsmith.benchmark.roofline.microbenchmarks import (
     words,
 )
 from flashsmith.errors import CompileError
-from ptxlab import parse
+from ptxlab.ptx import parse
 
 EMULATED = [bench for bench in (*PRODUCTS, *EXPONENTIALS, *MEMORY_READS) if not bench.absence(80)]
 

@@ -1,0 +1,195 @@
+"""load(): a PTX module, whose kernels run on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ptxlab.arguments import pack_arguments
+from ptxlab.checks import all_checks
+from ptxlab.errors import ArgumentError
+from ptxlab.execute import emulate
+from ptxlab.interface import EmulationResult, Observer
+from ptxlab.machine.memory import GlobalMemory
+from ptxlab.ptx import Entry, ParsedModule, parse
+
+Extent = int | tuple[int, ...]
+
+_GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
+_BLOCK_LIMITS = (1024, 1024, 64)
+_MOST_THREADS = 1024
+#: KiB of shared memory that a CTA may have, by architecture.
+_SHARED_KIB = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 120: 99, 121: 99}
+_MOST_SHARED_KIB = 227
+
+
+def load(source: str | bytes | os.PathLike[str]) -> Module:
+    """A PTX module, as ``nvcc -ptx`` or NVRTC writes it.
+
+    Args:
+        source: the PTX as text or bytes, or the path of a file; a text of a single line is a path.
+
+    Returns:
+        The module. A kernel is translated when it is launched first.
+
+    Raises:
+        PtxlabError: the file cannot be read, is no PTX, or has a line that cannot be read.
+    """
+    text = _text_of(source)
+    if text.startswith("\x7fELF"):
+        raise ArgumentError(
+            "source: a cubin holds machine code; give PTX, such as nvcc -ptx writes"
+        )
+    if ".version" not in text:
+        raise ArgumentError(
+            "source: no PTX, which begins with .version; compile CUDA C++ with nvcc -ptx -lineinfo"
+        )
+    return Module(parse(text))
+
+
+def _text_of(source: str | bytes | os.PathLike[str]) -> str:
+    if isinstance(source, bytes):
+        return source.decode("utf-8", errors="replace").rstrip("\0")
+    if isinstance(source, str) and "\n" in source:
+        return source
+    if not isinstance(source, str | os.PathLike):
+        raise ArgumentError(
+            f"source: got {type(source).__name__}; give PTX as text or bytes, or a file's path"
+        )
+    try:
+        return Path(source).read_bytes().decode("utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ArgumentError(
+            f"source: cannot read the file {os.fspath(source)!r}: {reason}"
+        ) from error
+
+
+class Module:
+    """A PTX module; ``load`` makes it. ``kernels`` are the names of its kernels."""
+
+    def __init__(self, parsed: ParsedModule) -> None:
+        self._parsed = parsed
+        self.kernels: tuple[str, ...] = parsed.entry_names
+
+    def __repr__(self) -> str:
+        return (
+            f"<ptxlab.Module for {self._parsed.target}: {', '.join(self.kernels) or 'no kernels'}>"
+        )
+
+    def launch(
+        self,
+        kernel: str,
+        arguments: Sequence[Any],
+        *,
+        grid: Extent,
+        block: Extent,
+        cluster: Extent = 1,
+        shared_bytes: int = 0,
+        variables: Mapping[str, np.ndarray] | None = None,
+        checks: bool = True,
+        observers: Sequence[Observer] = (),
+        seed: int | None = None,
+        sm_count: int | None = None,
+    ) -> EmulationResult:
+        """Runs a kernel, and waits until it is done.
+
+        Args:
+            kernel: its name in the PTX; ``extern "C"`` keeps it as in the source.
+            arguments: one for each parameter. Where the kernel takes a pointer: a C-contiguous
+                NumPy array of any shape and dtype, which it reads and writes in place, or None for
+                null; one that is not ``writeable`` it may only read. Where it takes a number: a
+                Python or NumPy scalar that fits. Where it takes a struct by value: bytes, or a
+                NumPy scalar of as many.
+            grid, block: CTAs of the grid and threads of a CTA: an int, or up to three, x first.
+            cluster: CTAs of a cluster, likewise, for kernels of sm_90 and later.
+            shared_bytes: dynamic shared memory of a CTA.
+            variables: contents of the module's ``__device__`` and ``__constant__`` variables by
+                their names in the PTX, as arrays of as many bytes, which the kernel uses in place;
+                others begin each launch with the values that the source gives them.
+            checks: look for races and for reads and writes that are out of bounds, of memory that
+                nothing has written, or of copies that have not arrived. Takes about twice as long.
+            observers: more of them, such as ``ptxlab.checks.BankConflicts()``, or single checks.
+            seed: a number selects a random schedule of the threads; None is a fixed one.
+            sm_count: SMs of the GPU, for kernels whose CTAs wait for each other; None: as many as
+                it takes.
+
+        Returns:
+            What ran: ``findings`` of the checks, an empty list where all is well, and
+            ``instructions``, how many warps executed each.
+
+        Raises:
+            PtxlabError: an argument is wrong (then it is a ValueError, too, and nothing ran); the
+                kernel uses an instruction that is not known, waits for ever, traps, or, without
+                checks, leaves its memory (then a RuntimeError). What names an instruction also
+                names its line in the PTX and, if compiled with ``-lineinfo``, in the source.
+        """
+        entry = self._entry(kernel)
+        memory = GlobalMemory()
+        packed = pack_arguments(entry, _sequence("arguments", arguments), memory)
+        sizes = _extent("grid", grid, _GRID_LIMITS), _extent("block", block, _BLOCK_LIMITS)
+        _check_threads(block, sizes[1])
+        self._check_shared(entry, shared_bytes)
+        return emulate(
+            self._parsed.text,
+            kernel,
+            grid=sizes[0],
+            block=sizes[1],
+            cluster=_extent("cluster", cluster, (16, 16, 16)),
+            smem_bytes=shared_bytes,
+            argument_bytes=packed,
+            memory=memory,
+            variables=variables or {},
+            observers=[*(all_checks() if checks else ()), *observers],
+            seed=seed,
+            sm_count=sm_count,
+        )
+
+    def _entry(self, kernel: str) -> Entry:
+        if kernel not in self.kernels:
+            known = ", ".join(self.kernels) or "none"
+            mangled = any(name.startswith("_Z") for name in self.kernels)
+            hint = '; extern "C" keeps a kernel\'s name as it is in the source' if mangled else ""
+            raise ArgumentError(f"kernel: there is no {kernel!r}; the module has: {known}{hint}")
+        return self._parsed.entry(kernel)
+
+    def _check_shared(self, entry: Entry, shared_bytes: int) -> None:
+        if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, int | np.integer):
+            raise ArgumentError(f"shared_bytes: got {shared_bytes!r}; give a number of bytes")
+        static = sum(v.size for v in entry.variables if v.space == "shared")
+        arch = int("".join(filter(str.isdigit, self._parsed.target)) or 0)
+        most = 1024 * _SHARED_KIB.get(arch, _MOST_SHARED_KIB)
+        if not 0 <= shared_bytes <= most - static:
+            beside = f" beside {static} static ones" if static else ""
+            raise ArgumentError(
+                f"shared_bytes: {shared_bytes}; a CTA of {self._parsed.target} may have 0 to "
+                f"{most - static} bytes{beside}"
+            )
+
+
+def _sequence(name: str, values: Sequence[Any]) -> Sequence[Any]:
+    if not isinstance(values, list | tuple):
+        raise ArgumentError(f"{name}: got {type(values).__name__}; give a list or a tuple")
+    return values
+
+
+def _extent(name: str, value: Extent, limits: tuple[int, int, int]) -> tuple[int, int, int]:
+    given = value if isinstance(value, tuple | list) else (value,)
+    whole = all(isinstance(v, int | np.integer) and not isinstance(v, bool) for v in given)
+    if not whole or not 1 <= len(given) <= 3:
+        raise ArgumentError(f"{name}: got {value!r}; give an int, or a tuple of up to three")
+    x, y, z = (*map(int, given), 1, 1)[:3]
+    for extent, most, axis in zip((x, y, z), limits, "xyz", strict=True):
+        if not 1 <= extent <= most:
+            raise ArgumentError(f"{name}: {value!r}: {axis} must be from 1 to {most}")
+    return x, y, z
+
+
+def _check_threads(block: Extent, sizes: tuple[int, int, int]) -> None:
+    threads = sizes[0] * sizes[1] * sizes[2]
+    if threads > _MOST_THREADS:
+        raise ArgumentError(f"block: {block!r} has {threads} threads; {_MOST_THREADS} are the most")
