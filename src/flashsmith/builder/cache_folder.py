@@ -151,16 +151,3 @@ def _refused(path: Path, why: str) -> CacheError:
         f"{path} {why}: flashsmith does not touch it. Move it away, or let FLASHSMITH_CACHE_DIR "
         "name another folder"
     )
-
-
-def older_bytes(folder: Path) -> int:
-    """Bytes of the libraries and objects that older versions kept directly in ``folder``.
-
-    They are neither read nor removed; links are not followed.
-    """
-    found = []
-    for name, is_ours in (("libraries", is_library), ("objects", is_object)):
-        if kind_of(folder / name) == stat.S_IFDIR:
-            with contextlib.suppress(OSError):
-                found += [path for path in (folder / name).iterdir() if is_ours(path)]
-    return sum(map(tree_bytes, found))

@@ -34,7 +34,6 @@ from flashsmith.builder.cache_folder import (
     is_library,
     is_object,
     make_cache_folder,
-    older_bytes,
     tree_bytes,
 )
 from flashsmith.builder.library import KernelLibrary
@@ -161,12 +160,6 @@ class Cache:
                 raise  # not damaged, as far as can be said
             damage = str(error)
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
-
-    def older_bytes(self) -> int:
-        """Bytes that older versions kept directly in the folder; they are neither read nor
-        removed."""
-        with self.errors("read"):
-            return older_bytes(self.folder)
 
     def object(self, name: str) -> bytes | None:
         """The shared object file ``name``, or None when missing or damaged.

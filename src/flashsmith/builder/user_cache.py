@@ -57,12 +57,6 @@ def cache_path() -> Path:
     return Cache(cache_dir()).root
 
 
-def older_bytes() -> int:
-    """Bytes of libraries of older versions directly in ``cache_dir()``: neither used nor
-    removed."""
-    return Cache(cache_dir()).older_bytes()
-
-
 def discard(library: KernelLibrary) -> None:
     """Remove a damaged library, so that the next build replaces it.
 

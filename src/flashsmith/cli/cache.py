@@ -32,7 +32,7 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
 def list_cache(as_json: Json = False) -> None:
     """Every kernel library in the cache, most recently used first."""
     from flashsmith.benchmark.inventory import entry_facts, print_entries
-    from flashsmith.builder import cache_dir, cache_entries, cache_path, older_bytes
+    from flashsmith.builder import cache_entries, cache_path
 
     entries = cache_entries()
     if as_json:
@@ -46,13 +46,6 @@ def list_cache(as_json: Json = False) -> None:
         f"in {cache_path()}",
         soft_wrap=True,
     )
-    older = older_bytes()
-    if older:
-        console.print(
-            f"{older / MIB:.1f} MiB of an older version's libraries lie in {cache_dir()} itself "
-            "(libraries/, objects/); nothing uses them any more, and you may remove them",
-            soft_wrap=True,
-        )
 
 
 @app.command("prune")

@@ -227,8 +227,7 @@ def write_page(page: Page, out: Path) -> list[Path]:
         written = [out]
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(folder))
-        # Earlier versions drew PNG files.
-        for old in (*folder.glob("[0-9][0-9][0-9]-*.svg"), *folder.glob("[0-9][0-9]-*.png")):
+        for old in folder.glob("[0-9][0-9][0-9]-*.svg"):
             old.unlink()
         for name, text in page.charts.items():
             folder.mkdir(exist_ok=True)
