@@ -17,7 +17,7 @@ from stand_ins import HostMemory
 import flashsmith
 from flashsmith.benchmark import peers as peers_module
 from flashsmith.benchmark import workload as workload_module
-from flashsmith.benchmark.bench import BenchPlan, Entry
+from flashsmith.benchmark.bench import BenchEntry, BenchPlan
 from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.peers import (
     BACKWARD_PEERS,
@@ -282,7 +282,10 @@ def test_our_gradients_are_taken_as_the_peers_are(monkeypatch) -> None:
     monkeypatch.setattr(flashsmith, "attention", attention)
     problem = replace(CAUSAL, operation="backward")
     w = workload_of(problem, 0, TorchOnTheHost())
-    for entry in (Entry(OURS, BACKWARD_CFG, attention=True), Entry("named", BACKWARD_CFG)):
+    for entry in (
+        BenchEntry(OURS, BACKWARD_CFG, attention=True),
+        BenchEntry("named", BACKWARD_CFG),
+    ):
         implementation = entry.implementation(w)
         assert (implementation.name, implementation.note) == (entry.name, "torch.autograd.grad")
         assert w.judge(implementation.output()).rel_l2 < 1e-3
@@ -307,7 +310,7 @@ def test_a_gradient_that_nobody_wrote_shows(monkeypatch) -> None:
     monkeypatch.setattr(workload_module, "attention", exact_attention)
     monkeypatch.setattr(flashsmith, "attention", lambda q, k, v, **_: Lazy.apply(q, k, v))
     w = workload_of(replace(FULL, operation="backward"), 0, TorchOnTheHost())
-    output = Entry(OURS, BACKWARD_CFG, attention=True).implementation(w).output()
+    output = BenchEntry(OURS, BACKWARD_CFG, attention=True).implementation(w).output()
     assert all(bool(gradient.isnan().all()) for gradient in output.values())
 
 
@@ -549,7 +552,7 @@ def test_ours_over_a_cache_takes_what_a_workload_holds(words: str, load_tool) ->
         assert entry.config is not None
         assert launch.config == entry.config
         assert launch.semantics == problem.required_semantics(entry.config)
-        named = Entry(str(entry.config), entry.config)
+        named = BenchEntry(str(entry.config), entry.config)
         with pretended_gpu() as gpu:
             named.implementation(w).launch()
             assert len(gpu.launches) == 1

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 from flashsmith.parallel.calls import MOST_GATHERED, schedule_named  # noqa: E402
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits  # noqa: E402
 from flashsmith.parallel.prefixes import PREFIXES  # noqa: E402
-from flashsmith.parallel.schedules import SCHEDULES, Call  # noqa: E402
+from flashsmith.parallel.schedules import SCHEDULES, GroupCall  # noqa: E402
 
 ZIGZAG, ALLGATHER = SCHEDULES["zigzag"], SCHEDULES["allgather"]
 
@@ -22,7 +22,7 @@ def chosen(length: int, mask: Limits = CAUSAL, *, keys: int | None = None, **opt
     """By two ranks, with 8 heads of k and d = 128: 4 KiB of K and V a position."""
     layouts = [Layout((it,), 2) for it in (length, length if keys is None else keys)]
     given: dict[str, Any] = {"packed": False, "return_row_max": False, **options}
-    call = Call(
+    call = GroupCall(
         group=SimpleNamespace(rank=0, size=2),
         q_layout=layouts[0],
         k_layout=layouts[1],

@@ -14,7 +14,7 @@ from flashsmith.parallel.layout import (
     Layout,
     Limits,
     Piece,
-    Run,
+    RowRun,
     batches,
     joined,
     pieces,
@@ -38,7 +38,7 @@ def test_ranks_hold_an_early_chunk_and_a_late_one() -> None:
     layout = Layout((8, 12), 2)
     assert layout.spans(0) == [(0, 2), (6, 8), (8, 11), (17, 20)]
     assert layout.spans(1) == [(2, 6), (11, 17)]
-    assert layout.runs(1) == ((Run(2, 0, 4),), (Run(3, 4, 6),))
+    assert layout.runs(1) == ((RowRun(2, 0, 4),), (RowRun(3, 4, 6),))
     assert layout.places() == [
         (0, (0, 2)), (1, (0, 4)), (0, (2, 4)), (0, (4, 7)), (1, (4, 10)), (0, (7, 10))
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import CompileError, LaunchError
 from flashsmith.families import DeviceSpec, Problem, device_spec
-from flashsmith.tuning.executor import Call, Gpu, LocalExecutor
+from flashsmith.tuning.executor import LocalExecutor, WorkerCall, WorkerGpu
 from flashsmith.tuning.race import Halving, Rung
 from flashsmith.tuning.sweep import Settings
 from flashsmith.tuning.sweep_progress import SweepProgress
@@ -51,17 +51,17 @@ class CallCluster:
     ) -> None:
         self.benches, self.lives = benches, dict(lives or {})
         self.lost_builds, self.interrupted = set(lost_builds), interrupted
-        self.waiting: deque[Call] = deque()
-        self.done: list[tuple[str, Call]] = []
+        self.waiting: deque[WorkerCall] = deque()
+        self.done: list[tuple[str, WorkerCall]] = []
         self.builds = 0
         self.closed = False
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: WorkerCall) -> None:
         assert not self.closed
         assert not call.gpu or call.gpu not in {one.gpu for one in self.waiting}
         self.waiting.append(call)
 
-    def next_result(self, seconds: float) -> tuple[Call, Outcome] | None:
+    def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
         if not self.waiting:
             return None
         if self.interrupted == 0:
@@ -70,7 +70,7 @@ class CallCluster:
         call = self.waiting.popleft()
         return call, self._outcome(call)
 
-    def _outcome(self, call: Call) -> Outcome:
+    def _outcome(self, call: WorkerCall) -> Outcome:
         if call.compiler is not None:
             self.builds += 1
             if self.builds in self.lost_builds:
@@ -83,7 +83,7 @@ class CallCluster:
         self.done.append((call.gpu, call))
         return Outcome(getattr(self.benches[call.gpu], call.method)(*call.arguments))
 
-    def close(self, calls: Iterable[Call] | None = None) -> None:
+    def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
         dropped = set(self.waiting if calls is None else calls)
         self.waiting = deque(call for call in self.waiting if call not in dropped)
         self.closed = self.closed or calls is None
@@ -97,7 +97,7 @@ def fleet(names: Sequence[str], device: DeviceSpec = fakes.DEVICE, world: World 
     runner = fakes.fake_runner(world, device)
     key = "; ".join(world.kernels)
     races = [make_race(problem, device, key, HALVING) for problem in PROBLEMS]
-    return Fleet(runner, tuple(Gpu(name, runner.origin) for name in names), races)
+    return Fleet(runner, tuple(WorkerGpu(name, runner.origin) for name in names), races)
 
 
 def run(
@@ -274,9 +274,9 @@ def test_events_say_what_becomes_of_every_problem(tmp_path: Path) -> None:
 
 def test_local_calls_have_one_result_each_and_dropped_ones_none() -> None:
     executor = LocalExecutor(Target())
-    sums = [Call("add", (1, n), 30.0, compiler=Target()) for n in range(3)]  # type: ignore[arg-type]
-    slow = Call("sleep", (60.0,), 90.0, compiler=Target())  # type: ignore[arg-type]
-    measured = Call("add", (2, 2), 30.0, gpu="GPU")
+    sums = [WorkerCall("add", (1, n), 30.0, compiler=Target()) for n in range(3)]  # type: ignore[arg-type]
+    slow = WorkerCall("sleep", (60.0,), 90.0, compiler=Target())  # type: ignore[arg-type]
+    measured = WorkerCall("add", (2, 2), 30.0, gpu="GPU")
     for call in (*sums, slow, measured):
         executor.submit(call)
     executor.close([slow])
@@ -295,7 +295,7 @@ def test_a_fresh_local_call_has_a_new_process() -> None:
     executor = LocalExecutor(Target())
 
     def pid(fresh: bool) -> int:
-        executor.submit(Call("pid", (), 30.0, gpu="GPU", fresh=fresh))
+        executor.submit(WorkerCall("pid", (), 30.0, gpu="GPU", fresh=fresh))
         over = executor.next_result(30.0)
         while over is None:
             over = executor.next_result(30.0)

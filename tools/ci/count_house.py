@@ -1,4 +1,4 @@
-"""Size and structure of the package: lines, files, names used twice, cyclic imports.
+"""Size and structure of the package: lines, files, names used twice, masks named, cyclic imports.
 
     python tools/ci/count_house.py [--base-tree DIR]
 
@@ -12,6 +12,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +29,10 @@ CONFIG_CLASSES = {
 OF_A_FAMILY = (*(f"families/{name}/" for name in FAMILIES), "configs/hopper/")
 RE_EXPORTS = ("__init__.py", "families/__init__.py", "configs/__init__.py")
 CUDA = {".cu", ".cuh", ".cc", ".h"}
+# A line that knows which masks there are, or that there is a softcap.
+MASK_BRANCH = re.compile(r"MaskKind::|mask (==|!=|in)|if .*softcap|kSoftcap")
+# What translates another library's masks and words of that library.
+MASK_FACADES = ("integrations/transformers_masks.py",)
 
 
 def main() -> None:
@@ -39,8 +44,8 @@ def main() -> None:
     found = [figures(tree) for tree in trees]
     heads = ["base", "now"][-len(trees) :]
     print(" " * 40 + "".join(f"{head:>10}" for head in heads))
-    for name in found[-1]:
-        values = "".join(f"{one[name]:>10,}" for one in found)
+    for name in dict.fromkeys(chain.from_iterable(reversed(found))):
+        values = "".join(f"{one.get(name, 0):>10,}" for one in found)
         print(f"{name:<40}{values}")
 
 
@@ -67,11 +72,54 @@ def figures(tree: Path) -> dict[str, int]:
         "files that name a family": len(named),
         "places that name a family": sum(named.values()),
         "files in import cycles": files_in_cycles(parsed),
+        "functions of more than 60 lines": sum(map(long_functions, parsed.values())),
+        "class names in two files or more": sum(
+            count > 1
+            for count in Counter(chain.from_iterable(map(class_names, parsed.values()))).values()
+        ),
+        "lines that branch on a mask or a softcap": sum(
+            len(found) for found in mask_branches(source).values()
+        ),
+        "files that branch on a mask or a softcap": len(mask_branches(source)),
         "lines of CUDA C++": sum(
             lines(path) for path in (source / "csrc").rglob("*") if path.suffix in CUDA
         ),
         "lines of tests": sum(lines(path) for path in (tree / "tests").rglob("*.py")),
+        **{
+            f"lines of {part}/": sum(
+                length for name, length in lengths.items() if name.startswith(f"{part}/")
+            )
+            for part in sorted({name.partition("/")[0] for name in lengths if "/" in name})
+        },
     }
+
+
+def mask_branches(source: Path) -> dict[str, list[str]]:
+    """The lines of a package's Python and CUDA C++ that branch on which mask there is or on a
+    softcap, by file; where they belong is left out: semantics/, and the facades of MASK_FACADES."""
+    found = {}
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source).as_posix()
+        if path.suffix not in CUDA | {".py"} or name.startswith("semantics/"):
+            continue
+        matching = [line for line in path.read_text().splitlines() if MASK_BRANCH.search(line)]
+        if matching and name not in MASK_FACADES:
+            found[name] = matching
+    return found
+
+
+def long_functions(tree: ast.AST) -> int:
+    """Functions of a module that have more than 60 lines."""
+    return sum(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= 60
+        for node in ast.walk(tree)
+    )
+
+
+def class_names(tree: ast.Module) -> set[str]:
+    """The classes that a module defines at its top."""
+    return {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def lines(path: Path) -> int:

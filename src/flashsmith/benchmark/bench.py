@@ -24,7 +24,7 @@ from flashsmith.benchmark.implementations import (
     gradient_implementation,
     kernel_implementation,
 )
-from flashsmith.benchmark.kernel_facts import BuiltKernels, Use
+from flashsmith.benchmark.kernel_facts import BuiltKernels, KernelUse
 from flashsmith.benchmark.measurement import (
     Kind,
     Measurement,
@@ -79,7 +79,7 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
 
 
 @dataclass(frozen=True)
-class Entry:
+class BenchEntry:
     """An implementation of flashsmith before there are tensors.
 
     ``config`` None: ``note`` gives the reason. ``attention``: whether attention(), over a cache
@@ -133,18 +133,18 @@ class BenchPlan:
                 "give --d_heads and --dtypes that are theirs"
             )
 
-    def entries(self, problem: Problem, device: DeviceSpec) -> Iterator[Entry]:
+    def entries(self, problem: Problem, device: DeviceSpec) -> Iterator[BenchEntry]:
         """flashsmith's implementations that serve a problem."""
         for name, choose in _choosers(problem).items() if self.ours else ():
             try:
                 chosen = choose(problem, device)
             except FlashsmithError as error:
-                yield Entry(name, None, note=str(error))
+                yield BenchEntry(name, None, note=str(error))
             else:
-                yield Entry(name, chosen, attention=True)
-        yield from (Entry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
+                yield BenchEntry(name, chosen, attention=True)
+        yield from (BenchEntry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
-    def uses(self, device: DeviceSpec) -> Iterator[Use]:
+    def uses(self, device: DeviceSpec) -> Iterator[KernelUse]:
         """The kernels to build, and on what problems: of gradients those of the forward pass, too,
         whose outputs they are of."""
         for problem in self.problems:
@@ -344,7 +344,9 @@ class _Point:
         ]
         return self.rows
 
-    def _prove_ours(self, entry: Entry, workload: AnyWorkload) -> ProvableImplementation | None:
+    def _prove_ours(
+        self, entry: BenchEntry, workload: AnyWorkload
+    ) -> ProvableImplementation | None:
         """The implementation if its output is correct; adds its row in either case."""
         kernel = self._kernel(entry)
         wrong = entry.note if entry.config is None else self.bench.kernels.illegality(entry.config)
@@ -376,7 +378,7 @@ class _Point:
         self._add(peer.name, "peer", proof)
         return made if proof.verdict == "pass" else None
 
-    def _kernel(self, entry: Entry) -> tuple[Mapping[str, Any] | Part | None, ...]:
+    def _kernel(self, entry: BenchEntry) -> tuple[Mapping[str, Any] | Part | None, ...]:
         """The facts about the flashsmith kernel: config and resources."""
         if entry.config is None:
             return ()

@@ -20,7 +20,7 @@ from flashsmith.runtime.emulation import (
 
 # What kernels use shared memory for; each family says which accesses those are.
 CONFLICT_KINDS = ("ldmatrix", "copy st", "O st", "O ld")
-Use = tuple[KernelConfig, Problem]
+KernelUse = tuple[KernelConfig, Problem]
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class BuiltKernels:
         self.device = device
         self._libraries: dict[Semantics, list[KernelLibrary]] = defaultdict(list)
 
-    def build(self, uses: Iterable[Use], progress: Progress) -> None:
+    def build(self, uses: Iterable[KernelUse], progress: Progress) -> None:
         """Builds what is in no library yet, all kernels of the same semantics at once.
 
         A config that is illegal here is left out. Raises what building raises.

@@ -32,7 +32,7 @@ from flashsmith.families import (
 from flashsmith.operations.decode import DECODE, INVARIANT
 from flashsmith.printable import quoted
 
-Sizes = tuple[int, int, int]  # batch, seq_q, seq_k
+CallSizes = tuple[int, int, int]  # batch, seq_q, seq_k
 
 # What a call may take longer by a kernel of the few than by its own; within the model's error.
 TOLERANCE = 0.02
@@ -41,7 +41,7 @@ _QUERIES = (*(4**power for power in range(_LONGEST // 2 + 1)), 2**_LONGEST)
 _KEYS = tuple(2**power for power in range(_LONGEST + 1))
 _BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
 # Powers of two, where tables have their buckets; of fewer keys than queries only some.
-SIZES: tuple[Sizes, ...] = tuple(
+SIZES: tuple[CallSizes, ...] = tuple(
     (batch, seq_q, seq_k)
     for batch, seq_q, seq_k in itertools.product(_BATCHES, _QUERIES, _KEYS)
     if seq_k >= seq_q or seq_k in (1, 64, 1024)
@@ -131,7 +131,7 @@ def choose_for_any_length(
     problem: Problem,
     device: DeviceSpec,
     *,
-    sizes: Iterable[Sizes] = SIZES,
+    sizes: Iterable[CallSizes] = SIZES,
     searched: Searched | None = None,
     deterministic: bool = False,
 ) -> AnyLength:
@@ -211,7 +211,7 @@ def _cover(found: Sequence[Expectation]) -> list[KernelConfig]:
 
 
 def _over_a_cache(
-    problem: Problem, kinds: Iterable[Problem], device: DeviceSpec, sizes: Sequence[Sizes]
+    problem: Problem, kinds: Iterable[Problem], device: DeviceSpec, sizes: Sequence[CallSizes]
 ) -> AnyLength:
     """All that is chosen where sequences keep their bits: by queries alone, so they are few."""
     needed: dict[Semantics, dict[KernelConfig, None]] = {}
@@ -228,15 +228,15 @@ def _over_a_cache(
     return AnyLength(problem, device, count, len(every), configs)
 
 
-def _with_sizes(problem: Problem, sizes: Sizes) -> Problem:
+def _with_sizes(problem: Problem, sizes: CallSizes) -> Problem:
     batch, seq_q, seq_k = sizes
     return replace(problem, batch=batch, seq_q=seq_q, seq_k=seq_k)
 
 
-def _of_the_table(problem: Problem, device: DeviceSpec) -> list[Sizes]:
+def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
     """Of every bucket for the problem's operation, d_head and the device's architecture, its own
     sizes and those that were measured in it."""
-    found: set[Sizes] = set()
+    found: set[CallSizes] = set()
     for entry in WinnersTable.merged():
         key = entry.key
         of_d_head = (key.arch, key.d_head) == (device.arch, compiled_d_head(problem.d))

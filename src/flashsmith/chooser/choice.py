@@ -17,7 +17,7 @@ from flashsmith.chooser.evidence import (
     GAIN_UNMEASURED,
     Evidence,
     EvidenceKind,
-    Expected,
+    ExpectedTime,
     gather,
 )
 from flashsmith.chooser.reasons import caveats, passed_over
@@ -132,7 +132,7 @@ class Choice:
         }
 
 
-def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[Expected]:
+def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[ExpectedTime]:
     """The configs that serve the problem itself, with their expected times, where another stood for
     it."""
     found = []
@@ -140,7 +140,7 @@ def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> 
         config = for_its_queries(one.config, problem, device)
         is_another = of_any_batch(problem) != problem or config != one.config
         if is_another and config.family.has_cost_model:
-            one = Expected(config, estimate(config, problem, device).ms)
+            one = ExpectedTime(config, estimate(config, problem, device).ms)
         found.append(replace(one, config=config))
     return found
 
@@ -266,7 +266,7 @@ class Expectation(NamedTuple):
     evidence: Evidence
 
     @property
-    def chosen(self) -> Expected:
+    def chosen(self) -> ExpectedTime:
         """The choice, and its expected time."""
         return self.evidence.expected[0]
 

@@ -59,7 +59,7 @@ COST_OF_REPEATING = 0.03
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedTime:
     """A config and its expected time, 0 where nothing says it."""
 
     config: Any
@@ -75,14 +75,14 @@ class Evidence:
     """
 
     kind: EvidenceKind
-    expected: tuple[Expected, ...]
+    expected: tuple[ExpectedTime, ...]
     why: str
     fallback: str = ""
     notes: tuple[str, ...] = ()
     entry: Entry | None = None
 
 
-class Asked(NamedTuple):
+class KernelFilter(NamedTuple):
     """The kernels that are asked for: of a problem's gradients; of one family, deterministic ones,
     or any."""
 
@@ -112,7 +112,7 @@ def gather(
     itself = problem
     if problem.semantics.partial:
         problem = replace(problem, semantics=replace(problem.semantics, partial=False))
-    asked = Asked(problem, family, deterministic)
+    asked = KernelFilter(problem, family, deterministic)
     notes: list[str] = []
     for found in table.lookup(problem, device):
         usable = [
@@ -147,7 +147,7 @@ def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> E
     return replace(evidence, expected=(best, *rest), why=why)
 
 
-def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Iterator[Expected]:
+def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Iterator[ExpectedTime]:
     """Configs that share out the work of those in evidence in other tiles; with the heads of a
     group in one also of the candidates of the choice's family, whose tiles have other heights."""
     for one in evidence.expected:
@@ -175,16 +175,16 @@ def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Itera
 
 
 def _relative(
-    known: Expected, configs: Sequence[Any], problem: Problem, device: DeviceSpec
-) -> Iterator[Expected]:
+    known: ExpectedTime, configs: Sequence[Any], problem: Problem, device: DeviceSpec
+) -> Iterator[ExpectedTime]:
     """Configs with the times that the model gives them beside a known one."""
     per_ms = known.ms / estimate(known.config, problem, device).ms
     for config in configs:
-        yield Expected(config, estimate(config, problem, device).ms * per_ms)
+        yield ExpectedTime(config, estimate(config, problem, device).ms * per_ms)
 
 
 def _without_spills(
-    evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
+    evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
     """The same with another choice where this one's kernel is known to spill, and the other to be
     as fast, or where its family has another for want of registers. The very kernel that was
@@ -204,7 +204,7 @@ def _without_spills(
         return evidence
     if not asked.includes(instead) or not is_legal(instead, device):
         return evidence
-    first = Expected(instead, chosen.ms / ratio)
+    first = ExpectedTime(instead, chosen.ms / ratio)
     rest = [chosen, *(one for one in others if one.config != instead)]
     why = f"{evidence.why}; {chosen.config} {why}"
     found = replace(evidence, expected=(first, *sorted(rest, key=lambda one: one.ms)), why=why)
@@ -221,7 +221,7 @@ def _was_measured(evidence: Evidence, problem: Problem) -> bool:
 
 
 def _soundly_built(
-    evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
+    evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
     """The same with the best of those that are not known to be slow as compiled as the choice,
     where nothing was timed with the slow kernel: whatever the other takes where products wait for
@@ -242,8 +242,12 @@ def _soundly_built(
 
 
 def _on_paper(
-    chosen: Expected, evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
-) -> list[Expected]:
+    chosen: ExpectedTime,
+    evidence: Evidence,
+    problem: Problem,
+    device: DeviceSpec,
+    asked: KernelFilter,
+) -> list[ExpectedTime]:
     """The candidates of the choice's family that are not in evidence, with the times that the model
     gives them beside it."""
     family = chosen.config.family
@@ -319,7 +323,7 @@ def _measured(
     problem: Problem,
     device: DeviceSpec,
     notes: Sequence[str],
-    asked: Asked,
+    asked: KernelFilter,
 ) -> Evidence:
     entry = found.entry
     there = device if same_gpu(entry.key.gpu, device.name) else device_of(entry.key) or device
@@ -334,7 +338,7 @@ def _measured(
             if entry.problem.gradients != problem.gradients:  # that of other gradients was measured
                 usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)
             ms *= _growth(config, entry.problem, there, problem, device, usual)
-        expected.append(Expected(config, ms))
+        expected.append(ExpectedTime(config, ms))
     ordered, slower = _by_preference(expected, GAIN_OVER_MEASURED)
     kind: EvidenceKind = "related" if found.relation else "table" if found.exact else "nearest"
     why = _why(found, len(usable), very_one) + slower
@@ -347,14 +351,14 @@ def _measured(
 
 
 def _with_others(
-    ordered: list[Expected],
+    ordered: list[ExpectedTime],
     usable: Sequence[tuple[Any, Ranked]],
     measured: Problem,
     there: DeviceSpec,
     problem: Problem,
     device: DeviceSpec,
-    asked: Asked,
-) -> list[Expected]:
+    asked: KernelFilter,
+) -> list[ExpectedTime]:
     """The same, and first of all the best of those that were not named there, where that promises
     enough: of the choice's family, since that is what was measured with it."""
     family = ordered[0].config.FAMILY
@@ -370,7 +374,7 @@ def _with_others(
     named = {config for config, _ in usable}
     masked = problem.semantics.key_mask.hides
     others = [
-        Expected(
+        ExpectedTime(
             config,
             max(slowest, per_ms * _estimated_before(config, measured, there))
             * _growth(config, measured, there, problem, device),
@@ -430,7 +434,7 @@ def _why(found: Found, count: int, very_one: bool) -> str:
     return f"{measured}, for {entry.problem}, {found.distance:.1f} octaves away"
 
 
-def _by_preference(expected: Sequence[Expected], gain: float) -> tuple[list[Expected], str]:
+def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
     """The choice first: the fastest, or one before it in ``expected`` that is within ``gain``.
 
     And the words for it where the choice is not the fastest.
@@ -452,7 +456,7 @@ def _estimated(
     device: DeviceSpec,
     table: WinnersTable,
     notes: Sequence[str],
-    asked: Asked,
+    asked: KernelFilter,
 ) -> Evidence:
     d_head = d_head_for(problem)
     serving = [one for one in families(problem.operation) if asked.family in (None, one.name)]
@@ -462,7 +466,7 @@ def _estimated(
     for config in _weighed(problem, device):
         guess = estimate(config, problem, device)
         if guess.resident and asked.includes(config):
-            expected.append(Expected(config, guess.ms))
+            expected.append(ExpectedTime(config, guess.ms))
     if not expected:
         raise ArgumentError(f"device: {_why_nothing_fits(serving, problem, device, d_head)}")
     known = any(entry.key.arch == device.arch for entry in table)
@@ -508,12 +512,12 @@ def _why_nothing_fits(
 
 
 def _offered(
-    problem: Problem, d_head: int, device: DeviceSpec, notes: Sequence[str], asked: Asked
+    problem: Problem, d_head: int, device: DeviceSpec, notes: Sequence[str], asked: KernelFilter
 ) -> Evidence:
     """What families without a cost model offer, in their own order."""
     masked = problem.semantics.key_mask.hides
     offered = [
-        Expected(config, 0.0)
+        ExpectedTime(config, 0.0)
         for one in by_preference(problem.operation)
         for config in (
             one.candidates(problem.dtype, d_head, device, masked)

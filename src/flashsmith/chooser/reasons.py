@@ -9,7 +9,7 @@ from typing import Any
 from flashsmith.builder import find_library
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import Estimate, estimate
-from flashsmith.chooser.evidence import Expected
+from flashsmith.chooser.evidence import ExpectedTime
 from flashsmith.chooser.spills import known_spill
 from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
@@ -99,7 +99,7 @@ def _about_waves(
 
 
 def passed_over(
-    problem: Problem, device: DeviceSpec, expected: Sequence[Expected], measured: bool
+    problem: Problem, device: DeviceSpec, expected: Sequence[ExpectedTime], measured: bool
 ) -> dict[str, str]:
     """The families that were not chosen, each with why.
 
@@ -117,7 +117,7 @@ def _why_not(
     family: Family,
     problem: Problem,
     device: DeviceSpec,
-    expected: Sequence[Expected],
+    expected: Sequence[ExpectedTime],
     measured: bool,
 ) -> str:
     reason = family.unserved(problem, device)

@@ -16,15 +16,15 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 
-Kernel = tuple[KernelConfig, Semantics]
+ShippedKernel = tuple[KernelConfig, Semantics]
 
 
 @cache
-def shipped_kernels(tables: Path = SHIPPED_FOLDER) -> frozenset[Kernel]:
+def shipped_kernels(tables: Path = SHIPPED_FOLDER) -> frozenset[ShippedKernel]:
     """The configs that are shipped, with what they are compiled for: what their families ship, for
     each problem of a shipped table those that it ranks, and those in the place of ones that spill.
     """
-    named: set[Kernel] = {kernel for family in families() for kernel in family.shipped()}
+    named: set[ShippedKernel] = {kernel for family in families() for kernel in family.shipped()}
     named.update(replacements())
     for path in sorted(tables.glob("*.json")):
         for entry in json.loads(path.read_text())["entries"]:

@@ -21,7 +21,9 @@ winners = App(
 )
 app.add_typer(winners, name="winners")
 
-Gpu = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Only this GPU's: H200.")]
+GpuOption = Annotated[
+    str | None, typer.Option("--gpu", metavar="NAME", help="Only this GPU's: H200.")
+]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Only this dtype's: fp16 or bf16.")]
 Head = Annotated[int | None, typer.Option("--d", metavar="D_HEAD", help="Only this d_head's.")]
 
@@ -66,7 +68,7 @@ def show_winners(
     file: Annotated[
         Path | None, typer.Argument(help="Another table than the one that is in use.")
     ] = None,
-    gpu: Gpu = None,
+    gpu: GpuOption = None,
     dtype: Dtype = None,
     d_head: Head = None,
     ranks: Annotated[int, typer.Option(min=1, help="How many configs of each problem.")] = 1,

@@ -149,7 +149,7 @@ def tune_kernels(
         require_writable("table", table)
     from flashsmith.runtime import gpu_count
     from flashsmith.tuning.cluster import connect
-    from flashsmith.tuning.executor import LOCAL_GPU, Gpu, LocalExecutor
+    from flashsmith.tuning.executor import LOCAL_GPU, LocalExecutor, WorkerGpu
     from flashsmith.tuning.gpu_runner import NvccCompiler, first_gpu_runner, gpu_runner
     from flashsmith.tuning.problems import read_problems
     from flashsmith.tuning.race import DEFAULT_HALVING, states_of
@@ -208,7 +208,7 @@ def tune_kernels(
         if cluster is None:
             runner = gpu_runner(check_gpu(ordinal), ordinal, DEFAULT_HALVING)
             executor: Executor = LocalExecutor.of(runner)
-            found = [(Gpu(LOCAL_GPU, runner.origin), runner)]
+            found = [(WorkerGpu(LOCAL_GPU, runner.origin), runner)]
         else:
             joined = connect(cluster, partial(first_gpu_runner, DEFAULT_HALVING))
             executor, found = joined.executor, list(joined.gpus)

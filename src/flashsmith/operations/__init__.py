@@ -5,7 +5,7 @@ from flashsmith.operations.decode import DECODE
 from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import Call, Operation, TensorSpec
-from flashsmith.operations.problem import Kind, Problem, parse_kind, semantic_words
+from flashsmith.operations.problem import Problem, ProblemKind, parse_kind, semantic_words
 from flashsmith.operations.registry import (
     DEFAULT,
     OPERATIONS,
@@ -26,9 +26,9 @@ __all__ = [
     "OPERATIONS",
     "Call",
     "DType",
-    "Kind",
     "Operation",
     "Problem",
+    "ProblemKind",
     "Semantics",
     "Sizes",
     "TensorSpec",

@@ -238,7 +238,7 @@ def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
     return [f"{mask}_{window_keys}" if window_keys else mask, *flags] if mask else []
 
 
-class Kind(NamedTuple):
+class ProblemKind(NamedTuple):
     """What Problem.kind says: the fields of a Problem behind its dtype."""
 
     semantics: Semantics
@@ -248,7 +248,7 @@ class Kind(NamedTuple):
     window_keys: int
 
 
-def parse_kind(text: str) -> Kind:
+def parse_kind(text: str) -> ProblemKind:
     """The kind that Problem.kind wrote.
 
     Raises:
@@ -287,7 +287,7 @@ def parse_kind(text: str) -> Kind:
         )
     computed = names[0] if names else DEFAULT
     parsed = Semantics.parse(semantics or _PLAIN)
-    return Kind(parsed, computed, page, "".join(gradients), window_keys)
+    return ProblemKind(parsed, computed, page, "".join(gradients), window_keys)
 
 
 def _is_of_kind(word: str) -> bool:

@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 
 from flashsmith.integrations.traceable import is_tracing
 from flashsmith.parallel.calls import (
-    Asked,
+    CallOptions,
     attend,
     check_whole,
     layout_of,
@@ -158,7 +158,7 @@ def attention(
         GroupError: another rank has ended, or did not come within the group's timeout.
         The other errors of ``flashsmith.forward``.
     """
-    asked = Asked(
+    asked = CallOptions(
         schedule, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
         max_seqlen_q, max_seqlen_k, out, return_lse, return_row_max, config, backward_config,
         deterministic, emulate,

@@ -20,7 +20,7 @@ from flashsmith.integrations.pytorch_state import is_cast, under_autocast
 from flashsmith.parallel import prefixes
 from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits
-from flashsmith.parallel.schedules import SCHEDULES, Call, Schedule, in_order, padded
+from flashsmith.parallel.schedules import SCHEDULES, GroupCall, GroupSchedule, in_order, padded
 from flashsmith.printable import quoted
 from flashsmith.runtime.forward_options import (
     NO_WINDOW,
@@ -34,7 +34,7 @@ from flashsmith.runtime.forward_options import (
 from flashsmith.semantics import UNLIMITED
 
 
-class Asked(NamedTuple):
+class CallOptions(NamedTuple):
     """The keywords of parallel.attention()."""
 
     schedule: Any = "auto"
@@ -56,7 +56,7 @@ class Asked(NamedTuple):
     emulate: Any = False
 
 
-def attend(given: Any, q: Any, k: Any, v: Any, asked: Asked) -> Any:
+def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
     """What parallel.attention() returns."""
     group = Group(given)
     # Others get the memory as it is.
@@ -85,7 +85,7 @@ class _SaidOtherwise(Exception):
 
 
 def _attend(
-    group: Group, q: Any, k: Any, v: Any, asked: Asked, agreed: _Agreed, agreement: Any
+    group: Group, q: Any, k: Any, v: Any, asked: CallOptions, agreed: _Agreed, agreement: Any
 ) -> Any:
     """The outputs of a call that is agreed on, or is if an ``agreement`` says so: before anything
     is sent."""
@@ -115,12 +115,12 @@ class _Agreed(NamedTuple):
 
     message: Message
     said: list[dict[str, Any]]
-    call: Call
-    schedule: Schedule
+    call: GroupCall
+    schedule: GroupSchedule
 
 
 def _agree(
-    group: Group, q: Any, k: Any, v: Any, asked: Asked, said: list[dict[str, Any]] | None
+    group: Group, q: Any, k: Any, v: Any, asked: CallOptions, said: list[dict[str, Any]] | None
 ) -> tuple[Any, Any, Any, _Agreed]:
     """q, k, v, cast where autocast says so, and the call, checked here and with the others.
 
@@ -161,10 +161,10 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
         calls.clear()
     # Without the group, which would keep itself alive.
     without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
-    calls[signature] = agreed._replace(call=Call(**without))
+    calls[signature] = agreed._replace(call=GroupCall(**without))
 
 
-def _signature(q: Any, k: Any, v: Any, asked: Asked) -> Any:
+def _signature(q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
     """All that the checks of a call depend on but addresses; None for a rarer kind of call."""
     if asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None or asked.out is not None:
         return None
@@ -187,7 +187,7 @@ def _signature(q: Any, k: Any, v: Any, asked: Asked) -> Any:
 
 
 _KINDS = (torch.Tensor, torch.nn.Parameter)
-_SINKS = Asked._fields.index("sinks")
+_SINKS = CallOptions._fields.index("sinks")
 
 
 def _is_capturing(q: Any) -> bool:
@@ -199,7 +199,7 @@ class _Parallel(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Any, k: Any, v: Any, sinks: Any, schedule: Schedule, call: Call
+        ctx: Any, q: Any, k: Any, v: Any, sinks: Any, schedule: GroupSchedule, call: GroupCall
     ) -> tuple[Any, Any, Any]:
         found = schedule.forward(call, q, k, v, sinks)
         ctx.set_materialize_grads(False)
@@ -212,7 +212,7 @@ class _Parallel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Any, dlse: Any, _: Any) -> Any:
-        call: Call = ctx.call
+        call: GroupCall = ctx.call
         saved = ctx.saved_tensors
         # What ranks send each other must not depend on what a rank's own loss has a part of.
         if do is None:
@@ -224,7 +224,7 @@ class _Parallel(torch.autograd.Function):
         return (*ctx.schedule.backward(call, saved, do, dlse, needs), None, None)
 
 
-def _alone(q: Any, k: Any, v: Any, call: Call, asked: Asked) -> Any:
+def _alone(q: Any, k: Any, v: Any, call: GroupCall, asked: CallOptions) -> Any:
     """A group of one rank holds whole sequences."""
     keywords = asked._asdict()
     del keywords["schedule"]
@@ -245,7 +245,7 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 
 
 def _check(
-    group: Group, q: Any, k: Any, v: Any, asked: Asked, facts: dict[str, Any]
+    group: Group, q: Any, k: Any, v: Any, asked: CallOptions, facts: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Checks what a rank can by itself, and writes down what all must have in common.
 
@@ -342,7 +342,7 @@ def _check(
     return lengths[0], lengths[1]
 
 
-def _check_vectors(q: Any, k: Any, v: Any, asked: Asked) -> list[bool]:
+def _check_vectors(q: Any, k: Any, v: Any, asked: CallOptions) -> list[bool]:
     """Checks sinks, out and how q lies in memory; returns what requires a gradient."""
     sinks, out = asked.sinks, asked.out
     heads = q.shape[-2]
@@ -459,13 +459,13 @@ def _check_rows(name: str, layout: Layout, rows: Sequence[int]) -> None:
 MOST_GATHERED = 512 << 20
 
 
-def _bytes_of_keys(call: Call, heads_k: int) -> int:
+def _bytes_of_keys(call: GroupCall, heads_k: int) -> int:
     """What K and V of whole sequences of a dense batch take."""
     batch, _, _, d = call.shape
     return 2 * 2 * batch * call.k_layout.starts[-1] * heads_k * d
 
 
-def schedule_named(name: str, call: Call, heads_k: int) -> Schedule:
+def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
     """The schedule of this name; 'auto' is one by lengths and mask, the same on every rank."""
     count = 2 * call.group.size
     sides = (("q", call.q_layout), ("k", call.k_layout))
@@ -508,11 +508,11 @@ def _call(
     q_layout: Layout,
     k_layout: Layout,
     q: Any,
-    asked: Asked,
+    asked: CallOptions,
     has_gradients: bool,
     devices: tuple[str, ...],
-) -> Call:
-    return Call(
+) -> GroupCall:
+    return GroupCall(
         group,
         q_layout,
         k_layout,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 Span = tuple[int, int]  # begin and end
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Neighbouring positions of a sequence that are neighbouring rows of a tensor, too."""
 
     position: int
@@ -41,27 +41,27 @@ class Layout:
         return rank, 2 * self.ranks - 1 - rank
 
     @cached_property
-    def _runs(self) -> tuple[tuple[tuple[Run, ...], ...], ...]:
+    def _runs(self) -> tuple[tuple[tuple[RowRun, ...], ...], ...]:
         return tuple(tuple(self._runs_of(rank)) for rank in range(self.ranks))
 
-    def _runs_of(self, rank: int) -> Iterable[tuple[Run, ...]]:
+    def _runs_of(self, rank: int) -> Iterable[tuple[RowRun, ...]]:
         row = 0
         for length in self.lengths:
             spans = joined(self.chunk(length, chunk) for chunk in self.chunks_of(rank))
             runs = []
             for begin, end in spans:
-                runs.append(Run(begin, row, end - begin))
+                runs.append(RowRun(begin, row, end - begin))
                 row += end - begin
             yield tuple(runs)
 
-    def runs(self, rank: int) -> tuple[tuple[Run, ...], ...]:
+    def runs(self, rank: int) -> tuple[tuple[RowRun, ...], ...]:
         """The parts of each sequence that a rank holds; none of them is empty."""
         return self._runs[rank]
 
-    def whole(self) -> tuple[tuple[Run, ...], ...]:
+    def whole(self) -> tuple[tuple[RowRun, ...], ...]:
         """The parts of each sequence where all are in one tensor, in order."""
         return tuple(
-            (Run(0, begin, length),) if length else ()
+            (RowRun(0, begin, length),) if length else ()
             for begin, length in zip(self.starts, self.lengths, strict=False)
         )
 
@@ -126,7 +126,9 @@ class Piece(NamedTuple):
     limits: Limits
 
 
-def pieces(q_runs: Sequence[Run], k_runs: Sequence[Run], ahead: int, mask: Limits) -> list[Piece]:
+def pieces(
+    q_runs: Sequence[RowRun], k_runs: Sequence[RowRun], ahead: int, mask: Limits
+) -> list[Piece]:
     """What queries see of keys, both parts of one sequence, in as few rectangles as possible.
 
     ahead: how many keys more than queries the whole sequence has; query i stands at key i + ahead.
@@ -135,7 +137,7 @@ def pieces(q_runs: Sequence[Run], k_runs: Sequence[Run], ahead: int, mask: Limit
     return _in_fewer(found)
 
 
-def _piece(q: Run, k: Run, ahead: int, mask: Limits) -> Piece | None:
+def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits) -> Piece | None:
     rows, keys = q.length, k.length
     first = q.position + ahead  # the first query's position among keys
     if mask.right is not None:
@@ -150,7 +152,7 @@ def _piece(q: Run, k: Run, ahead: int, mask: Limits) -> Piece | None:
             return None
         unseen = max(0, first - mask.left - k.position)
         keys -= unseen
-        k = Run(k.position + unseen, k.row + unseen, keys)
+        k = RowRun(k.position + unseen, k.row + unseen, keys)
         if keys <= 0:
             return None
     # By how much attention(), which sets the last query on the last key, has the queries too early.

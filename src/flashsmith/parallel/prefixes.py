@@ -23,10 +23,17 @@ from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group
 from flashsmith.parallel.layout import CAUSAL
 from flashsmith.parallel.peers import Peers
-from flashsmith.parallel.schedules import Call, Gradients, Needs, Results, Schedule, as_needed
+from flashsmith.parallel.schedules import (
+    GroupCall,
+    GroupGradients,
+    GroupResults,
+    GroupSchedule,
+    Needs,
+    as_needed,
+)
 
 
-def serves(call: Call) -> bool:
+def serves(call: GroupCall) -> bool:
     """Whether all chunks of this call are as long, and see nothing but a prefix."""
     (length, *more) = call.q_layout.lengths or (0,)
     return (
@@ -51,7 +58,7 @@ class _Keys(NamedTuple):
     wait_for_later: Callable[[], None]
 
 
-def _gather(call: Call, peers: Peers | None, k: Any, v: Any) -> _Keys:
+def _gather(call: GroupCall, peers: Peers | None, k: Any, v: Any) -> _Keys:
     """Begins to gather K and V."""
     ranks, rank = call.group.size, call.group.rank
     if peers is not None:
@@ -81,7 +88,7 @@ def _gather(call: Call, peers: Peers | None, k: Any, v: Any) -> _Keys:
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
 
 
-def _peers(call: Call, k: Any) -> Peers | None:
+def _peers(call: GroupCall, k: Any) -> Peers | None:
     """Slots for K and V and for their gradients, where ranks can copy from each other."""
     ranks = call.group.size
     # Of K and V 2P + 1 chunks; of the gradients of chunks a pair to and from each other rank.
@@ -168,7 +175,7 @@ def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Cal
     return wait_and_place
 
 
-def _attend(call: Call, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tuple[Any, Any]:
+def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tuple[Any, Any]:
     """One chunk's lse and row maximum, None where nobody asked; its output is written."""
     keeps_lse = call.return_lse or call.has_gradients
     found = traceable.attention(
@@ -189,7 +196,7 @@ def _attend(call: Call, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tupl
     return statistics[0] if statistics else None, row_max
 
 
-def forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+def forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     o = torch.empty_like(q)
     (q_earlier, q_later), (o_earlier, o_later) = q.chunk(2, 1), o.chunk(2, 1)
     call.confirm()
@@ -204,10 +211,12 @@ def forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
             (call.return_lse, call.return_row_max), zip(earlier, later, strict=True), strict=True
         )
     )
-    return Results(o, lse, row_max, (q, k, v, o, sinks, earlier[0], later[0]))
+    return GroupResults(o, lse, row_max, (q, k, v, o, sinks, earlier[0], later[0]))
 
 
-def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs) -> Gradients:
+def backward(
+    call: GroupCall, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
+) -> GroupGradients:
     q, k, v, o, sinks, *lses = saved
     ranks, rank = call.group.size, call.group.rank
     chunk = q.shape[1] // 2
@@ -280,7 +289,7 @@ def backward(call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Need
 
 
 def _exchange(
-    call: Call, peers: Peers | None, like: Any, sent: dict[int, _Pair], owners: Sequence[int]
+    call: GroupCall, peers: Peers | None, like: Any, sent: dict[int, _Pair], owners: Sequence[int]
 ) -> Callable[[], dict[int, _Pair]]:
     """Begins to send pairs to other ranks, and to receive theirs, of tensors like one; the result
     waits for these. Every rank calls this, whatever it sends."""
@@ -332,4 +341,4 @@ def _added(pairs: Sequence[_Pair]) -> _Pair:
     return total
 
 
-PREFIXES = Schedule(forward, backward)
+PREFIXES = GroupSchedule(forward, backward)

@@ -18,9 +18,9 @@ from flashsmith.parallel.prefixes import PREFIXES
 from flashsmith.parallel.schedules import (
     MOST_PARTS,
     SCHEDULES,
-    Call,
+    GroupCall,
+    GroupSchedule,
     KernelCall,
-    Schedule,
     halves,
     head_parts,
     kernel_calls,
@@ -75,7 +75,7 @@ def problems(
     return list(found)
 
 
-def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool) -> Call:
+def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool) -> GroupCall:
     """The call of a rank, whose group sends nothing."""
     packed = whole.semantics.packed
     count = whole.batch if packed else 1
@@ -85,7 +85,7 @@ def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool
     group: Any = SimpleNamespace(size=ranks, rank=rank)
     rows = layouts[0].rows(rank)
     shape = (*([] if packed else [whole.batch]), rows, whole.heads_q, whole.d)
-    return Call(
+    return GroupCall(
         group,
         layouts[0],
         layouts[1],
@@ -143,12 +143,12 @@ def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: bool) -> Pr
     return _attention(whole, limits, sizes, heads[1] - heads[0], **flags)
 
 
-def _parts(call: Call, owner: int | None) -> tuple[KernelCall, ...]:
+def _parts(call: GroupCall, owner: int | None) -> tuple[KernelCall, ...]:
     args = call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.limits, "cpu"
     return kernel_calls(*args)
 
 
-def _gradient_of_sinks(whole: Problem, call: Call) -> Problem:
+def _gradient_of_sinks(whole: Problem, call: GroupCall) -> Problem:
     """Of queries that see no key."""
     packed = whole.semantics.packed
     rows = call.q_layout.rows(call.group.rank)
@@ -157,7 +157,7 @@ def _gradient_of_sinks(whole: Problem, call: Call) -> Problem:
     )
 
 
-def _of_zigzag(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
+def _of_zigzag(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem]:
     every, rank = (0, whole.heads_k), call.group.rank
     count = 0
     for owner in range(call.group.size):
@@ -177,7 +177,7 @@ def _of_zigzag(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
         yield _gradient_of_sinks(whole, call)
 
 
-def _of_allgather(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
+def _of_allgather(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem]:
     most = call.k_layout.most_rows
     batch = () if call.packed else (whole.batch,)
     kv = torch.empty((2, *batch, most, whole.heads_k, whole.d), dtype=torch.half, device="meta")
@@ -189,7 +189,7 @@ def _of_allgather(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
         yield _gradient_of_sinks(whole, call)
 
 
-def _of_prefixes(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
+def _of_prefixes(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem]:
     ranks, rank = call.group.size, call.group.rank
     chunk = whole.seq_q // (2 * ranks)
     for chunks in (rank + 1, 2 * ranks - rank):
@@ -197,7 +197,7 @@ def _of_prefixes(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
         yield from (one, _backward(one))
 
 
-def _of_ulysses(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
+def _of_ulysses(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem]:
     ranks = call.group.size
     if whole.heads_k % ranks:
         raise ArgumentError(
@@ -209,7 +209,7 @@ def _of_ulysses(whole: Problem, call: Call, sinks: bool) -> Iterator[Problem]:
     yield from (one, _backward(one))
 
 
-_OF_SCHEDULE: dict[Schedule, Callable[[Problem, Call, bool], Iterator[Problem]]] = {
+_OF_SCHEDULE: dict[GroupSchedule, Callable[[Problem, GroupCall, bool], Iterator[Problem]]] = {
     SCHEDULES["zigzag"]: _of_zigzag,
     SCHEDULES["allgather"]: _of_allgather,
     SCHEDULES["ulysses"]: _of_ulysses,

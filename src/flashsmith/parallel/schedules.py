@@ -24,7 +24,7 @@ from flashsmith.parallel.layout import CAUSAL, Layout, Limits, Piece, Span, batc
 SMALLEST_MESSAGE = 8 << 20
 
 
-class Call(NamedTuple):
+class GroupCall(NamedTuple):
     """One call of attention() over a group, the same on every rank but for the rank."""
 
     group: Group
@@ -52,7 +52,7 @@ class Call(NamedTuple):
         return 0 if self.packed else 1
 
 
-class Results(NamedTuple):
+class GroupResults(NamedTuple):
     """The shards of what attention() returns, lse and row_max perhaps None where nobody asked; and
     what the backward pass needs besides, all in memory of this call."""
 
@@ -63,19 +63,19 @@ class Results(NamedTuple):
 
 
 Needs = tuple[bool, bool, bool, bool]
-Gradients = tuple[Any, Any, Any, Any]
+GroupGradients = tuple[Any, Any, Any, Any]
 
 
-class Schedule(NamedTuple):
-    forward: Callable[[Call, Any, Any, Any, Any], Results]
+class GroupSchedule(NamedTuple):
+    forward: Callable[[GroupCall, Any, Any, Any, Any], GroupResults]
     # call, saved, do, dlse (perhaps None), needs -> dq, dk, dv, this rank's part of dsinks
-    backward: Callable[[Call, tuple[Any, ...], Any, Any, Needs], Gradients]
+    backward: Callable[[GroupCall, tuple[Any, ...], Any, Any, Needs], GroupGradients]
 
 
 # --- rows ----------------------------------------------------------------------------------------
 
 
-class Rows:
+class RankRows:
     """Some rows of a tensor, in order: neighbours are a view, others are copied."""
 
     def __init__(self, spans: Iterable[Span], device: Any) -> None:
@@ -109,8 +109,8 @@ class Rows:
 class KernelCall(NamedTuple):
     """A call of attention() on some rows of queries and of keys."""
 
-    q: Rows
-    k: Rows
+    q: RankRows
+    k: RankRows
     keywords: dict[str, Any]  # its mask, and the offsets of packed sequences
 
 
@@ -145,7 +145,7 @@ def _kernel_call(part: Sequence[Piece], packed: bool, device: Any) -> KernelCall
             lengths = torch.tensor([0, *(end - begin for begin, end in spans)], dtype=torch.int32)
             keywords[f"cu_seqlens_{side}"] = lengths.cumsum(0, dtype=torch.int32).to(device)
             keywords[f"max_seqlen_{side}"] = int(lengths.max())
-    q, k = (Rows(spans, device) for spans in sides)
+    q, k = (RankRows(spans, device) for spans in sides)
     return KernelCall(q, k, keywords)
 
 
@@ -202,7 +202,7 @@ def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
 # --- kernels -------------------------------------------------------------------------------------
 
 
-def _forward(call: Call, part: KernelCall, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+def _forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     """attention() on a part: o, lse and row_max, None where nobody asked."""
     dim = call.dim
     found = traceable.attention(
@@ -235,7 +235,7 @@ class _Differentiated(NamedTuple):
 
 
 def _backward(
-    call: Call, part: KernelCall, of: _Differentiated, k: Any, v: Any, needs: Needs
+    call: GroupCall, part: KernelCall, of: _Differentiated, k: Any, v: Any, needs: Needs
 ) -> Any:
     """flashsmith.backward() on a part: dq, dk and dv in fp32."""
     dim = call.dim
@@ -260,7 +260,7 @@ def _backward(
 
 
 def _add_gradients(
-    call: Call,
+    call: GroupCall,
     parts: Sequence[KernelCall],
     of: _Differentiated,
     kv: Any,
@@ -276,7 +276,7 @@ def _add_gradients(
                 rows.add(into, call.dim, gradient)
 
 
-def _dsinks(call: Call, of: _Differentiated, kv: Any, sinks: Any) -> Any:
+def _dsinks(call: GroupCall, of: _Differentiated, kv: Any, sinks: Any) -> Any:
     """The part of the gradient of sinks that this rank's queries give: it needs no key."""
     nothing = kv.narrow(call.dim + 1, 0, 0)
     keywords: dict[str, Any] = {}
@@ -311,7 +311,7 @@ def _group_of(q: Any, k: Any) -> int:
     return int(q.shape[-2]) // int(heads) if heads else 1
 
 
-def _empty_statistics(call: Call, q: Any) -> Any:
+def _empty_statistics(call: GroupCall, q: Any) -> Any:
     """lse or row_max of rows that have seen nothing yet."""
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     return q.new_full(shape, -torch.inf, dtype=torch.float32)
@@ -329,7 +329,7 @@ def head_parts(kv: Any) -> list[Span]:
     return [(head, head + step) for head in range(0, heads, step)] if step else [(0, 0)]
 
 
-def _gathered(call: Call, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
+def _gathered(call: GroupCall, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
     """Heads, and their K and V of all ranks in order; the next heads are on their way."""
     dim = call.dim + 1
     kv = padded(torch.stack([k, v]), dim, call.k_layout.most_rows)
@@ -339,13 +339,13 @@ def _gathered(call: Call, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
         yield heads, in_order(transfers.pop(0).wait(), call.k_layout, dim)
 
 
-def _calls(call: Call, device: Any, owner: int | None = None) -> tuple[KernelCall, ...]:
+def _calls(call: GroupCall, device: Any, owner: int | None = None) -> tuple[KernelCall, ...]:
     return kernel_calls(
         call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.limits, device
     )
 
 
-def _allgather_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+def _allgather_forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     call.confirm()
     o, lse = torch.zeros_like(q), _empty_statistics(call, q)
     if sinks is not None:
@@ -366,12 +366,12 @@ def _allgather_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Result
             for into, values in zip((lse, row_max), found[1:], strict=True):
                 if values is not None:
                     part.q.put(into[..., begin:end, :], -1, values)
-    return Results(o, lse, row_max, (q, k, v, o, lse, sinks))
+    return GroupResults(o, lse, row_max, (q, k, v, o, lse, sinks))
 
 
 def _allgather_backward(
-    call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
-) -> Gradients:
+    call: GroupCall, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
+) -> GroupGradients:
     q, k, v, o, lse, sinks = saved
     of = _Differentiated(do, q, o, lse, dlse)
     dim, group = call.dim + 1, _group_of(q, k)
@@ -398,7 +398,7 @@ def _allgather_backward(
     return as_needed(needs, dq.to(q.dtype), dk, dv, dsinks)
 
 
-def as_needed(needs: Needs, *gradients: Any) -> Gradients:
+def as_needed(needs: Needs, *gradients: Any) -> GroupGradients:
     dq, dk, dv, dsinks = (it if need else None for it, need in zip(gradients, needs, strict=True))
     return dq, dk, dv, dsinks
 
@@ -406,7 +406,7 @@ def as_needed(needs: Needs, *gradients: Any) -> Gradients:
 # --- ulysses -------------------------------------------------------------------------------------
 
 
-def _to_heads(call: Call, layout: Layout, *tensors: Any) -> list[Any]:
+def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
     """Every rank's rows of this rank's heads, in order, of tensors with all heads."""
     ranks, dim = call.group.size, call.dim
     parts = [it.unflatten(-2, (ranks, -1)) for it in tensors]
@@ -417,7 +417,7 @@ def _to_heads(call: Call, layout: Layout, *tensors: Any) -> list[Any]:
     return list(whole.split(counts, -2))
 
 
-def _to_rows(call: Call, layout: Layout, *tensors: Any) -> list[Any]:
+def _to_rows(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
     """The reverse: this rank's rows of all heads."""
     dim, counts = call.dim, [it.shape[-2] for it in tensors]
     sent = by_owner(torch.cat(tensors, -2), layout, dim)
@@ -435,7 +435,7 @@ def _as_statistics(tensor: Any) -> Any:
     return tensor.squeeze(-1).transpose(-1, -2).contiguous()
 
 
-def _ulysses_keywords(call: Call, device: Any) -> dict[str, Any]:
+def _ulysses_keywords(call: GroupCall, device: Any) -> dict[str, Any]:
     keywords: dict[str, Any] = {"window": tuple(call.limits)}
     if call.packed:
         for side, layout in (("q", call.q_layout), ("k", call.k_layout)):
@@ -449,11 +449,11 @@ def _offsets(layout: Layout, device: Any) -> Any:
     return torch.tensor(layout.starts, dtype=torch.int32, device=device)
 
 
-def _own_heads(call: Call, sinks: Any) -> Any:
+def _own_heads(call: GroupCall, sinks: Any) -> Any:
     return None if sinks is None else sinks.chunk(call.group.size)[call.group.rank]
 
 
-def _ulysses_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+def _ulysses_forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     call.confirm()
     if call.q_layout == call.k_layout:
         q, k, v = _to_heads(call, call.q_layout, q, k, v)
@@ -473,12 +473,12 @@ def _ulysses_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
     (o_rows,) = _to_rows(call, call.q_layout, o)
     statistics = _to_rows(call, call.q_layout, *(_as_tensor(it) for it in (lse, *row_max)))
     lse_rows, *row_max = (_as_statistics(it) for it in statistics)
-    return Results(o_rows, lse_rows, row_max[0] if row_max else None, (q, k, v, o, lse, sinks))
+    return GroupResults(o_rows, lse_rows, row_max[0] if row_max else None, (q, k, v, o, lse, sinks))
 
 
 def _ulysses_backward(
-    call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
-) -> Gradients:
+    call: GroupCall, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
+) -> GroupGradients:
     q, k, v, o, lse, sinks = saved
     (do,) = _to_heads(call, call.q_layout, do)
     if dlse is not None:
@@ -519,7 +519,7 @@ class _Ring:
     ``confirm`` is called when there is work for the GPU on this rank's own.
     """
 
-    def __init__(self, call: Call, kv: Any, confirm: Callable[[], None] | None = None) -> None:
+    def __init__(self, call: GroupCall, kv: Any, confirm: Callable[[], None] | None = None) -> None:
         self._group, self._confirm = call.group, confirm
         self._blocks = [kv]
         # Blocks arrive in these by turns: the one that is computed with, and the next.
@@ -552,7 +552,7 @@ MOST_PARTS = 4
 class _Part(NamedTuple):
     """Attention over some keys, of some rows: an fp32 output and its log-sum-exp."""
 
-    rows: Rows
+    rows: RankRows
     o: Any
     lse: Any
 
@@ -560,8 +560,8 @@ class _Part(NamedTuple):
 class _Region(NamedTuple):
     """Rows that the same parts have, and which of each part's rows they are."""
 
-    rows: Rows
-    of_parts: tuple[tuple[int, Rows], ...]
+    rows: RankRows
+    of_parts: tuple[tuple[int, RankRows], ...]
 
 
 @functools.lru_cache(maxsize=256)
@@ -582,9 +582,12 @@ def _regions(of_parts: tuple[tuple[Span, ...], ...], device: Any) -> tuple[_Regi
             found.setdefault(tuple(members), []).append((begin, end))
     return tuple(
         _Region(
-            Rows(spans, device),
+            RankRows(spans, device),
             tuple(
-                (part, Rows([(at[part, a, b], at[part, a, b] + b - a) for a, b in spans], device))
+                (
+                    part,
+                    RankRows([(at[part, a, b], at[part, a, b] + b - a) for a, b in spans], device),
+                )
                 for part in members
             ),
         )
@@ -595,7 +598,7 @@ def _regions(of_parts: tuple[tuple[Span, ...], ...], device: Any) -> tuple[_Regi
 class _Merged:
     """What parts over some keys say together, added up in their order."""
 
-    def __init__(self, call: Call, q: Any) -> None:
+    def __init__(self, call: GroupCall, q: Any) -> None:
         self._call, self._q = call, q
         self._parts: list[_Part] = []
 
@@ -603,7 +606,7 @@ class _Merged:
         self._parts.append(part)
         if len(self._parts) == MOST_PARTS:
             found = self._together(torch.float32, None)
-            rows = Rows([(0, self._q.shape[self._call.dim])], self._q.device)
+            rows = RankRows([(0, self._q.shape[self._call.dim])], self._q.device)
             self._parts = [_Part(rows, *found)]
 
     def results(self, sinks: Any) -> tuple[Any, Any]:
@@ -635,7 +638,7 @@ class _Merged:
         return merge_attention(outs, lses, sinks, dtype=name, emulate=self._call.options["emulate"])
 
 
-def _partial(call: Call, part: KernelCall, q: Any, k: Any, v: Any) -> _Part:
+def _partial(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any) -> _Part:
     dim = call.dim
     o, lse = traceable.attention(
         part.q.take(q, dim),
@@ -649,18 +652,18 @@ def _partial(call: Call, part: KernelCall, q: Any, k: Any, v: Any) -> _Part:
     return _Part(part.q, o, lse)
 
 
-def _zigzag_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+def _zigzag_forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     merged = _Merged(call, q)
     for owner, kv in _Ring(call, torch.stack([k, v]), call.confirm):
         for part in _calls(call, q.device, owner):
             merged.add(_partial(call, part, q, *kv))
     o, lse = merged.results(sinks)
-    return Results(o, lse, None, (q, k, v, o, lse, sinks))
+    return GroupResults(o, lse, None, (q, k, v, o, lse, sinks))
 
 
 def _zigzag_backward(
-    call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
-) -> Gradients:
+    call: GroupCall, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
+) -> GroupGradients:
     q, k, v, o, lse, sinks = saved
     of = _Differentiated(do, q, o, lse, dlse)
     own = torch.stack([k, v])
@@ -692,7 +695,7 @@ def halves(heads: int) -> tuple[Span, Span]:
 
 
 def _add_own(
-    call: Call, of: _Differentiated, kv: Any, needs: Needs, dq: Any, dkv: Any, heads: Span
+    call: GroupCall, of: _Differentiated, kv: Any, needs: Needs, dq: Any, dkv: Any, heads: Span
 ) -> None:
     """What some heads of a rank's own keys give."""
     begin, end = heads
@@ -711,7 +714,7 @@ def _add_own(
 
 
 SCHEDULES = {
-    "zigzag": Schedule(_zigzag_forward, _zigzag_backward),
-    "allgather": Schedule(_allgather_forward, _allgather_backward),
-    "ulysses": Schedule(_ulysses_forward, _ulysses_backward),
+    "zigzag": GroupSchedule(_zigzag_forward, _zigzag_backward),
+    "allgather": GroupSchedule(_allgather_forward, _allgather_backward),
+    "ulysses": GroupSchedule(_ulysses_forward, _ulysses_backward),
 }

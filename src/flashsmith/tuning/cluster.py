@@ -23,7 +23,7 @@ from flashsmith import env
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, DependencyError, LaunchError, install_extra
 from flashsmith.printable import quoted
-from flashsmith.tuning.executor import Call, Gpu
+from flashsmith.tuning.executor import WorkerCall, WorkerGpu
 from flashsmith.tuning.runner import Compiler, Libraries, LibraryGoneError, Runner
 from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Outcome, Worker, wait_for_any
 
@@ -48,7 +48,7 @@ class Cluster:
     it has room for. gpus is never empty; notes say what could not be used, and why."""
 
     executor: RayExecutor
-    gpus: tuple[tuple[Gpu, Runner], ...]
+    gpus: tuple[tuple[WorkerGpu, Runner], ...]
     jobs: int
     notes: tuple[str, ...] = ()
 
@@ -272,15 +272,15 @@ class RayExecutor:
         self._compile = ray.remote(**how)(_compile)
         self._actor = ray.remote(max_restarts=0, max_task_retries=0)(_GpuActor)
         self._version = version_here()
-        self._running: dict[Any, Call] = {}
+        self._running: dict[Any, WorkerCall] = {}
         self._deadlines: dict[Any, float] = {}
         # By library: where all libraries of its batch are, packed.
         self._packed: dict[str, Any] = {}
-        self._arriving: dict[Call, Any] = {}
+        self._arriving: dict[WorkerCall, Any] = {}
 
-    def gather(self) -> tuple[list[tuple[Gpu, Runner]], list[str]]:
+    def gather(self) -> tuple[list[tuple[WorkerGpu, Runner]], list[str]]:
         """Starts the actors: the GPUs that came up, with their runners, and why others did not."""
-        ray, found, notes = self._ray, list[tuple[Gpu, Runner]](), list[str]()
+        ray, found, notes = self._ray, list[tuple[WorkerGpu, Runner]](), list[str]()
         asked = {}
         for slot in self._unnamed:
             self._start(slot)
@@ -301,10 +301,10 @@ class RayExecutor:
                 name = f"{name} ({names[name]})"
             self._slots[name] = slot
             self._libraries = runner.libraries
-            found.append((Gpu(name, {**runner.origin, "worker": name}), runner))
+            found.append((WorkerGpu(name, {**runner.origin, "worker": name}), runner))
         return found, notes
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: WorkerCall) -> None:
         """As Executor has it."""
         if call.compiler is not None:
             ref, self._arriving[call] = self._compile.remote(
@@ -328,7 +328,7 @@ class RayExecutor:
             self._deadlines[ref] = time.monotonic() + patience
         self._running[ref] = call
 
-    def next_result(self, seconds: float) -> tuple[Call, Outcome] | None:
+    def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
         """As Executor has it."""
         if not self._running:
             time.sleep(seconds)
@@ -364,7 +364,7 @@ class RayExecutor:
             return _lost(_first_line(error))
         return outcome
 
-    def close(self, calls: Iterable[Call] | None = None) -> None:
+    def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
         """As Executor has it; leaves the cluster as it was."""
         dropped = set(self._running.values()) if calls is None else set(calls)
         for ref, call in list(self._running.items()):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 
 from flashsmith.errors import CompileError
-from flashsmith.tuning.executor import Call, Executor
+from flashsmith.tuning.executor import Executor, WorkerCall
 from flashsmith.tuning.runner import Compiled, Compiler
 from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import Outcome
@@ -36,7 +36,7 @@ class Compiling:
         self._jobs = jobs
         self._patience = patience
         self._queue: deque[Batch] = deque()
-        self._running: dict[Call, Batch] = {}
+        self._running: dict[WorkerCall, Batch] = {}
         self._lost = 0  # in a row
 
     def add(self, builds: Iterable[Build]) -> None:
@@ -62,11 +62,11 @@ class Compiling:
         """Submits what waits, as far as there are jobs for it."""
         while self._queue and len(self._running) < self._jobs:
             batch = self._queue.popleft()
-            call = Call("compile", (batch,), self._patience, compiler=self._compiler)
+            call = WorkerCall("compile", (batch,), self._patience, compiler=self._compiler)
             self._executor.submit(call)
             self._running[call] = batch
 
-    def take(self, call: Call, outcome: Outcome) -> list[tuple[Build, Compiled]] | None:
+    def take(self, call: WorkerCall, outcome: Outcome) -> list[tuple[Build, Compiled]] | None:
         """What became of the builds of a call that is over; None: it is none of these.
 
         Raises CompileError when a process did not start, or raised, or was lost again and again.

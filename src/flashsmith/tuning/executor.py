@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flashsmith.tuning.runner import Bench, Compiler, Runner
+from flashsmith.tuning.runner import Compiler, Runner, TrialRunner
 from flashsmith.tuning.worker import Outcome, Worker, wait_for_any
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class WorkerCall:
     """One call of a method: of the bench of the GPU `gpu`, or of a `compiler`, whichever process is
     free.
 
@@ -38,18 +38,18 @@ class Executor(Protocol):
     machine went away for another reason: it may then be submitted again.
     """
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: WorkerCall) -> None:
         """Has a call carried out."""
 
-    def next_result(self, seconds: float) -> tuple[Call, Outcome] | None:
+    def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
         """A call that is over, and what became of it; None when none is after so many seconds."""
 
-    def close(self, calls: Iterable[Call] | None = None) -> None:
+    def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
         """Drops these calls; None: all of them, and ends every process. Without a result both."""
 
 
 @dataclass(frozen=True)
-class Gpu:
+class WorkerGpu:
     """A GPU that an executor measures on: its name there, and what figures taken on it say of their
     origin."""
 
@@ -68,19 +68,19 @@ class LocalExecutor:
     """
 
     def __init__(
-        self, bench: Bench | None = None, environment: dict[str, str] | None = None
+        self, bench: TrialRunner | None = None, environment: dict[str, str] | None = None
     ) -> None:
         self._bench = None if bench is None else Worker(bench, environment=environment)
-        self._running: dict[Worker, Call] = {}
+        self._running: dict[Worker, WorkerCall] = {}
         self._idle: list[Worker] = []
-        self._over: deque[tuple[Call, Outcome]] = deque()
+        self._over: deque[tuple[WorkerCall, Outcome]] = deque()
 
     @classmethod
     def of(cls, runner: Runner) -> LocalExecutor:
         """One that measures as the runner does."""
         return cls(runner.bench, runner.process_environment)
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: WorkerCall) -> None:
         """As Executor has it; all compilers are one."""
         if call.gpu:
             assert self._bench is not None
@@ -92,7 +92,7 @@ class LocalExecutor:
         worker.request(call.method, *call.arguments, seconds=call.seconds)
         self._running[worker] = call
 
-    def next_result(self, seconds: float) -> tuple[Call, Outcome] | None:
+    def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
         """As Executor has it."""
         deadline = time.monotonic() + seconds
         while not self._over:
@@ -108,7 +108,7 @@ class LocalExecutor:
                 break
         return self._over.popleft() if self._over else None
 
-    def close(self, calls: Iterable[Call] | None = None) -> None:
+    def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
         """As Executor has it."""
         dropped = None if calls is None else set(calls)
         for worker, call in list(self._running.items()):

@@ -48,7 +48,7 @@ class LibraryGoneError(LaunchError):
     """A library is not where its compilation left it: it has to be compiled once more."""
 
 
-class Bench(Protocol):
+class TrialRunner(Protocol):
     """Runs in the measuring process. An exception disqualifies the kernel at hand, except
     LibraryGoneError, which no kernel causes."""
 
@@ -97,7 +97,7 @@ class Runner:
     """
 
     compiler: Compiler
-    bench: Bench
+    bench: TrialRunner
     device: DeviceSpec
     environment: dict[str, str]
     origin: dict[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from flashsmith.benchmark.measurement import now
 from flashsmith.errors import LaunchError
 from flashsmith.families import Problem
 from flashsmith.tuning.compiling import Compiling
-from flashsmith.tuning.executor import LOCAL_GPU, Call, Executor, Gpu
+from flashsmith.tuning.executor import LOCAL_GPU, Executor, WorkerCall, WorkerGpu
 from flashsmith.tuning.journal import JournalPart
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, Task, follow
 from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
@@ -68,8 +68,8 @@ class _Bench:
     """A GPU at work: the call that it has been given, for what task, since when; and what is known
     of its measuring process: the libraries it opened, and how often in a row it did not start."""
 
-    gpu: Gpu
-    call: Call | None = None
+    gpu: WorkerGpu
+    call: WorkerCall | None = None
     task: Task | None = None
     began: float = 0.0
     opened: set[str] = field(default_factory=set)
@@ -96,7 +96,7 @@ class Sweep:
         settings: Settings,
         progress: SweepProgress,
         executor: Executor,
-        gpus: Sequence[Gpu] | None = None,
+        gpus: Sequence[WorkerGpu] | None = None,
         on_finished: Callable[[RaceState], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -118,7 +118,7 @@ class Sweep:
         self._compiling = Compiling(
             runner.compiler, executor, settings.jobs, settings.compile_patience
         )
-        gpus = (Gpu(LOCAL_GPU, runner.origin),) if gpus is None else gpus
+        gpus = (WorkerGpu(LOCAL_GPU, runner.origin),) if gpus is None else gpus
         self._benches = {gpu.name: _Bench(gpu) for gpu in gpus}
         self._gpu_of: dict[Problem, str] = {}
         self._searching = True
@@ -214,7 +214,7 @@ class Sweep:
         self._searching = False
         return self.advance()
 
-    def take(self, call: Call, outcome: Outcome) -> bool:
+    def take(self, call: WorkerCall, outcome: Outcome) -> bool:
         """Adds the result of a call; False: it was another sweep's.
 
         Raises LaunchError when the GPU does not come back, and CompileError.
@@ -318,7 +318,7 @@ class Sweep:
         if fresh:
             bench.opened = set(libraries)
         method, arguments = self._request(task, kernels)
-        bench.call = Call(
+        bench.call = WorkerCall(
             method, arguments, seconds, gpu=bench.gpu.name, libraries=libraries, fresh=fresh
         )
         self._executor.submit(bench.call)

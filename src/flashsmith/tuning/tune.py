@@ -20,7 +20,7 @@ from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.time_left import format_seconds
 from flashsmith.tuning.compiling import Compiling
-from flashsmith.tuning.executor import LOCAL_GPU, Executor, Gpu, LocalExecutor
+from flashsmith.tuning.executor import LOCAL_GPU, Executor, LocalExecutor, WorkerGpu
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, states_of
@@ -57,15 +57,15 @@ class Fleet:
     on."""
 
     runner: Runner
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[WorkerGpu, ...]
     races: Sequence[Race]
 
 
 def fleets_of(
-    gpus: Iterable[tuple[Gpu, Runner]], races_on: Callable[[DeviceSpec], Sequence[Race]]
+    gpus: Iterable[tuple[WorkerGpu, Runner]], races_on: Callable[[DeviceSpec], Sequence[Race]]
 ) -> list[Fleet]:
     """GPUs by their kind: those whose figures are worth the same, by all that figures depend on."""
-    kinds: dict[str, list[tuple[Gpu, Runner]]] = {}
+    kinds: dict[str, list[tuple[WorkerGpu, Runner]]] = {}
     for gpu, runner in gpus:
         kinds.setdefault(journal_key(runner), []).append((gpu, runner))
     return [
@@ -182,7 +182,7 @@ def tune(
     Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
     when the GPU does not come back, CompileError when nothing can be compiled.
     """
-    fleet = Fleet(runner, (Gpu(LOCAL_GPU, runner.origin),), races)
+    fleet = Fleet(runner, (WorkerGpu(LOCAL_GPU, runner.origin),), races)
     executor = LocalExecutor.of(runner)
     return tune_fleets([fleet], executor, settings, out, progress, fresh=fresh, table=table)
 

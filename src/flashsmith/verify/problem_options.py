@@ -78,12 +78,12 @@ def _check_window(problem: Problem, window: Window) -> None:
         )
 
 
-def _cap_of(problem: Problem, softcap: float | None) -> float:
-    if softcap is None:
+def _cap_of(problem: Problem, given: float | None) -> float:
+    if given is None:
         return problem.softcap
     if problem.semantics.score.is_plain:
-        raise ArgumentError(f"softcap={softcap}: '{problem}' has none; add the word softcap to it")
-    found = check_softcap(softcap, check_scale(None, problem.d))
+        raise ArgumentError(f"softcap={given}: '{problem}' has none; add the word softcap to it")
+    found = check_softcap(given, check_scale(None, problem.d))
     if not found:
-        raise ArgumentError(f"softcap={softcap}: caps nothing; give a number above 0")
-    return softcap
+        raise ArgumentError(f"softcap={given}: caps nothing; give a number above 0")
+    return given

@@ -87,7 +87,7 @@ def _over(row: Measurement | None, peer: Measurement | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Group:
+class ProblemGroup:
     """Points that differ in length (and batch) only: one chart."""
 
     points: tuple[Point, ...]
@@ -165,7 +165,7 @@ def _medians(
     }
 
 
-def make_groups(points: Iterable[Point]) -> list[Group]:
+def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
     """Points by what they share; lengths of one batch, or of one that shrinks as lengths grow. Over
     caches, where memory is the limit, all sizes make one chart.
 
@@ -179,7 +179,7 @@ def make_groups(points: Iterable[Point]) -> list[Group]:
             min(open_ones, key=lambda chain: chain[-1].row.batch).append(point)
         else:
             found.append([point])
-    made = [Group(tuple(_by_bytes(chain))) for found in chains.values() for chain in found]
+    made = [ProblemGroup(tuple(_by_bytes(chain))) for found in chains.values() for chain in found]
     return sorted(made, key=lambda group: (order(group.first), -group.first.batch))
 
 

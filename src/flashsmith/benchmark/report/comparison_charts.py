@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from flashsmith.benchmark.report.comparison import (
-    Group,
     Point,
+    ProblemGroup,
     Summary,
     facets,
     peer_order,
@@ -36,7 +36,7 @@ _MOST_STRIPS = 30
 
 
 def throughput_charts(
-    groups: Sequence[Group], rooflines: Sequence[Roofline], places: Mapping[str, int]
+    groups: Sequence[ProblemGroup], rooflines: Sequence[Roofline], places: Mapping[str, int]
 ) -> Iterator[Chart]:
     """TFLOP/s by length, for each group in which anything has a rate; over caches TB/s, below what
     the GPU's memory gives. A peer has its place of `places` in every chart."""

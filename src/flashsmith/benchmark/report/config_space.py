@@ -29,7 +29,7 @@ _DIGITS = re.compile(r"\d", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchedSpace:
     """One problem's configs of one family, each by its last measurement: those with a rate,
     fastest first, and those that were wrong, failed or were dropped."""
 
@@ -43,7 +43,7 @@ class Searched:
         return self.ranked[0]
 
 
-def make_searched(rows: Iterable[Measurement]) -> list[Searched]:
+def make_searched(rows: Iterable[Measurement]) -> list[SearchedSpace]:
     """The problems of which several configs were measured by name, as `order` has them."""
     by_problem: dict[Any, dict[str, list[Measurement]]] = {}
     for row in rows:
@@ -56,7 +56,9 @@ def make_searched(rows: Iterable[Measurement]) -> list[Searched]:
         ranked = sorted((row for row in last if _rate(row)), key=_rate, reverse=True)
         if ranked and len(configs) >= LEAST_CONFIGS:
             wrong = [row for row in last if row.verdict in ("fail", "error")]
-            found.append(Searched(tuple(ranked), tuple(wrong), len(last) - len(ranked + wrong)))
+            found.append(
+                SearchedSpace(tuple(ranked), tuple(wrong), len(last) - len(ranked + wrong))
+            )
     return sorted(found, key=lambda one: (order(one.row), sizes(one.row)))
 
 
@@ -75,7 +77,7 @@ def _rounds(row: Measurement) -> tuple[bool, bool, int]:
     return (_rate(row) > 0, "rung" not in row.protocol, whole_number(digits) or 0)
 
 
-def distribution(one: Searched) -> tuple[str, str]:
+def distribution(one: SearchedSpace) -> tuple[str, str]:
     """How many configs reach which share of the best, in steps of 5%: little bars, and words."""
     counts = Counter(min(9, max(0, int((_rate(row) / _rate(one.row) - 0.5) * 20)))
                      for row in one.ranked)  # fmt: skip
@@ -85,7 +87,7 @@ def distribution(one: Searched) -> tuple[str, str]:
     return bars, "; ".join([f"below 55%: {counts[0]}", *said])
 
 
-def listed_configs(searched: Sequence[Searched]) -> int:
+def listed_configs(searched: Sequence[SearchedSpace]) -> int:
     """How many of each problem's best configs a page lists."""
     return max(_LEAST_LISTED, _LISTED // max(1, len(searched)))
 
@@ -101,7 +103,7 @@ class HeatMap:
     kernel. `low` and `high` are the ends of the colours; `beyond` cells lie outside.
     """
 
-    searched: Searched
+    searched: SearchedSpace
     common: Sequence[str]
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
@@ -112,9 +114,9 @@ class HeatMap:
     columns_left_out: int
 
 
-def widest(searched: Sequence[Searched]) -> list[Searched]:
+def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
     """Of each kind of problem the one with most configs, the longest of several."""
-    chosen: dict[Any, Searched] = {}
+    chosen: dict[Any, SearchedSpace] = {}
     for one in searched:
         best = chosen.setdefault(_kind(one.row), one)
         if (len(one.ranked), one.row.seq_k) > (len(best.ranked), best.row.seq_k):
@@ -122,7 +124,7 @@ def widest(searched: Sequence[Searched]) -> list[Searched]:
     return list(chosen.values())
 
 
-def make_heat_map(one: Searched) -> HeatMap:
+def make_heat_map(one: SearchedSpace) -> HeatMap:
     """The best rates of a problem by tile and by the knobs in which its configs differ; the best
     of them comes first."""
     parts = {row.config: _parts(row.config) for row in (*one.ranked, *one.wrong)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.comparison import (
-    Group,
+    ProblemGroup,
     describe,
     facets,
     problem_words,
@@ -51,7 +51,7 @@ class RooflinePoint:
 
 
 def roofline_points(
-    groups: Iterable[Group], rooflines: Iterable[Roofline]
+    groups: Iterable[ProblemGroup], rooflines: Iterable[Roofline]
 ) -> tuple[list[Chart], list[RooflinePoint]]:
     """The charts, and every kernel in them: those that are known by their config, of GPUs that
     have a roofline."""
@@ -71,7 +71,7 @@ def roofline_points(
     return charts, [one for traces in by_chart.values() for points in traces for one in points]
 
 
-def _points(group: Group, measured: Roofline) -> list[RooflinePoint]:
+def _points(group: ProblemGroup, measured: Roofline) -> list[RooflinePoint]:
     points = []
     for row in (point.flashsmith for point in group.points):
         if row is None or not row.config or row.tflops is None:

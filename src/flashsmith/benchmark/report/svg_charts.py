@@ -35,7 +35,7 @@ _MARKS = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class ChartShape:
     """An element of a chart; `tip` is shown when the pointer is on it."""
 
     tag: str
@@ -56,7 +56,7 @@ class Chart:
     alt: str
     caption: str
     height: float
-    shapes: Sequence[Shape]
+    shapes: Sequence[ChartShape]
     facets: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -159,14 +159,14 @@ class _Drawing:
     """Shapes; of charts with axes, `right` is where these end and what lines are begins."""
 
     right: float = WIDTH
-    shapes: list[Shape] = field(default_factory=list)
+    shapes: list[ChartShape] = field(default_factory=list)
 
     def add(self, tag: str, kind: str, text: str = "", tip: str = "", **numbers: object) -> None:
         attributes = {"class": kind} | {
             name.replace("_", "-"): f"{value:.1f}" if isinstance(value, float) else str(value)
             for name, value in numbers.items()
         }
-        self.shapes.append(Shape(tag, attributes, text, tip))
+        self.shapes.append(ChartShape(tag, attributes, text, tip))
 
     def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> None:
         self.add("text", kind, text, x=x, y=y, text_anchor=anchor)

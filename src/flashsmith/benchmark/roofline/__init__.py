@@ -9,7 +9,7 @@ from __future__ import annotations
 from flashsmith.benchmark.roofline.roofline import (
     Bound,
     Ceiling,
-    Intensity,
+    ProblemIntensity,
     Roofline,
     bounds,
     intensity,
@@ -23,7 +23,7 @@ from flashsmith.benchmark.roofline.roofline import (
 __all__ = [
     "Bound",
     "Ceiling",
-    "Intensity",
+    "ProblemIntensity",
     "Roofline",
     "bounds",
     "intensity",

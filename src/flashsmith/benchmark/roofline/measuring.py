@@ -236,7 +236,7 @@ class GpuKernel:
 # Its instructions exist under this target's name only.
 _TARGETS = {"wgmma": {90: "90a"}}
 
-Kind = Literal["cubin", "ptx"]
+RooflineKind = Literal["cubin", "ptx"]
 
 
 def target_of(source: str, arch: int) -> str:
@@ -244,7 +244,9 @@ def target_of(source: str, arch: int) -> str:
     return _TARGETS.get(source, {}).get(arch, str(arch))
 
 
-def compile_sources(sources: Sequence[str], arch: int, kind: Kind = "cubin") -> dict[str, bytes]:
+def compile_sources(
+    sources: Sequence[str], arch: int, kind: RooflineKind = "cubin"
+) -> dict[str, bytes]:
     """The images of csrc/roofline/<source>.cu for sm_<arch>, by source.
 
     Raises ToolchainError, CompileError with the compiler's words, and CompileError when a kernel
@@ -284,7 +286,7 @@ def compile_sources(sources: Sequence[str], arch: int, kind: Kind = "cubin") -> 
     return images
 
 
-def _gencode(target: str, kind: Kind) -> str:
+def _gencode(target: str, kind: RooflineKind) -> str:
     code = f"sm_{target}" if kind == "cubin" else f"compute_{target}"
     return f"-gencode=arch=compute_{target},code={code}"
 

@@ -24,14 +24,14 @@ class Wrong(Exception):
     """A microbenchmark's output is not what it should be."""
 
 
-class Kernel(Protocol):
+class LaunchableKernel(Protocol):
     """What a microbenchmark needs of a loaded kernel; tests give one of their own."""
 
     def launch(self, ctas: int, threads: int, *arguments: Any) -> None:
         """Enqueues the kernel. Arguments are arrays (``Arrays``) and ctypes numbers."""
 
 
-class Array(Protocol):
+class DeviceBytes(Protocol):
     """An array that kernels read and write."""
 
     @property
@@ -47,13 +47,13 @@ class Machine(Protocol):
 
     device: DeviceSpec
 
-    def kernel(self, source: str, name: str, smem_bytes: int = 0) -> Kernel:
+    def kernel(self, source: str, name: str, smem_bytes: int = 0) -> LaunchableKernel:
         """The kernel `name` of csrc/roofline/<source>.cu with so much dynamic shared memory."""
 
-    def array(self, host: Any) -> Array:
+    def array(self, host: Any) -> DeviceBytes:
         """A copy of a NumPy array."""
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceBytes:
         """Memory with anything in it. Raises LaunchError when there is not enough."""
 
     def free_bytes(self) -> int:

@@ -206,7 +206,7 @@ def _folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Intensity:
+class ProblemIntensity:
     """FLOP of the products per byte of DRAM and L2 traffic, and per exponential.
 
     dram: q, k, v and o once each, the least there can be. l2: what the CTAs read and write, each
@@ -227,19 +227,19 @@ class Bound:
     tflops: float
 
 
-def intensity(problem: Problem, cfg: Any) -> Intensity:
+def intensity(problem: Problem, cfg: Any) -> ProblemIntensity:
     """The intensities of `cfg`'s kernel on `problem`, which must not be empty."""
     flop = problem.attn_flop()
     if problem.operation != DEFAULT:
         once = flop / problem.computed.bytes(problem)
-        return Intensity(dram=once, l2=once, exp2=math.inf)
+        return ProblemIntensity(dram=once, l2=once, exp2=math.inf)
     q_bytes, k_bytes = _bytes_once(problem)
     all_scores = replace(problem, semantics=Semantics(), window_keys=0).attn_flop()
     rows, _ = cfg.family.loop_tiles(cfg) or (problem.seq_q, 0)
     blocks = math.ceil(problem.seq_q / rows)
     group = problem.heads_q // problem.heads_k
     l2 = flop / (q_bytes + group * k_bytes * max(1.0, blocks * flop / all_scores))
-    return Intensity(dram=flop / (q_bytes + k_bytes), l2=l2, exp2=4.0 * problem.d)
+    return ProblemIntensity(dram=flop / (q_bytes + k_bytes), l2=l2, exp2=4.0 * problem.d)
 
 
 def _bytes_once(problem: Problem) -> tuple[int, int]:

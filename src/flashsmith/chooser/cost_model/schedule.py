@@ -20,7 +20,7 @@ from flashsmith.families.tile_work import TileWork
 _TAIL = 3.0
 
 
-class Schedule(NamedTuple):
+class CtaSchedule(NamedTuple):
     """ctas: of the whole problem; waves: that over what all SMs hold at a time; cycles: in all."""
 
     ctas: int
@@ -28,7 +28,7 @@ class Schedule(NamedTuple):
     cycles: float
 
 
-def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
+def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
     """The problem's CTAs on ``sm_count`` SMs; no CTA takes no time."""
     if work.of_keys:
         return _schedule_of_keys(work, problem, sm_count)
@@ -36,7 +36,7 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
     blocks = -(-problem.seq_q * group // work.rows)
     ctas = work.tiles(problem)
     if ctas == 0:
-        return Schedule(0, 0.0, 0.0)
+        return CtaSchedule(0, 0.0, 0.0)
     longest = -(-problem.seq_k // work.keys)
     at_once = sm_count * work.resident
     split = tiles_to_split(problem, work.parts, tokens, work.keys, ctas, at_once)
@@ -59,15 +59,15 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
             steps = -(-longest // work.parts)
             cycles += _even_cycles(part, steps, split * work.parts, sm_count)
     ctas += split * max(0, work.parts - 1)
-    return Schedule(ctas, ctas / at_once, cycles)
+    return CtaSchedule(ctas, ctas / at_once, cycles)
 
 
-def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
+def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
     """The same for CTAs that keep keys, and step over the queries of a group of heads."""
     blocks = -(-problem.seq_k // work.rows)
     ctas = problem.batch * problem.heads_k * blocks
     if ctas == 0 or problem.seq_q == 0:
-        return Schedule(0, 0.0, 0.0)
+        return CtaSchedule(0, 0.0, 0.0)
     group = problem.heads_q // problem.heads_k
     longest = -(-problem.seq_q // work.keys)
     if problem.semantics.key_mask.is_triangular:
@@ -78,7 +78,7 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> Schedu
         if problem.window is not None:
             longest = min(longest, _steps_of_window(work.rows, work.keys, problem.window[0]))
         cycles = _even_cycles(work, group * longest, ctas, sm_count)
-    return Schedule(ctas, ctas / (sm_count * work.resident), cycles)
+    return CtaSchedule(ctas, ctas / (sm_count * work.resident), cycles)
 
 
 def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:

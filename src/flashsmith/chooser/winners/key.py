@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, DType, Problem, d_head_for
 from flashsmith.families.gpu_names import gpu_name
-from flashsmith.operations import Kind, parse_kind
+from flashsmith.operations import ProblemKind, parse_kind
 from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
 
@@ -124,7 +124,7 @@ def kind_class(problem: Problem) -> str:
 
 
 @lru_cache(maxsize=64)
-def parse_class(text: str) -> Kind:
+def parse_class(text: str) -> ProblemKind:
     """The kind that kind_class() wrote, which has no page.
 
     Raises ArgumentError when a word is unknown.

@@ -41,7 +41,7 @@ DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 2
 GRADIENTS = 3.0
 SISTER_GPU = 1.5
 
-Sizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
+LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class Found(NamedTuple):
@@ -67,7 +67,7 @@ class _Kind(NamedTuple):
 class _Placed(NamedTuple):
     entry: Entry
     logs: tuple[float, float, float]  # of its sizes as measured
-    buckets: Sizes
+    buckets: LoggedSizes
 
 
 class Index:
@@ -119,7 +119,7 @@ class Index:
         )
 
 
-def _logs(sizes: Sizes) -> tuple[float, float, float]:
+def _logs(sizes: LoggedSizes) -> tuple[float, float, float]:
     seq_q, seq_k, batch_heads = (log2(max(1, size)) for size in sizes)
     return seq_q, seq_k, batch_heads
 

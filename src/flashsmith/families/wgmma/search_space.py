@@ -25,7 +25,7 @@ from flashsmith.families.wgmma.sets import get_hopper_configs
 from flashsmith.semantics.dtype import DType
 
 
-class Shape(NamedTuple):
+class TileShape(NamedTuple):
     """A CTA's tiles: B_r is 64 n_warpgroups."""
 
     n_warpgroups: int
@@ -46,62 +46,62 @@ REGISTERS = {
 # Four fit short heads only. Two have more registers. One is for problems with few rows, or for two
 # or three CTAs on an SM at short heads. The longest key tiles are limited by registers (three
 # warpgroups) or shared memory (d_head 192, 256, several CTAs).
-SHAPES: dict[int, tuple[Shape, ...]] = {
+SHAPES: dict[int, tuple[TileShape, ...]] = {
     32: (
-        Shape(4, 128),
-        Shape(4, 96),
-        Shape(4, 64, overlap=True),
-        Shape(3, 128),
-        Shape(3, 192),
-        Shape(3, 128, overlap=True),
-        Shape(2, 96, ctas_per_sm=2),
-        Shape(2, 80, overlap=True, ctas_per_sm=2),
-        Shape(1, 192, overlap=True, ctas_per_sm=2),
-        Shape(1, 96, overlap=True, ctas_per_sm=3),
+        TileShape(4, 128),
+        TileShape(4, 96),
+        TileShape(4, 64, overlap=True),
+        TileShape(3, 128),
+        TileShape(3, 192),
+        TileShape(3, 128, overlap=True),
+        TileShape(2, 96, ctas_per_sm=2),
+        TileShape(2, 80, overlap=True, ctas_per_sm=2),
+        TileShape(1, 192, overlap=True, ctas_per_sm=2),
+        TileShape(1, 96, overlap=True, ctas_per_sm=3),
     ),
     64: (
-        Shape(3, 128),
-        Shape(3, 128, overlap=True),
-        Shape(3, 192),
-        Shape(4, 96),
-        Shape(4, 64, overlap=True),
-        Shape(2, 80, ctas_per_sm=2),
-        Shape(2, 128, overlap=True),
-        Shape(2, 192, overlap=True),
-        Shape(1, 128, overlap=True),
-        Shape(1, 192, overlap=True, ctas_per_sm=2),
-        Shape(1, 96, overlap=True, ctas_per_sm=3),
+        TileShape(3, 128),
+        TileShape(3, 128, overlap=True),
+        TileShape(3, 192),
+        TileShape(4, 96),
+        TileShape(4, 64, overlap=True),
+        TileShape(2, 80, ctas_per_sm=2),
+        TileShape(2, 128, overlap=True),
+        TileShape(2, 192, overlap=True),
+        TileShape(1, 128, overlap=True),
+        TileShape(1, 192, overlap=True, ctas_per_sm=2),
+        TileShape(1, 96, overlap=True, ctas_per_sm=3),
     ),
     96: (
-        Shape(3, 128),
-        Shape(3, 144),
-        Shape(3, 96, overlap=True),
-        Shape(2, 128, overlap=True),
-        Shape(2, 160, overlap=True),
-        Shape(1, 128, overlap=True),
-        Shape(1, 112, overlap=True, ctas_per_sm=2),
+        TileShape(3, 128),
+        TileShape(3, 144),
+        TileShape(3, 96, overlap=True),
+        TileShape(2, 128, overlap=True),
+        TileShape(2, 160, overlap=True),
+        TileShape(1, 128, overlap=True),
+        TileShape(1, 112, overlap=True, ctas_per_sm=2),
     ),
     128: (
-        Shape(3, 128),
-        Shape(3, 96),
-        Shape(2, 128, overlap=True),
-        Shape(2, 160, overlap=True),
-        Shape(1, 128, overlap=True),
-        Shape(1, 96, overlap=True, q_buffers=1, ctas_per_sm=2),
+        TileShape(3, 128),
+        TileShape(3, 96),
+        TileShape(2, 128, overlap=True),
+        TileShape(2, 160, overlap=True),
+        TileShape(1, 128, overlap=True),
+        TileShape(1, 96, overlap=True, q_buffers=1, ctas_per_sm=2),
     ),
     192: (
-        Shape(2, 112, q_buffers=1),
-        Shape(2, 112, overlap=True, q_buffers=1),
-        Shape(2, 80, overlap=True),
-        Shape(3, 64, q_buffers=1),
-        Shape(1, 96, overlap=True),
+        TileShape(2, 112, q_buffers=1),
+        TileShape(2, 112, overlap=True, q_buffers=1),
+        TileShape(2, 80, overlap=True),
+        TileShape(3, 64, q_buffers=1),
+        TileShape(1, 96, overlap=True),
     ),
     256: (
-        Shape(2, 80, q_buffers=1),
-        Shape(2, 80, overlap=True, q_buffers=1),
-        Shape(2, 64, overlap=True, q_buffers=1),
-        Shape(2, 48, overlap=True),
-        Shape(1, 80, overlap=True),
+        TileShape(2, 80, q_buffers=1),
+        TileShape(2, 80, overlap=True, q_buffers=1),
+        TileShape(2, 64, overlap=True, q_buffers=1),
+        TileShape(2, 48, overlap=True),
+        TileShape(1, 80, overlap=True),
     ),
 }
 # From here on GEMMs take so much longer than a softmax that ping-pong can only cost.
@@ -165,7 +165,7 @@ def get_hopper_space_configs(
 
 
 def _of_shape(
-    dtype: DType, d_head: int, shape: Shape, orders: Sequence[TileOrder]
+    dtype: DType, d_head: int, shape: TileShape, orders: Sequence[TileOrder]
 ) -> Iterator[HopperForwardKernelConfig]:
     alone = shape.n_warpgroups == 1 or d_head >= _WITHOUT_TURNS
     producer, consumer = REGISTERS[shape.n_warpgroups, shape.ctas_per_sm]

@@ -13,7 +13,7 @@ from flashsmith.families.wgmma_dq.config import D_HEADS, HopperDqKernelConfig
 from flashsmith.semantics.dtype import DType
 
 
-class _Tile(NamedTuple):
+class _QueryTile(NamedTuple):
     B_c: int
     n_warpgroups: int
     k_stages: int
@@ -23,16 +23,16 @@ class _Tile(NamedTuple):
 
 
 # By d_head, in order of preference.
-_TILES: dict[int, tuple[_Tile, ...]] = {
-    64: (_Tile(128, 2, 3, 3, True, True), _Tile(64, 3, 4, 4, True, True)),
-    96: (_Tile(128, 2, 2, 2, True, True),),
-    128: (_Tile(64, 2, 3, 3, True, True), _Tile(128, 2, 2, 2, False, False)),
-    192: (_Tile(64, 2, 2, 2, True, True),),
-    256: (_Tile(64, 2, 2, 1, True, True),),
+_TILES: dict[int, tuple[_QueryTile, ...]] = {
+    64: (_QueryTile(128, 2, 3, 3, True, True), _QueryTile(64, 3, 4, 4, True, True)),
+    96: (_QueryTile(128, 2, 2, 2, True, True),),
+    128: (_QueryTile(64, 2, 3, 3, True, True), _QueryTile(128, 2, 2, 2, False, False)),
+    192: (_QueryTile(64, 2, 2, 2, True, True),),
+    256: (_QueryTile(64, 2, 2, 1, True, True),),
 }
 
 # What won on the H200 besides, and is proven with the others.
-_ALSO_PROVEN: dict[int, _Tile] = {256: _Tile(64, 2, 2, 1, False, False)}
+_ALSO_PROVEN: dict[int, _QueryTile] = {256: _QueryTile(64, 2, 2, 1, False, False)}
 
 
 def registers(n_warpgroups: int) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperD
     return found
 
 
-def _config(dtype: DType, d_head: int, tile: _Tile) -> HopperDqKernelConfig:
+def _config(dtype: DType, d_head: int, tile: _QueryTile) -> HopperDqKernelConfig:
     return HopperDqKernelConfig(
         dtype,
         d_head,
