@@ -24,8 +24,9 @@ def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
         found = {name: lambda name=name: name for name in (module.OURS, "cudnn")}
         return found, lambda output: "largest error 2" if output in module.wrong else ""
 
-    def times_us(both: dict[tuple[str, str], Any], rounds: int) -> dict[Any, float]:
-        return {name: 10.0 + module.delay * (name[1] == "replay") for name in both}
+    def times_us(turns: Any, rounds: int) -> dict[str, float]:
+        timed = [one.name for one in turns.right]
+        return {name: 10.0 + module.delay * name.endswith("replay") for name in timed}
 
     monkeypatch.setattr(module, "launches", launches)
     monkeypatch.setattr(module, "captured", lambda launch: (launch, module.replayed or launch()))

@@ -21,18 +21,22 @@ def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
     module.slowdown, module.right = 1.0, True
 
     def implementation(name: str, of: Problem) -> SimpleNamespace:
-        workload = SimpleNamespace(judge=lambda output: SimpleNamespace(ok=module.right))
+        reasons = () if module.right else ("largest error 2",)
         return SimpleNamespace(
-            name=name, of=of, workload=workload, output=lambda: None, config=f"config of {of}"
+            name=name,
+            workload=SimpleNamespace(judge=lambda output: SimpleNamespace(reasons=reasons)),
+            output=lambda: None,
+            launch=of.attn_flop,
+            config=f"config of {of}",
         )
 
-    def measure(pair: Any) -> dict[str, SimpleNamespace]:
-        times = {one.name: one.of.attn_flop() / 1e9 for one in pair}
+    def measure(pair: Any, *protocol: Any, **options: Any) -> dict[str, SimpleNamespace]:
+        times = {one.name: one.launch() / 1e9 for one in pair}
         times["other"] *= module.slowdown
         return {name: SimpleNamespace(median_ms=ms) for name, ms in times.items()}
 
     monkeypatch.setattr(module, "implementation", implementation)
-    monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr("flashsmith.benchmark.turns.measure", measure)
     environment = SimpleNamespace(collect=lambda index: SimpleNamespace(revision="none"))
     monkeypatch.setattr(module, "Environment", environment)
     return module
@@ -88,6 +92,14 @@ def test_what_is_wrong(
     tool.right = False
     assert run(tool, monkeypatch, tmp_path / "rows.csv", "--seqs", 4096, "--dims", 64) == 1
     assert "WRONG" in capsys.readouterr().out
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            assert (row["right"], row["ms"], row["other_ms"], row["time_share"]) == (
+                "False",
+                "",
+                "",
+                "",
+            )
 
 
 def test_an_unknown_kind(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

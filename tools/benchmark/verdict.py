@@ -33,7 +33,6 @@ import argparse
 import csv
 import gzip
 import io
-import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,6 +44,7 @@ from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.measurement_files import read_rows, row_of
 from flashsmith.benchmark.report.comparison import describe
+from flashsmith.benchmark.turns import Pooled, left_out
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import Problem
 from flashsmith.operations import BACKWARD
@@ -56,7 +56,6 @@ NAMES = {OURS: "ours", CUDNN: "cuDNN", FA2: "FA2", FA3: "FA3", FA4: "FA4"}
 IN_TURNS = "interleaved"
 # What a ratio of another day may be off by: single cells differed by up to 4% between two days.
 RATIO_TOLERANCE = 0.03
-CONFIDENCE = 0.95
 # What must agree for rounds to be pooled.
 SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "config", "protocol")
 
@@ -72,41 +71,6 @@ class OtherDay:
 
     fa3: float
     best: float
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """A share over rounds: their median, and the interval around it; ``certain``: of 95%."""
-
-    median: float
-    low: float
-    high: float
-    certain: bool
-
-    @classmethod
-    def of(cls, shares: Sequence[float]) -> Pooled:
-        """Pools at least one share."""
-        ordered = sorted(shares)
-        place = _left_out(len(ordered))
-        low, high = ordered[place or 0], ordered[-1 - (place or 0)]
-        return cls(statistics.median(ordered), low, high, place is not None)
-
-    def __str__(self) -> str:
-        if self.low == self.high:
-            return f"{self.median:.3f}"
-        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
-def _left_out(count: int) -> int | None:
-    """How many of so many ordered values lie outside the median's interval on either side; None
-    where all of them are too few for one."""
-    tail, outside = 0.0, None
-    for place in range(count // 2):
-        tail += math.comb(count, place) / 2**count
-        if 2 * tail > 1 - CONFIDENCE:
-            break
-        outside = place
-    return outside
 
 
 @dataclass(frozen=True)
@@ -348,7 +312,7 @@ def _environment(cells: Sequence[Cell], rounds: int) -> str:
     )
     if not all(cell.in_turns for cell in cells):
         text += " Contenders did not take turns: nothing is claimed."
-    elif _left_out(min(len(cell.rounds) for cell in cells)) is None:
+    elif left_out(min(len(cell.rounds) for cell in cells)) is None:
         text += " Fewer than six rounds have no such interval: least and most, and no claim."
     return text
 

@@ -13,13 +13,13 @@ status is 1 when one is not, which has no time then, or when a replay of attenti
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import flashsmith
+from flashsmith.benchmark.timing import Protocol
+from flashsmith.benchmark.turns import Contender, Turns
 from flashsmith.families import DType, parse_kernel_name_into_config
 from flashsmith.verify import compare, compute_references
 from flashsmith.verify.proof_inputs import default_scale
@@ -28,7 +28,6 @@ OURS = "attention()"
 # batch, length, heads of q and of k, causal.
 SHAPES = ((1, 512, 32, 8, True), (1, 128, 8, 8, False))
 D = 128
-FLUSHED_BYTES = 256_000_000
 _FORM = "(BF16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_2+regs_32_232+overlap+pingpong_gemm"
 SCHEDULES = {"dynamic": "+dynamic", "static": "+static_persistent", "one tile a CTA": ""}
 
@@ -92,28 +91,10 @@ def captured(launch: Launch) -> tuple[Launch, Any]:
     return graph.replay, output
 
 
-def times_us(all_launches: dict[tuple[str, str], Launch], rounds: int) -> dict[Any, float]:
-    """Medians, in turns whose order changes from round to round."""
-    import torch
-
-    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda")
-    marks: dict[tuple[str, str], list[Any]] = {name: [] for name in all_launches}
-    names, orders = list(all_launches), random.Random(0)
-    for number in range(rounds + 5):
-        orders.shuffle(names)
-        for name in names:
-            flushed.zero_()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            all_launches[name]()
-            end.record()
-            if number >= 5:
-                marks[name].append((begin, end))
-        torch.cuda.synchronize()
-    return {
-        name: statistics.median(1e3 * begin.elapsed_time(end) for begin, end in pairs)
-        for name, pairs in marks.items()
-    }
+def times_us(turns: Turns, rounds: int) -> dict[str, float]:
+    """Medians of those that are right, launch by launch."""
+    protocol = Protocol(num_warmups=5, runs=rounds, warmup_ms=0.0, measure_ms=0.0)
+    return {name: 1e3 * it.median_ms for name, it in turns.round(protocol).items()}
 
 
 def main() -> int:
@@ -131,7 +112,7 @@ def main() -> int:
     for shape in SHAPES:
         found, why_wrong = launches(shape)
         print("b{} s{} h{}:{} d128 {}".format(*shape[:4], "causal" if shape[4] else "full"))
-        both: dict[tuple[str, str], Launch] = {}
+        contenders = []
         for name, launch in found.items():
             replay, output = captured(launch)
             replay()
@@ -139,14 +120,16 @@ def main() -> int:
             why = why_wrong(eager)
             if not why and not torch.equal(output, eager):
                 why = "the replay's output is not the launch's"
-            if why:
+            for way, call in (("eager", launch), ("replay", replay)):
+                contenders.append(Contender(f"{name}, {way}", call, lambda why=why: why))
+        turns = Turns(contenders)
+        times = times_us(turns, options.rounds)
+        for name in found:
+            if why := turns.wrong.get(f"{name}, eager"):
                 bad += 1
                 print(f"  {name:16} WRONG: {why}")
-            else:
-                both |= {(name, "eager"): launch, (name, "replay"): replay}
-        times = times_us(both, options.rounds)
-        for name in dict.fromkeys(name for name, _ in both):
-            eager_us, replay_us = times[name, "eager"], times[name, "replay"]
+                continue
+            eager_us, replay_us = (times[f"{name}, {way}"] for way in ("eager", "replay"))
             apart = replay_us - eager_us
             print(f"  {name:16} eager {eager_us:6.2f}  replay {replay_us:6.2f}  {apart:+.2f}")
             bad += name == OURS and apart > options.limit_us

@@ -9,7 +9,8 @@ FLOP, and a little). odd: length n - 1 beside n, from 1024 on, at 0.95 of its TF
 
 Both of a pair take turns, so that they share one clock and one temperature: one after the other,
 the GPU's power limit moves their ratio by several percent. Outputs are checked against float64 in
-the same run. The exit status is 1 if one is wrong, or one of a pair too slow.
+the same run, and a pair of which one is wrong has no times. The exit status is 1 if one is wrong,
+or one of a pair too slow.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import KernelImplementation, attention_implementation
 from flashsmith.benchmark.problems import default_problem
-from flashsmith.benchmark.timing import measure
+from flashsmith.benchmark.timing import INTERLEAVED
+from flashsmith.benchmark.turns import Contender, Turns
 from flashsmith.benchmark.workload import Workload
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DType, Problem
@@ -65,19 +67,20 @@ def implementation(name: str, of: Problem) -> KernelImplementation:
 
 def measured(pair: Pair) -> dict[str, Any]:
     problem, other = implementation("problem", pair.problem), implementation("other", pair.other)
-    right = all(one.workload.judge(one.output()).ok for one in (problem, other))
-    samples = measure((problem, other))
-    ms, other_ms = samples["problem"].median_ms, samples["other"].median_ms
-    work = pair.other.attn_flop() / pair.problem.attn_flop()
+    turns = Turns([Contender.of(one) for one in (problem, other)])
+    times = dict.fromkeys(("ms", "other_ms", "time_share", "speed_share"), "")
+    if not turns.wrong:
+        samples = turns.round(INTERLEAVED)
+        ms, other_ms = samples["problem"].median_ms, samples["other"].median_ms
+        work = pair.other.attn_flop() / pair.problem.attn_flop()
+        figures = ms, other_ms, other_ms / ms, work * ms / other_ms
+        times = {name: f"{it:.4f}" for name, it in zip(times, figures, strict=True)}
     return {
         "kind": pair.kind,
         "problem": str(pair.problem),
         "other": str(pair.other),
-        "ms": f"{ms:.4f}",
-        "other_ms": f"{other_ms:.4f}",
-        "time_share": f"{other_ms / ms:.4f}",
-        "speed_share": f"{work * ms / other_ms:.4f}",
-        "right": right,
+        **times,
+        "right": not turns.wrong,
         "config": str(problem.config),
         "other_config": str(other.config),
         "revision": Environment.collect(0).revision,
@@ -108,7 +111,7 @@ def main() -> int:
                 writer.writeheader()
             writer.writerow(row)
             file.flush()
-            slow = float(row["speed_share"]) < LEAST_SHARES[pair.kind]
+            slow = row["right"] and float(row["speed_share"]) < LEAST_SHARES[pair.kind]
             said = "WRONG" if not row["right"] else "SLOW" if slow else ""
             print(row["other"], row["time_share"], row["speed_share"], said, flush=True)
             bad += slow or not row["right"]

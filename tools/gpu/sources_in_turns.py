@@ -9,11 +9,11 @@
 A pair is a config and its semantics that rank first in a forward entry of the shipped table, on the
 first problem where they do. Libraries are kept in the cache; any there of the same sources will do,
 so that one machine may build and another time. Each round is a measurement of its own (base and new
-launched in turns, L2 flushed); outputs of both are checked in the same run. A pair below --again
-gets twenty rounds more, and its pooled figure counts. A CSV row a round; at the end registers and
-spills that changed, each pair's ratio (base's time over new's: above 1 is faster now) with the
-spread of its rounds, and the geometric mean. The exit status is 1 when an output is wrong, or the
-mean is below --least.
+launched in turns, L2 flushed); outputs of both are checked in the same run, and a pair of which one
+is wrong has no times. A pair below --again gets twenty rounds more, and its pooled figure counts. A
+CSV row a round; at the end registers and spills that changed, each pair's ratio (base's time over
+new's: above 1 is faster now) with the interval of its rounds, and the geometric mean. The exit
+status is 1 when an output is wrong, or the mean is below --least.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from typing import Any
 
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import KernelImplementation
-from flashsmith.benchmark.timing import Protocol, measure
+from flashsmith.benchmark.timing import Protocol
+from flashsmith.benchmark.turns import Contender, Pooled, Turns
 from flashsmith.benchmark.workload import Workload
 from flashsmith.builder import KernelLibrary
 from flashsmith.builder.kernel_cache import Cache
@@ -140,30 +141,33 @@ def measured(pair: Pair, kernels: dict[str, dict[Any, Any]]) -> Callable[[], dic
         implementation(name, kernels[name][pair.config, pair.semantics], workload)
         for name in (BASE, NEW)
     ]
-    right = {one.name: workload.judge(one.output()).ok for one in both}
+    turns = Turns([Contender.of(one) for one in both])
 
     def one_round() -> dict[str, Any]:
-        samples = measure(both, ROUND)
-        times = {name: samples[name].median_ms for name in (BASE, NEW)}
+        times: dict[str, float] = {}
+        if not turns.wrong:
+            times = {name: it.median_ms for name, it in turns.round(ROUND).items()}
         return {
             "problem": str(pair.problem),
             "semantics": str(pair.semantics),
             "config": str(pair.config),
-            "base_ms": f"{times[BASE]:.5f}",
-            "new_ms": f"{times[NEW]:.5f}",
-            "ratio": f"{times[BASE] / times[NEW]:.5f}",
-            "base_right": right[BASE],
-            "new_right": right[NEW],
+            "base_ms": f"{times[BASE]:.5f}" if times else "",
+            "new_ms": f"{times[NEW]:.5f}" if times else "",
+            "ratio": f"{times[BASE] / times[NEW]:.5f}" if times else "",
+            "base_right": BASE not in turns.wrong,
+            "new_right": NEW not in turns.wrong,
         }
 
     return one_round
 
 
-def pooled(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
-    """The median ratio of a pair's rounds, and half of a 95% interval of their mean (normal)."""
-    ratios = [float(row["ratio"]) for row in rows]
-    spread = statistics.stdev(ratios) if len(ratios) > 1 else 0.0
-    return statistics.median(ratios), 1.96 * spread / len(ratios) ** 0.5, min(ratios)
+def is_right(row: dict[str, Any]) -> bool:
+    return bool(row["base_right"] and row["new_right"])
+
+
+def pooled(rows: list[dict[str, Any]]) -> Pooled:
+    """The ratio of a pair's rounds."""
+    return Pooled.of([float(row["ratio"]) for row in rows])
 
 
 def changed_resources(reports: dict[str, dict[Any, Any]]) -> Iterator[str]:
@@ -215,20 +219,25 @@ def main() -> int:
             one_round = measured(pair, kernels)
             rows: list[dict[str, Any]] = []
             while len(rows) < options.rounds or (
-                pooled(rows)[0] < options.again and len(rows) < options.rounds + MORE_ROUNDS
+                pooled(rows).median < options.again and len(rows) < options.rounds + MORE_ROUNDS
             ):
                 rows.append(one_round() | {"base_csrc": hashes[BASE], "csrc": hashes[NEW]})
                 writer = writer or csv.DictWriter(file, list(rows[0]))
                 if file.tell() == 0:
                     writer.writeheader()
                 writer.writerow(rows[-1])
+                if not is_right(rows[-1]):
+                    break
             file.flush()
-            ratio, half, least = pooled(rows)
-            right = rows[0]["base_right"] and rows[0]["new_right"]
-            wrong += not right
-            figures.append(ratio)
-            said = f"{ratio:.4f} +- {half:.4f} (least {least:.4f}, {len(rows)} rounds)"
-            print(said, "" if right else "WRONG", pair.problem, pair.config, flush=True)
+            if not is_right(rows[-1]):
+                wrong += 1
+                print("WRONG", pair.problem, pair.config, flush=True)
+                continue
+            found = pooled(rows)
+            figures.append(found.median)
+            print(f"{found:.4f}, {len(rows)} rounds:", pair.problem, pair.config, flush=True)
+    if not figures:
+        return 1
     mean = statistics.geometric_mean(figures)
     print(f"geometric mean {mean:.4f} over {len(figures)} pairs, least {min(figures):.4f}")
     return 1 if wrong or mean < options.least else 0

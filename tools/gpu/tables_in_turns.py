@@ -36,6 +36,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import captured, kernel_implementation
 from flashsmith.benchmark.measurement import now
 from flashsmith.benchmark.peers import PEERS
-from flashsmith.benchmark.timing import CudaEvents, Protocol, measure
+from flashsmith.benchmark.timing import CudaEvents, Protocol
+from flashsmith.benchmark.turns import Contender, Pooled, Turns, rounds_within
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.chooser import choose
 from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
@@ -62,12 +64,11 @@ from flashsmith.families.gpu_names import same_gpu
 from flashsmith.operations import DECODE
 from flashsmith.runtime import query_gpu
 from flashsmith.tuning.problems import read_problems
-from flashsmith.verify import Comparison
 
 WITHOUT, WITH, CUDNN = "without the table", "with the table", "cudnn"
 # Rows of a head that the proof looks at: tune has looked at all of them.
 SCORES = 1 << 20
-WARM_UP_MS, CONFIDENCE = 100.0, 0.95
+WARM_UP_MS = 100.0
 # What is behind by more on paper or in the entry is not replayed.
 NEAR = 1.10
 # Of a cache: sequences and their keys.
@@ -150,63 +151,60 @@ def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
     return Cell(problem, {str(config): config for config in configs})
 
 
-def prepared(cell: Cell, *, replays: bool) -> tuple[list[Any], dict[str, float], CudaEvents]:
-    """What is launched, by the names of the rows, the largest error of each, and a clock.
-
-    Raises ValueError when an output is wrong.
-    """
+def prepared(cell: Cell, *, replays: bool) -> tuple[list[Contender], dict[str, float], CudaEvents]:
+    """What is launched, by the names of the rows, the largest error of each that is proven by then,
+    and a clock."""
     workload = workload_of(cell.problem)
     calls: dict[str, Any] = {
         name: kernel_implementation(config, workload) for name, config in cell.kernels.items()
     }
     if replays:
         calls[CUDNN] = PEERS[CUDNN].prepare(workload)
-    errors = {}
-    for name, call in calls.items():
-        proof = workload.judge(call.output(), SCORES)
-        _check(cell, name, proof)
-        errors[name] = proof.max_error
+    errors: dict[str, float] = {}
     clock = CudaEvents()
+
+    def contender(name: str, launch: Callable[[], Any], output: Callable[[], Any]) -> Contender:
+        def why_wrong() -> str:
+            proof = workload.judge(output(), SCORES)
+            errors[name] = proof.max_error
+            return "; ".join(proof.reasons)
+
+        return Contender(name, launch, why_wrong)
+
     if not replays:
-        return [_Named(name, call.launch) for name, call in calls.items()], errors, clock
-    graphs = []
+        made = [contender(name, call.launch, call.output) for name, call in calls.items()]
+        return made, errors, clock
+    made = []
     for name, call in calls.items():
         graph, output = captured(name, [call], clock, workload.memory, least=1)
-        _check(cell, f"a replay of {name}", workload.judge(output, SCORES))
-        graphs.append(graph)
-    return graphs, errors, clock
+        made.append(contender(name, graph.launch, partial(_itself, output)))
+    return made, errors, clock
 
 
-def _check(cell: Cell, name: str, proof: Comparison) -> None:
-    if not proof.ok:
-        raise ValueError(f"{cell}: {name} is wrong: {'; '.join(proof.reasons)}")
-
-
-@dataclass(frozen=True)
-class _Named:
-    name: str
-    launch: Callable[[], Any]
+def _itself(output: Any) -> Any:
+    return output
 
 
 def rounds_of(
     cell: Cell, rounds: int, *, replays: bool, until: float = math.inf
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each round; the first comes after the GPU's clock has settled."""
-    launched, errors, clock = prepared(cell, replays=replays)
-    for number in range(rounds):
-        if number and time.monotonic() >= until:
-            return
-        first = number % len(launched)
-        samples = measure(
-            [*launched[first:], *launched[:first]],
+    """The rows of each round; the first comes after the GPU's clock has settled.
+
+    Raises ValueError when an output is wrong: the cell compares nothing then.
+    """
+    contenders, errors, clock = prepared(cell, replays=replays)
+    turns = Turns(contenders, clock)
+    for name, why in turns.wrong.items():
+        raise ValueError(f"{cell}: {name} is wrong: {why}")
+    for number in rounds_within(until - time.monotonic(), rounds):
+        samples = turns.round(
             Protocol(
                 num_warmups=1,
                 runs=3,
                 warmup_ms=0.0 if number else WARM_UP_MS,
                 measure_ms=20.0,
                 num_estimates=1,
-            ),
-            clock=clock,
+            )
         )
         yield [
             {
@@ -234,19 +232,6 @@ def ratios(rows: Sequence[dict[str, Any]], over: str, under: str) -> list[float]
         (row["round"], row["kernel"]): float(row["ms"]) for row in rows
     }
     return [ms / times[n, under] for (n, kernel), ms in times.items() if kernel == over]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Holds the true median with the confidence, by order statistics; of fewer than six values the
-    least and the most, which claim less."""
-    ordered, left_out, outside = sorted(values), 0, 0.0
-    while True:
-        outside += 2 * math.comb(len(ordered), left_out) / 2 ** len(ordered)
-        if outside > 1 - CONFIDENCE or 2 * left_out + 2 > len(ordered):
-            break
-        left_out += 1
-    kept = ordered[max(0, left_out - 1) : len(ordered) - max(0, left_out - 1)]
-    return kept[0], kept[-1]
 
 
 def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
@@ -394,13 +379,12 @@ def _report(cell: Cell, rows: Sequence[dict[str, Any]], *, replays: bool) -> boo
     """Prints a cell's ratios; whether one of a table lies below 1."""
     print(f"{cell}", flush=True)
     over, names = (CUDNN, list(cell.kernels)) if replays else (WITHOUT, [WITH])
-    low = 2.0
+    high = 1.0
     for name in sorted(names, key=lambda name: -_median(rows, over, name)):
         found = ratios(rows, over, name)
-        low, high = interval(found)
-        middle = statistics.median(found)
-        shown = f"{middle:.4f} ({low:.4f} to {high:.4f}, {len(found)} rounds)"
-        print(f"  {shown} {cell.kernels[name]}", flush=True)
+        pooled = Pooled.of(found)
+        high = pooled.high
+        print(f"  {pooled:.4f}, {len(found)} rounds: {cell.kernels[name]}", flush=True)
     return not replays and high < 1
 
 

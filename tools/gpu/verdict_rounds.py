@@ -31,14 +31,13 @@ from flashsmith.benchmark.peers import get_peers
 from flashsmith.benchmark.problems import named_problems
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import Clock, CudaEvents, Protocol
+from flashsmith.benchmark.turns import rounds_within
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import DeviceSpec
 from flashsmith.runtime import query_gpu
 
 SHORT = Protocol(num_warmups=2, runs=8, warmup_ms=15.0, measure_ms=35.0, num_estimates=2)
-# Of the longest round so far: a later one may take longer.
-SLACK = 1.15
 
 PlanOfRound = Callable[[int], BenchPlan]
 
@@ -58,12 +57,8 @@ def rounds(
 ) -> Iterator[list[Measurement]]:
     """The rows of each round, which are in its file by then; one that breaks off leaves its rows in
     a file whose name begins with unfinished-. A problem's tensors are made once."""
-    begin, longest, number = now(), 0.0, 0
     kept = cache(make_workload)
-    while most is None or number < most:
-        started = now()
-        if number and started - begin + SLACK * longest > seconds:
-            return
+    for number in rounds_within(seconds, most, now):
         path = path_of(number)
         unfinished = path.with_name(f"unfinished-{path.name}")
         unfinished.unlink(missing_ok=True)
@@ -78,9 +73,6 @@ def rounds(
                 make_workload=kept,
             )
         unfinished.replace(path)
-        if number:  # the first one builds, compiles, and makes the tensors
-            longest = max(longest, now() - started)
-        number += 1
         yield rows
 
 

@@ -45,6 +45,7 @@ from flashsmith.benchmark.timing import (
     num_sets,
     require_usable_gpu,
 )
+from flashsmith.benchmark.turns import rotated
 from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, workload_of
 from flashsmith.chooser import choose_config
 from flashsmith.chooser.decode import CHOOSERS
@@ -283,8 +284,7 @@ class _Point:
             return self.rows
         right = [found for entry in entries if (found := self._prove_ours(entry, workload))]
         right += [found for peer in peers if (found := self._prove_peer(peer, workload))]
-        first = bench.plan.rotation % max(1, len(right))
-        timed: list[Implementation] = [*right[first:], *right[:first]]
+        timed: list[Implementation] = [*rotated(right, bench.plan.rotation)]
         try:
             if self.protocol.in_graphs:
                 makers: _Makers = {entry.name: entry.implementation for entry in entries}
