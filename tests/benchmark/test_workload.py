@@ -31,7 +31,7 @@ from flashsmith.benchmark.workload import (
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.operations import BACKWARD, DECODE
-from flashsmith.verify import compute_references, engine, reference_of
+from flashsmith.verify import compute_references, engine, forward_reference, reference_of
 from flashsmith.verify.proof_inputs import default_scale
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
@@ -131,13 +131,13 @@ def test_a_wrong_output_is_seen(text: str, damage: Callable, monkeypatch) -> Non
 
 def test_how_much_is_judged_can_be_said_for_each_output(monkeypatch) -> None:
     made = []
-    right = workload_module.compute_references
+    right = forward_reference.compute_references
 
     def counted(*tensors, **options):
         made.append(tensors[0].shape[1])
         return right(*tensors, **options)
 
-    monkeypatch.setattr(workload_module, "compute_references", counted)
+    monkeypatch.setattr(forward_reference, "compute_references", counted)
     w = workload("b2 s96 h4 d32 fp16 causal")
     o = right_answer(w)
     made.clear()

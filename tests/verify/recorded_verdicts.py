@@ -139,7 +139,7 @@ def right_output(problem: Problem, workload: Any) -> Outputs:
     """By the operation's own reference, of the whole problem."""
     p, reference = problem, reference_of(problem.computed)
     if problem.operation == "merge":
-        return dict(workload._expected.rounded)
+        return dict(workload._case.expected.rounded)
     lens: dict[str, Any] = {}
     if p.operation == "decode":
         lens = {"lens_k": (p.seq_k,) * p.batch}

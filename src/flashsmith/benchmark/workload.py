@@ -16,19 +16,12 @@ from flashsmith.families import KernelConfig, Problem
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, TensorSpec
 from flashsmith.runtime import forward, prepare_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
-from flashsmith.verify import (
-    Case,
-    Comparison,
-    References,
-    compare,
-    compute_references,
-    reference_of,
-)
-from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, offsets
+from flashsmith.verify import Case, Comparison, reference_of
+from flashsmith.verify.attention_semantics import NO_WINDOW, offsets
+from flashsmith.verify.backward_reference import BackwardReference
 from flashsmith.verify.engine import gpu_engine_pays
-from flashsmith.verify.gradient_tolerance import ExpectedGradients, compare_gradients
-from flashsmith.verify.gradients import Rows, compute_gradients
-from flashsmith.verify.proof_inputs import check_seed, default_scale, numpy_dtype
+from flashsmith.verify.forward_reference import ForwardReference
+from flashsmith.verify.proof_inputs import check_seed, numpy_dtype
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
 # Scores of a head that the references are computed of: more only costs time. Above, the first, the
@@ -40,6 +33,10 @@ _BLOCKS = 3
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
 # Far from those of q, k, v and o.
 _SEED_OF_DO = 1 << 31
+
+
+# q, k and v of some rows.
+_Tensors = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class _Sample(NamedTuple):
@@ -75,7 +72,7 @@ class Workload:
         )
         if p.semantics.partial:
             self.o = self.memory.put(np.zeros(shape_q, np.float32))
-        self._references: dict[int, tuple[tuple[_Sample, ...], References]] = {}
+        self._cases: dict[int, tuple[tuple[_Sample, ...], Case]] = {}
         self.cu_seqlens_q = self.cu_seqlens_k = None
         if self.packed:
             self.cu_seqlens_q, self.cu_seqlens_k = (
@@ -126,9 +123,9 @@ class Workload:
         ``output`` has q's layout. Sequences whose heads have more than ``scores`` scores are judged
         on some of their rows; None: only the longest are.
         """
-        samples, references = self._expected(scores or self._most_scores)
-        got = np.concatenate([self._rows(output, self.problem.seq_q, s) for s in samples])
-        return compare(self.problem.dtype, got, None, references)
+        samples, case = self._case_of(scores or self._most_scores)
+        rows = [self._rows(output, self.problem.seq_q, sample) for sample in samples]
+        return case.verdict({"o": np.concatenate(rows)})
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         p = self.problem
@@ -152,30 +149,31 @@ class Workload:
     def _most_scores(self) -> int:
         return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
 
-    def _expected(self, scores: int) -> tuple[tuple[_Sample, ...], References]:
-        """What is looked at and the references of it, one sample after the other; o and
-        same_precision are (rows, 1, d)."""
-        if scores not in self._references:
+    def _case_of(self, scores: int) -> tuple[tuple[_Sample, ...], Case]:
+        """What is looked at, and the case of its rows, one sample after the other."""
+        if scores not in self._cases:
             p = self.problem
             blocks = row_blocks(p.seq_q, p.seq_k, scores)
             heads = dict.fromkeys(((0, 0), (p.batch - 1, p.heads_q - 1)))
             samples = tuple(_Sample(*head, rows) for head in heads for rows in blocks)
-            self._references[scores] = samples, _joined(map(self._reference, samples))
-        return self._references[scores]
+            self._cases[scores] = samples, self._case_of_rows(map(self._tensors, samples))
+        return self._cases[scores]
 
-    def _reference(self, sample: _Sample) -> References:
+    def _case_of_rows(self, parts: Iterable[_Tensors]) -> Case:
+        """Of the forward pass's rows, with the mask and the numbers of the problem."""
+        return ForwardReference().given_rows(
+            self.problem, parts, self.problem.keywords, on_gpu=self._on_gpu
+        )
+
+    def _tensors(self, sample: _Sample) -> _Tensors:
+        """q, k and v of a sample."""
         p = self.problem
         head_k = sample.head * p.heads_k // p.heads_q
         of_keys = sample._replace(head=head_k, rows=self._keys(sample.rows))
-        return compute_references(
-            self._rows(self.q, p.seq_q, sample)[None],
-            self._rows(self.k, p.seq_k, of_keys)[None],
-            self._rows(self.v, p.seq_k, of_keys)[None],
-            default_scale(p.d),
-            causal=self.causal,
-            window=p.window or NO_WINDOW,
-            softcap=p.softcap,
-            on_gpu=self._on_gpu,
+        return (
+            self._rows(self.q, p.seq_q, sample),
+            self._rows(self.k, p.seq_k, of_keys),
+            self._rows(self.v, p.seq_k, of_keys),
         )
 
     def _keys(self, rows: slice) -> slice:
@@ -249,7 +247,7 @@ class BackwardWorkload(Workload):
         ``scores`` does not matter: gradients are of whole sequences.
         """
         got = {name: self._of_groups(output[name], name) for name in self.gradients}
-        return compare_gradients(self.problem.dtype, got, self._expected_gradients)
+        return self._case.verdict(got)
 
     @cached_property
     def _groups(self) -> list[tuple[int, int]]:
@@ -258,28 +256,22 @@ class BackwardWorkload(Workload):
         return list(dict.fromkeys(((0, 0), (p.batch - 1, p.heads_k - 1))))
 
     @cached_property
-    def _expected_gradients(self) -> ExpectedGradients:
+    def _case(self) -> Case:
+        """Of the groups, as the sequences of a batch."""
         p = self.problem
+        left, right = p.window or NO_WINDOW
         inputs = {name: self._of_groups(getattr(self, name), name) for name in ("do", *"qkvo")}
         inputs["lse"] = self._statistics_of_groups()
-        attended = Attention(default_scale(p.d), self.causal, p.window or NO_WINDOW, p.softcap)
-        exact = compute_references(
-            inputs["q"],
-            inputs["k"],
-            inputs["v"],
-            attended.scale,
-            causal=attended.causal,
-            window=attended.window,
-            softcap=attended.softcap,
-            on_gpu=self._on_gpu,
+        problem = replace(
+            p,
+            batch=len(self._groups),
+            heads_q=p.heads_q // p.heads_k,
+            heads_k=1,
+            semantics=replace(p.semantics, packed=False),
         )
-        sequences = [
-            Rows(number, slice(0, p.seq_q), slice(0, p.seq_k))
-            for number in range(len(self._groups))
-        ]
-        return compute_gradients(
-            inputs, attended, sequences, exact.o, exact.lse, on_gpu=self._on_gpu
-        ).only(list(self.gradients))
+        unneeded = tuple(name for name in ("dq", "dk", "dv") if name not in self.gradients)
+        options = {"left": left, "right": right, "softcap": p.softcap, "unneeded": unneeded}
+        return BackwardReference().given(problem, inputs, options)
 
     def _heads_of(self, head_k: int) -> range:
         """The heads of q that share one of k."""
@@ -365,37 +357,32 @@ class DecodeWorkload(Workload):
     def judge(self, output: Any, scores: int | None = None) -> Comparison:
         """Verify's rule on groups of heads that share one of k, of sequences from the first to the
         last; the rest must be finite. ``scores`` does not matter."""
-        groups, references = self._expected_groups
+        groups, case = self._expected_groups
         got = np.concatenate([self._rows_of(output, *group) for group in groups])
-        found = compare(self.problem.dtype, got, None, references)
+        found = case.verdict({"o": got})
         wrong = ~np.isfinite(self.memory.fetch(output).astype(np.float32))
         if found.ok and wrong.any():
             return replace(found, reasons=(f"{wrong.sum()} outputs are NaN or infinite",))
         return found
 
     @cached_property
-    def _expected_groups(self) -> tuple[list[tuple[int, int]], References]:
-        """Sequences and heads of k, evenly spread, and the references of their rows, one group
-        after the other: K and V of one group at a time are on the host."""
+    def _expected_groups(self) -> tuple[list[tuple[int, int]], Case]:
+        """Sequences and heads of k, evenly spread, and the case of their rows, one group after the
+        other: K and V of one group at a time are on the host."""
         p = self.problem
         of_group = p.seq_q * p.heads_q // p.heads_k * p.d
         enough = max(2, -(-MIN_OUTPUTS // of_group), min(MOST_GROUPS, MOST_KEYS // p.seq_k))
         every = p.batch * p.heads_k
         chosen = np.linspace(0, every - 1, min(every, enough)).round().astype(int).tolist()
         groups = [divmod(number, p.heads_k) for number in chosen]
-        return groups, _joined(map(self._reference_of, groups))
+        return groups, self._case_of_rows(map(self._tensors_of, groups))
 
-    def _reference_of(self, group: tuple[int, int]) -> References:
-        p = self.problem
-        return compute_references(
-            self._rows_of(self.q, *group)[None],
-            self._keys_of(self.k_cache, *group)[None, :, None],
-            self._keys_of(self.v_cache, *group)[None, :, None],
-            default_scale(p.d),
-            causal=self.causal,
-            window=p.window or NO_WINDOW,
-            softcap=p.softcap,
-            on_gpu=self._on_gpu,
+    def _tensors_of(self, group: tuple[int, int]) -> _Tensors:
+        """q, k and v of a group."""
+        return (
+            self._rows_of(self.q, *group),
+            self._keys_of(self.k_cache, *group)[:, None],
+            self._keys_of(self.v_cache, *group)[:, None],
         )
 
     def _rows_of(self, tensor: Any, sequence: int, head_k: int) -> np.ndarray:
@@ -425,11 +412,12 @@ class OperationWorkload:
         _check(problem, seed)
         self.problem, self.seed, self.memory = problem, seed, memory or gpu_memory()
         self._reference = reference_of(problem.computed)
-        self._options = self._reference.options(problem, seed=seed)
+        options = self._reference.options(problem, seed=seed)
         drawn = self._reference.draw(problem, self._reference.kinds[0], seed)
         written = [tensor for tensor in problem.computed.outputs if tensor.is_required(problem)]
-        expected = self._reference.expected(problem, drawn, self._options)
-        self._expected = expected.only({tensor.name for tensor in written})
+        case = self._reference.given(problem, drawn, options)
+        expected = case.expected.only({tensor.name for tensor in written})
+        self._case = replace(case, expected=expected)
         self.inputs = {name: self.memory.put(array) for name, array in drawn.items()}
         blank = {
             tensor.name: self.memory.put(self._blank(tensor))
@@ -445,7 +433,7 @@ class OperationWorkload:
     def call(self, config: KernelConfig) -> Callable[[], Any]:
         """One call of a config's kernel, which writes the outputs."""
         tensors = {**self.inputs, **self.output}
-        options = self._reference.call_options(self.problem, self._options)
+        options = self._reference.call_options(self.problem, self._case.options)
         return prepare_operation(config, self.problem, tensors, options=options).run
 
     def poison(self) -> None:
@@ -456,11 +444,10 @@ class OperationWorkload:
     def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
         """The reference's verdict on the outputs by name; ``scores`` does not matter."""
         arrays = {name: self.memory.fetch(tensor) for name, tensor in output.items()}
-        case = Case(self.problem, {}, self._options, self._expected)
-        return self._reference.compare(self.problem.dtype, case, arrays)
+        return self._case.verdict(arrays)
 
     def _blank(self, tensor: TensorSpec) -> np.ndarray:
-        shape = self._expected.exact[tensor.name].shape
+        shape = self._case.expected.exact[tensor.name].shape
         return np.zeros(shape, NUMPY_DTYPES[tensor.dtype_of(self.problem)])
 
 
@@ -484,17 +471,6 @@ def _check(problem: Problem, seed: int) -> None:
     if not problem.attn_flop():
         raise ArgumentError(f"problem='{problem}': there is nothing to compute; give sizes above 0")
     check_seed(seed)
-
-
-def _joined(references: Iterable[References]) -> References:
-    """References of (1, rows, heads, d) outputs, one after the other and without the batch."""
-    parts = list(references)
-    return References(
-        **{
-            name: np.concatenate([getattr(part, name)[0] for part in parts], axis=axis)
-            for name, axis in (("o", 0), ("same_precision", 0), ("lse", 1), ("row_max", 1))
-        }
-    )
 
 
 def row_blocks(seq_q: int, seq_k: int, scores: int) -> list[slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,12 @@ from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, of
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
 from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.proof_inputs import INPUT_KINDS, TILE_KINDS, InputSpec
-from flashsmith.verify.reference import References, compute_references, inputs_and_references
+from flashsmith.verify.reference import (
+    References,
+    compute_references,
+    inputs_and_references,
+    joined,
+)
 from flashsmith.verify.tolerance import Comparison, Expected, compare, heads_for_enough_outputs
 
 
@@ -84,6 +89,33 @@ class ForwardReference(OperationReference):
             inputs["cu_seqlens_q"] = offsets(attention.lens_q)
             inputs["cu_seqlens_k"] = offsets(attention.lens_k)
         return Case(problem, inputs, options, _Expected(attention, references))
+
+    def given_rows(
+        self,
+        problem: Problem,
+        parts: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+        options: Mapping[str, Any],
+        *,
+        on_gpu: bool = False,
+    ) -> Case:
+        """The case of some rows of a problem, whose output is (rows, heads, d).
+
+        ``parts`` are q (rows, heads, d), and k and v (keys, heads_k, d) that end where those end
+        that the last row may see. They are taken one after the other: an iterator may copy each to
+        the host when it is asked for it.
+        """
+        attention = _attention(check_scale(options.get("scale"), problem.d), options)
+        references = joined(
+            compute_references(
+                *(q[None], k[None], v[None], attention.scale),
+                causal=attention.causal,
+                window=attention.window,
+                softcap=attention.softcap,
+                on_gpu=on_gpu,
+            )
+            for q, k, v in parts
+        )
+        return Case(problem, {}, options, _Expected(attention, references), self)
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]

@@ -24,16 +24,27 @@ ToDevice = Callable[[np.ndarray], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One problem of a proof: the problem, its inputs, and the expected outputs.
+    """One problem of a proof or a benchmark: its inputs, the expected outputs, and the verdict.
 
     ``inputs`` are host arrays by the operation's names; ``expected`` is for the reference that made
-    the case.
+    the case and judges by it.
     """
 
     problem: Problem
     inputs: Mapping[str, np.ndarray]
     options: Mapping[str, Any] = field(default_factory=dict)
     expected: Any = None
+    reference: OperationReference | None = None
+
+    def verdict(
+        self, outputs: Mapping[str, np.ndarray], kernel: KernelConfig | None = None
+    ) -> Comparison:
+        """On outputs by name. With a kernel's config, the first mismatch is located in its tiles.
+
+        Raises ArgumentError when an output is missing, or of another shape than expected.
+        """
+        assert self.reference is not None, "made by prove() or OperationReference.given()"
+        return self.reference.compare(kernel or self.problem.dtype, self, outputs)
 
 
 class OperationReference(ABC):
@@ -122,6 +133,12 @@ class OperationReference(ABC):
         )
         inputs = self.draw(problem, kind, seed)
         return Case(problem, inputs, options, self.expected(problem, inputs, options))
+
+    def given(
+        self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
+    ) -> Case:
+        """The case of inputs that exist already, a benchmark's for example."""
+        return Case(problem, inputs, options, self.expected(problem, inputs, options), self)
 
     def run(
         self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any

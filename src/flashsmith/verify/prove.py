@@ -140,7 +140,8 @@ def prove(
     asked = reference.options(problem, seed=seed) if options is None else options
     work = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
     on_gpu = backend == "gpu" and gpu_engine_pays(work)
-    case = reference.case(cfg, problem, kind=inputs, seed=seed, options=asked, on_gpu=on_gpu)
+    made = reference.case(cfg, problem, kind=inputs, seed=seed, options=asked, on_gpu=on_gpu)
+    case = replace(made, reference=reference)
     if backend == "gpu":
         where = _with_sms(query_gpu(device), sm_count)
         result = reference.run(
@@ -161,7 +162,7 @@ def prove(
         )
         outputs = result.outputs
     return Verdict(
-        **vars(reference.compare(cfg, case, outputs)),
+        **vars(case.verdict(outputs, cfg)),
         config=cfg,
         problem=case.problem,
         meaning=reference.meaning(case.problem, case.options),

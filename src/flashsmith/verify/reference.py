@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -79,6 +79,17 @@ def compute_references(
                     tainted[rows_at] = spoilt
                 found.lse[_statistics(rows_at)], found.row_max[_statistics(rows_at)] = lse, row_max
     return found
+
+
+def joined(references: Iterable[References]) -> References:
+    """References of (1, rows, heads, d) outputs, one after the other and without the batch."""
+    parts = list(references)
+    return References(
+        **{
+            name: np.concatenate([getattr(part, name)[0] for part in parts], axis=axis)
+            for name, axis in (("o", 0), ("same_precision", 0), ("lse", 1), ("row_max", 1))
+        }
+    )
 
 
 def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
