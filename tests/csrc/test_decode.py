@@ -396,7 +396,7 @@ def planned(
     return made, made.kernel.plan(made.call)
 
 
-@pytest.mark.parametrize("schedule", [None, 1])
+@pytest.mark.parametrize("schedule", [pytest.param(None, marks=pytest.mark.full), 1])
 def test_few_ctas_look_for_rows_to_merge(schedule: int | None) -> None:
     """Where sequences of one length would be one run each; in calls of one plan with other lengths
     there are other rows to merge, more than CTAs, fewer, and none."""
@@ -510,7 +510,7 @@ def arrivals(instructions: Mapping[str, int]) -> int:
     return sum(n for name, n in instructions.items() if name.startswith("ld.relaxed.gpu.global.v"))
 
 
-@pytest.mark.parametrize("page", [0, 24])
+@pytest.mark.parametrize("page", [pytest.param(0, marks=pytest.mark.full), 24])
 def test_states_of_few_runs_arrive_at_the_merge(page: int) -> None:
     """Where a cache has room for more than clusters merge: sequences of up to as many parts as a
     merge takes, of more, of one and of no key, in calls of one plan. Bits are those of the other
@@ -618,7 +618,7 @@ def guesses(pages: Sequence[int], *quick: tuple[str, int]) -> pytest.MarkDecorat
     return pytest.mark.parametrize(("guess", "page"), cases)
 
 
-@guesses((0, 24), ("the most there is", 0), ("other warps' are wrong", 24))
+@guesses((0, 24), ("other warps' are wrong", 24))
 def test_what_lengths_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -626,7 +626,7 @@ def test_what_lengths_seem_to_be_changes_no_bit(
 
 
 # A step of a warp's in one page, and not.
-@guesses((16, 24), ("other warps' are wrong", 16), ("nothing", 24))
+@guesses((16, 24), ("other warps' are wrong", 16))
 def test_what_pages_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

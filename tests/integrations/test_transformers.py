@@ -515,7 +515,9 @@ def test_a_static_cache_has_gradients(calls: Calls) -> None:
     assert calls[-1]["k"].shape[1] == 6
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3n"])
+@pytest.mark.parametrize(
+    "name", ["mistral", *(pytest.param(it, marks=pytest.mark.full) for it in ("llama", "gemma3n"))]
+)
 def test_continuous_batching_generates_the_tokens_of_pytorchs_attention(
     name: str, calls: Calls
 ) -> None:
@@ -562,8 +564,15 @@ PROMPTS = [[3, 5, 7, 9, 11], [4, 6], list(range(8, 58))]
 PAGED = {"page_size": 16, "max_batch_tokens": 24}
 
 
-@pytest.mark.parametrize("blocks", [0, 8])
-@pytest.mark.parametrize("name", ["llama", "gemma3n"])
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("llama", 8),
+        ("gemma3n", 0),
+        pytest.param("llama", 0, marks=pytest.mark.full),
+        pytest.param("gemma3n", 8, marks=pytest.mark.full),
+    ],
+)
 def test_pages_of_continuous_batching_are_read_in_place(
     name: str, blocks: int, calls: Calls
 ) -> None:
@@ -587,7 +596,9 @@ def test_pages_of_continuous_batching_are_read_in_place(
         assert call["q"].shape[:2] == (call["page_table"].shape[0], 1)
 
 
-@pytest.mark.parametrize("changed", ["keys", "values", "both"])
+@pytest.mark.parametrize(
+    "changed", ["both", *(pytest.param(it, marks=pytest.mark.full) for it in ("keys", "values"))]
+)
 def test_keys_that_a_model_changes_are_gathered(
     changed: str, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
