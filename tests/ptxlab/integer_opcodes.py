@@ -82,6 +82,91 @@ def integer_arithmetic() -> Iterator[Case]:
             )
 
 
+def extended_precision() -> Iterator[Case]:
+    """Sums, differences and products of numbers of two words, which a carry holds together."""
+    wide = ("b64", "b64", "b64")
+    split = "mov.b64 {%r1, %r2}, {a}; mov.b64 {%r3, %r4}, {b};\n"
+    join = "mov.b64 {d}, {%r5, %r6};"
+
+    def case(name: str, body: str, oracle: Callable[..., int], inputs: int = 2) -> Case:
+        return Case(name, split + body + join, wide[:inputs], "b64", oracle)
+
+    yield case(
+        "add.cc", "add.cc.u32 %r5, %r1, %r3; addc.u32 %r6, %r2, %r4;\n",
+        lambda a, b: wrap(a + b, 64),
+    )  # fmt: skip
+    yield case(
+        "sub.cc", "sub.cc.s32 %r5, %r1, %r3; subc.s32 %r6, %r2, %r4;\n",
+        lambda a, b: wrap(a - b, 64),
+    )  # fmt: skip
+    yield case(
+        "mad.lo.cc",
+        "mul.lo.u32 %r5, %r1, %r3; mul.hi.u32 %r6, %r1, %r3;\n"
+        "mad.lo.cc.u32 %r5, %r2, %r4, %r5; madc.hi.u32 %r6, %r2, %r4, %r6;\n",
+        lambda a, b: wrap((a & _LOW) * (b & _LOW) + (a >> 32) * (b >> 32), 64),
+    )
+    # The carry of three words: what comes out of the third is the sign of the sum.
+    yield case(
+        "addc.cc",
+        "add.cc.u32 %r5, %r1, %r1; addc.cc.u32 %r5, %r3, %r1; addc.cc.u32 %r5, %r4, %r2;\n"
+        "addc.u32 %r6, 0, 0;\n",
+        lambda a, b: _three_words(a, b),
+    )
+    yield Case(
+        "add.cc.u64",
+        "add.cc.u64 %rd5, {a}, {b}; addc.u64 {d}, {a}, {c};",
+        wide,
+        "b64",
+        lambda a, b, c: wrap(a + c + (a + b >> 64), 64),
+    )
+    yield Case(
+        "guarded add.cc",
+        "setp.gt.s64 %p1, {b}, 0; add.cc.u64 %rd5, {a}, {a};\n"
+        "@%p1 add.cc.u64 %rd5, {b}, {b}; addc.u64 {d}, 0, 0;",
+        ("b64", "b64"),
+        "b64",
+        lambda a, b: 0 if value_of(b, 64, True) > 0 else a >> 63,
+    )
+
+
+_LOW = 0xFFFFFFFF
+
+
+def _three_words(a: int, b: int) -> int:
+    first = a & _LOW, b & _LOW, b >> 32
+    second = a & _LOW, a & _LOW, a >> 32
+    total = sum((x + y) << 32 * k for k, (x, y) in enumerate(zip(first, second, strict=True)))
+    return (total >> 64) & _LOW | (total >> 96) << 32
+
+
+def dot_products() -> Iterator[Case]:
+    triple = ("b32",) * 3
+    for first in "us":
+        for second in "us":
+            for name, width, begin in (
+                ("dp4a", 8, 0), ("dp2a.lo", 16, 0), ("dp2a.hi", 16, 16),
+            ):  # fmt: skip
+                yield Case(
+                    f"{name}.{first}32.{second}32",
+                    f"{name}.{first}32.{second}32 {{d}}, {{a}}, {{b}}, {{c}};",
+                    triple,
+                    "b32",
+                    lambda a, b, c, w=width, i=begin, s=(first == "s", second == "s"): (
+                        integers.dot_product(a, b, c, w, i, *s)
+                    ),
+                )
+    for kind, width, sign in INTEGER_TYPES:
+        yield Case(
+            f"sad.{kind}",
+            f"sad.{kind} {{d}}, {{a}}, {{b}}, {{c}};",
+            (f"b{width}",) * 3,
+            f"b{width}",
+            lambda a, b, c, w=width, s=sign: wrap(
+                abs(value_of(a, w, s) - value_of(b, w, s)) + c, w
+            ),
+        )
+
+
 def bit_operations() -> Iterator[Case]:
     for width in (16, 32, 64):
         register = f"b{width}"
@@ -180,6 +265,13 @@ def _bit_fields() -> Iterator[Case]:
                 (register,),
                 "b32",
                 lambda a, w=width, s=sign == "s": integers.find_leading(a, w, s),
+            )
+            yield Case(
+                f"bfind.shiftamt.{kind}",
+                f"bfind.shiftamt.{kind} {{d}}, {{a}};",
+                (register,),
+                "b32",
+                lambda a, w=width, s=sign == "s": integers.find_shift(a, w, s),
             )
         yield Case(
             f"bfi.b{width}",

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from float_opcodes import approximations, float_arithmetic, float_conversions
-from integer_opcodes import bit_operations, integer_arithmetic, integer_conversions, moves
+from integer_opcodes import (
+    bit_operations,
+    dot_products,
+    extended_precision,
+    integer_arithmetic,
+    integer_conversions,
+    moves,
+)
 from micro_kernels import Case
 from predicate_opcodes import comparisons
 
 TABLES = {
     "integer arithmetic": integer_arithmetic,
+    "extended precision": extended_precision,
+    "dot products": dot_products,
     "bit operations": bit_operations,
     "comparisons": comparisons,
     "float arithmetic": float_arithmetic,

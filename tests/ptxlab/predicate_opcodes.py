@@ -29,6 +29,18 @@ def comparisons() -> Iterator[Case]:
         yield _setp(f"{name}.f32", "f32", lambda a, b, n=name: floats.compare(FP32, n, a, b))
     for name in ("lt", "geu", "eq", "nan"):
         yield _setp(f"{name}.f16", "f16", lambda a, b, n=name: floats.compare(FP16, n, a, b))
+    for name in ("lt", "ne", "geu", "nan"):
+        yield Case(
+            f"set.{name}.f16x2",
+            f"set.{name}.f16x2.f16x2 {{d}}, {{a}}, {{b}};",
+            ("f16x2", "f16x2"),
+            "f16x2",
+            lambda a, b, n=name: sum(
+                0x3C00 << shift
+                for shift in (0, 16)
+                if floats.compare(FP16, n, (a >> shift) & 0xFFFF, (b >> shift) & 0xFFFF)
+            ),
+        )
     for joint in ("and", "or", "xor"):
         yield Case(
             f"setp.lt.{joint}.s32",

@@ -48,6 +48,22 @@ def truncating_remainder(a: int, b: int) -> int:
     return a - b * truncating_divide(a, b)
 
 
+def find_shift(bits: int, width: int, is_signed: bool) -> int:
+    """bfind.shiftamt: by how much the bit that bfind finds is to be shifted to the top."""
+    place = find_leading(bits, width, is_signed)
+    return place if place == 0xFFFFFFFF else width - 1 - place
+
+
+def dot_product(
+    a: int, b: int, c: int, width: int, begin: int, a_signed: bool, b_signed: bool
+) -> int:
+    """dp4a and dp2a: parts of a, of ``width`` bits, times bytes of b from bit ``begin`` on."""
+    for k in range(32 // width):
+        x = value_of(wrap(a >> width * k, width), width, a_signed)
+        c += x * value_of(wrap(b >> begin + 8 * k, 8), 8, b_signed)
+    return wrap(c, 32)
+
+
 def extract_field(bits: int, position: int, length: int, width: int, is_signed: bool) -> int:
     """bfe: ``length`` bits from ``position`` on, filled with the sign where signed."""
     position, length = position & 255, length & 255

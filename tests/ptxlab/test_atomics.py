@@ -117,6 +117,47 @@ def test_threads_that_are_off_add_nothing_and_distinct_cells_go_together() -> No
     assert not cells[40:].any()
 
 
+@pytest.mark.parametrize("kind", ["f16", "f16x2", "bf16", "bf16x2"])
+def test_sums_of_short_floats(kind: str) -> None:
+    """Whole numbers, of which both formats hold these; the last thread's value is found by none."""
+    size, pairs = (4, 2) if kind.endswith("x2") else (2, 1)
+    numbers = (np.arange(THREADS * pairs) % 7 - 3).astype(np.float32)
+    if kind.startswith("bf"):
+        values = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        values = numbers.astype(np.float16).view(np.uint16)
+    register, old, width = ("%r9", "%r8", "b32") if size == 4 else ("%h1", "%h2", "b16")
+    text = f"""
+    .reg .b16 %h<4>;
+    mul.wide.u32 %rd4, %r0, {size}; add.s64 %rd6, %rd3, %rd4; add.s64 %rd4, %rd1, %rd4;
+    ld.global.{width} {register}, [%rd6];
+    atom.global.add.noftz.{kind} {old}, [%rd2], {register};
+    st.global.{width} [%rd4], {old};
+    """
+    before, cell = np.zeros(THREADS * pairs, np.uint16), np.zeros(2, np.uint16)
+    launch(text, [before, cell, values])
+
+    def decoded(bits: np.ndarray) -> np.ndarray:
+        if kind.startswith("bf"):
+            return (bits.astype(np.uint32) << 16).view(np.float32)
+        return bits.view(np.float16).astype(np.float32)
+
+    sums = numbers.reshape(THREADS, pairs).cumsum(axis=0)
+    assert decoded(cell)[:pairs].tolist() == sums[-1].tolist()
+    assert decoded(before).reshape(THREADS, pairs)[1:].tolist() == sums[:-1].tolist()
+
+
+def test_compare_and_swap_of_16_bits() -> None:
+    cells = np.array([7, 0, 9, 9], np.uint16)
+    text = """
+    .reg .b16 %h<4>;
+    cvt.u16.u32 %h1, %r0; add.u16 %h2, %h1, 1;
+    atom.global.cas.b16 %h3, [%rd2+2], %h1, %h2;
+    """
+    launch(text, [np.zeros(1, np.uint32), cells, np.zeros(1, np.uint32)])
+    assert cells.tolist() == [7, THREADS, 9, 9]
+
+
 def test_shared_memory_is_each_ctas_own() -> None:
     out, declared = np.zeros(2 * THREADS, np.uint32), ".shared .align 4 .b8 s[4];\n"
     text = """

@@ -313,6 +313,32 @@ def test_waves_cover_a_grid_larger_than_one() -> None:
     assert got == [1000 * c + t for c in range(ctas) for t in range(64)]
 
 
+def test_pairs_of_integers() -> None:
+    """Of sm_90."""
+    body = "mad.lo.u32 %r2, %r60, 0x10001, 0xfffe0005;"
+    for mnemonic, want in {
+        "add.u16x2": lambda a, b: (a + b) & 0xFFFF,
+        "min.u16x2": min,
+        "max.s16x2": lambda a, b: max(a, b, key=lambda x: x - (x >> 15 << 16)),
+    }.items():
+        got = words_of(body + f"{mnemonic} %r1, %r2, 0x00070009;")
+        for thread, word in enumerate(got):
+            given = thread * 0x10001 + 0xFFFE0005 & 0xFFFFFFFF
+            halves = [want(given >> s & 0xFFFF, 0x00070009 >> s & 0xFFFF) for s in (0, 16)]
+            assert word == halves[0] | halves[1] << 16, mnemonic
+
+
+def test_the_size_of_a_warp_has_a_name() -> None:
+    assert words_of("mov.u32 %r1, WARP_SZ; add.u32 %r1, %r1, WARP_SZ;") == [64] * 32
+
+
+def test_registers_declared_without_a_space() -> None:
+    assert (
+        words_of("{.reg.b16 lo, hi; mov.b32 {lo, hi}, 0x30002; mov.b32 %r1, {hi, lo};}")
+        == [0x20003] * 32
+    )
+
+
 def test_endless_loop() -> None:
     with pytest.raises(EmulatorError, match="endless loop"):
         words_of("mov.u32 %r1, 0; LOOP: bra.uni LOOP;", loop_limit=1000)

@@ -135,6 +135,61 @@ def _vote(name: str, flags: list[int]) -> WarpCase:
     return WarpCase(name, body, ("b32",), ("b32",) * 3, [flags], expected)
 
 
+def matches() -> Iterator[WarpCase]:
+    rng = random.Random("matches")
+    patterns = {
+        "mixed": [rng.randrange(3) for _ in range(64)],
+        "one": [7] * 64,
+        "warp": [thread // 32 for thread in range(64)],
+        "all different": [rng.getrandbits(64) for _ in range(64)],
+        # Equal in their lower words.
+        "high": [5 | (thread % 2) << 40 for thread in range(64)],
+    }
+    for name, values in patterns.items():
+        for width in (32, 64):
+            yield _match(f"match.{name}.b{width}", values, width)
+
+
+def _match(name: str, values: list[int], width: int) -> WarpCase:
+    values = [value & ((1 << width) - 1) for value in values]
+
+    def expected(columns: Columns) -> Columns:
+        same, everyone = [], []
+        for thread, value in enumerate(columns[0]):
+            warp = columns[0][thread & ~31 : (thread & ~31) + 32]
+            same.append(sum(1 << lane for lane, other in enumerate(warp) if other == value))
+            everyone.append(0xFFFFFFFF if len(set(warp)) == 1 else 0)
+        return [same, everyone, [int(mask != 0) for mask in everyone]]
+
+    body = f"match.any.sync.b{width} {{d}}, {{a}}, 0xffffffff;\n"
+    body += f"match.all.sync.b{width} {{f}}|%p1, {{a}}, 0xffffffff; selp.b32 {{g}}, 1, 0, %p1;"
+    return WarpCase(name, body, (f"b{width}",), ("b32",) * 3, [values], expected)
+
+
+def barrier_reductions() -> Iterator[WarpCase]:
+    rng = random.Random("bar.red")
+    patterns = {
+        "mixed": [rng.randrange(2) for _ in range(64)],
+        "all": [1] * 64,
+        "none": [0] * 64,
+        "one": [int(thread == 37) for thread in range(64)],
+    }
+    for name, flags in patterns.items():
+        yield _barrier_reduction(f"bar.red.{name}", flags)
+
+
+def _barrier_reduction(name: str, flags: list[int]) -> WarpCase:
+    def expected(columns: Columns) -> Columns:
+        threads, yes = len(columns[0]), sum(columns[0])
+        return [[yes] * threads, [int(yes > 0) | 2 * int(yes == threads)] * threads]
+
+    body = "setp.ne.b32 %p1, {a}, 0;\nbar.red.popc.u32 {d}, 0, %p1;\n"
+    body += "bar.red.or.pred %p2, 0, %p1; selp.b32 {f}, 1, 0, %p2;\n"
+    body += "barrier.red.and.pred %p2, 1, 64, %p1; selp.b32 %r1, 2, 0, %p2;\n"
+    body += "or.b32 {f}, {f}, %r1;"
+    return WarpCase(name, body, ("b32",), ("b32",) * 2, [flags], expected)
+
+
 # ldmatrix -----------------------------------------------------------------------------------
 
 
@@ -256,5 +311,56 @@ def _product(fmt: FloatFormat, k: int) -> WarpCase:
     return WarpCase(f"mma.m16n8k{k}.{kind}", body, inputs, ("f32",) * 4, columns, expected)
 
 
+def tf32_products() -> Iterator[WarpCase]:
+    """One element a register, small whole numbers again."""
+    for k in (8, 4):
+        rng = random.Random(f"tf32 {k}")
+        count_a, count_b = k // 2, k // 4
+        counts = count_a + count_b + 4
+        columns = [
+            [FP32.encode(float(rng.randint(-8, 8))) for _ in range(32)] for _ in range(counts)
+        ]
+        yield _tf32_product(k, count_a, count_b, columns)
+
+
+def _tf32_product(k: int, count_a: int, count_b: int, columns: Columns) -> WarpCase:
+    def expected(cols: Columns) -> Columns:
+        a = [[0.0] * k for _ in range(16)]
+        b = [[0.0] * 8 for _ in range(k)]
+        outputs: Columns = [[0] * 32 for _ in range(4)]
+        for lane in range(32):
+            group, within = lane >> 2, lane & 3
+            for i in range(count_a):
+                a[group + 8 * (i % 2)][within + 4 * (i // 2)] = FP32.decode(cols[i][lane])
+            for i in range(count_b):
+                b[within + 4 * i][group] = FP32.decode(cols[count_a + i][lane])
+        for lane in range(32):
+            group, within = lane >> 2, lane & 3
+            for i in range(4):
+                row, column = group + 8 * (i // 2), within * 2 + i % 2
+                total = FP32.decode(cols[count_a + count_b + i][lane])
+                total += sum(a[row][inner] * b[inner][column] for inner in range(k))
+                outputs[i][lane] = FP32.encode(total)
+        return outputs
+
+    inputs = ("b32",) * (count_a + count_b) + ("f32",) * 4
+    names = [f"{{{name}}}" for name in INPUT_NAMES[: len(inputs)]]
+    a_text, b_text = ", ".join(names[:count_a]), ", ".join(names[count_a : count_a + count_b])
+    c_text = ", ".join(names[count_a + count_b :])
+    body = (
+        f"mma.sync.aligned.m16n8k{k}.row.col.f32.tf32.tf32.f32 {{{{d}}, {{f}}, {{g}}, {{h}}}},"
+        f" {{{a_text}}}, {{{b_text}}}, {{{c_text}}};"
+    )
+    return WarpCase(f"mma.m16n8k{k}.tf32", body, inputs, ("f32",) * 4, columns, expected)
+
+
 def all_warp_cases() -> list[WarpCase]:
-    return [*shuffles(), *votes(), *matrix_loads(), *matrix_products()]
+    return [
+        *shuffles(),
+        *votes(),
+        *matches(),
+        *barrier_reductions(),
+        *matrix_loads(),
+        *matrix_products(),
+        *tf32_products(),
+    ]

@@ -5,11 +5,20 @@ Rules is the check that reports what the machine itself has detected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ptxlab.interface import Finding, Launch, MemoryAccess, Misuse, Observer, Site
+from ptxlab.interface import (
+    Finding,
+    Launch,
+    MemoryAccess,
+    MemoryRange,
+    Misuse,
+    Observer,
+    Site,
+)
 
 _THREADS_SHOWN = 4
 
@@ -24,10 +33,12 @@ class Check(Observer):
         super().__init__()
         self._places: dict[tuple[str, int], int] = {}
         self._threads_per_cta = 1
+        self._arrays: Sequence[MemoryRange] = ()
 
     def begin(self, launch: Launch) -> None:
         """Stores the launch's shape; subclasses extend it."""
         self._threads_per_cta = launch.threads_per_cta
+        self._arrays = launch.memory.ranges()
         self._places = {}  # another kernel has other lines
 
     def report(
@@ -59,6 +70,14 @@ class Check(Observer):
             return self.name(thread)
         cta, tid = divmod(thread, self._threads_per_cta)
         return f"CTA {cta} warp {tid // 32}"
+
+    def place(self, space: str, address: int) -> str:
+        """``shared address 48``, or ``global address 0x7f00 (byte 48 of x)``."""
+        if space == "shared":
+            return f"shared address {address}"
+        inside = [one for one in self._arrays if one.begin <= address < one.end]
+        where = f" (byte {address - inside[0].begin} of {inside[0].name})" if inside else ""
+        return f"{space} address {address:#x}{where}"
 
     def name(self, thread: int) -> str:
         """``CTA 1 thread 37 (warp 1, lane 5)`` of a flat thread number."""

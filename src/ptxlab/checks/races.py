@@ -218,9 +218,10 @@ class Races(Check):
             self.report(
                 "race-launch",
                 event.site,
-                f"{self.actor(event, rows[0])} {'reads' if reads else 'overwrites'} global address "
-                f"{int(event.addresses[rows[0]]):#x}, {'written' if reads else 'used'} by the "
-                f"launch of {footprint.entry} before, with {lacks} between",
+                f"{self.actor(event, rows[0])} {'reads' if reads else 'overwrites'} "
+                f"{self.place('global', int(event.addresses[rows[0]]))}, "
+                f"{'written' if reads else 'used'} by the launch of {footprint.entry} before, "
+                f"with {lacks} between",
                 event.threads[rows],
                 int(event.addresses[rows[0]]),
             )
@@ -353,7 +354,6 @@ class Races(Check):
         if conflict.kind == "PROXY":
             kind, lacks = "proxy-fence", "no proxy fence"
         address = history.address(conflict.cells[0]) + base
-        shown = address if event.space == "shared" else f"{address:#x}"
         other = int(conflict.others[0])
         party = self._party_name(other)
         if other < NO_ACTOR and party.startswith("the bulk copies"):
@@ -366,7 +366,8 @@ class Races(Check):
         self.report(
             kind,
             event.site,
-            f"{self.actor(event, conflict.rows[0])} {does} {event.space} address {shown}, "
+            f"{self.actor(event, conflict.rows[0])} {does} "
+            f"{self.place(event.space, address)}, "
             f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with {lacks} between{missing}",
             event.threads[np.unique(conflict.rows)],
             address,

@@ -31,6 +31,11 @@ class Barrier:
     arrived: np.ndarray
     expected: np.ndarray
     generations: np.ndarray
+    #: Of bar.red: how many threads of each CTA have voted yes since it last opened; and how many
+    #: had, of how many, when it did.
+    votes: np.ndarray
+    counted: np.ndarray
+    took_part: np.ndarray
     whole_cta: bool = True
     #: Where a thread last arrived.
     site: Site | None = None
@@ -118,14 +123,23 @@ class NamedBarriers:
                 self._open(barrier)
 
     def arrive(
-        self, group: Group, site: Site, number: Any, expected: int | None, *, blocks: bool
+        self,
+        group: Group,
+        site: Site,
+        number: Any,
+        expected: int | None,
+        *,
+        blocks: bool,
+        vote: Any = None,
     ) -> BarrierWait | None:
         """A group reaches barriers; a wait when it cannot pass at once.
 
         ``number`` is one for all or one per thread. ``expected`` is how many threads of each CTA
-        take part, None for all that have not exited.
+        take part, None for all that have not exited. ``vote`` is a predicate of each thread.
         """
         targets = []
+        if vote is not None:
+            self._vote(group, number, vote)
         for which, positions in _numbers(number):
             index = group.index if positions is None else group.index[positions]
             targets.append(_Target(*self._arrive(index, site, which, positions, expected)))
@@ -134,13 +148,35 @@ class NamedBarriers:
         wait = BarrierWait(group, site, targets)
         return None if wait.passed().all() else wait
 
+    def _vote(self, group: Group, number: Any, vote: Any) -> None:
+        votes = np.broadcast_to(vote, (group.n,))
+        for which, positions in _numbers(number):
+            ctas = group.cta[votes if positions is None else positions[votes[positions]]]
+            barrier = self._barrier(which)
+            barrier.votes = barrier.votes + np.bincount(ctas, minlength=self.geometry.ctas)
+
+    def result(self, group: Group, number: Any, mode: str) -> np.ndarray:
+        """What came of the bar.red that each thread was at last: mode popc, and, or."""
+        found = np.zeros(group.n, np.uint32 if mode == "popc" else np.bool_)
+        for which, positions in _numbers(number):
+            barrier = self.barriers[which]
+            ctas = group.cta if positions is None else group.cta[positions]
+            yes, of = barrier.counted[ctas], barrier.took_part[ctas]
+            values = {"popc": yes, "and": yes == of, "or": yes > 0}[mode]
+            found[slice(None) if positions is None else positions] = values
+        return found
+
+    def _barrier(self, number: int) -> Barrier:
+        if number not in self.barriers:
+            zeros = np.zeros(self.geometry.ctas, np.int64)
+            barrier = Barrier(number, zeros, zeros, zeros, zeros, zeros, zeros)
+            self.barriers[number] = barrier
+        return self.barriers[number]
+
     def _arrive(
         self, index: np.ndarray, site: Site, number: int, positions: Any, expected: int | None
     ) -> tuple[Barrier, Any, np.ndarray]:
-        barrier = self.barriers.get(number)
-        if barrier is None:
-            zeros = np.zeros(self.geometry.ctas, np.int64)
-            barrier = self.barriers[number] = Barrier(number, zeros, zeros, zeros)
+        barrier = self._barrier(number)
         ctas = index // self.geometry.threads_per_cta
         counts = np.bincount(ctas, minlength=self.geometry.ctas)
         here = counts > 0
@@ -179,6 +215,9 @@ class NamedBarriers:
         self.released(site, barrier.number, expected, arrivals[leaves])
         barrier.arrivals = [arrivals[~leaves]]
         barrier.generations = barrier.generations + full
+        barrier.counted = np.where(full, barrier.votes, barrier.counted)
+        barrier.took_part = np.where(full, barrier.arrived, barrier.took_part)
+        barrier.votes = np.where(full, 0, barrier.votes)
         barrier.arrived = np.where(full, 0, barrier.arrived)
 
 

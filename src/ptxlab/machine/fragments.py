@@ -57,6 +57,11 @@ def bfloats_to_floats(words: np.ndarray) -> np.ndarray:
     return (words.view(u2).astype(u4) << u4(16)).view(np.float32)
 
 
+def tf32_to_floats(words: np.ndarray) -> np.ndarray:
+    """float32 of tf32 words, whose lower 13 bits do not count."""
+    return (words & u4(0xFFFFE000)).view(np.float32)
+
+
 def matrix_multiply(
     convert: Any,
     a: Sequence[Any],
@@ -67,9 +72,10 @@ def matrix_multiply(
 ) -> np.ndarray:
     """``m`` x ``n`` tiles of chains of ``k`` mma.sync with float32 accumulators.
 
-    ``shape`` is (m, n, k, chunks): ``chunks`` is 2 for m16n8k16 and 1 for m16n8k8. Registers are
-    ordered a[m][k][2 * chunks], b[n][k][chunks], c[m][n][4]; the result is one float32 row per
-    accumulator register, ordered like c. Fragments:
+    ``shape`` is (m, n, k, chunks): ``chunks`` is 2 for m16n8k16 and 1 for m16n8k8; with tf32, one
+    element a register, for m16n8k8 and m16n8k4. Registers are ordered a[m][k][2 * chunks],
+    b[n][k][chunks], c[m][n][4]; the result is one float32 row per accumulator register, ordered
+    like c. Fragments (of tf32: column 4 (r // 2) + t, and row 4r + t):
       a register r, half h: row g + 8 (r % 2), column 8 (r // 2) + 2t + h
       b register r, half h: row 8r + 2t + h, column g
       c register r:         row g + 8 (r // 2), column 2t + r % 2
@@ -80,10 +86,9 @@ def matrix_multiply(
     left = np.ascontiguousarray(left.transpose(4, 0, 3, 5, 1, 2, 6))
     right = _stack(b, threads, u4).reshape(n, k, chunks, warps, 8, 4)
     right = np.ascontiguousarray(right.transpose(3, 0, 4, 1, 2, 5))
-    depth = k * chunks * 8
     product = np.matmul(
-        convert(left).reshape(warps, m * 16, depth),
-        convert(right).reshape(warps, n * 8, depth).transpose(0, 2, 1),
+        convert(left).reshape(warps, m * 16, -1),
+        convert(right).reshape(warps, n * 8, -1).transpose(0, 2, 1),
     )
     tiles = product.reshape(warps, m, 2, 8, n, 4, 2).transpose(1, 4, 2, 6, 0, 3, 5)
     rows = np.ascontiguousarray(tiles).reshape(m * n * 4, threads)

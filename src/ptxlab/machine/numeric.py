@@ -181,6 +181,64 @@ def multiply_high_signed_64(a: Any, b: Any) -> Any:
     return high.view(i8)
 
 
+def on_halves(operation: Any, a: Any, b: Any, dtype: Any) -> Any:
+    """An operation on the 16-bit integers of words, as uint32."""
+    low = operation(low16(a).view(dtype), low16(b).view(dtype)).view(u2)
+    return pack16(low, operation(high16(a).view(dtype), high16(b).view(dtype)).view(u2))
+
+
+def add_halves(a: Any, b: Any) -> Any:
+    """float16 bits of a sum."""
+    return float_to_half(half_to_float(a) + half_to_float(b))
+
+
+def add_bfloats(a: Any, b: Any) -> Any:
+    """bfloat16 bits of a sum."""
+    return float_to_bfloat(bfloat_to_float(a) + bfloat_to_float(b))
+
+
+def add_half_pairs(a: Any, b: Any) -> Any:
+    """float16x2 bits of two sums."""
+    return pack16(add_halves(low16(a), low16(b)), add_halves(high16(a), high16(b)))
+
+
+def add_bfloat_pairs(a: Any, b: Any) -> Any:
+    """bfloat16x2 bits of two sums."""
+    return pack16(add_bfloats(low16(a), low16(b)), add_bfloats(high16(a), high16(b)))
+
+
+def add_with_carry(a: Any, b: Any, carry: Any) -> tuple[Any, Any]:
+    """a + b + carry of unsigned words, and whether a carry comes out."""
+    half = a + b
+    total = half + carry.astype(half.dtype)
+    return total, (half < a) | (total < half)
+
+
+def subtract_with_borrow(a: Any, b: Any, borrow: Any) -> tuple[Any, Any]:
+    """a - b - borrow of unsigned words, and whether a borrow comes out."""
+    half = a - b
+    total = half - borrow.astype(half.dtype)
+    return total, (a < b) | (total > half)
+
+
+def dot_product(
+    a: Any, b: Any, c: Any, a_signed: bool, b_signed: bool, width: int, begin: int
+) -> Any:
+    """c + the sum of products of a's parts of ``width`` bits with bytes of b from bit ``begin``."""
+    for k in range(32 // width):
+        x = _part(a, width * k, width, a_signed)
+        y = _part(b, begin + 8 * k, 8, b_signed)
+        c = c + (x * y).view(u4)
+    return c
+
+
+def _part(word: Any, begin: int, width: int, signed: bool) -> Any:
+    """Bits of a word as int32."""
+    if signed:
+        return (word << u4(32 - width - begin)).view(i4) >> i4(32 - width)
+    return ((word >> u4(begin)) & u4((1 << width) - 1)).view(i4)
+
+
 def shift_left(value: Any, amount: Any) -> Any:
     """value << amount; amounts (uint32) at or above the width give 0."""
     width = value.dtype.itemsize * 8

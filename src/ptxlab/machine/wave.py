@@ -23,7 +23,7 @@ from ptxlab.interface import (
 from ptxlab.machine.barriers import BarrierWait, ClusterBarrier, NamedBarriers
 from ptxlab.machine.bulk_copies import BulkCopies
 from ptxlab.machine.divergence import UNDEFINED, Fork, Split
-from ptxlab.machine.geometry import Geometry
+from ptxlab.machine.geometry import WARP, Geometry
 from ptxlab.machine.group import Group
 from ptxlab.machine.mbarriers import Mbarriers
 from ptxlab.machine.memory import GlobalMemory
@@ -79,17 +79,25 @@ class Wave(WaveMemory):
     # Barriers, exits, forks
 
     def barrier(
-        self, group: Group, site: Site, number: Any, expected: Any, blocks: bool
+        self, group: Group, site: Site, number: Any, expected: Any, blocks: bool, vote: Any = None
     ) -> BarrierWait | None:
-        """bar.sync, or bar.arrive when not ``blocks``: None when the group may go on at once."""
+        """bar.sync, or bar.arrive when not ``blocks``: None when the group may go on at once.
+
+        ``vote`` is each thread's predicate of a bar.red.
+        """
         count = None if expected is None else _uniform(expected, "barrier thread count")
         if self.observers:
             wanted = self.geometry.threads_per_cta if count is None else count
             for which, index in _by_value(number, group.index):
                 self._notify_barrier(site, "arrive", which, wanted, index)
-        elif count is None and group.n == self.barriers.live_total and np.ndim(number) == 0:
+        elif (
+            count is None
+            and vote is None
+            and group.n == self.barriers.live_total
+            and np.ndim(number) == 0
+        ):
             return None
-        return self.barriers.arrive(group, site, number, count, blocks=blocks)
+        return self.barriers.arrive(group, site, number, count, blocks=blocks, vote=vote)
 
     def _released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
         """A barrier has opened."""
@@ -177,9 +185,12 @@ class Wave(WaveMemory):
         raise EmulatorError(f"trap reached by thread {int(group.threads[0])}")
 
     def called(self, group: Group, name: str) -> None:
-        """A call: only assertions and printf leave one in a kernel."""
+        """A call of a function without a body: assertions, printf, malloc."""
+        what = (
+            "an assertion failed" if name == "__assertfail" else "only those it defines can be run"
+        )
         raise EmulatorError(
-            f"thread {int(group.threads[0])} calls {name}; device functions are not emulated"
+            f"thread {int(group.threads[0])} calls {name}, which the PTX only declares: {what}"
         )
 
     def written(self, value: Any, register: str) -> Any:
@@ -325,6 +336,16 @@ class Wave(WaveMemory):
         if mode == "all":
             return mask == full
         return (mask == 0) | (mask == full)
+
+    def match(self, group: Group, value: Any, members: Any) -> np.ndarray:
+        """match.sync: per thread, the mask of its warp's lanes here that have its value."""
+        group.require_members("match.sync", members)
+        pairs = np.stack([group.warp.astype(np.uint64), np.broadcast_to(value, (group.n,))])
+        _, same = np.unique(pairs, axis=1, return_inverse=True)
+        same = same.reshape(-1)
+        lane = group.index % self.geometry.threads_per_cta % WARP
+        masks: np.ndarray = np.bincount(same, weights=np.exp2(lane))[same].astype(u4)
+        return masks
 
     def elect(self, group: Group, members: Any) -> Any:
         """elect.sync: per thread, the lowest lane of its warp among the members here."""

@@ -44,7 +44,8 @@ SPECIAL_REGISTERS = frozenset((*_THREAD, *_GRID, *_CLUSTER, *_CLUSTER_RANK, *_LA
 
 @dataclass(slots=True)
 class Head:
-    """Where an entry stands in a module: the texts of its parts, comments blanked out."""
+    """Where an entry or a function stands in a module: the texts of its parts, comments blanked
+    out."""
 
     name: str
     parameters: str
@@ -53,6 +54,7 @@ class Head:
     body_end: int
     clean: str
     line_starts: list[int]
+    results: str = ""
 
 
 _STATEMENT = re.compile(
@@ -69,7 +71,7 @@ _STATEMENT = re.compile(
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 #: Of inlined functions in each other; more is a function that is inlined into itself.
 _DEEPEST_INLINING = 32
-_REGISTERS = re.compile(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
+_REGISTERS = re.compile(r"\.reg\s*(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
 
 
 class _Scope:
@@ -81,7 +83,8 @@ class _Scope:
         self.number, self.parent = number, parent
         self.registers: dict[str, str] = {}
         self.labels: dict[str, str] = {}
-        self.variables: set[str] = set()
+        #: Of calls, which give their parameters the same names again and again.
+        self.variables: dict[str, str] = {}
         self.cache: dict[str, Operand] = {}
 
     def unique(self, name: str) -> str:
@@ -96,6 +99,14 @@ class _Scope:
                 return scope.unique(name)
             scope = scope.parent
         return None
+
+    def find_variable(self, name: str) -> str:
+        scope: _Scope | None = self
+        while scope:
+            if name in scope.variables:
+                return scope.variables[name]
+            scope = scope.parent
+        return name
 
     def find_label(self, name: str) -> str | None:
         scope: _Scope | None = self
@@ -163,6 +174,7 @@ class EntryParser:
             self.registers,
             self.body,
             parse_directives(head.directives),
+            parse_parameters(head.results),
         )
 
     def _instruction(self, match: re.Match[str], line: int) -> None:
@@ -181,9 +193,9 @@ class EntryParser:
         try:
             texts = _split_operands(match["operands"])
             if opcode == "call":
-                # Only the callee's name matters: a call is never executed.
-                texts = [text for text in texts if not text.strip().startswith("(")][:1]
-            operands = tuple(self._operand(t) for t in texts)
+                operands = self._call_operands(texts)
+            else:
+                operands = tuple(self._operand(t) for t in texts)
         except EmulatorError as error:
             raise EmulatorError(f"PTX line {line}: {mnemonic}: {error}") from None
         instruction = Instruction(
@@ -194,6 +206,19 @@ class EntryParser:
         self.body.append(instruction)
         if opcode == "bra":
             self.branches.append((instruction, self.scope))
+
+    def _call_operands(self, texts: list[str]) -> tuple[Operand, ...]:
+        """The callee, then its results and its arguments, a vector each; lists of possible callees
+        behind them do not matter."""
+        texts = [text.strip() for text in texts]
+        lists = {
+            place: Vector(tuple(self._operand(one) for one in _split_operands(text[1:-1])))
+            for place, text in enumerate(texts[:3])
+            if text.startswith("(")
+        }
+        callee = 1 if 0 in lists else 0
+        empty = Vector(())
+        return self._operand(texts[callee]), lists.get(0, empty), lists.get(callee + 1, empty)
 
     def _resolve_target(self, instruction: Instruction, scope: _Scope) -> None:
         target = instruction.operands[0]
@@ -227,7 +252,11 @@ class EntryParser:
             self._declare_registers(text)
         elif DECLARATION.match(text):
             self.variables.append(parse_variable(text))
-        elif not text.startswith((".pragma", ".param", ".branchtargets", ".callprototype")):
+        elif text.startswith(".param"):
+            for each in parse_parameters(text):
+                name = self.scope.variables[each.name] = self.scope.unique(each.name)
+                self.variables.append(Variable(name, "param", each.align, each.size))
+        elif not text.startswith((".pragma", ".branchtargets", ".callprototype")):
             raise EmulatorError(f"entry {self.head.name}: unknown directive {text!r}")
 
     def _declare_registers(self, text: str) -> None:
@@ -273,7 +302,7 @@ class EntryParser:
         if value is not None:
             return Immediate(value, text)
         if re.match(r"[\w$]+$", text):
-            return Symbol(text)
+            return Symbol(self.scope.find_variable(text))
         raise EmulatorError(f"cannot read the operand {text!r}")
 
     def _parse_address(self, text: str) -> Address:

@@ -26,7 +26,10 @@ class ParsedModule:
     variables: tuple[Variable, ...]
     files: dict[int, str]
     entry_heads: dict[str, Head]
+    #: Of device functions whose bodies the module has.
+    function_heads: dict[str, Head]
     _entries: dict[str, Entry] = field(default_factory=dict, repr=False)
+    _functions: dict[str, Entry] = field(default_factory=dict, repr=False)
 
     @property
     def entry_names(self) -> tuple[str, ...]:
@@ -41,6 +44,12 @@ class ParsedModule:
                 raise EmulatorError(f"entry {name!r} is not in this PTX; its entries: {known}")
             self._entries[name] = EntryParser(self.entry_heads[name], self.files).parse()
         return self._entries[name]
+
+    def function(self, name: str) -> Entry:
+        """The parsed device function, one of ``function_heads``."""
+        if name not in self._functions:
+            self._functions[name] = EntryParser(self.function_heads[name], self.files).parse()
+        return self._functions[name]
 
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.S)
@@ -60,7 +69,7 @@ _TOP = re.compile(
 def parse(text: str) -> ParsedModule:
     """Parse a PTX module. EmulatorError names the line where the text makes no sense."""
     clean = _COMMENT.sub(_blank_comment, text)
-    module = ParsedModule(text, "", "", (), {}, {})
+    module = ParsedModule(text, "", "", (), {}, {}, {})
     variables: list[Variable] = []
     line_starts = [0] + [m.end() for m in re.finditer("\n", clean)]
     position = _skip_blank(clean, 0)
@@ -81,7 +90,9 @@ def parse(text: str) -> ParsedModule:
         elif match["variable"]:
             variables.append(parse_variable(match["variable"].rstrip(";")))
         elif match["func"]:
-            position = _skip_function(clean, position)
+            function, position = _function_head(clean, position, line_starts)
+            if function is not None:
+                module.function_heads[function.name] = function
         elif match["entry"]:
             head = _entry_head(match["entry"], clean, position, line_starts)
             module.entry_heads[head.name] = head
@@ -116,11 +127,24 @@ def _matching_brace(text: str, position: int) -> int:
     raise EmulatorError(f"PTX line {line}: this brace is never closed")
 
 
-def _skip_function(text: str, position: int) -> int:
-    brace, semicolon = text.find("{", position), text.find(";", position)
-    if semicolon >= 0 and (brace < 0 or semicolon < brace):
-        return semicolon + 1
-    return _matching_brace(text, brace) + 1
+_FUNCTION = re.compile(
+    r"\s*(?P<results>\([^)]*\))?\s*(?P<name>[\w$]+)\s*(?P<parameters>\([^)]*\))?[^{;]*(?P<end>[{;])"
+)
+
+
+def _function_head(clean: str, position: int, line_starts: list[int]) -> tuple[Head | None, int]:
+    """A device function, or None where it is only declared, and the position behind it."""
+    match = _FUNCTION.match(clean, position)
+    if match is None:
+        line = clean.count("\n", 0, position) + 1
+        raise EmulatorError(f"PTX line {line}: cannot read {clean[position : position + 60]!r}")
+    if match["end"] == ";":
+        return None, match.end()
+    brace = match.end() - 1
+    end = _matching_brace(clean, brace)
+    texts = match["name"], (match["parameters"] or "")[1:-1], ""
+    results = (match["results"] or "")[1:-1]
+    return Head(*texts, brace + 1, end, clean, line_starts, results), end + 1
 
 
 def _entry_head(name: str, clean: str, position: int, line_starts: list[int]) -> Head:

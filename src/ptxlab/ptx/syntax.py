@@ -19,6 +19,8 @@ TYPE_SIZES = {
 }  # fmt: skip
 
 
+#: The carry of extended-precision arithmetic: a predicate register that no text declares.
+CARRY = "%carry"
 #: A register name that ends in a number: its prefix is what ``.reg .b32 %r<9>`` declares.
 NUMBERED = re.compile(r"(.*?[A-Za-z_$%])\d+$")
 
@@ -203,7 +205,7 @@ class Block:
 
 @dataclass(eq=False)
 class Entry:
-    """One ``.entry``: parameters, declarations, body."""
+    """One ``.entry``, or one ``.func``, which has ``results``: parameters, declarations, body."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -211,6 +213,7 @@ class Entry:
     registers: dict[str, str]
     body: list[Instruction | Label]
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    results: tuple[Parameter, ...] = ()
 
     @property
     def instructions(self) -> Iterator[Instruction]:
@@ -224,6 +227,8 @@ class Entry:
 
     def register_type(self, name: str) -> str:
         """Declared type of a register (``pred``, ``b32``, ``f32``, ...)."""
+        if name == CARRY:
+            return "pred"
         if name in self.registers:
             return self.registers[name]
         plain, at, scope = name.partition("@")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ptxlab.ptx.syntax import (
+    CARRY,
     Address,
     Entry,
     Instruction,
@@ -75,6 +76,10 @@ def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
         operands = operands[1:]
     for operand in operands:
         reads += registers_in(operand)
+    if "cc" in instruction.modifiers:
+        writes.append(CARRY)
+    if instruction.opcode in ("addc", "subc", "madc"):
+        reads.append(CARRY)
     if instruction.guard is not None:
         reads.append(instruction.guard.register.name)
         reads += writes

@@ -14,12 +14,20 @@ from ptxlab.machine.fragments import (
     bfloats_to_floats,
     halves_to_floats,
     matrix_multiply,
+    tf32_to_floats,
 )
 from ptxlab.ptx.syntax import Instruction, Operand, Register, Vector
 from ptxlab.translate.emitter import Emitter
 from ptxlab.translate.flow import Step
 
 Words = tuple[str, ...]
+_HALVES = {"m16n8k16": 2, "m16n8k8": 1}
+#: By operand type: what makes floats of its registers, and chunks of A by shape.
+_OPERANDS = {
+    "f16": (halves_to_floats, _HALVES),
+    "bf16": (bfloats_to_floats, _HALVES),
+    "tf32": (tf32_to_floats, {"m16n8k8": 2, "m16n8k4": 1}),
+}
 
 
 @dataclass(eq=False)
@@ -147,16 +155,16 @@ class MmaChains:
         if modifiers[:2] != ["sync", "aligned"] or len(modifiers) != 9:
             raise emitter.error("this form of mma is not supported")
         _, _, shape, row, column, d, a, b, c = modifiers
-        if shape not in ("m16n8k16", "m16n8k8"):
-            raise emitter.error(f"mma shape .{shape} is not supported")
         if (row, column, d, c) != ("row", "col", "f32", "f32") or a != b:
             raise emitter.error("this form of mma is not supported")
-        if a not in ("f16", "bf16"):
+        if a not in _OPERANDS:
             raise emitter.error(f"mma operand type .{a} is not supported")
+        convert, chunks = _OPERANDS[a]
+        if shape not in chunks:
+            raise emitter.error(f"mma shape .{shape} of .{a} is not supported")
         emitter.namespace["matrix_multiply"] = matrix_multiply
-        convert = halves_to_floats if a == "f16" else bfloats_to_floats
         emitter.namespace[convert.__name__] = convert
-        return convert.__name__, 2 if shape == "m16n8k16" else 1
+        return convert.__name__, chunks[shape]
 
     # Output
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxlab.ptx.syntax import TYPE_SIZES, Instruction, Operand, Pair, Sink, Vector
 from ptxlab.translate.emitter import DTYPES, Emitter, Handler
-from ptxlab.translate.opcodes_float import FLOATS
+from ptxlab.translate.opcodes_float import FLOATS, PACKED
 from ptxlab.translate.opcodes_integer import no_more, only, unsigned
 
 _INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
@@ -230,27 +230,34 @@ def compare(t: Emitter, i: Instruction) -> None:
 
 def _comparison(t: Emitter, comparison: str, kind: str, a: Operand, b: Operand) -> str:
     if kind in FLOATS:
-        x, y = t.use_float(a, kind), t.use_float(b, kind)
-        nan = f"(np.isnan({x}) | np.isnan({y}))"
-        if comparison == "ne":
-            # Ordered: a NaN makes it false, unlike NumPy's.
-            return f"({x} != {y}) & ~{nan}"
-        if comparison in _COMPARE:
-            return f"{x} {_COMPARE[comparison]} {y}"
-        if comparison in _UNORDERED:
-            return f"({x} {_UNORDERED[comparison]} {y}) | {nan}"
-        if comparison in ("num", "nan"):
-            return nan if comparison == "nan" else f"~{nan}"
-    elif comparison in _COMPARE:
+        return _compared_floats(t, comparison, kind, t.use_float(a, kind), t.use_float(b, kind))
+    if comparison in _COMPARE:
         return f"{t.use(a, kind)} {_COMPARE[comparison]} {t.use(b, kind)}"
     elif comparison in _UNSIGNED and kind[0] == "u":
         return f"{t.use(a, kind)} {_UNSIGNED[comparison]} {t.use(b, kind)}"
     raise t.error(f"comparison .{comparison}.{kind} is not supported")
 
 
+def _compared_floats(t: Emitter, comparison: str, kind: str, x: str, y: str) -> str:
+    nan = f"(np.isnan({x}) | np.isnan({y}))"
+    if comparison == "ne":
+        # Ordered: a NaN makes it false, unlike NumPy's.
+        return f"(({x} != {y}) & ~{nan})"
+    if comparison in _COMPARE:
+        return f"({x} {_COMPARE[comparison]} {y})"
+    if comparison in _UNORDERED:
+        return f"(({x} {_UNORDERED[comparison]} {y}) | {nan})"
+    if comparison in ("num", "nan"):
+        return nan if comparison == "nan" else f"(~{nan})"
+    raise t.error(f"comparison .{comparison}.{kind} is not supported")
+
+
 def set_value(t: Emitter, i: Instruction) -> None:
     """set: all ones (or 1.0) where a comparison holds."""
     modifiers = [m for m in i.modifiers if m != "ftz"]
+    if len(modifiers) == 3 and modifiers[1] == modifiers[2] and modifiers[1] in PACKED:
+        _set_pair(t, i, modifiers[0], modifiers[1])
+        return
     if len(modifiers) != 3 or modifiers[1] not in ("u32", "s32", "f32"):
         raise t.error(f"{i.mnemonic} is not supported")
     comparison, target, kind = modifiers
@@ -262,6 +269,20 @@ def set_value(t: Emitter, i: Instruction) -> None:
     zero = t.constant(0, held) if held != "f4" else t.constant(0.0, held)
     value = _comparison(t, comparison, kind, a, b)
     t.define(d, f"select({value}, {truth}, {zero})", held)
+
+
+def _set_pair(t: Emitter, i: Instruction, comparison: str, kind: str) -> None:
+    """Of pairs of 16-bit floats: 1.0 for each half in which the comparison holds."""
+    d, a, b = i.operands
+    one = t.constant(0x3C00 if kind == "f16x2" else 0x3F80, "u2")
+    unpack = "unpack_halves" if kind == "f16x2" else "unpack_bfloats"
+    x, y, halves = t.temporary(), t.temporary(), []
+    t.emit(f"{x} = {unpack}({t.use(a, 'u32')})")
+    t.emit(f"{y} = {unpack}({t.use(b, 'u32')})")
+    for half in (0, 1):
+        truth = _compared_floats(t, comparison, kind, f"{x}[{half}]", f"{y}[{half}]")
+        halves.append(f"select({truth}, {one}, {t.constant(0, 'u2')})")
+    t.define(d, f"pack16({halves[0]}, {halves[1]})", "u4")
 
 
 def choose(t: Emitter, i: Instruction) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxlab.ptx.syntax import Immediate, Instruction
+from ptxlab.ptx.syntax import CARRY, Immediate, Instruction, Register
 from ptxlab.translate.emitter import DTYPES, Emitter, Handler
 
+_WORDS = ("u32", "s32", "u64", "s64")
 _INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
 
 
@@ -50,14 +51,13 @@ def binary(sign: str) -> Callable[[Emitter, Instruction, list[str], str], None]:
 
 def multiply(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
     """mul and mad: lo, hi, wide."""
-    d, a, b = i.operands[:3]
+    d = i.operands[0]
     if not modifiers or modifiers[0] not in ("lo", "hi", "wide"):
         raise t.error(f"{i.mnemonic} is not supported")
     part, *rest = modifiers
     no_more(t, i, rest)
     if part == "lo":
-        kind = unsigned(kind)
-        value = f"{t.use(a, kind)} * {t.use(b, kind)}"
+        kind, value = unsigned(kind), product(t, i, part, kind)
     else:
         kind, value = _wide_product(t, i, part, kind)
     if i.opcode == "mad":
@@ -67,6 +67,15 @@ def multiply(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> Non
         kind = unsigned(kind)
         value = f"{value} + {t.use(i.operands[3], kind)}"
     t.define(d, f"({value})", DTYPES[kind])
+
+
+def product(t: Emitter, i: Instruction, part: str, kind: str) -> str:
+    """The lower or the upper half of a product, as the unsigned type of its width."""
+    a, b = i.operands[1:3]
+    if part == "lo":
+        return f"{t.use(a, unsigned(kind))} * {t.use(b, unsigned(kind))}"
+    kind, value = _wide_product(t, i, part, kind)
+    return f"({value})" if kind[0] == "u" else f"({value}).view({DTYPES[unsigned(kind)]})"
 
 
 def _wide_product(t: Emitter, i: Instruction, part: str, kind: str) -> tuple[str, str]:
@@ -84,6 +93,55 @@ def _wide_product(t: Emitter, i: Instruction, part: str, kind: str) -> tuple[str
         return wide, product
     shift = t.constant(width, held)
     return kind, f"(({product}) >> {shift}).astype({DTYPES[kind]})"
+
+
+def with_carry(t: Emitter, i: Instruction) -> None:
+    """add, sub and mad with a carry in (addc, subc, madc) or out (.cc).
+
+    The carry is a predicate register of each thread; of subtractions it is the borrow.
+    """
+    modifiers, kind = only(t, i, _WORDS)
+    rest = [m for m in modifiers if m not in ("cc", "lo", "hi")]
+    no_more(t, i, rest)
+    d, *values = i.operands
+    if i.opcode.startswith("mad"):
+        part = "hi" if "hi" in modifiers else "lo"
+        first = product(t, i, part, kind)
+        last = values[2]
+    else:
+        first, last = t.use(values[0], unsigned(kind)), values[1]
+    carried = t.use(Register(CARRY), "pred") if i.opcode.endswith("c") else "FALSE"
+    function = "subtract_with_borrow" if i.opcode.startswith("sub") else "add_with_carry"
+    result, carry = t.temporary(), t.temporary()
+    t.emit(f"{result}, {carry} = {function}({first}, {t.use(last, unsigned(kind))}, {carried})")
+    t.define(d, result, DTYPES[unsigned(kind)])
+    if "cc" in modifiers:
+        t.define(Register(CARRY), carry, "b1")
+
+
+def absolute_difference(t: Emitter, i: Instruction) -> None:
+    """sad: |a - b| + c."""
+    modifiers, kind = only(t, i, _INTEGERS)
+    no_more(t, i, modifiers)
+    d, a, b, c = i.operands
+    x, y, held = t.use(a, kind), t.use(b, kind), DTYPES[unsigned(kind)]
+    difference = f"(np.maximum({x}, {y}).view({held}) - np.minimum({x}, {y}).view({held}))"
+    t.define(d, f"{difference} + {t.use(c, unsigned(kind))}", held)
+
+
+def dot_product(t: Emitter, i: Instruction) -> None:
+    """dp4a, and dp2a.lo and .hi: products of bytes, or of 16-bit numbers and bytes."""
+    *part, first, second = i.modifiers
+    if part not in ([], ["lo"], ["hi"]) or (i.opcode == "dp2a") != bool(part):
+        raise t.error(f"{i.mnemonic} is not supported")
+    if not {first, second} <= {"u32", "s32"}:
+        raise t.error(f"type of {i.mnemonic} is not supported")
+    d, a, b, c = i.operands
+    width = 8 if i.opcode == "dp4a" else 16
+    begin = 16 if part == ["hi"] else 0
+    words = f"{t.use(a, 'u32')}, {t.use(b, 'u32')}, {t.use(c, 'u32')}"
+    signs = f"{first == 's32'}, {second == 's32'}"
+    t.define(d, f"dot_product({words}, {signs}, {width}, {begin})", "u4")
 
 
 def divide(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
@@ -222,7 +280,8 @@ def count_bits(t: Emitter, i: Instruction) -> None:
     """popc, clz, brev, bfind."""
     allowed = ("u32", "s32", "u64", "s64") if i.opcode == "bfind" else ("b32", "b64")
     modifiers, kind = only(t, i, allowed)
-    no_more(t, i, modifiers)
+    shifts = i.opcode == "bfind" and modifiers == ["shiftamt"]
+    no_more(t, i, [] if shifts else modifiers)
     d, a = i.operands
     kind = kind if kind[0] == "s" else unsigned(kind)
     function, held = {
@@ -231,7 +290,29 @@ def count_bits(t: Emitter, i: Instruction) -> None:
         "bfind": ("find_leading", "u4"),
         "brev": ("reverse_bits", DTYPES[kind]),
     }[i.opcode]
-    t.define(d, f"{function}({t.use(a, kind)})", held)
+    value = f"{function}({t.use(a, kind)})"
+    if shifts:
+        # How far the bit found is from the top; all ones stay where there is none.
+        none, top = t.constant(0xFFFFFFFF, "u4"), t.constant(int(kind[1:]) - 1, "u4")
+        place = t.temporary()
+        t.emit(f"{place} = {value}")
+        value = f"select({place} == {none}, {none}, {top} - {place})"
+    t.define(d, value, held)
+
+
+_PAIRS = {"add": "np.add", "min": "np.minimum", "max": "np.maximum"}
+
+
+def packed_integers(t: Emitter, i: Instruction) -> None:
+    """add, min and max of pairs of 16-bit integers (.u16x2, .s16x2)."""
+    kind = i.modifiers[-1]
+    no_more(t, i, list(i.modifiers[:-1]))
+    if i.opcode not in _PAIRS:
+        raise t.error(f"type of {i.mnemonic} is not supported")
+    d, a, b = i.operands
+    held = "i2" if kind[0] == "s" else "u2"
+    words = f"{t.use(a, 'u32')}, {t.use(b, 'u32')}"
+    t.define(d, f"on_halves({_PAIRS[i.opcode]}, {words}, {held})", "u4")
 
 
 INTEGER_BINARY = {
@@ -250,6 +331,12 @@ INTEGER_BINARY = {
 
 def integer(t: Emitter, i: Instruction) -> None:
     """Arithmetic whose last modifier is an integer type."""
+    if i.modifiers[-1:] in (("u16x2",), ("s16x2",)):
+        packed_integers(t, i)
+        return
+    if "cc" in i.modifiers and i.opcode in ("add", "sub", "mad"):
+        with_carry(t, i)
+        return
     modifiers, kind = only(t, i, _INTEGERS)
     INTEGER_BINARY[i.opcode](t, i, modifiers, kind)
 
@@ -273,4 +360,10 @@ HANDLERS: dict[str, Handler] = {
     "bfind": count_bits,
     "rem": integer,
     "mad": integer,
+    "addc": with_carry,
+    "subc": with_carry,
+    "madc": with_carry,
+    "sad": absolute_difference,
+    "dp4a": dot_product,
+    "dp2a": dot_product,
 }

@@ -212,6 +212,15 @@ _ATOMIC = {
 }
 
 
+#: Additions of 16-bit floats.
+_SHORT_SUMS = {
+    "f16": "add_halves",
+    "bf16": "add_bfloats",
+    "f16x2": "add_half_pairs",
+    "bf16x2": "add_bfloat_pairs",
+}
+
+
 def atomic(t: Emitter, i: Instruction) -> None:
     """atom and red on 32- and 64-bit values, and add on vectors of fp32 in global memory."""
     order, modifiers = _order(t, i)
@@ -220,8 +229,17 @@ def atomic(t: Emitter, i: Instruction) -> None:
     operation = next((m for m in modifiers if m in _ATOMIC), "")
     vector = next((m for m in modifiers if m in ("v2", "v4")), "")
     kind = modifiers[-1]
+    if kind in _SHORT_SUMS:
+        # noftz: subnormal numbers stay, as everywhere here.
+        modifiers = [m for m in modifiers if m != "noftz"]
     no_more(t, i, [m for m in modifiers if m not in (space, operation, vector, kind)])
-    if not operation or kind not in ("u32", "s32", "b32", "u64", "s64", "b64", "f32", "f64"):
+    function = _ATOMIC.get(operation, "")
+    known = kind in ("u32", "s32", "b32", "u64", "s64", "b64", "f32", "f64")
+    if kind in _SHORT_SUMS:
+        known, function = operation == "add" and not vector, _SHORT_SUMS[kind]
+    elif kind == "b16":
+        known = operation in ("cas", "exch")
+    if not operation or not known:
         raise t.error(f"{i.mnemonic} is not supported")
     d, target, *values = i.operands if i.opcode == "atom" else (Sink(), *i.operands)
     if vector:
@@ -232,7 +250,7 @@ def atomic(t: Emitter, i: Instruction) -> None:
     address = kept(t, t.address(target)[0])
     mask = see(t, space, "atomic", address, str(TYPE_SIZES[kind]), order=order)
     given = ", ".join(t.use(value, kind) for value in values)
-    call = f"W.atomic(G, {space!r}, {address}, {_ATOMIC[operation]}, ({given},), {mask})"
+    call = f"W.atomic(G, {space!r}, {address}, {function}, ({given},), {mask})"
     t.define(d, call, DTYPES[kind])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ptxlab.ptx.lowering import BARRIER_RESULT
 from ptxlab.ptx.syntax import Instruction, Pair, Sink
 from ptxlab.translate.emitter import DTYPES, Emitter, Handler
 from ptxlab.translate.opcodes_integer import no_more
@@ -9,7 +10,7 @@ from ptxlab.translate.opcodes_memory import nothing
 
 
 def barrier(t: Emitter, i: Instruction) -> None:
-    """bar.sync, bar.arrive, barrier.sync, barrier.arrive, barrier.cluster and bar.warp.sync."""
+    """bar and barrier: .sync, .arrive, .red, .cluster and bar.warp.sync."""
     modifiers = [m for m in i.modifiers if m not in ("aligned", "cta")]
     if modifiers == ["warp", "sync"]:
         t.emit(f"W.warp_sync(G, {t.site()}, {t.use(i.operands[0], 'b32')})")
@@ -17,15 +18,26 @@ def barrier(t: Emitter, i: Instruction) -> None:
     if modifiers[:1] == ["cluster"] and i.guard is None:
         _cluster_barrier(t, i, modifiers[1:])
         return
-    if modifiers not in (["sync"], ["arrive"]):
+    reduces = modifiers in (["red", "popc", "u32"], ["red", "and", "pred"], ["red", "or", "pred"])
+    if not reduces and modifiers not in (["sync"], ["arrive"]):
         raise t.error(f"{i.mnemonic} is not supported")
     if i.guard is not None:
         raise t.error(f"{i.mnemonic} under a guard is not supported")
-    operands = [t.use(operand, "u32") for operand in i.operands]
+    given, vote = i.operands, "None"
+    if reduces:
+        given, vote = i.operands[:-1], t.use(i.operands[-1], "pred")
+    operands = [t.use(operand, "u32") for operand in given]
     number = operands[0]
     count = operands[1] if len(operands) > 1 else "None"
-    blocks = modifiers == ["sync"]
-    t.emit(f"{t.barrier_result} = W.barrier(G, {t.site()}, {number}, {count}, {blocks})")
+    blocks = modifiers != ["arrive"]
+    t.emit(f"{t.barrier_result} = W.barrier(G, {t.site()}, {number}, {count}, {blocks}, {vote})")
+
+
+def barrier_result(t: Emitter, i: Instruction) -> None:
+    """What came of a bar.red, whose barrier is behind."""
+    d, number = i.operands
+    held = "u4" if i.modifiers[0] == "popc" else "b1"
+    t.define(d, f"W.barriers.result(G, {t.use(number, 'u32')}, {i.modifiers[0]!r})", held)
 
 
 def _cluster_barrier(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
@@ -66,6 +78,25 @@ def vote(t: Emitter, i: Instruction) -> None:
     d, a, members = i.operands
     call = f"W.vote(G, {modifiers[1]!r}, {t.use(a, 'pred')}, {t.use(members, 'b32')})"
     t.define(d, call, "b1" if modifiers[2] == "pred" else "u4")
+
+
+def match(t: Emitter, i: Instruction) -> None:
+    """match.any.sync and match.all.sync of .b32 and .b64."""
+    modifiers = list(i.modifiers)
+    if len(modifiers) != 3 or modifiers[0] not in ("any", "all") or modifiers[1] != "sync":
+        raise t.error(f"{i.mnemonic} is not supported")
+    if modifiers[2] not in ("b32", "b64"):
+        raise t.error(f"type of {i.mnemonic} is not supported")
+    d, a, members = i.operands
+    lanes = t.temporary()
+    t.emit(f"{lanes} = W.match(G, {t.use(a, modifiers[2])}, {t.use(members, 'b32')})")
+    if modifiers[0] == "all":
+        t.emit(f"{lanes} = select({lanes} == G.ballot(TRUE), {lanes}, np.uint32(0))")
+    target = d.first if isinstance(d, Pair) else d
+    if not isinstance(target, Sink):
+        t.define(target, lanes, "u4")
+    if isinstance(d, Pair):
+        t.define(d.second, f"{lanes} != 0", "b1")
 
 
 def active_mask(t: Emitter, i: Instruction) -> None:
@@ -112,7 +143,7 @@ def elect(t: Emitter, i: Instruction) -> None:
 
 
 def call(t: Emitter, i: Instruction) -> None:
-    """A call ends the launch when it is reached: device functions are not emulated."""
+    """A call of a function that the module only declares ends the launch when it is reached."""
     callee = i.operands[0]
     name = getattr(callee, "name", str(callee))
     mask = t.mask()
@@ -128,8 +159,10 @@ def guarded_mma(t: Emitter, i: Instruction) -> None:
 HANDLERS: dict[str, Handler] = {
     "bar": barrier,
     "barrier": barrier,
+    BARRIER_RESULT: barrier_result,
     "shfl": shuffle,
     "vote": vote,
+    "match": match,
     "activemask": active_mask,
     "redux": reduce,
     "elect": elect,

@@ -15,6 +15,7 @@ from typing import Any
 
 from ptxlab.interface import Site
 from ptxlab.ptx import ParsedModule, parse
+from ptxlab.ptx.lowering import BARRIER_RESULT, lowered
 from ptxlab.ptx.syntax import Entry, Instruction, Variable
 from ptxlab.translate import (
     opcodes_convert,
@@ -326,6 +327,8 @@ def _count_mnemonics(node: Node) -> dict[str, int]:
     counts: dict[str, int] = {}
     for step in node.steps:
         mnemonic = step.instruction.mnemonic
+        if step.instruction.opcode == BARRIER_RESULT:
+            continue
         counts[mnemonic] = counts.get(mnemonic, 0) + 1
     return counts
 
@@ -350,7 +353,8 @@ def translate(
         _translations.move_to_end(key)
         return _translations[key]
     module = parse(ptx)
-    translator = Translator(module.entry(entry), module.variables, observed=observed, fuse=fuse)
+    simple = lowered(module, module.entry(entry))
+    translator = Translator(simple, module.variables, observed=observed, fuse=fuse)
     _translations[key] = (translator.translate(), module)
     while len(_translations) > _CACHED_TRANSLATIONS:
         _translations.popitem(last=False)
