@@ -14,7 +14,7 @@ import shared_kernels
 from flashsmith.chooser import attention, choose, choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
-from flashsmith.runtime import ForwardOptions, forward, forward_pass
+from flashsmith.runtime import ForwardOptions, forward, kernel_choice
 from flashsmith.verify import compare, compute_references
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
@@ -70,13 +70,13 @@ def test_every_keyword_reaches_the_kernel() -> None:
 
 def test_a_config_given_is_the_one_used(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
-    get = forward_pass.loaded_kernels.get
+    get = kernel_choice.loaded_kernels.get
 
     def noting(cfg: Any, *options: Any) -> Any:
         used.append(cfg)
         return get(cfg, *options)
 
-    monkeypatch.setattr(forward_pass, "loaded_kernels", SimpleNamespace(get=noting))
+    monkeypatch.setattr(kernel_choice, "loaded_kernels", SimpleNamespace(get=noting))
     attention(*tensors(), config=CONFIG)
     attention(*tensors())
     assert used[0] == CONFIG != used[1]

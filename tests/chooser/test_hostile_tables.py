@@ -31,6 +31,8 @@ from flashsmith.chooser.winners import WinnersTable, storage
 from flashsmith.cli import app
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import Problem, is_legal
+from flashsmith.runtime import OperationResult
+from flashsmith.runtime.prepared_call import PreparedCall
 
 forward_pass = importlib.import_module("flashsmith.runtime.forward_pass")
 COMMAND = typer.main.get_command(app)
@@ -42,7 +44,9 @@ def _nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No shipped table, and no kernel: what is tested ends where one would be looked for."""
     monkeypatch.setattr(storage, "SHIPPED_FOLDER", tmp_path / "nothing")
     monkeypatch.setattr(forward_pass, "kernel_for", lambda *arguments: object())
-    monkeypatch.setattr(forward_pass, "_emulate", lambda *arguments: None)
+    monkeypatch.setattr(
+        PreparedCall, "run", lambda prepared, *_: OperationResult(prepared.outputs, None, None)
+    )
     # Made anew for every call otherwise, which takes ten times as long as the call.
     monkeypatch.setattr("typer.testing._get_command", lambda _: COMMAND)
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forward_calls import ForwardCall, unplaced_call
 from pretended_library import H200
 
 from flashsmith.families import (
@@ -15,7 +16,6 @@ from flashsmith.families import (
     TileOrder,
     parse_kernel_name_into_config,
 )
-from flashsmith.runtime.forward_call import ForwardCall, unplaced_call
 
 
 def wgmma_config(text: str) -> HopperForwardKernelConfig:

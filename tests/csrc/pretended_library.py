@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forward_calls import ForwardCall, unplaced_call
+
 from flashsmith.builder import find_toolchain
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
-from flashsmith.runtime.forward_call import ForwardCall, unplaced_call
 from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
 from flashsmith.runtime.libraries import LibraryFunctions
 from flashsmith.semantics.compiled import FLAGS, MASKS

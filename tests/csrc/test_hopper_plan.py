@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from forward_calls import ForwardCall
 from hopper_plans import (
     BF16,
     CLUSTERS,
@@ -25,7 +26,6 @@ from hopper_plans import (
 from pretended_library import H200, PretendedLibrary, replaced
 
 from flashsmith.families import DType, HopperForwardKernelConfig, Semantics, device_spec
-from flashsmith.runtime.forward_call import ForwardCall
 from flashsmith.runtime.launch_plan import LaunchPlan, TensorMapSpec
 
 MAPS_AT = (0, 128, 256, 384)

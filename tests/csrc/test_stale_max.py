@@ -20,8 +20,7 @@ from flashsmith.families import (
     HopperForwardKernelConfig,
     Semantics,
 )
-from flashsmith.runtime import run_forward
-from flashsmith.runtime.forward_call import ForwardResult
+from flashsmith.runtime import ForwardResult, run_forward
 from flashsmith.verify import prove
 from flashsmith.verify.attention_semantics import offsets
 from flashsmith.verify.proof_inputs import INPUT_KINDS, numpy_dtype

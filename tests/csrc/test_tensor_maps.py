@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from forward_calls import ForwardCall
 from hopper_plans import CONFIGS, DYNAMIC, MMA_SYNC, OF_D_HEAD, K, O, Q, V, call, semantics_of
 from pretended_library import PretendedLibrary, TensorMap, replaced
-
-from flashsmith.runtime.forward_call import ForwardCall
 
 MAPS_AT = (0, 128, 256, 384)
 STREAM = 7

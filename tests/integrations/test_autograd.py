@@ -32,9 +32,9 @@ from flashsmith.families import DType, FlashForwardKernelConfig, Semantics  # no
 from flashsmith.families import parse_kernel_name_into_config as parse  # noqa: E402
 from flashsmith.integrations import torch_ops  # noqa: E402
 from flashsmith.runtime import count_launches, running_time  # noqa: E402
+from flashsmith.runtime.arguments import check_request  # noqa: E402
 from flashsmith.runtime.backward_pass import BackwardAhead, BackwardOptions  # noqa: E402
 from flashsmith.runtime.forward_options import ForwardOptions  # noqa: E402
-from flashsmith.runtime.forward_request import check_request  # noqa: E402
 
 # What other tests have, too.
 CFG = FlashForwardKernelConfig(
@@ -171,13 +171,13 @@ def test_what_is_frozen_costs_nothing(
 def test_the_forward_call_prepares_what_will_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the tensors that require gradients, and again where others do."""
     found = []
-    right = torch_ops.backward_ahead
+    right = torch_ops.run_call
 
-    def noting(*asked: Any) -> Any:
-        found.append(right(*asked).gradients)
-        return right(*asked)
+    def noting(*call: Any) -> Any:
+        found.append(call[-1].gradients)
+        return right(*call)
 
-    monkeypatch.setattr(torch_ops, "backward_ahead", noting)
+    monkeypatch.setattr(torch_ops, "run_call", noting)
     call, leaves = small()
     for names in ("qkv", "q", "kv", "v", "qv"):
         for name, leaf in zip("qkv", leaves, strict=True):

@@ -9,11 +9,10 @@ import numpy as np
 from mutants import Mutant, mutants
 
 from flashsmith.errors import EmulatorError
-from flashsmith.families import FlashForwardKernelConfig, Problem, device_spec
+from flashsmith.families import FlashForwardKernelConfig, Problem
+from flashsmith.runtime import prepare_operation
 from flashsmith.runtime.emulation import run_in_emulator
-from flashsmith.runtime.forward_call import ForwardCall, tensor_ints
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.runtime.tensors import view_tensor
 from flashsmith.verify.proof_inputs import InputSpec, default_scale
 from flashsmith.verify.reference import inputs_and_references
 from flashsmith.verify.tolerance import compare, heads_for_enough_outputs
@@ -78,16 +77,15 @@ class Victim:
         tensors = {"q": drawn.q, "k": drawn.k, "v": drawn.v}
         o = np.full(drawn.q.shape, np.nan, drawn.q.dtype)
         lse, row_max = np.full((2, 1, spec.heads, spec.seq_q), np.nan, np.float32)
-        call = ForwardCall(
+        prepared = prepare_operation(
+            self.config,
             Problem(1, spec.seq_q, spec.seq_k, spec.heads, spec.heads, spec.d, spec.dtype),
-            tuple(tensor_ints(view_tensor(n, a)) for n, a in {**tensors, "o": o}.items()),
-            spec.scale,
-            device_spec(ARCH),
-            sinks=drawn.sinks.ctypes.data,
-            lse=lse.ctypes.data,
-            row_max=row_max.ctypes.data,
+            {**tensors, "o": o, "sinks": drawn.sinks, "lse": lse, "row_max": row_max},
+            options={"scale": spec.scale},
+            emulate=True,
+            arch=ARCH,
         )
-        plan = loaded_kernels.get(self.config, ARCH).plan(call)
+        plan = loaded_kernels.get(self.config, ARCH).plan(prepared.call)
         observers: list[Observer] = all_checks() if checks else []
         error = ""
         try:

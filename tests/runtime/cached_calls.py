@@ -15,7 +15,7 @@ from pretended_gpu import Launch, PretendedGpu
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, FlashForwardKernelConfig
-from flashsmith.runtime import cached_launches
+from flashsmith.runtime import cached_calls
 
 CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
 
@@ -82,7 +82,7 @@ def run_while_others_forget(work: Callable[[int], None], arguments: Iterable[int
 
     def forget() -> None:
         while not done.is_set():
-            cached_launches.forget_cached_launches()
+            cached_calls.forget_cached_launches()
 
     threads = [threading.Thread(target=work, args=(argument,)) for argument in arguments]
     forgetting = threading.Thread(target=forget)
@@ -142,7 +142,7 @@ def check_signatures_differ(gpu: PretendedGpu, call: Call, makers: Iterable[Make
     for make in makers:
         call(**make())
     prepared = [(launch.config, launch.semantics, launch.prepared) for launch in gpu.launches]
-    assert len(cached_launches.cached) == len(makers)
+    assert len(cached_calls.cached) == len(makers)
     gpu.launches.clear()
     for make in makers:
         call(**make())

@@ -15,7 +15,7 @@ import pytest
 from flashsmith.errors import ArgumentError, IllegalConfigError
 from flashsmith.families import DType, FlashForwardKernelConfig, device_spec
 from flashsmith.runtime import forward, forward_timed
-from flashsmith.runtime.arguments import check_device, check_output
+from flashsmith.runtime.arguments import check_device, check_output, check_request
 from flashsmith.runtime.forward_options import (
     MAX_UNCAPPED_SCALE,
     UNLIMITED,
@@ -25,7 +25,6 @@ from flashsmith.runtime.forward_options import (
     check_scale,
     check_softcap,
 )
-from flashsmith.runtime.forward_request import check_request
 from flashsmith.runtime.frameworks import CupyArrays
 from flashsmith.runtime.frameworks.device_array import DeviceArray, DeviceArrays
 from flashsmith.runtime.libraries import LoadedKernels
@@ -410,9 +409,9 @@ class TestPacked:
             cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=50, max_seqlen_k=100
         )
         request = check_request(tensors, options)
-        assert request.packing is not None
         # No sequence is longer than all of them together.
-        assert request.packing[2:] == (2, 50, 64)
+        p = request.problem
+        assert (p.batch, p.seq_q, p.seq_k) == (2, 50, 64)
 
     @pytest.mark.parametrize("missing", ["q", "k"])
     def test_a_limit_missing_while_a_graph_is_captured(

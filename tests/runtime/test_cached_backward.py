@@ -16,11 +16,9 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.runtime import (
     backward_pass,
-    cached_launches,
+    cached_calls,
     forget_cached_launches,
-    operation_run,
 )
-from flashsmith.runtime.cached_launches import backward_signature
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
@@ -41,7 +39,6 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import flashsmith  # noqa: E402
-from flashsmith.integrations import torch_ops  # noqa: E402
 from flashsmith.runtime.frameworks.torch import TorchTensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -168,8 +165,8 @@ def test_small_workspaces_are_kept_on_the_default_stream(
     made: list[Any] = []
     right = TorchTensors.allocator
 
-    def noting(self: Any, like: Any, shape: Any, dtype: str) -> Callable[[], Any]:
-        new = right(self, like, shape, dtype)
+    def noting(self: Any, like: Any, shape: Any, dtype: str, **how: Any) -> Callable[[], Any]:
+        new = right(self, like, shape, dtype, **how)
 
         def allocate() -> Any:
             made.append(new())  # alive, so that no other has its address
@@ -191,10 +188,10 @@ def test_small_workspaces_are_kept_on_the_default_stream(
         assert all(it.numel() * it.element_size() >= of_size for it in made[-1:])
         return [at for _, at in found]
 
-    small = blocks(4096) + blocks(operation_run.KEPT_BYTES)
+    small = blocks(4096) + blocks(cached_calls.KEPT_BYTES)
     assert len(set(small)) == 1
     assert len({*small, *blocks(4096, stream=7)}) == 4
-    assert len({*small, *blocks(operation_run.KEPT_BYTES + 4)}) == 4
+    assert len({*small, *blocks(cached_calls.KEPT_BYTES + 4)}) == 4
     with ThreadPoolExecutor(1) as pool:
         elsewhere = pool.submit(blocks, 4096).result()
     assert len(set(elsewhere)) == 1
@@ -210,7 +207,7 @@ def test_a_copy_for_an_address_is_not_for_others(gpu: PretendedGpu) -> None:
         assert gpu.launches[-1].addresses[0] != odd.data_ptr()
         backward(**dense(do=good))
         assert gpu.launches[-1].addresses[0] == good.data_ptr()
-    assert len(cached_launches.cached) == 1
+    assert len(cached_calls.cached) == 1
 
 
 MISTAKES: Mistakes = {
@@ -260,13 +257,13 @@ def test_gradients_that_follow_a_cached_forward_pass_are_found_with_it(
     """Without the backward pass's own signature, from the second step like one before."""
     q, k, v = [tensor.requires_grad_() for tensor in qkv()]
     found: list[Any] = []
-    right = cached_launches.find
+    right = cached_calls.find
 
-    def noting(signature_of: Any, *arguments: Any) -> Any:
-        found.append(signature_of)
-        return right(signature_of, *arguments)
+    def noting(asked: Any) -> Any:
+        found.append(asked.names)
+        return right(asked)
 
-    monkeypatch.setattr(cached_launches, "find", noting)
+    monkeypatch.setattr(cached_calls, "find", noting)
 
     def looked_up(
         leaves: tuple[Any, ...] = (q, k, v), do: Any = None, swap: Any = None, **hooks: Any
@@ -278,24 +275,25 @@ def test_gradients_that_follow_a_cached_forward_pass_are_found_with_it(
             swap()
         gradients = torch.autograd.grad(o, leaves, half(*o.shape) if do is None else do)
         assert [tuple(it.shape) for it in gradients] == [tuple(it.shape) for it in leaves]
-        assert set(found) <= {backward_signature}
+        assert set(found) <= {"backward"}
         return len(found)
 
-    assert [looked_up() for _ in range(4)] == [1, 1, 0, 0]
+    assert looked_up() > 0
+    assert [looked_up() for _ in range(3)] == [0, 0, 0]
     # What differs is found by its signature, and remembered.
     k.requires_grad_(False)
-    assert [looked_up((q, v)) for _ in range(3)] == [1, 1, 0]
+    assert [looked_up((q, v)) > 0 for _ in range(3)] == [True, False, False]
     k.requires_grad_()
     strided = half(*q.transpose(1, 2).shape).transpose(1, 2)
-    assert [looked_up(do=strided) for _ in range(3)] == [1, 1, 0]
+    assert [looked_up(do=strided) > 0 for _ in range(3)] == [True, False, False]
     # Nothing that the forward pass had may be taken for granted.
 
     def with_other_strides(saved: Any) -> Any:
         return saved.transpose(1, 2).contiguous().transpose(1, 2) if saved.dim() == 4 else saved
 
     hooks = (lambda it: it, with_other_strides)
-    assert [looked_up(hooks=hooks) for _ in range(2)] == [1, 1]
-    assert looked_up(swap=forget_cached_launches) == 1
+    assert [looked_up(hooks=hooks) > 0 for _ in range(2)] == [True, False]
+    assert looked_up(swap=forget_cached_launches) > 0
     launched = len(gpu.launches)
     looked_up()
     assert len(gpu.launches) == launched + 2
@@ -311,8 +309,7 @@ def test_a_step_like_one_before_does_little(gpu: PretendedGpu) -> None:
         forward = events(lambda: made.append(flashsmith.attention(*leaves, causal=True)))
         ctx, needs = made[0].grad_fn, (True, True, True, False)
         tensors = do, *ctx.saved_tensors
-        launch = ctx.this.launch
-        run = 0 if launch is None else events(lambda: launch.run_following(needs, tensors))
+        run = events(lambda: cached_calls.run_repeated(tensors, (ctx.this, needs)))
         torch.autograd.grad(*made, leaves, do)
         return forward, run
 
@@ -320,8 +317,8 @@ def test_a_step_like_one_before_does_little(gpu: PretendedGpu) -> None:
     for _ in range(3):
         repeated = counts()
     assert checked[0] > 200
-    assert repeated[0] <= 60
-    assert 10 < repeated[1] <= 30
+    assert repeated[0] <= 50
+    assert 10 < repeated[1] <= 25
 
 
 def forward_grown(**options: Any) -> Any:
@@ -482,7 +479,7 @@ USES: dict[str, tuple[Callable[[Attend, list[Any]], Any], str | None]] = {
 @pytest.mark.parametrize("name", USES)
 def test_autograd_sees_a_call_like_one_before_as_the_first(name: str, gpu: PretendedGpu) -> None:
     use, words = USES[name]
-    functions: set[str] = set()
+    functions = {forward_grown(causal=True).grad_fn.name()}
     for _ in range(4):
         leaves = [tensor.requires_grad_() for tensor in qkv(heads_k=4)]
 
@@ -522,18 +519,16 @@ def test_the_default_of_deterministic_is_asked_for_every_time(gpu: PretendedGpu)
 def test_the_number_of_repeatable_forward_passes_is_bounded(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_ops, "MOST_CALLS", 2)
-    monkeypatch.setattr(torch_ops, "_repeatable", {})
+    monkeypatch.setattr(cached_calls, "MOST_SHAPES", 2)
     for length in (8, 16, 24, 32):
         for _ in range(2):
             leaves = [tensor.requires_grad_() for tensor in qkv(length, length)]
             flashsmith.attention(*leaves)
-        assert 0 < len(torch_ops._repeatable) <= 2
-    # A tensor as an option is never kept.
-    kept = len(torch_ops._repeatable)
+        assert 0 < len(cached_calls.repeated[()].by_shape) <= 2
+    # With other tensors it is an autograd function of more inputs.
     for _ in range(3):
         forward_grown(sinks=torch.zeros(4))
-    assert len(torch_ops._repeatable) == kept
+    assert ("sinks",) not in cached_calls.repeated
 
 
 def test_lengths_and_frozen_tensors_that_alternate_are_each_repeated(gpu: PretendedGpu) -> None:

@@ -13,13 +13,13 @@ import pytest
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.runtime import (
-    cached_launches,
+    cached_calls,
     count_launches,
     decode_pass,
     forget_cached_launches,
-    operation_run,
 )
-from flashsmith.runtime.decode_pass import CachedDecode, DecodeOptions, DecodeTensors
+from flashsmith.runtime.cached_calls import CachedCall
+from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
@@ -167,7 +167,7 @@ def test_small_workspaces_are_kept_on_the_default_stream(gpu: PretendedGpu) -> N
     assert len(set(small)) == 1
     assert {output.data_ptr() for output in outputs}.isdisjoint(small)
     assert blocks(8192, 0)[0] == small
-    elsewhere = blocks(4096, 7)[0] + blocks(operation_run.KEPT_BYTES + 4, 0)[0]
+    elsewhere = blocks(4096, 7)[0] + blocks(cached_calls.KEPT_BYTES + 4, 0)[0]
     assert set(elsewhere).isdisjoint(small)
 
 
@@ -324,7 +324,7 @@ def test_calls_with_the_same_keywords_are_told_apart(
         attention_with_cache(**variant(name))
         alone.append(gpu.launches.pop())
     for most in (1, 3, len(VARIANTS)):
-        monkeypatch.setattr(cached_launches, "MOST_OF_ORDER", most)
+        monkeypatch.setattr(cached_calls, "MOST_OF_SHAPE", most)
         forget_cached_launches()
         for _ in range(3):
             for name, expected in zip(VARIANTS, alone, strict=True):
@@ -333,8 +333,10 @@ def test_calls_with_the_same_keywords_are_told_apart(
                 launch = gpu.launches.pop()
                 assert launch.addresses == places(call, outputs)
                 assert without_addresses(launch) == without_addresses(expected), name
-        (of_order,) = cached_launches.repeated.values()
-        assert len(of_order) == most
+        group = cached_calls.repeated[
+            tuple(name for name in call if name not in DecodeTensors._fields[:3])
+        ]
+        assert max(map(len, group.by_shape.values())) <= most
 
 
 def test_a_call_is_remembered_once(gpu: PretendedGpu) -> None:
@@ -343,13 +345,14 @@ def test_a_call_is_remembered_once(gpu: PretendedGpu) -> None:
     for call in others:
         attention_with_cache(**call)
     both = half(2, 2, 128, 2, 64)
-    for i in range(2 * cached_launches.MOST_OF_ORDER):
+    for i in range(2 * cached_calls.MOST_OF_SHAPE):
         halves = {"k_cache": both[:, i % 2], "v_cache": both[:, 1 - i % 2]}
         call = dense(**appending(return_lse=False, **halves))
         outputs = attention_with_cache(**call)
         assert gpu.launches[-1].addresses == places(call, outputs)
-    (of_order,) = cached_launches.repeated.values()
-    assert len(of_order) == len(others) + 1
+    (group,) = cached_calls.repeated.values()
+    (of_shape,) = group.by_shape.values()
+    assert len(of_shape) == len(others) + 1
 
 
 def test_layouts_in_turn_are_all_remembered(
@@ -477,11 +480,11 @@ def test_what_rests_on_a_choice_is_forgotten_with_it(
 def test_the_number_of_orders_is_bounded(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, unsigned: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(cached_launches, "MOST_ORDERS", 2)
+    monkeypatch.setattr(cached_calls, "MOST_GROUPS", 2)
     makers = [CALLS[name] for name in ("dense", "paged", "sinks")]
     for make in makers:
         attention_with_cache(**make())
-    assert len(cached_launches.repeated) == 2
+    assert len(cached_calls.repeated) == 2
     unsigned()
     attention_with_cache(**makers[-1]())
     with pytest.raises(AssertionError, match="were bound"):
@@ -491,16 +494,16 @@ def test_the_number_of_orders_is_bounded(
 def test_addresses_are_looked_at_once_and_their_number_is_bounded(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_pass, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(cached_calls, "_MOST_KNOWN", 3)
     looked_at: list[tuple[int, ...]] = []
-    is_usable = CachedDecode._is_usable
+    is_usable = CachedCall._is_usable
 
-    def note(cached: CachedDecode, at: tuple[int, ...]) -> bool:
+    def note(cached: CachedCall, at: tuple[int, ...]) -> bool:
         looked_at.append(at)
         assert len(cached._known) <= 3
         return is_usable(cached, at)
 
-    monkeypatch.setattr(CachedDecode, "_is_usable", note)
+    monkeypatch.setattr(CachedCall, "_is_usable", note)
     calls = [dense() for _ in range(4)]
     attention_with_cache(**dense())
     for call in calls[:3] * 2:

@@ -15,7 +15,7 @@ from invalid_calls import InvalidCall, invalid_calls, valid_calls
 
 from flashsmith import attention
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import cached_launches, forget_cached_launches, forward_pass
+from flashsmith.runtime import cached_calls, forget_cached_launches, forward_pass
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
@@ -222,7 +222,7 @@ def test_tensors_of_another_kind(
 def test_numbers_of_an_unusual_type_are_checked_every_time(gpu: PretendedGpu) -> None:
     for scale in (Fraction(1, 8), np.float64(0.125), 0.125):
         attention(**dense(scale=scale))
-    assert len(cached_launches.cached) == 2
+    assert len(cached_calls.cached) == 2
     assert without_addresses(gpu.launches[0]) == without_addresses(gpu.launches[2])
 
 
@@ -277,7 +277,7 @@ def test_no_mistake_slips_through_after_the_right_call(gpu: PretendedGpu) -> Non
         forget_cached_launches()
         attention(**valid)
         attention(**valid)
-        assert len(cached_launches.cached) == 1
+        assert len(cached_calls.cached) == 1
         after = outcome(attention, gpu, bad.arguments)
         tried += isinstance(fresh, tuple)
         if after != fresh:

@@ -16,7 +16,7 @@ from flashsmith.errors import LaunchError
 from flashsmith.families import FlashForwardKernelConfig
 from flashsmith.integrations import traceable
 from flashsmith.runtime import (
-    cached_launches,
+    cached_calls,
     count_launches,
     forget_cached_launches,
     forward,
@@ -24,7 +24,7 @@ from flashsmith.runtime import (
     process_forks,
     run_call,
 )
-from flashsmith.runtime.forward_options import NO_WINDOW
+from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.libraries import loaded_kernels
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
@@ -138,7 +138,7 @@ def test_what_rests_on_a_choice_is_forgotten_with_it(gpu: PretendedGpu) -> None:
         return CFG if len(asked) < 2 else replace(CFG, swizzled=True)
 
     def call() -> None:
-        options = (False, NO_WINDOW, 0.0, None, *[None] * 5, False, False)
+        options = ForwardOptions()
         run_call(choose, (*qkv(), None), options, False, "out")
 
     for _ in range(3):
@@ -156,9 +156,9 @@ def test_a_choice_that_is_out_of_date_when_it_is_made_is_not_kept(gpu: Pretended
         forget_cached_launches()
         return CFG
 
-    options = (False, NO_WINDOW, 0.0, None, *[None] * 5, False, False)
+    options = ForwardOptions()
     run_call(choose, (*qkv(), None), options, False, "out")
-    assert cached_launches.cached == {}
+    assert cached_calls.cached == {}
 
 
 def test_a_general_edge_kernel_is_looked_up_every_time(gpu: PretendedGpu) -> None:
@@ -173,10 +173,11 @@ def test_a_general_edge_kernel_is_looked_up_every_time(gpu: PretendedGpu) -> Non
 def test_the_number_of_calls_is_bounded(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, unchecked: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(cached_launches, "MOST_CALLS", 3)
+    for most in ("MOST_CALLS", "MOST_SHAPES"):
+        monkeypatch.setattr(cached_calls, most, 3)
     for seq in (64, 128, 192, 256):
         attention(*qkv(seq))
-    assert len(cached_launches.cached) == 3
+    assert len(cached_calls.cached) == 3
     unchecked()
     attention(*qkv(256))
     with pytest.raises(AssertionError, match="the call was checked"):
@@ -185,7 +186,7 @@ def test_the_number_of_calls_is_bounded(
 
 def test_an_empty_call_is_not_cached(gpu: PretendedGpu) -> None:
     attention(*qkv(seq_q=0))
-    assert (cached_launches.cached, gpu.launches) == ({}, [])
+    assert (cached_calls.cached, gpu.launches) == ({}, [])
 
 
 def test_a_refused_launch(gpu: PretendedGpu) -> None:

@@ -160,7 +160,7 @@ def test_cached_calls_of_both_families_are_distinguished(gpu: PretendedGpu) -> N
 @pytest.mark.torch
 def test_a_choice_between_families_is_followed_and_forgotten(gpu: PretendedGpu) -> None:
     from flashsmith.runtime import forget_cached_launches, run_call
-    from flashsmith.runtime.forward_options import NO_WINDOW
+    from flashsmith.runtime.forward_options import ForwardOptions
 
     turn: list[Any] = [HOPPER]
 
@@ -169,8 +169,7 @@ def test_a_choice_between_families_is_followed_and_forgotten(gpu: PretendedGpu) 
         return turn[0]
 
     def call() -> None:
-        options = (False, NO_WINDOW, 0.0, None, *[None] * 5, False, False)
-        run_call(choose, (*tensors(), None), options, False, "out")
+        run_call(choose, (*tensors(), None), ForwardOptions(), False, "out")
 
     for cfg in (HOPPER, MMA_SYNC):
         turn[0] = cfg

@@ -13,7 +13,7 @@ import pytest
 
 from flashsmith.errors import LaunchError
 from flashsmith.families import DType, FlashForwardKernelConfig
-from flashsmith.runtime import cached_launches, driver, forward, process_forks
+from flashsmith.runtime import cached_calls, driver, forward, process_forks
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
 
@@ -108,8 +108,8 @@ def test_a_fork_after_pytorch_initialised_cuda_is_refused() -> None:
 
 def test_a_child_does_not_wait_for_its_parents_threads() -> None:
     """Only the thread that forks goes on in the child; what others held stays held there."""
-    with cached_launches._lock:
-        assert in_child(lambda: cached_launches._lock.acquire(blocking=False))
+    with cached_calls._lock:
+        assert in_child(lambda: cached_calls._lock.acquire(blocking=False))
 
 
 def test_a_child_looks_for_kernels_while_its_parent_builds_one() -> None:

@@ -21,8 +21,7 @@ from flashsmith.families import (
     Problem,
     parse_kernel_name_into_config,
 )
-from flashsmith.runtime import forward, forward_timed, run_forward
-from flashsmith.runtime import forward_pass as forward_module
+from flashsmith.runtime import forward, forward_timed, kernel_choice, run_forward
 from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_pass import run_request
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs
@@ -144,7 +143,7 @@ def test_broadcast_keys_are_left_to_the_family_that_can_read_them() -> None:
     options = ForwardOptions(return_lse=True)
     found = run_request(choose, (q, k, v, None), options, emulate=False, arch=90)
     assert asked == [(90, None), (90, "mma_sync")]
-    assert_attention(found.o, found.lse, [q, k, v])
+    assert_attention(found.outputs["o"], found.outputs["lse"], [q, k, v])
 
 
 def test_read_only_inputs() -> None:
@@ -177,13 +176,13 @@ def test_the_lse_is_written_only_when_asked_for() -> None:
 
 def test_another_arch_is_emulated_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    get = forward_module.loaded_kernels.get
+    get = kernel_choice.loaded_kernels.get
 
     def noting(cfg: Any, arch: int, *options: Any) -> Any:
         seen.append(arch)
         return get(cfg, 80, *options)
 
-    monkeypatch.setattr(forward_module, "loaded_kernels", SimpleNamespace(get=noting))
+    monkeypatch.setattr(kernel_choice, "loaded_kernels", SimpleNamespace(get=noting))
     run_forward(CONFIGS[DType.FP16], *drawn(), arch=90)
     forward(CONFIGS[DType.FP16], *drawn())
     assert seen == [90, 80]
@@ -199,7 +198,7 @@ class TestLongEmulations:
         monkeypatch.setattr(running_time, "estimate_seconds", lambda *args: 3661.0)
 
     def test_refused_before_anything_is_built(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(forward_module, "loaded_kernels", None)
+        monkeypatch.setattr(kernel_choice, "loaded_kernels", None)
         with pytest.raises(EmulationTooLongError, match=r"3661 s, above 60 s; pass emulate=True"):
             forward(CONFIGS[DType.FP16], *drawn())
 

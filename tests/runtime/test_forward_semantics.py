@@ -15,12 +15,12 @@ from flashsmith.runtime import (
     ForwardOptions,
     count_launches,
     forward,
-    forward_pass,
     forward_timed,
+    kernel_choice,
     run_forward,
     running_time,
 )
-from flashsmith.runtime.forward_request import check_request
+from flashsmith.runtime.arguments import check_request
 from flashsmith.runtime.running_time import estimate_seconds
 from flashsmith.verify import compare, compute_references
 from ptxlab.checks import all_checks
@@ -264,7 +264,7 @@ NOTHING = [
 def test_where_there_are_no_rows_nothing_is_launched(
     qkv: list[np.ndarray], packed: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward_pass, "loaded_kernels", None)
+    monkeypatch.setattr(kernel_choice, "loaded_kernels", None)
     with count_launches() as launches:
         o, lse, row_max = forward(CFG, *qkv, **packed, return_lse=True, return_row_max=True)
         again = np.empty_like(qkv[0])
@@ -314,7 +314,7 @@ def test_the_semantics_of_a_call(
     def note(cfg: Any, arch: int, semantics: Semantics, may_build: Any) -> None:
         raise Asked(semantics)
 
-    monkeypatch.setattr(forward_pass, "loaded_kernels", SimpleNamespace(get=note))
+    monkeypatch.setattr(kernel_choice, "loaded_kernels", SimpleNamespace(get=note))
     with pytest.raises(Asked) as asked:
         forward(CFG, *drawn(*lengths), **options)
     assert asked.value.args == (semantics,)

@@ -329,7 +329,6 @@ def test_pytorchs_allocator_of_the_current_gpu_alone_serves_that_one(
         return "told", device.index, allocate(shape, strides, dtype=dtype)
 
     adapter._torch = SimpleNamespace(
-        are_deterministic_algorithms_enabled=lambda: fills,
         empty_strided=elsewhere,
         cuda=SimpleNamespace(device_count=lambda: n_gpus),
         _C=SimpleNamespace(_cuda_getDevice=lambda: current),
@@ -337,12 +336,12 @@ def test_pytorchs_allocator_of_the_current_gpu_alone_serves_that_one(
     adapter._guards = SimpleNamespace(
         _empty_strided_cuda=lambda *how: ("current", current, allocate(*how[:2], dtype=how[2]))
     )
-    fills, allocator = False, adapter.allocator(on_gpu, (2, 3, 1), "float32")
+    allocator = adapter.allocator(on_gpu, (2, 3, 1), "float32")
     how, device, made = allocator()
     assert (how, device) == ("current" if current == ordinal else "told", ordinal)
     assert (made.shape, made.stride(), made.dtype) == ((2, 3, 1), (3, 1, 1), torch.float32)
-    fills = True
-    assert allocator()[:2] == ("told", ordinal)
+    filling = adapter.allocator(on_gpu, (2, 3, 1), "float32", filled=True)
+    assert filling()[:2] == ("told", ordinal)
     # A PyTorch without it, and the host's.
     adapter._guards = SimpleNamespace()
     assert adapter.allocator(on_gpu, (2,), "float32")()[:2] == ("told", ordinal)

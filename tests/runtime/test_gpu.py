@@ -17,7 +17,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import (
-    cached_launches,
+    cached_calls,
     forget_cached_launches,
     forward,
     forward_timed,
@@ -25,9 +25,9 @@ from flashsmith.runtime import (
     query_gpu,
     run_forward,
 )
-from flashsmith.runtime.forward_call import unplaced_call
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.runtime.prepared_call import unplaced_call
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs
 from flashsmith.verify.proof_inputs import default_scale
 
@@ -209,7 +209,7 @@ class TestTorch:
             assert_attention(on_host(o), on_host(lse), arrays)
             assert forward(CFG, *qkv, out) is out
             assert_attention(on_host(out), None, arrays)
-        assert len(cached_launches.cached) == 2
+        assert len(cached_calls.cached) == 2
         q, k, v = tensors[0]
         with pytest.raises(ArgumentError, match="o: shares memory with q"):
             forward(CFG, q, k, v, q)
@@ -323,7 +323,7 @@ class TestTorch:
         tensors = [on_gpu(array) for array in qkv]
         kernel = loaded_kernels.get(CFG, query_gpu(0).arch)
         problem = Problem(1, 64, 64, 1, 1, D, DType.FP16)
-        call = unplaced_call(problem, 0.1, query_gpu(0))
+        call = unplaced_call(problem, query_gpu(0), 0.1)
         with pytest.raises(LaunchError, match="cudaErrorInvalidDevice"):
             kernel.prepare(call, 4095)(0, *call.addresses)
         assert_attention(on_host(forward(CFG, *tensors)), None, qkv)

@@ -35,9 +35,9 @@ from flashsmith.families import (
     device_spec,
     parse_kernel_name_into_config,
 )
-from flashsmith.runtime import forward, forward_pass, libraries, plan_forward
-from flashsmith.runtime.forward_call import unplaced_call
+from flashsmith.runtime import forward, forward_pass, kernel_choice, libraries, plan_forward
 from flashsmith.runtime.libraries import NEUTRAL, LoadedKernels, load_library
+from flashsmith.runtime.prepared_call import unplaced_call
 
 CONFIGS = [
     parse_kernel_name_into_config(f"({dtype}, 64, 64, 32, 4): {features}")
@@ -58,7 +58,7 @@ def test_every_config_of_a_library_is_loaded_under_its_own_index(library: Kernel
     assert set(kernels) == set(library.configs)
     for config, kernel in kernels.items():
         problem = replace(PROBLEM, dtype=config.dtype)
-        plan = kernel.plan(unplaced_call(problem, 0.125, A100))
+        plan = kernel.plan(unplaced_call(problem, A100, 0.125))
         assert plan.kernel == library.entry(config).ptx_entry
         assert f".entry {plan.kernel}(" in kernel.ptx
 
@@ -68,7 +68,7 @@ def test_two_libraries_in_one_process_keep_their_own_kernels(library: KernelLibr
     alone = load_library(library_for([other]))
     assert set(load_library(library)) == set(library.configs)
     assert other in alone
-    plan = alone[other].plan(unplaced_call(PROBLEM, 0.125, A100))
+    plan = alone[other].plan(unplaced_call(PROBLEM, A100, 0.125))
     assert plan.block == (128, 1, 1)
     assert plan.grid == (6, 1, 1)
 
@@ -175,7 +175,7 @@ def test_where_nothing_may_be_built_the_kernel_for_uneven_lengths_serves(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"{CONFIGS[0]} is not built for sm_80" in caplog.text
     assert why in caplog.text
-    kernel.plan(unplaced_call(PROBLEM, 0.125, A100))
+    kernel.plan(unplaced_call(PROBLEM, A100, 0.125))
 
 
 def test_a_general_edge_kernel_serves_only_while_nothing_may_be_built(
@@ -208,7 +208,8 @@ def test_a_general_edge_kernel_computes_the_same(
     outputs = {}
     for jit, kernels in (("1", LoadedKernels(load_keys(library))), ("0", LoadedKernels())):
         monkeypatch.setenv("FLASHSMITH_JIT", jit)
-        monkeypatch.setattr(forward_pass, "loaded_kernels", kernels)
+        for module in (forward_pass, kernel_choice):
+            monkeypatch.setattr(module, "loaded_kernels", kernels)
         outputs[jit] = forward(CONFIGS[0], *qkv)
         assert (NEUTRAL in {semantics for *_, semantics in kernels.kernels}) == (jit == "1")
     assert np.array_equal(outputs["0"], outputs["1"])
@@ -312,7 +313,7 @@ def kernel(library: KernelLibrary) -> Iterator[Any]:
 
 def test_a_refused_launch_is_a_launch_error_with_cudas_words(kernel: Any) -> None:
     """No machine has a GPU 4095; one without a driver refuses it for that reason."""
-    call = unplaced_call(PROBLEM, 0.125, A100)
+    call = unplaced_call(PROBLEM, A100, 0.125)
     for timed in (False, True):
         launch = kernel.prepare(call, 4095, timed=timed)
         with pytest.raises(LaunchError, match=r"on GPU 4095: .*cudaError\w+: "):
@@ -321,7 +322,7 @@ def test_a_refused_launch_is_a_launch_error_with_cudas_words(kernel: Any) -> Non
 
 def test_a_launcher_takes_a_stream_and_addresses(kernel: Any) -> None:
     """Zeros at the end may be left out; any other count is an error before any launch."""
-    call = unplaced_call(PROBLEM, 0.125, A100)
+    call = unplaced_call(PROBLEM, A100, 0.125)
     arguments = (kernel.index, *call.library_arguments(), 4095, False)
     launch, block_bytes = kernel.functions.prepare(*arguments)
     assert block_bytes == 0
@@ -372,11 +373,11 @@ def test_a_kernel_compiled_for_other_semantics_refuses_the_call(
     kernel: Any, problem: Problem, message: str
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
-        kernel.plan(unplaced_call(problem, 0.125, A100))
+        kernel.plan(unplaced_call(problem, A100, 0.125))
 
 
 def test_a_call_of_another_length_is_refused(kernel: Any) -> None:
-    arguments = (kernel.index, *unplaced_call(PROBLEM, 0.125, A100).library_arguments())
+    arguments = (kernel.index, *unplaced_call(PROBLEM, A100, 0.125).library_arguments())
     kernel.functions.plan(*arguments)
     for wrong in ((), arguments[:-1], (*arguments, 0)):
         with pytest.raises(ValueError, match=r"(fewer|more) arguments than the call takes"):
@@ -386,7 +387,7 @@ def test_a_call_of_another_length_is_refused(kernel: Any) -> None:
 def test_planning_for_too_small_a_device_is_refused(kernel: Any) -> None:
     tiny = replace(A100, max_smem_per_block=1024)
     with pytest.raises(ArgumentError, match="16384 bytes of shared memory, the device allows 1024"):
-        kernel.plan(unplaced_call(PROBLEM, 0.125, tiny))
+        kernel.plan(unplaced_call(PROBLEM, tiny, 0.125))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from flashsmith.families import (
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
+from flashsmith.runtime.arguments import check_request
 from flashsmith.runtime.forward_options import ForwardOptions
-from flashsmith.runtime.forward_request import check_request
 from flashsmith.verify import prove
 from flashsmith.verify.reference import References, compute_references
 

@@ -24,11 +24,11 @@ from flashsmith.families import (
     device_spec,
     parse_kernel_name_into_config,
 )
-from flashsmith.runtime import forward_pass, libraries, substitutes
-from flashsmith.runtime.backward_pass import BackwardRequest
+from flashsmith.runtime import kernel_choice, libraries, substitutes
+from flashsmith.runtime.arguments import check_request
 from flashsmith.runtime.forward_options import ForwardOptions
-from flashsmith.runtime.forward_request import Request, check_request
 from flashsmith.runtime.libraries import LoadedKernels
+from flashsmith.runtime.request import Request
 from flashsmith.runtime.substitutes import Substitutes
 from flashsmith.verify import compare, compute_references
 
@@ -126,7 +126,7 @@ def test_a_free_kernel_is_no_substitute_for_a_repeatable_one(take: Any) -> None:
     request = request_of()
     problem = replace(request.problem, operation="backward")
     asked, not_asked = (
-        BackwardRequest(problem, request.q, request.k, True, deterministic)
+        request._replace(problem=problem, options={"deterministic": deterministic})
         for deterministic in (True, False)
     )
     assert take(Loaded((free, PLAIN)), missing, not_asked) == (free, PLAIN)
@@ -219,8 +219,8 @@ def one_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "find_library", find)
     monkeypatch.setattr(libraries, "build", None)
     monkeypatch.setattr(substitutes, "built_kernels", lambda *, arch: ((BUILT, UNEVEN),))
-    monkeypatch.setattr(forward_pass, "loaded_kernels", LoadedKernels())
-    monkeypatch.setattr(forward_pass, "substitutes", Substitutes())
+    monkeypatch.setattr(kernel_choice, "loaded_kernels", LoadedKernels())
+    monkeypatch.setattr(kernel_choice, "substitutes", Substitutes())
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
 
 
@@ -262,8 +262,8 @@ def test_while_a_graph_is_captured_too_and_it_is_not_remembered_for_later_calls(
                 raise KernelNotBuiltError("not built.\n")
             return gpu.kernel(cfg, arch, semantics, may_build)
 
-        patch.setattr(forward_pass, "loaded_kernels", SimpleNamespace(get=get))
-        patch.setattr(forward_pass, "substitutes", Substitutes())
+        patch.setattr(kernel_choice, "loaded_kernels", SimpleNamespace(get=get))
+        patch.setattr(kernel_choice, "substitutes", Substitutes())
         patch.setattr(substitutes, "built_kernels", lambda *, arch: ((MMA_SYNC, PLAIN),))
         for capturing in (True, True, False):
             patch.setattr(PretendedTensors, "is_capturing", lambda *_, c=capturing: c)
@@ -291,16 +291,16 @@ def test_what_is_found_slow_gives_way_before_it_is_launched(
     def choose(problem: Any, device: Any, family: Any = None, among: Any = None) -> Any:
         return MMA_SYNC if slow_kernels.noted_slow(WGMMA, 90, PLAIN) else WGMMA
 
-    monkeypatch.setattr(forward_pass, "loaded_kernels", SimpleNamespace(get=get))
-    monkeypatch.setattr(forward_pass, "substitutes", Substitutes())
+    monkeypatch.setattr(kernel_choice, "loaded_kernels", SimpleNamespace(get=get))
+    monkeypatch.setattr(kernel_choice, "substitutes", Substitutes())
     request = request_of()
     for _ in range(2):
         first = choose(request.problem, H200)
-        kernel = forward_pass.kernel_for(first, PLAIN, request, H200, choose)
+        kernel = kernel_choice.kernel_for(first, PLAIN, request, H200, choose)
         assert kernel.config == MMA_SYNC
     assert built == [WGMMA, MMA_SYNC, MMA_SYNC]
     slow_kernels._noted.clear()
-    named = forward_pass.kernel_for(WGMMA, PLAIN, request, H200, None)
+    named = kernel_choice.kernel_for(WGMMA, PLAIN, request, H200, None)
     assert named.config == WGMMA  # config= means this very kernel
 
 

@@ -15,7 +15,8 @@ from invalid_calls import Arguments, InvalidCall, config_for, invalid_calls, val
 from flashsmith.chooser import attention
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType
-from flashsmith.runtime import forward, forward_timed
+from flashsmith.runtime import OperationResult, forward, forward_timed
+from flashsmith.runtime.prepared_call import PreparedCall
 
 forward_pass = importlib.import_module("flashsmith.runtime.forward_pass")
 
@@ -25,10 +26,12 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where a call would have run; nothing is built, and nothing runs."""
     reached: list[str] = []
     monkeypatch.setattr(forward_pass, "kernel_for", lambda *arguments: object())
-    monkeypatch.setattr(forward_pass, "_emulate", lambda *arguments: reached.append("emulator"))
-    monkeypatch.setattr(
-        forward_pass, "run_on_gpu", lambda *arguments, **options: reached.append("gpu")
-    )
+
+    def run(prepared: PreparedCall, *_: Any) -> OperationResult:
+        reached.append("emulator" if prepared.launch is None else "gpu")
+        return OperationResult(prepared.outputs, None, None)
+
+    monkeypatch.setattr(PreparedCall, "run", run)
     return reached
 
 

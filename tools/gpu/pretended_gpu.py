@@ -20,8 +20,8 @@ from flashsmith.runtime import (
     forget_cached_launches,
     forward_pass,
     frameworks,
+    kernel_choice,
     libraries,
-    operation_run,
 )
 from flashsmith.runtime.frameworks.base import Device, Workspace
 from flashsmith.runtime.frameworks.torch import TorchTensors
@@ -116,7 +116,7 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
         # Not its class's method: an attribute of the object itself would hide that, and a real GPU
         # would be given the host's addresses.
         (forward_pass, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
-        (operation_run, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
+        (kernel_choice, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
     }
     with ExitStack() as stack:
         for (where, name), pretence in replaced.items():

@@ -50,11 +50,10 @@ from flashsmith.families import (
 )
 from flashsmith.operations import FORWARD
 from flashsmith.runtime import query_gpu
-from flashsmith.runtime.forward_call import forward_call
+from flashsmith.runtime.arguments import check_request
 from flashsmith.runtime.forward_options import ForwardOptions
-from flashsmith.runtime.forward_pass import run_on_gpu
-from flashsmith.runtime.forward_request import check_request
 from flashsmith.runtime.libraries import LoadedKernel, load_library
+from flashsmith.runtime.prepared_call import prepare
 
 ARCH = 90
 BASE, NEW = "base", "new"
@@ -125,13 +124,9 @@ def implementation(name: str, kernel: LoadedKernel, workload: Workload) -> Kerne
     request = check_request(
         tensors, ForwardOptions(**workload.options), check_contents=True, output="o"
     )
-    call = forward_call(request, workload.o, None, None, query_gpu(0))
-    launch = kernel.prepare(call, 0)
+    prepared = prepare(request, query_gpu(0), lambda: kernel)
 
-    def run() -> None:
-        run_on_gpu(launch, call, request.q)
-
-    return KernelImplementation(name, kernel.config, workload, run)
+    return KernelImplementation(name, kernel.config, workload, prepared.run)
 
 
 def measured(pair: Pair, kernels: dict[str, dict[Any, Any]]) -> Callable[[], dict[str, Any]]:

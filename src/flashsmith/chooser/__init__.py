@@ -1,6 +1,6 @@
 """Which kernel for which problem: attention(), its chooser, and the table of winners."""
 
-from flashsmith.chooser.attention import attention
+from flashsmith.chooser.attention import attention, remember_attention
 from flashsmith.chooser.backward import backward
 from flashsmith.chooser.choice import (
     Choice,
@@ -22,5 +22,6 @@ __all__ = [
     "choose_config",
     "forget_choices",
     "merge_attention",
+    "remember_attention",
     "remember_attention_with_cache",
 ]

@@ -12,8 +12,9 @@ from flashsmith.chooser.backward import (
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import KernelConfig
 from flashsmith.operations import DEFAULT
-from flashsmith.runtime import run_call
+from flashsmith.runtime import ForwardOptions, cached_calls, run_call
 from flashsmith.runtime.forward_options import NO_WINDOW
+from flashsmith.runtime.forward_pass import attention_call
 from flashsmith.runtime.tensors import Array, TensorT
 
 if TYPE_CHECKING:
@@ -185,13 +186,28 @@ def attention(
         check_attention_config(config)
     check_backward_config("backward_config", backward_config)
     check_deterministic_flag(deterministic)
-    options: tuple[Any, ...] = (
-        causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
-        max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
-    )  # fmt: skip
-    if partial is not False or seqused_k is not None or k_begin is not None:
-        options += (partial, seqused_k, k_begin)
+    options = ForwardOptions(
+        *(causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k),
+        *(max_seqlen_q, max_seqlen_k, return_lse, return_row_max, partial, seqused_k, k_begin),
+    )
     return run_call(config or choose_config, (q, k, v, out), options, emulate, "out")
+
+
+def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
+    """Has run_repeated serve calls like this one, which attention() has served: q, k, v and the
+    values of the keywords ``names``."""
+    groups = cached_calls.repeated
+    keywords = dict(zip(names, arguments[3:], strict=True))
+    out, config = keywords.pop("out", None), keywords.pop("config", None)
+    emulate = keywords.pop("emulate", False)
+    for name in ("backward_config", "deterministic"):
+        keywords.pop(name, None)
+    tensors = (*arguments[:3], out)
+    asked = attention_call(config or choose_config, tensors, ForwardOptions(**keywords), emulate)
+    _, call = cached_calls.find(asked)
+    # Autograd follows some only where it is enabled: what holds now may not hold later.
+    if asked is not None and call is not None and not any(it.requires_grad for it in asked.given()):
+        cached_calls.remember_repeated(groups, arguments, names, asked.tensors, call.run)
 
 
 def check_attention_config(config: KernelConfig | None) -> None:

@@ -10,10 +10,9 @@ from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
-from flashsmith.runtime import Chooser
-from flashsmith.runtime.decode_pass import remember_decode, run_decode
+from flashsmith.runtime import Chooser, cached_calls
+from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, decode_call, run_decode
 from flashsmith.runtime.forward_options import NO_WINDOW
-from flashsmith.runtime.repeated_calls import Arguments
 from flashsmith.runtime.tensors import Array, TensorT
 
 if TYPE_CHECKING:
@@ -134,19 +133,30 @@ def attention_with_cache(
     """
     check_config_for(DECODE.name, "config", config)
     chosen = config or CHOOSERS[check_split(split)]
-    tensors = (
-        q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q,
-    )  # fmt: skip
-    options = (causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse)
+    tensors = DecodeTensors(
+        *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q)
+    )
+    options = DecodeOptions(
+        *(causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse)
+    )
     return run_decode(chosen, tensors, options, emulate)
 
 
-def remember_attention_with_cache(arguments: Arguments, names: tuple[str, ...]) -> None:
+def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
     """Has run_repeated serve calls like this one, which attention_with_cache() has served: q,
     k_cache, v_cache and the values of the keywords ``names``."""
+    groups = cached_calls.repeated
     keywords = dict(zip(names, arguments[3:], strict=True))
-    chosen = keywords.get("config") or CHOOSERS[keywords.get("split", "invariant")]
-    remember_decode(chosen, arguments, names)
+    chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
+    emulate = keywords.pop("emulate", False)
+    options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
+    tensors = DecodeTensors(*arguments[:3], **keywords)
+    # Autograd follows some only where it is enabled: what holds now may not hold later.
+    if any(getattr(tensor, "requires_grad", False) for tensor in tensors):
+        return
+    _, call = cached_calls.find(decode_call(chosen, tensors, DecodeOptions(**options), emulate))
+    if call is not None:
+        cached_calls.remember_repeated(groups, arguments, names, tensors, call.run)
 
 
 def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:

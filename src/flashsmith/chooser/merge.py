@@ -12,20 +12,10 @@ from flashsmith.families import DType, KernelConfig, Problem, Semantics, d_head_
 from flashsmith.families.legality import D_STEP
 from flashsmith.operations.merge import MERGE, MOST_PARTS, part_names
 from flashsmith.printable import quoted
-from flashsmith.runtime import cached_launches
-from flashsmith.runtime.cached_launches import (
-    UNALIGNED,
-    UNALIGNED_VECTOR,
-    Options,
-    Signature,
-)
-from flashsmith.runtime.forward_options import ForwardOptions
+from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.operation_run import (
-    CachedOperation,
-    PreparedOperation,
-    prepare_operation,
-)
+from flashsmith.runtime.operation_run import prepare_operation
+from flashsmith.runtime.prepared_call import PreparedCall
 from flashsmith.runtime.tensors import DTYPES, Array, Dtype, TensorT, view_tensor
 from flashsmith.semantics.dtype import dtype_name
 
@@ -70,15 +60,28 @@ def merge_attention(
     """
     check_config_for(MERGE.name, "config", config)
     outs, lses = _listed("outs", outs), _listed("lses", lses)
-    calls, parts = cached_launches.cached, (*outs, *lses)
-    signature: Signature | None = None
+    asked = None
     if len(outs) == len(lses) and 0 < len(outs) <= MOST_PARTS:
-        chosen, options = ("merge", config), (len(outs), sinks, dtype)
-        signature, call = cached_launches.find(
-            merge_signature, calls, chosen, parts, options, emulate
-        )
-        if call is not None and (found := call.run(parts, sinks)) is not None:
-            return found
+        asked = Invocation(("merge", len(outs)), (*outs, *lses, sinks), (dtype, config, emulate))
+
+    def run(remember: Remember) -> tuple[TensorT, TensorT]:
+        return _merge(outs, lses, sinks, dtype, config, emulate, remember)
+
+    parts = [part_names(part) for part in range(min(len(outs), MOST_PARTS))]
+    names = (*(output for output, _ in parts), *(lse for _, lse in parts), "sinks")
+    merged: tuple[TensorT, TensorT] = run_cached(asked, names, run)
+    return merged
+
+
+def _merge(
+    outs: list[Any],
+    lses: list[Any],
+    sinks: Any,
+    dtype: Dtype | None,
+    config: KernelConfig | None,
+    emulate: bool,
+    remember: Remember,
+) -> tuple[Any, Any]:
     if len(outs) != len(lses) or not outs:
         raise ArgumentError(
             f"lses: {len(lses)} for {len(outs)} outs; give at least one part, and an LSE for each"
@@ -99,69 +102,8 @@ def merge_attention(
         named |= {"first_dtype": _FP32, "dtype": wanted}
     prepared = _prepared(config, problem, outs, lses, sinks, named, emulate)
     merged = _run(prepared)
-    if signature is not None and prepared.launch is not None:
-        cached_launches.remember(calls, signature, _CachedMerge(prepared, wanted), ForwardOptions())
+    remember(prepared, ("o", "lse"))
     return merged
-
-
-class _CachedMerge(CachedOperation):
-    """A merge that was checked and planned once."""
-
-    def __init__(self, prepared: PreparedOperation, dtype: str) -> None:
-        super().__init__(prepared)
-        new, views = self._framework.allocator, prepared.views
-        first = views["outs[0]"].source
-        self._new_o = new(first, views["o"].shape, dtype)
-        self._new_lse = new(first, views["lse"].shape, _FP32)
-
-    def run(self, parts: tuple[Any, ...], sinks: Any) -> tuple[Any, Any] | None:
-        """Launches on these parts, the outputs and then the LSEs; None, without launching, when
-        the addresses need the full checks.
-
-        Raises LaunchError when the launch is refused.
-        """
-        at = [tensor.data_ptr() for tensor in parts]
-        count = len(at) // 2
-        outs, lses = at[:count], at[count:]
-        sinks_at = 0 if sinks is None else sinks.data_ptr()
-        unaligned = sinks_at & UNALIGNED_VECTOR
-        for out_at, lse_at in zip(outs, lses, strict=True):
-            if not (out_at and lse_at):
-                return None
-            unaligned |= out_at & UNALIGNED | lse_at & UNALIGNED_VECTOR
-        if unaligned or (sinks is not None and not sinks_at):
-            return None
-        o, lse = self._new_o(), self._new_lse()
-        # In the operation's order: outputs after the first part, sinks behind the last one's place.
-        places = [outs[0], lses[0], o.data_ptr(), lse.data_ptr()]
-        for pair in zip(outs[1:], lses[1:], strict=True):
-            places += pair
-        if sinks_at:
-            places += [0] * (2 * (MOST_PARTS - count)) + [sinks_at]
-        self._launch(self._stream_of(self._ordinal), *places)
-        return o, lse
-
-
-def merge_signature(
-    kind: Any,
-    grad_enabled: bool,
-    chosen: Any,
-    parts: tuple[Any, ...],
-    options: Options,
-    emulate: Any,
-) -> Signature | None:
-    """Everything but addresses that checks and the kernel depend on, as
-    cached_launches.call_signature."""
-    count, sinks, dtype = options
-    found = [chosen, emulate, type(emulate), count, dtype]
-    for tensor in (*parts, sinks):
-        if tensor is None:
-            found.append(None)
-            continue
-        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad) or tensor.is_neg():
-            return None
-        found += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
-    return tuple(found)
 
 
 def _listed(name: str, parts: Sequence[Any]) -> list[Any]:
@@ -213,7 +155,7 @@ def _prepared(
     sinks: Array | None,
     dtypes: Mapping[str, str],
     emulate: bool,
-) -> PreparedOperation:
+) -> PreparedCall:
     """One launch for at most MOST_PARTS parts, the names of whose dtypes are given."""
     tensors = {} if sinks is None else {"sinks": sinks}
     for part, pair in enumerate(zip(outs, lses, strict=True)):
@@ -224,6 +166,6 @@ def _prepared(
     )
 
 
-def _run(prepared: PreparedOperation) -> tuple[Any, Any]:
+def _run(prepared: PreparedCall) -> tuple[Any, Any]:
     outputs = prepared.run().outputs
     return outputs["o"], outputs["lse"]

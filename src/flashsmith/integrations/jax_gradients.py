@@ -20,7 +20,8 @@ from flashsmith.chooser.backward import (
 )
 from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import run_backward, run_call
+from flashsmith.runtime import ForwardOptions, run_backward, run_call
+from flashsmith.runtime.backward_pass import BackwardOptions
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag
 from flashsmith.runtime.frameworks import why_refused
 
@@ -62,7 +63,9 @@ def differentiable_attention(
     limits = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
 
     def run(q: Any, k: Any, v: Any, sinks: Any, ahead: Any) -> Any:
-        options = causal, window, softcap, scale, sinks, *limits, True, return_row_max
+        options = ForwardOptions(
+            causal, window, softcap, scale, sinks, *limits, True, return_row_max
+        )
         chosen = config or choose_config
         return run_call(chosen, (q, k, v, None), options, emulate, "out", ahead)
 
@@ -80,7 +83,9 @@ def differentiable_attention(
             return (None,) * 4
         if do is None:
             do = jax.numpy.zeros_like(o)
-        options = causal, window, softcap, scale, sinks, *limits, dlse, repeatable, needs, None
+        options = BackwardOptions(
+            causal, window, softcap, scale, sinks, *limits, dlse, repeatable, needs
+        )
         chosen = backward_config or CHOOSERS[repeatable]
         return tuple(run_backward(chosen, (do, q, k, v, o, lse), options, emulate))
 

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch._C._dynamo.guards import TensorGuards
 from torch._C._functorch import is_legacy_batchedtensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._subclasses.fake_tensor import FakeTensor
@@ -37,10 +36,11 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.integrations.pytorch_state import check_for_an_op
 from flashsmith.operations.backward import gradients_word, n_products
-from flashsmith.runtime import cached_launches, run_backward, run_call
-from flashsmith.runtime.cached_launches import MOST_CALLS, CachedLaunch
+from flashsmith.runtime import ForwardOptions, cached_calls, run_backward, run_call
+from flashsmith.runtime.backward_pass import BackwardOptions, backward_call
+from flashsmith.runtime.cached_calls import CachedCall, run_repeated
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
-from flashsmith.runtime.forward_pass import run_followed
+from flashsmith.runtime.forward_pass import attention_call
 from flashsmith.runtime.frameworks import framework_of
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
@@ -76,7 +76,6 @@ _new_tuple = tuple.__new__
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
-_any_autocast = torch._C._is_any_autocast_enabled
 _grad_enabled = torch.is_grad_enabled
 _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
@@ -145,18 +144,16 @@ def _asked_backward(config: str | None = None, **options: Any) -> Asked:
 
 
 class Pass:
-    """What is asked for, and the cached launch that was the forward pass, if one was.
+    """What is asked for, and the cached call that computes it where there is one.
 
-    One that has a launch may be that of many calls.
+    One that has a call may be that of many calls.
     """
 
-    __slots__ = ("asked", "has_layout", "launch", "return_lse")
+    __slots__ = ("asked", "call", "return_lse")
 
     def __init__(self, asked: Asked, return_lse: bool) -> None:
         self.asked, self.return_lse = asked, return_lse
-        self.launch: CachedLaunch | None = None
-        # Whether q, k and v are laid out as those of the launch.
-        self.has_layout: Callable[..., bool] = _never
+        self.call: CachedCall | None = None
 
     def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
         """What attention() returns."""
@@ -165,63 +162,35 @@ class Pass:
         return o if row_max is None else (o, row_max)
 
 
-def _never(*_: Any) -> bool:
-    return False
-
-
 def _required(*tensors: Any) -> tuple[bool, ...]:
     """Which of them require a gradient; what is no tensor is for the checks."""
     return tuple(getattr(it, "requires_grad", False) for it in tensors)
 
 
-# Of forward passes that attention() may repeat: q, k and v but no other tensors, options that are
-# compared by value. By the lengths, the gradients needed and the options, with their types, since
-# 1 equals True. And the last of each by its options alone, which is found sooner.
-_repeatable: dict[Any, Pass] = {}
-_latest: dict[Any, Pass] = {}
-_COMPARABLE = {bool, int, float, type(None), tuple}
-
-
-def _find_repeatable(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> tuple[Any, Pass | None]:
-    """The options of a call as _latest has them, None where one is not what it should be; and its
-    Pass, if there is one and nothing but autograd looks at the call."""
-    try:
-        values = keywords.values()
-        options: Any = (_prefers_repeatable(), *keywords, *values, *map(type, values))
-        if "window" in keywords:
-            options += tuple(map(type, keywords["window"]))
-        this = _latest.get(options)
-        if this is None or not this.has_layout(q, k, v):
-            this = _repeatable.get(_key(q, k, v, options))
-            if this is None or not this.has_layout(q, k, v):
-                return options, None
-            _latest[options] = this
-    except Exception:
-        return None, None  # the checks raise the error
-    launch = this.launch
-    is_current = launch is not None and launch.generation is cached_launches.generation
-    return options, this if is_current and not (_transforms() or _dispatch_modes()) else None
-
-
-def _key(q: Any, k: Any, v: Any, options: Any) -> Any:
-    """Of a call in _repeatable."""
-    return q.shape, k.shape, q.requires_grad, k.requires_grad, v.requires_grad, options
+def _forward_arguments(
+    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, asked: Asked
+) -> Any:
+    """What run_call and attention_call take: the chosen, tensors, options, emulate; and what
+    follows."""
+    causal, window, softcap, scale, max_q, max_k, row_max, config, after, repeatable, emulate = (
+        asked
+    )
+    options = ForwardOptions(
+        causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max
+    )
+    ahead = backward_ahead(after, repeatable, *_required(q, k, v))
+    return config or choose_config, (q, k, v, None), options, emulate, ahead
 
 
 def _forward_directly(
     q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
 ) -> tuple[Any, Any, Any]:
     """The output, its log-sum-exp, and the row maximum or None; the backward pass is prepared."""
-    causal, window, softcap, scale, max_q, max_k, row_max, config, after, repeatable, emulate = (
-        this.asked
+    chosen, tensors, options, emulate, ahead = _forward_arguments(
+        q, k, v, sinks, cu_q, cu_k, this.asked
     )
-    options = (causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max)
-    ahead = backward_ahead(after, repeatable, *_required(q, k, v))
-    chosen = config or choose_config
-    results, repeated = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
-    if this.launch is None:  # else it is shared, and stays as it is
-        this.launch = repeated
-    return results if row_max else (*results, None)
+    results = run_call(chosen, tensors, options, emulate, "out", ahead)
+    return results if this.asked.return_row_max else (*results, None)
 
 
 def _backward_directly(
@@ -238,30 +207,25 @@ def _backward_directly(
     asked: Asked,
     needs: tuple[bool, bool, bool, bool],
     fp32_gradients: bool = False,
-    launch: CachedLaunch | None = None,
+    this: Pass | None = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """dq, dk, dv and dsinks, None where not needed; ``launch`` was the forward pass."""
+    """dq, dk, dv and dsinks, None where not needed; ``this`` was the forward pass."""
     causal, window, softcap, scale, max_q, max_k, _, _, config, repeatable, emulate = asked
-    options = (
-        causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, dlse, repeatable, needs,
-        "float32" if fp32_gradients else None,
-    )  # fmt: skip
-    chosen = config or CHOOSERS[repeatable]
+    options = BackwardOptions(
+        *(causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, dlse, repeatable),
+        *(needs, "float32" if fp32_gradients else None),
+    )
     tensors = do, q, k, v, o, lse
-    if launch is None or not (dlse is None and sinks is None and cu_q is None):
-        return run_backward(chosen, tensors, options, emulate)
-    # As RepeatedAttention saves it, which is asked next.
-    like = (*tensors[:5], lse.detach())
-    follow = partial(launch.follow, needs, like, _layout_check)
-    return run_backward(chosen, tensors, options, emulate, follow)
-
-
-def _layout_check(tensors: tuple[Any, ...]) -> Callable[..., bool]:
-    """By what torch.compile looks at tensors with: one call of C++. False for tensors of which two
-    are the same."""
-    guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    check: Callable[..., bool] = guards.check
-    return check
+    call = config or CHOOSERS[repeatable], tensors, options, emulate
+    found = run_backward(*call)
+    if this is not None and this.call is not None and dlse is None and sinks is None:
+        groups = cached_calls.repeated
+        _, repeated = cached_calls.find(backward_call(*call))
+        if repeated is not None:
+            # As RepeatedAttention saves it, which asks next.
+            like = (*tensors[:5], lse.detach())
+            cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
+    return found
 
 
 def _is_plain(*tensors: Any) -> bool:
@@ -345,8 +309,8 @@ class FlashsmithAttention(torch.autograd.Function):
 
 
 class RepeatedAttention(torch.autograd.Function):
-    """The same of a Pass that has a launch, where nothing but autograd looks at the call: q, k, v
-    and the Pass to what attention() returns.
+    """The same of a Pass that has a call, where nothing but autograd looks at it: q, k, v and the
+    Pass to what attention() returns.
 
     PyTorch calls one function in place of two, and mostly takes care of one output in place of
     three, four gradients in place of seven.
@@ -356,9 +320,9 @@ class RepeatedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, this: Pass) -> Any:
-        launch = this.launch
-        assert launch is not None
-        results = launch.run((q, k, v, None), ())
+        call = this.call
+        assert call is not None
+        results = call.run((q, k, v))
         if results is None:
             results = _forward_directly(q, k, v, None, None, None, this)
         ctx.set_materialize_grads(False)
@@ -379,7 +343,7 @@ class RepeatedAttention(torch.autograd.Function):
             and do is not None
             and not (_grad_enabled() or _transforms() or _dispatch_modes())
         ):
-            gradients = this.launch.run_following(needs, (do, *saved))
+            gradients = run_repeated((do, *saved), (this, needs))
             if gradients is not None:
                 return gradients
         return _gradients_after(saved, this, do, dlse, needs)
@@ -400,7 +364,7 @@ def _gradients_after(
     if torch.is_grad_enabled() or _transforms():
         found: tuple[Any, Any, Any, Any] = FlashsmithGradients.apply(*tensors, this.asked, needs)
         return found
-    return _gradients(*tensors, this.asked, needs, False, this.launch)
+    return _gradients(*tensors, this.asked, needs, False, this)
 
 
 class FlashsmithGradients(torch.autograd.Function):
@@ -437,13 +401,13 @@ class FlashsmithGradients(torch.autograd.Function):
 def _gradients(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, cu_q: Any, cu_k: Any,
     asked: Asked, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
-    launch: CachedLaunch | None = None,
+    this: Pass | None = None,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """dq, dk, dv and dsinks, None where not needed; ``launch`` was the forward pass."""
+    """dq, dk, dv and dsinks, None where not needed; ``this`` was the forward pass."""
     if _is_plain(do, q, k, v):
         try:
             return _backward_directly(
-                do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients, launch
+                do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients, this
             )
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
@@ -473,9 +437,9 @@ def _run(
     q: Any, k: Any, v: Any, sinks: Any = None, cu_q: Any = None, cu_k: Any = None, **keywords: Any
 ) -> Any:
     asked = _asked(**keywords)
-    options = (
+    options = ForwardOptions(
         *(asked.causal, asked.window, asked.softcap, asked.scale, sinks, cu_q, cu_k),
-        *(asked.max_seqlen_q, asked.max_seqlen_k, False, False),
+        *(asked.max_seqlen_q, asked.max_seqlen_k),
     )
     chosen = asked.config or choose_config
     return run_call(chosen, (q, k, v, None), options, asked.emulate, "out")
@@ -496,7 +460,7 @@ def _run_with_statistics(
     **keywords: Any,
 ) -> Any:
     asked = _asked(return_row_max=return_row_max, **keywords)
-    options = (
+    options = ForwardOptions(
         *(asked.causal, asked.window, asked.softcap, asked.scale, sinks, cu_q, cu_k),
         *(asked.max_seqlen_q, asked.max_seqlen_k, return_lse, return_row_max),
     )
@@ -704,24 +668,7 @@ register_flop_formula(
 register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_flop_backward)
 
 
-def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    """attention() with gradients, or to refuse what has none; takes and returns what it does."""
-    options, this = _find_repeatable(q, k, v, keywords)
-    if this is not None:
-        return _apply_repeated(q, k, v, this)
-    return _differentiable_attention(options, q, k, v, **keywords)
-
-
-def repeated_attention(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """The same of a call like one before, that nothing but autograd looks at; None of others."""
-    if _any_autocast() or not _grad_enabled() or forward_ad._current_level >= 0:
-        return None
-    _, this = _find_repeatable(q, k, v, keywords)
-    return None if this is None else _apply_repeated(q, k, v, this)
-
-
-def _differentiable_attention(
-    options: Any,
+def differentiable_attention(
     q: Any,
     k: Any,
     v: Any,
@@ -742,8 +689,9 @@ def _differentiable_attention(
     backward_config: KernelConfig | None = None,
     deterministic: bool | None = None,
     emulate: Any = False,
-) -> Any:
-    """The same of a call with all its checks; ``options`` are those that _latest has next."""
+) -> tuple[Any, Callable[..., None]]:
+    """attention() with gradients, or to refuse what has none: takes what it does, and returns what
+    it does and a function that has run_repeated serve calls like this one."""
     if out is not None:
         raise no_out(q=q, k=k, v=v, sinks=sinks)
     if config is not None or backward_config is not None:
@@ -753,8 +701,9 @@ def _differentiable_attention(
         max_seqlen_q, max_seqlen_k = _longest(
             (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
         )
-    if deterministic is None:
-        repeatable = torch.are_deterministic_algorithms_enabled()
+    follows_pytorch = deterministic is None
+    if follows_pytorch:
+        repeatable = _prefers_repeatable()
     else:
         repeatable = resolve_deterministic(deterministic, q)
     asked = _new_tuple(Asked, (
@@ -764,25 +713,37 @@ def _differentiable_attention(
     this = Pass(asked, check_flag("return_lse", return_lse))
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     if _transforms():
-        return this.returned(*FlashsmithAttention.apply(*tensors, this))
+        return this.returned(*FlashsmithAttention.apply(*tensors, this)), _not_repeated
     # Function.apply itself spends more on binding arguments than a launch takes.
     returned = this.returned(*_apply(*tensors, this))
-    if this.launch is not None and tensors[3:] == (None,) * 3:
-        _remember(options, this, (q, k, v), (window, softcap, scale, max_seqlen_q, max_seqlen_k))
-    return returned
+    if tensors[3:] != (None,) * 3:
+        return returned, _not_repeated
+    return returned, partial(_remember, this, follows_pytorch)
+
+
+def _not_repeated(*_: Any) -> None:
+    """Remembers nothing."""
 
 
 def _remember(
-    options: Any, this: Pass, tensors: tuple[Any, Any, Any], values: tuple[Any, ...]
+    this: Pass, follows_pytorch: bool, arguments: tuple[Any, ...], names: tuple[str, ...]
 ) -> None:
-    """Has a call of the same options and layouts repeat this one's launch."""
-    if options is None or not all(type(it) in _COMPARABLE for it in (*values, *values[0])):
-        return
-    if len(_repeatable) >= MOST_CALLS:
-        _repeatable.clear()
-        _latest.clear()
-    this.has_layout = _layout_check(tensors)
-    _repeatable[_key(*tensors, options)] = _latest[options] = this
+    """Has run_repeated serve calls with such arguments by the cached call of this one."""
+    groups = cached_calls.repeated
+    with torch.no_grad():  # as within an autograd function
+        q, k, v = arguments[:3]
+        asked = attention_call(*_forward_arguments(q, k, v, None, None, None, this.asked))
+        _, this.call = cached_calls.find(asked)
+    if this.call is not None:
+
+        def run(given: tuple[Any, ...]) -> Any:
+            if not _grad_enabled() or (
+                follows_pytorch and _prefers_repeatable() is not this.asked.deterministic
+            ):
+                return None
+            return _apply_repeated(*given, this)
+
+        cached_calls.remember_repeated(groups, arguments, names, (q, k, v), run)
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from flashsmith import chooser
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime.cached_calls import run_repeated
 from flashsmith.runtime.option_values import in_dtype, is_16_bits, plain_options
-from flashsmith.runtime.repeated_calls import run_repeated
 
 # PyTorch once the process has it. A name of this module and no look at sys.modules at every call:
 # Dynamo iterates over dictionaries that it reads, and another thread may be importing.
@@ -37,14 +37,13 @@ def _find_torch() -> Any:
 # Imported by the first call with gradients. An import statement in every call would cost as much as
 # a tensor's allocation.
 _with_gradients: Any = None
-_repeated: Any = None
 
 
 def _find_with_gradients() -> Any:
-    global _with_gradients, _repeated
-    from flashsmith.integrations.torch_ops import differentiable_attention, repeated_attention
+    global _with_gradients
+    from flashsmith.integrations.torch_ops import differentiable_attention
 
-    _with_gradients, _repeated = differentiable_attention, repeated_attention
+    _with_gradients = differentiable_attention
     return _with_gradients
 
 
@@ -85,37 +84,32 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         return attention_by_op(q, k, v, **_traced_options(keywords))
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor):
-        if q.requires_grad and _repeated is not None:
-            # Asked before all else, which takes a microsecond.
-            returned = _repeated(q, k, v, keywords)
-            if returned is not None:
-                return returned
         looked_at = torch._C._len_torch_dispatch_stack()
-        # Asked here, since most calls have none, and to call a function for it costs them.
-        if (
-            "scale" in keywords
-            or "sinks" in keywords
-            or "window" in keywords
-            or "softcap" in keywords
-        ):
-            keywords = (_traced_options if looked_at else plain_options)(keywords)
-        if torch._C._is_any_autocast_enabled():
-            q, k, v = _cast(q, k, v)
-        # A transform of torch.func and dual numbers are autograd's too, if only to be refused.
-        if (
+        # A transform of torch.func and dual numbers are autograd's, if only to be refused.
+        transformed = (
             torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
-            or (
-                torch.is_grad_enabled()
-                and (q.requires_grad or _requires_grad(q, k, v, keywords.get("sinks")))
-            )
-        ):
-            return (_with_gradients or _find_with_gradients())(q, k, v, **keywords)
-        if looked_at:
+        )
+        arguments: Any = None
+        if torch._C._is_any_autocast_enabled():
+            q, k, v = _cast(q, k, v)
+        elif not (looked_at or transformed):
+            arguments, names = (q, k, v, *keywords.values()), tuple(keywords)
+            outputs = run_repeated(arguments, names)
+            if outputs is not None:
+                return outputs
+        plain = (_traced_options if looked_at else plain_options)(keywords)
+        if transformed or (torch.is_grad_enabled() and _requires_grad(q, k, v, plain.get("sinks"))):
+            found, remember = (_with_gradients or _find_with_gradients())(q, k, v, **plain)
+        elif looked_at:
             from flashsmith.integrations.traced_attention import attention_by_op
 
-            return attention_by_op(q, k, v, **keywords)
-        return chooser.attention(q, k, v, **keywords)
+            return attention_by_op(q, k, v, **plain)
+        else:
+            found, remember = chooser.attention(q, k, v, **plain), chooser.remember_attention
+        if arguments is not None and plain is keywords:
+            remember(arguments, names)
+        return found
     keywords = plain_options(keywords)
     if "jax" in sys.modules and _is_traced_by_jax(q, k, v, keywords.get("sinks")):
         from flashsmith.integrations import jax_gradients
@@ -238,11 +232,19 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
 @_documented_as(chooser.attention_with_cache)
 def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
-    if is_tracing() or _is_looked_at(q):
+    torch = _torch
+    if is_tracing() or (
+        torch is not None
+        and isinstance(q, torch.Tensor)
+        and (
+            torch._C._len_torch_dispatch_stack()
+            or torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0
+        )
+    ):
         from flashsmith.integrations.torch_decode import decode_by_op
 
         return decode_by_op(q, k_cache, v_cache, **_traced_options(keywords))
-    torch = _torch
     if torch is not None and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
         from flashsmith.integrations.pytorch_state import under_autocast_over
 

@@ -1,22 +1,22 @@
 """Runs kernels: forward(cfg, q, k, v) on the GPU or, for host tensors, in the emulator."""
 
 from flashsmith.runtime.backward_pass import BackwardAhead, Gradients, run_backward
-from flashsmith.runtime.cached_launches import forget_cached_launches
+from flashsmith.runtime.cached_calls import forget_cached_launches
 from flashsmith.runtime.driver import gpu_count, query_gpu
-from flashsmith.runtime.forward_call import ForwardResult
 from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_pass import (
-    DEFAULT_EMULATED_ARCH,
-    Chooser,
+    ForwardResult,
     forward,
     forward_timed,
     plan_forward,
     run_call,
     run_forward,
 )
+from flashsmith.runtime.kernel_choice import DEFAULT_EMULATED_ARCH, Chooser
 from flashsmith.runtime.launch_counter import Launches, count_launches, launch_count
 from flashsmith.runtime.launch_plan import LaunchPlan, TensorMapSpec
-from flashsmith.runtime.operation_run import OperationResult, prepare_operation, run_operation
+from flashsmith.runtime.operation_run import prepare_operation, run_operation
+from flashsmith.runtime.prepared_call import OperationResult
 
 # The name in earlier documents.
 forget_prepared_calls = forget_cached_launches

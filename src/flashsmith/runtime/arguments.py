@@ -20,8 +20,17 @@ from flashsmith.families import (
 from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations import DEFAULT
+from flashsmith.runtime.forward_options import (
+    ForwardOptions,
+    Mask,
+    check_flag,
+    check_mask,
+    check_scale,
+    check_softcap,
+)
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.sequences import Packing
+from flashsmith.runtime.request import Request
+from flashsmith.runtime.sequences import Packing, check_key_ranges, check_packing
 from flashsmith.runtime.tensors import (
     DTYPES,
     check_beside,
@@ -56,6 +65,67 @@ def check_config(cfg: Any, operation: str = DEFAULT) -> KernelConfig:
         f"{' or a '.join(config_class_names(operation))} (a short form becomes one through "
         "flashsmith.parse_kernel_name_into_config)"
     )
+
+
+def check_request(
+    tensors: tuple[Any, Any, Any, Any],
+    options: ForwardOptions,
+    *,
+    check_contents: bool = True,
+    output: str = "o",
+) -> Request:
+    """The request of q, k, v, o (or None) and the options, for any kernel.
+
+    ``output`` is the caller's name of o.
+
+    Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
+    """
+    packed = options.cu_seqlens_q is not None or options.cu_seqlens_k is not None
+    q, k, v = inputs = check_inputs(*tensors[:3], packed=packed)
+    mask = check_mask(options.causal, options.window)
+    scale = check_scale(options.scale, max(1, q.shape[-1]))
+    softcap = check_softcap(options.softcap, scale)
+    packing = check_packing(options, q, k, check_contents=check_contents)
+    ranges = check_key_ranges(options, q, k, packing, check_contents=check_contents)
+    problem = check_problem(
+        inputs,
+        packing,
+        mask.kind,
+        softcap,
+        partial=ranges is not None,
+        window_keys=mask.window_keys,
+    )
+    sinks = check_sinks(options.sinks, q, problem.heads_q)
+    wanted = ["lse"] if check_flag("return_lse", options.return_lse) or ranges is not None else []
+    if check_flag("return_row_max", options.return_row_max):
+        wanted.append("row_max")
+    if ranges is not None and (sinks is not None or "row_max" in wanted):
+        wrong = "return_row_max" if sinks is None else "sinks"
+        raise ArgumentError(
+            f"{wrong}: given with partial=True, whose results have none; "
+            + ("leave it out" if sinks is None else "give them to flashsmith.merge_attention()")
+        )
+    views, sizes = {"q": q, "k": k, "v": v}, {}
+    if packing is not None:
+        views |= {"cu_seqlens_q": packing.cu_seqlens_q, "cu_seqlens_k": packing.cu_seqlens_k}
+        sizes = {"total_q": q.shape[0], "total_k": k.shape[0]}
+    if sinks is not None:
+        views["sinks"] = sinks
+    if ranges is not None:
+        views |= ranges.views
+    if tensors[3] is None:
+        wanted.append("o")
+    else:
+        dtype = q.dtype if ranges is None else "float32"
+        views["o"] = check_output(tensors[3], q, tuple(views.values()), output, dtype=dtype)
+    return Request(problem, views, mask_options(mask, scale, softcap), sizes, wanted)
+
+
+def mask_options(mask: Mask, scale: float, softcap: float) -> dict[str, Any]:
+    """The options that operations on scores have."""
+    windowed = mask.kind == "window"
+    left, right = (mask.left, mask.right) if windowed else (None, None)
+    return {"scale": scale, "softcap": softcap, "left": left, "right": right}
 
 
 def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, ...]:

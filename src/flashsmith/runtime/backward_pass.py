@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,31 +9,25 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations.backward import BACKWARD, check_grad_dtype, gradients_word
 from flashsmith.printable import quoted
-from flashsmith.runtime import cached_launches
-from flashsmith.runtime.cached_launches import (
-    UNALIGNED,
-    UNALIGNED_VECTOR,
-    CachedCalls,
-    Options,
-    Signature,
-    backward_signature,
-)
+from flashsmith.runtime.arguments import check_request
+from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag
-from flashsmith.runtime.forward_pass import (
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.kernel_choice import (
     DEFAULT_EMULATED_ARCH,
     Chooser,
     check_server,
+    check_tma,
     choose_for,
     kernel_for,
     limits_of,
 )
-from flashsmith.runtime.forward_request import Request, check_request, check_tma, suit_tma
-from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
-from flashsmith.runtime.launch_counter import note_launch
-from flashsmith.runtime.operation_run import (
-    CachedOperation,
-    PreparedOperation,
-    prepare_operation,
+from flashsmith.runtime.libraries import LoadedKernel
+from flashsmith.runtime.prepared_call import prepare
+from flashsmith.runtime.request import (
+    Request,
+    check_operation,
+    suit_tma,
     wrong_address,
     wrong_strides,
 )
@@ -43,6 +36,8 @@ from flashsmith.runtime.tensors import view_tensor
 
 NAMES = ("dq", "dk", "dv", "dsinks")
 _SPECS = {tensor.name: tensor for tensor in BACKWARD.tensors}
+# The operation's names of the tensors of a backward_call.
+_NAMES = ("do", "q", "k", "v", "o", "lse", "dlse", "sinks", "cu_seqlens_q", "cu_seqlens_k")
 # The first of BackwardOptions are also the first of ForwardOptions.
 _OF_FORWARD = 9
 
@@ -76,21 +71,6 @@ class BackwardOptions(NamedTuple):
     grad_dtype: Any = None
 
 
-class BackwardRequest(NamedTuple):
-    """The properties of a call that decide which kernel computes it."""
-
-    problem: Problem
-    q: TensorView
-    k: TensorView
-    suits_tma: bool
-    deterministic: bool
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is neither a query nor a key."""
-        return 0 in self.q.shape and 0 in self.k.shape
-
-
 class BackwardAhead(NamedTuple):
     """The backward pass that follows a forward pass, whose kernel is found or built with the
     forward's."""
@@ -104,178 +84,87 @@ class BackwardAhead(NamedTuple):
 
         Raises what choosing, finding and building it raises.
         """
-        if request.q.device.kind == "cpu":
-            device = _limits(self.config, request.q, emulate=False)
+        if request.first.device.kind == "cpu":
+            device = _limits(self.config, request.first, emulate=False)
         problem = _backward(request.problem, self.gradients)
-        wish = BackwardRequest(problem, request.q, request.k, request.suits_tma, self.deterministic)
-        return _config_for(self.config, wish, request.v, device)[0]
-
-
-class CachedBackward(CachedOperation):
-    """A backward pass."""
-
-    def __init__(self, prepared: PreparedOperation, copies_do: bool, copies_dlse: bool) -> None:
-        """``copies_do``: whether its do is a dense copy of the caller's, and so for dlse."""
-        super().__init__(prepared)
-        framework, views = self._framework, prepared.views
-        self._copies_do, self._copies_dlse = copies_do, copies_dlse
-        self._has_vectors = any(name in views for name in ("dlse", "sinks", "cu_seqlens_q"))
-
-        def allocator(name: str, like: str) -> Callable[[Any], Any] | None:
-            if name not in prepared.outputs:
-                return None
-            view, source = views[name], views[like]
-            if view.dtype == source.dtype:
-                is_dense = source.strides == contiguous_strides(source.shape)
-                return framework.like_allocator(dense=is_dense)
-            new = framework.allocator(source.source, view.shape, view.dtype)
-            return lambda like: new()
-
-        self._new_dq, self._new_dk = allocator("dq", "q"), allocator("dk", "k")
-        self._new_dv, self._new_dsinks = allocator("dv", "v"), allocator("dsinks", "sinks")
-
-    def run(self, tensors: tuple[Any, ...], options: Options) -> tuple[Any, Any, Any, Any] | None:
-        """Launches on these tensors; returns the gradients, or None, without launching, when the
-        addresses need the full checks.
-
-        Raises LaunchError when the launch is refused.
-        """
-        do, q, k, v, o, lse = tensors
-        if self._copies_do:
-            do = do.contiguous()
-        do_at, q_at, k_at, v_at = do.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr()
-        o_at, lse_at = o.data_ptr(), lse.data_ptr()
-        if (do_at | q_at | k_at | v_at | o_at) & UNALIGNED or lse_at & UNALIGNED_VECTOR:
-            return None
-        if not (do_at and q_at and k_at and v_at and o_at and lse_at):
-            return None
-        dlse_at = sinks_at = cu_q_at = cu_k_at = 0
-        sinks = None
-        if self._has_vectors:
-            sinks, cu_q, cu_k, dlse = options[4], options[5], options[6], options[9]
-            if dlse is not None:
-                if self._copies_dlse:
-                    dlse = dlse.contiguous()
-                dlse_at = dlse.data_ptr()
-            if sinks is not None:
-                sinks_at = sinks.data_ptr()
-            if cu_q is not None:
-                cu_q_at = cu_q.data_ptr()
-                cu_k_at = cu_q_at if cu_k is cu_q else cu_k.data_ptr()
-            if (dlse_at | sinks_at | cu_q_at | cu_k_at) & UNALIGNED_VECTOR:
-                return None
-        dq = dk = dv = dsinks = None
-        dq_at = dk_at = dv_at = dsinks_at = 0
-        if self._new_dq is not None:
-            dq = self._new_dq(q)
-            dq_at = dq.data_ptr()
-        if self._new_dk is not None:
-            dk = self._new_dk(k)
-            dk_at = dk.data_ptr()
-        if self._new_dv is not None:
-            dv = self._new_dv(v)
-            dv_at = dv.data_ptr()
-        if self._new_dsinks is not None:
-            dsinks = self._new_dsinks(sinks)
-            dsinks_at = dsinks.data_ptr()
-        at: tuple[int, ...] = (
-            do_at, q_at, k_at, v_at, o_at, lse_at,
-            dq_at, dk_at, dv_at, dsinks_at, dlse_at, sinks_at, cu_q_at, cu_k_at,
-        )  # fmt: skip
-        stream = self._stream_of(self._ordinal)
-        if self._new_block is not None:
-            block_at, _block = self._block_on(stream)  # alive until the launch
-            at += (block_at,)
-        try:
-            self._function(stream, *at)
-        except RuntimeError as error:
-            raise self._launch.refused(error) from None
-        note_launch("gpu", self._n_kernels)
-        return dq, dk, dv, dsinks
+        options = {**request.options, "deterministic": self.deterministic}
+        wish = request._replace(problem=problem, options=options, wanted=NAMES[:3])
+        return _kernel_for(self.config, wish, device)[0]
 
 
 def run_backward(
-    config: KernelConfig | Chooser,
-    tensors: Tensors,
-    options: Options,
-    emulate: bool,
-    follow: Callable[[Any], None] | None = None,
+    config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
 ) -> Gradients:
     """The gradients for do, q, k, v, o and lse by ``config``'s kernel; ``config`` may be a Chooser.
 
-    ``options`` are in the order of BackwardOptions. Calls that differ only in addresses are checked
-    in full once; ``follow`` is called with the cached call of others.
+    Calls that differ only in addresses are checked in full once.
     """
-    calls = cached_launches.cached
-    signature, call = cached_launches.find(
-        backward_signature, calls, config, tensors, options, emulate
+
+    def run(remember: Remember) -> Any:
+        return _run(config, tensors, options, emulate, remember)
+
+    asked = backward_call(config, tensors, options, emulate)
+    return Gradients(*run_cached(asked, _NAMES, run))
+
+
+def backward_call(
+    config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
+) -> Invocation | None:
+    """The call that a cached one may repeat; None where lengths must be read from the device."""
+    causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, dlse, *others = options
+    if (cu_q is not None or cu_k is not None) and (max_q is None or max_k is None):
+        return None
+    return Invocation(
+        "backward",
+        (*tensors, dlse, sinks, cu_q, cu_k),
+        (causal, window, softcap, scale, max_q, max_k, *others, config, emulate),
     )
-    if call is not None:
-        gradients = call.run(tensors, options)
-        if gradients is not None:
-            if follow is not None:
-                follow(call)
-            return Gradients(*gradients)
-    return _run_and_remember(config, tensors, BackwardOptions(*options), emulate, calls, signature)
 
 
-def _run_and_remember(
+def _run(
     config: KernelConfig | Chooser,
     tensors: Tensors,
     asked: BackwardOptions,
     emulate: bool,
-    calls: CachedCalls,
-    signature: Signature | None,
+    remember: Remember,
 ) -> Gradients:
     needs = check_needs(asked.needs)
     deterministic = check_flag("deterministic", asked.deterministic)
     grad_dtype = check_grad_dtype(asked.grad_dtype)
-    forward = ForwardOptions(*asked[:_OF_FORWARD])
-    request = check_request((*tensors[1:4], None), forward)
-    device = _limits(config, request.q, check_flag("emulate", emulate))
+    options = ForwardOptions(*asked[:_OF_FORWARD])
+    forward = check_request((*tensors[1:4], None), options)
+    device = _limits(config, forward.first, check_flag("emulate", emulate))
 
-    problem = _backward(request.problem, gradients_word(*needs[:3]))
-    o = view_tensor("o", tensors[4])
-    suits_tma = request.suits_tma and suit_tma([o])
-    wish = BackwardRequest(problem, request.q, request.k, suits_tma, deterministic)
-    cfg, is_own = _config_for(config, wish, request.v, device)
+    problem = _backward(forward.problem, gradients_word(*needs[:3]))
+    views = {**forward.views, "o": view_tensor("o", tensors[4])}
+    chosen = {**forward.options, "deterministic": deterministic}
+    wish = Request(problem, views, chosen, forward.sizes, NAMES[:3])
+    cfg, kernel, is_own = _kernel_for(config, wish, device)
 
-    on_host = request.q.device.kind == "cpu"
+    on_host = wish.first.device.kind == "cpu"
     if on_host and not emulate:
-        check_estimate(request, cfg)
+        check_estimate(forward, cfg)
     do, copies_do = _readable("do", tensors[0], wish, cfg)
     dlse, copies_dlse = _readable("dlse", asked.dlse, wish, cfg)
-    windowed = request.mask.kind == "window"
-    prepared = prepare_operation(
-        cfg,
+    request = check_operation(
         problem,
-        {
-            "do": do,
-            **dict(zip(("q", "k", "v", "o", "lse"), tensors[1:], strict=True)),
-            "dlse": dlse,
-            "sinks": asked.sinks,
-            "cu_seqlens_q": asked.cu_seqlens_q,
-            "cu_seqlens_k": asked.cu_seqlens_k,
-        },
-        options={
-            "scale": request.scale,
-            "softcap": request.softcap,
-            "left": request.mask.left if windowed else None,
-            "right": request.mask.right if windowed else None,
-            "grad_dtype": grad_dtype,
-            "deterministic": deterministic,
-        },
+        {"do": do, **views, "o": tensors[4], "lse": tensors[5], "dlse": dlse},
+        options={**chosen, "grad_dtype": grad_dtype},
         wanted=["dsinks"] if needs[3] and asked.sinks is not None else [],
         unwanted=[name for name, need in zip(NAMES[:3], needs, strict=False) if not need],
-        emulate=on_host,
     )
+
+    def find_kernel() -> LoadedKernel:
+        # What is wished for may be empty where dsinks is not.
+        return kernel or kernel_for(cfg, problem.required_semantics(cfg), request, device, None)
+
+    prepared = prepare(request, device, find_kernel)
     outputs = prepared.run().outputs
     # A copy that only an address needed is not for calls with others.
-    is_general = is_own and "address" not in (copies_do, copies_dlse)
-    if signature is not None and prepared.launch is not None and is_general:
-        call = CachedBackward(prepared, bool(copies_do), bool(copies_dlse))
-        cached_launches.remember(calls, signature, call, forward)
-    return Gradients(*(outputs.get(name) for name in NAMES))
+    if is_own and "address" not in (copies_do, copies_dlse):
+        copied = [name for name, why in (("do", copies_do), ("dlse", copies_dlse)) if why]
+        remember(prepared, [name if name in outputs else None for name in NAMES], copied)
+    return Gradients(*map(outputs.get, NAMES))
 
 
 def check_needs(needs: Any) -> tuple[bool, bool, bool, bool]:
@@ -307,23 +196,23 @@ def _backward(problem: Problem, gradients: str) -> Problem:
     return replace(problem, operation=BACKWARD.name, gradients=gradients)
 
 
-def _config_for(
-    config: KernelConfig | Chooser, wish: BackwardRequest, v: TensorView, device: DeviceSpec
-) -> tuple[KernelConfig, bool]:
-    """The config whose kernel computes what is wished, found or built; and whether it is the one
-    that was given or chosen, not a substitute."""
+def _kernel_for(
+    config: KernelConfig | Chooser, wish: Request, device: DeviceSpec
+) -> tuple[KernelConfig, LoadedKernel | None, bool]:
+    """The config whose kernel computes what is wished, and that kernel, found or built, if there is
+    something to compute; and whether it is the one that was given or chosen, not a substitute."""
     chooser = None if isinstance(config, KernelConfig) else config
     cfg = config if isinstance(config, KernelConfig) else choose_for(config, wish, device)
     semantics = check_server(cfg, wish.problem, device)
     check_deterministic(cfg, wish.deterministic)
-    check_tma(cfg, (wish.q, wish.k, v))
+    check_tma(cfg, [wish.views[name] for name in "qkv"])
     if wish.is_empty:
-        return cfg, True
+        return cfg, None, True
     kernel = kernel_for(cfg, semantics, wish, device, chooser)
-    return kernel.config, (kernel.config, kernel.semantics) == (cfg, semantics)
+    return kernel.config, kernel, (kernel.config, kernel.semantics) == (cfg, semantics)
 
 
-def _readable(name: str, tensor: Any, wish: BackwardRequest, cfg: KernelConfig) -> tuple[Any, str]:
+def _readable(name: str, tensor: Any, wish: Request, cfg: KernelConfig) -> tuple[Any, str]:
     """A gradient as ``cfg``'s kernel can read it: itself, or a dense copy; and why it was copied:
     '', 'layout' or 'address'."""
     if tensor is None:

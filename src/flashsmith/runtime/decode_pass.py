@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import repeat
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,38 +12,27 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
-from flashsmith.runtime import cached_launches
-from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks
-from flashsmith.runtime.cached_launches import (
-    CachedCalls,
-    Options,
-    Signature,
-    overlap,
-)
+from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks, mask_options
+from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.forward_options import (
     NO_WINDOW,
     ForwardOptions,
-    Mask,
     check_flag,
     check_mask,
     check_scale,
     check_softcap,
 )
-from flashsmith.runtime.forward_pass import (
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.kernel_choice import (
     DEFAULT_EMULATED_ARCH,
     Chooser,
     check_server,
     kernel_for,
     limits_of,
 )
-from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.launch_counter import note_launch
-from flashsmith.runtime.operation_run import (
-    CachedOperation,
-    PreparedOperation,
-    prepare_operation,
-)
-from flashsmith.runtime.repeated_calls import Arguments, remember_repeated
+from flashsmith.runtime.libraries import LoadedKernel
+from flashsmith.runtime.prepared_call import prepare
+from flashsmith.runtime.request import Request, check_operation
 from flashsmith.runtime.running_time import check_seconds, estimate_seconds
 from flashsmith.runtime.sequences import check_packing
 from flashsmith.runtime.tensors import (
@@ -55,10 +42,6 @@ from flashsmith.runtime.tensors import (
     view_tensor,
     view_vector,
 )
-
-_SPECS = {tensor.name: tensor for tensor in DECODE.tensors}
-# Addresses of a CachedDecode's tensors that need no further look, 100 KiB of the host's memory.
-_MOST_KNOWN = 256
 
 
 class DecodeTensors(NamedTuple):
@@ -78,10 +61,6 @@ class DecodeTensors(NamedTuple):
     cu_seqlens_q: Any = None
 
 
-# Those that are keywords of ``attention_with_cache``.
-_KEYWORDS = DecodeTensors._fields[3:]
-
-
 class DecodeOptions(NamedTuple):
     """The other keywords of ``attention_with_cache``, as the caller gave them."""
 
@@ -95,202 +74,46 @@ class DecodeOptions(NamedTuple):
     return_lse: Any = False
 
 
-class DecodeRequest(NamedTuple):
-    """A checked call: its problem, whose seq_k is the capacity of the cache, and its tensors."""
-
-    problem: Problem
-    views: Mapping[str, TensorView]
-    mask: Mask
-    scale: float
-    softcap: float
-    rotary_interleaved: bool
-    split: str
-    lse: bool
-
-    @property
-    def q(self) -> TensorView:
-        return self.views["q"]
-
-    @property
-    def suits_tma(self) -> bool:
-        """Whether TMA can copy the tensors, which these kernels do not ask of it."""
-        return False
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether only repeatable kernels serve, which all of them are."""
-        return False
-
-
-class CachedDecode(CachedOperation):
-    """A call of ``attention_with_cache``."""
-
-    def __init__(self, prepared: PreparedOperation, given: Sequence[str]) -> None:
-        """``given`` are the operation's names of the tensors that the caller gave, in the order of
-        DecodeTensors."""
-        super().__init__(prepared)
-        framework, views = self._framework, prepared.views
-        q = views["q"]
-        self._address_of = framework.tensor_type.data_ptr
-        placed = [(_SPECS[name], views[name]) for name in given]
-        self._masks = [
-            (place, max(spec.alignment, view.element_size) - 1)
-            for place, (spec, view) in enumerate(placed)
-            if 0 not in view.shape
-        ]
-        # What is not to lie between two addresses' bounds, or at the distance that was checked.
-        self._overlaps = [
-            (
-                *(place, other, *overlap(view, its)),
-                its.address - view.address if others.name in spec.may_share else None,
-            )
-            for place, (spec, view) in enumerate(placed)
-            if spec.name in prepared.outputs
-            for other, (others, its) in enumerate(placed)
-            if other != place
-        ]
-        self._known: set[tuple[int, ...]] = set()
-        self._new_o, self._new_lse = None, None
-        addressed = [*given]
-        if "o" in given:
-            self._out = given.index("o")
-        else:
-            self._new_o = framework.allocator(q.source, views["o"].shape, views["o"].dtype)
-            addressed.append("o")
-        if "lse" in views:
-            self._new_lse = framework.allocator(q.source, views["lse"].shape, "float32")
-            addressed.append("lse")
-        places = {name: place for place, name in enumerate(addressed)}
-        absent = len(addressed) + (self._new_block is not None)
-        order = [places.get(tensor.name, absent) for tensor in DECODE.tensors]
-        if self._new_block is not None:
-            order.append(absent - 1)
-        while order[-1] == absent:  # may be left out
-            order.pop()
-        # From the addresses of ``addressed``, the block if there is one, and 0.
-        self._in_order = itemgetter(*order)
-
-    def run(self, given: tuple[Any, ...]) -> Any:
-        """Launches on these tensors; returns the outputs, or None, without launching, when the
-        addresses need the full checks.
-
-        Raises LaunchError when the launch is refused.
-        """
-        at = (*map(self._address_of, given),)
-        if at not in self._known and not self._is_usable(at):
-            return None
-        if self._new_o is None:
-            o = given[self._out]
-        else:
-            o = self._new_o()
-            at += (o.data_ptr(),)
-        lse = None
-        if self._new_lse is not None:
-            lse = self._new_lse()
-            at += (lse.data_ptr(),)
-        stream = self._stream_of(self._ordinal)
-        if self._new_block is not None:
-            block_at, _block = self._block_on(stream)  # alive until the launch
-            at += (block_at,)
-        try:
-            self._function(stream, *self._in_order((*at, 0)))
-        except RuntimeError as error:
-            raise self._launch.refused(error) from None
-        note_launch("gpu", self._n_kernels)
-        return o if lse is None else (o, lse)
-
-    def _is_usable(self, at: tuple[int, ...]) -> bool:
-        """Whether tensors at these addresses are aligned, and none is written where another lies.
-
-        Notes those that are: a model's layers have theirs, at every step.
-        """
-        for place, unaligned in self._masks:
-            if not at[place] or at[place] & unaligned:
-                return False
-        for written, read, low, high, checked in self._overlaps:
-            apart = at[read] - at[written]
-            if low < apart < high and apart != checked:
-                return False
-        if len(self._known) >= _MOST_KNOWN:
-            self._known = set()
-        self._known.add(at)
-        return True
+# The operation's names of the tensors of a decode_call.
+_NAMES = tuple("o" if name == "out" else name for name in DecodeTensors._fields)
 
 
 def run_decode(
-    config: KernelConfig | Chooser, tensors: tuple[Any, ...], options: Options, emulate: bool
+    config: KernelConfig | Chooser,
+    tensors: DecodeTensors,
+    options: DecodeOptions,
+    emulate: bool,
 ) -> Any:
     """The output, or (output, LSE), by ``config``'s kernel; ``config`` may be a Chooser.
 
-    ``tensors`` are in the order of DecodeTensors, ``options`` in that of DecodeOptions. Calls that
-    differ only in addresses are checked in full once.
+    Calls that differ only in addresses are checked in full once.
     """
-    calls = cached_launches.cached
-    signature, call = cached_launches.find(
-        decode_signature, calls, config, tensors, options, emulate
-    )
-    if call is not None:
-        outputs = call.run(tuple(tensor for tensor in tensors if tensor is not None))
-        if outputs is not None:
-            return outputs
-    asked = DecodeOptions(*options)
-    return _run_and_remember(config, DecodeTensors(*tensors), asked, emulate, calls, signature)
+
+    def run(remember: Remember) -> Any:
+        return _run(config, tensors, options, emulate, remember)
+
+    return run_cached(decode_call(config, tensors, options, emulate), _NAMES, run)
 
 
-def remember_decode(
-    config: KernelConfig | Chooser, arguments: Arguments, names: tuple[str, ...]
-) -> None:
-    """Has run_repeated serve calls with such arguments, three tensors and then the values of the
-    keywords ``names``, if a call with these is cached."""
-    orders, calls = cached_launches.repeated, cached_launches.cached
-    keywords = dict(zip(names, arguments[3:], strict=True))
-    tensors = (*arguments[:3], *map(keywords.pop, _KEYWORDS, repeat(None)))
-    defaults = DecodeOptions._field_defaults
-    options = tuple(map(keywords.pop, defaults, defaults.values()))
-    emulate = keywords.pop("emulate", False)
-    keywords.pop("config", None)
-    # Autograd follows some only where it is enabled: what holds now may not hold later.
-    if keywords or any(getattr(tensor, "requires_grad", False) for tensor in tensors):
-        return
-    _, call = cached_launches.find(decode_signature, calls, config, tensors, options, emulate)
-    if call is not None:
-        remember_repeated(orders, arguments, names, tensors, call.run)
+def decode_call(
+    config: KernelConfig | Chooser,
+    tensors: DecodeTensors,
+    options: DecodeOptions,
+    emulate: bool,
+) -> Invocation:
+    """The call that a cached one may repeat."""
+    return Invocation("decode", tuple(tensors), (*options, config, emulate))
 
 
-def decode_signature(
-    kind: Any,
-    grad_enabled: bool,
-    chosen: Any,
-    tensors: tuple[Any, ...],
-    options: Options,
-    emulate: Any,
-) -> Signature | None:
-    """Everything but addresses that checks and the choice of a kernel depend on, as
-    cached_launches.call_signature."""
-    found = ["decode", chosen, emulate, type(emulate), options, *map(type, options)]
-    window = options[1]
-    if window is not NO_WINDOW:
-        found += map(type, window)
-    for tensor in tensors:
-        if tensor is None:
-            found.append(None)
-            continue
-        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad) or tensor.is_neg():
-            return None
-        found += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
-    return tuple(found)
-
-
-def _run_and_remember(
+def _run(
     config: KernelConfig | Chooser,
     tensors: DecodeTensors,
     asked: DecodeOptions,
     emulate: bool,
-    calls: CachedCalls,
-    signature: Signature | None,
+    remember: Remember,
 ) -> Any:
     request = check_request(tensors, asked)
-    q, problem = request.q, request.problem
+    q, problem = request.first, request.problem
     device = limits_of(
         q,
         check_flag("emulate", emulate),
@@ -298,54 +121,38 @@ def _run_and_remember(
     )
     cfg = config if isinstance(config, KernelConfig) else config(problem, device)
     semantics = check_server(cfg, problem, device)
+    names = ("o", "lse") if "lse" in request.wanted else ("o",)
     if 0 in q.shape:
         return _nothing(request, tensors.out)
-    chosen = cfg
-    if request.split == FREE and not isinstance(config, KernelConfig):
+    chosen, kernel = cfg, None
+    if request.options["split"] == FREE and not isinstance(config, KernelConfig):
         # Bits may differ from batch to batch: another kernel that is built serves as well.
-        cfg = kernel_for(cfg, semantics, request, device, config).config
-    on_host = q.device.kind == "cpu"
-    if on_host:
+        kernel = kernel_for(cfg, semantics, request, device, config)
+        cfg = kernel.config
+    if q.device.kind == "cpu":
         longest = check_contents(request)
         if not emulate:
             known = replace(problem, seq_k=longest)
             check_seconds(cfg, known, estimate_seconds(cfg, known))
-    windowed = request.mask.kind == "window"
-    given = {"o" if name == "out" else name: it for name, it in tensors._asdict().items()}
-    prepared = prepare_operation(
-        cfg,
-        problem,
-        given,
-        options={
-            "scale": request.scale,
-            "softcap": request.softcap,
-            "left": request.mask.left if windowed else None,
-            "right": request.mask.right if windowed else None,
-            "rotary_interleaved": request.rotary_interleaved,
-            "rotary_dtype": _rotary_dtype(request),
-            "split": request.split,
-        },
-        wanted=["lse"] if request.lse else [],
-        emulate=on_host,
+    request = check_operation(
+        problem, request.views, options=request.options, wanted=request.wanted
     )
+
+    def find_kernel() -> LoadedKernel:
+        return kernel or kernel_for(cfg, semantics, request, device, None)
+
+    prepared = prepare(request, device, find_kernel)
     outputs = prepared.run().outputs
-    if signature is not None and prepared.launch is not None and cfg == chosen:
-        call = CachedDecode(prepared, [name for name, it in given.items() if it is not None])
-        options = ForwardOptions(
-            window=asked.window,
-            softcap=asked.softcap,
-            scale=asked.scale,
-            max_seqlen_q=asked.max_seqlen_q,
-        )
-        cached_launches.remember(calls, signature, call, options)
-    return (outputs["o"], outputs["lse"]) if request.lse else outputs["o"]
+    if cfg == chosen:
+        remember(prepared, names)
+    return tuple(outputs[name] for name in names) if len(names) > 1 else outputs["o"]
 
 
-def _nothing(request: DecodeRequest, out: Any) -> Any:
+def _nothing(request: Request, out: Any) -> Any:
     """The outputs of a call without queries."""
-    q, p = request.q, request.problem
+    q, p = request.first, request.problem
     o = q.framework.allocate(q.source, q.shape) if out is None else out
-    if not request.lse:
+    if "lse" not in request.wanted:
         return o
     shape = (p.heads_q, q.shape[0]) if p.semantics.packed else (p.batch, p.heads_q, p.seq_q)
     return o, q.framework.allocate(q.source, shape, "float32")
@@ -354,7 +161,7 @@ def _nothing(request: DecodeRequest, out: Any) -> Any:
 # --- checks --------------------------------------------------------------------------------------
 
 
-def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> DecodeRequest:
+def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     """The request of tensors and options, for any kernel; no contents are read.
 
     Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
@@ -422,16 +229,14 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> DecodeRequest
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
         *(DECODE.name, page, "", mask.window_keys),
     )
-    return DecodeRequest(
-        problem,
-        views,
-        mask,
-        scale,
-        softcap,
-        check_flag("rotary_interleaved", asked.rotary_interleaved),
-        check_split(asked.split),
-        check_flag("return_lse", asked.return_lse),
-    )
+    cos = views.get("cos")
+    options = mask_options(mask, scale, softcap) | {
+        "rotary_interleaved": check_flag("rotary_interleaved", asked.rotary_interleaved),
+        "rotary_dtype": "float32" if cos is not None and cos.dtype == "float32" else None,
+        "split": check_split(asked.split),
+    }
+    wanted = ["lse"] if check_flag("return_lse", asked.return_lse) else []
+    return Request(problem, views, options, {}, wanted)
 
 
 def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
@@ -564,12 +369,7 @@ def _check_writable(cache: TensorView, views: Mapping[str, TensorView]) -> None:
         raise ArgumentError("v_cache: shares memory with k_cache, and both are written")
 
 
-def _rotary_dtype(request: DecodeRequest) -> str | None:
-    cos = request.views.get("cos")
-    return "float32" if cos is not None and cos.dtype == "float32" else None
-
-
-def check_contents(request: DecodeRequest) -> int:
+def check_contents(request: Request) -> int:
     """Checks lengths and page table of host tensors; returns the length of the longest sequence.
 
     Raises ArgumentError where a sequence has fewer keys than none, or more than fit, where a page

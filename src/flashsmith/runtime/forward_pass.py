@@ -2,71 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
-from flashsmith.builder import count_noted
 from flashsmith.errors import ArgumentError
-from flashsmith.families import (
-    DeviceSpec,
-    KernelConfig,
-    Problem,
-    Semantics,
-    device_spec,
-    families,
+from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.runtime.arguments import check_config, check_device, check_request, check_serves
+from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
+from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag
+from flashsmith.runtime.kernel_choice import (
+    DEFAULT_EMULATED_ARCH,
+    Chooser,
+    check_server,
+    check_tma,
+    choose_for,
+    kernel_for,
+    limits_of,
 )
-from flashsmith.runtime import cached_launches, driver, process_forks
-from flashsmith.runtime.arguments import (
-    check_config,
-    check_device,
-    check_fit,
-    check_serves,
-)
-from flashsmith.runtime.cached_launches import (
-    CachedCalls,
-    CachedLaunch,
-    Options,
-    Signature,
-    Tensors,
-    call_signature,
-)
-from flashsmith.runtime.forward_call import (
-    ForwardCall,
-    ForwardResult,
-    LibraryCall,
-    forward_call,
+from flashsmith.runtime.launch_plan import LaunchPlan
+from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
+from flashsmith.runtime.option_values import plain_options
+from flashsmith.runtime.prepared_call import (
+    OperationResult,
+    PreparedCall,
+    prepare,
     unplaced_call,
 )
-from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag, check_scale
-from flashsmith.runtime.forward_request import Request, check_request, check_tma
-from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.launch_plan import LaunchPlan
-from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
-from flashsmith.runtime.option_values import plain_options
+from flashsmith.runtime.request import Request
 from flashsmith.runtime.running_time import check_estimate
-from flashsmith.runtime.substitutes import Wish, substitutes
 from flashsmith.runtime.tensors import Array, TensorT
-
-if TYPE_CHECKING:
-    from flashsmith.runtime.emulation import EmulationResult, Observer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from flashsmith.runtime.emulation import EmulationResult, Observer
     from flashsmith.runtime.keywords import ForwardKeywords
 
-# A built kernel is as fast as the chosen one that takes at most this share longer on paper: less is
-# within the error of the expectation, and what `flashsmith build --any-length` allows.
-_AS_FAST = 0.02
-# The emulator's default architecture.
-DEFAULT_EMULATED_ARCH = 80
 
-# Chooses the config for a problem on a device; called for new call signatures. A family's name
-# follows where only that family's kernels can read the tensors' layout; ``among`` is a tuple of
-# configs where only these are built and none may be, of which the first serves that takes at most
-# the share ``tolerance`` longer than the fastest.
-Chooser = Callable[..., KernelConfig]
+class ForwardResult(NamedTuple):
+    """o and, if asked for, lse and row_max in the caller's framework; ms on the GPU if timed.
+
+    Outputs that were not asked for are None, and so is ``emulation`` where nothing was emulated.
+    """
+
+    o: Any
+    lse: Any
+    row_max: Any
+    ms: float | None
+    emulation: EmulationResult | None
+
+
+def returned(outputs: Mapping[str, Any]) -> Any:
+    """What forward returns: o, or o and the statistics that were asked for."""
+    return tuple(outputs.values()) if len(outputs) > 1 else outputs["o"]
+
+
+Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 
 
 class Ahead(Protocol):
@@ -243,13 +234,12 @@ def forward(
         EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.
         LaunchError: the GPU refused the launch, or its driver is too old for the library.
     """
-    named = {"window": window, "softcap": softcap, "scale": scale, "sinks": sinks}
-    options: Options = (
-        causal, *plain_options(named).values(), cu_seqlens_q, cu_seqlens_k,
-        max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
+    plain = plain_options({"window": window, "softcap": softcap, "scale": scale, "sinks": sinks})
+    options = ForwardOptions(
+        causal, plain["window"], plain["softcap"], plain["scale"], plain["sinks"], cu_seqlens_q,
+        cu_seqlens_k, max_seqlen_q, max_seqlen_k, return_lse, return_row_max, partial, seqused_k,
+        k_begin,
     )  # fmt: skip
-    if partial is not False or seqused_k is not None or k_begin is not None:
-        options += (partial, seqused_k, k_begin)
     return run_call(check_config(cfg), (q, k, v, o), options, emulate, "o")
 
 
@@ -270,7 +260,7 @@ def forward_timed(
     """
     asked = ForwardOptions(**plain_options(options))
     result = run_request(check_config(cfg), (q, k, v, o), asked, emulate=emulate, timed=True)
-    return result.outputs, result.ms
+    return returned(result.outputs), result.ms
 
 
 def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
@@ -290,7 +280,7 @@ def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> 
     semantics = check_serves(config, problem)
     check_device(config, device)
     kernel = loaded_kernels.get(config, device.arch, semantics)
-    return kernel.plan(unplaced_call(problem, check_scale(None, problem.d), device))
+    return kernel.plan(unplaced_call(problem, device))
 
 
 def run_forward(
@@ -318,7 +308,7 @@ def run_forward(
     limits to plan for, a GPU's too (fewer SMs, say); a GPU has an arch of its own. ``observers``
     watch the emulator, and ``schedule_seed`` decides its schedule (None: the fixed one).
     """
-    return run_request(
+    outputs, ms, emulation = run_request(
         check_config(cfg),
         (q, k, v, o),
         ForwardOptions(**options),
@@ -330,79 +320,73 @@ def run_forward(
         observers=observers,
         schedule_seed=schedule_seed,
     )
+    return ForwardResult(outputs["o"], outputs.get("lse"), outputs.get("row_max"), ms, emulation)
+
+
+# The operation's names of the tensors of an attention_call.
+_NAMES = ("q", "k", "v", "o", "sinks", "cu_seqlens_q", "cu_seqlens_k")
 
 
 def run_call(
     config: KernelConfig | Chooser,
     tensors: Tensors,
-    options: Options,
+    options: ForwardOptions,
     emulate: bool,
     output: str,
     ahead: Ahead | None = None,
 ) -> Any:
     """The outputs for q, k, v and o (or None) of ``config``'s kernel; ``config`` may be a Chooser.
 
-    ``options`` are in the order of ForwardOptions; errors call o ``output``. ``ahead`` is what will
-    follow. Calls that differ only in addresses are checked in full once.
+    Errors call o ``output``. ``ahead`` is what will follow. Calls that differ only in addresses are
+    checked in full once.
     """
-    calls = cached_launches.cached
-    chosen = config if ahead is None else (config, ahead)
-    signature, call = cached_launches.find(call_signature, calls, chosen, tensors, options, emulate)
-    if call is not None:
-        outputs = call.run(tensors, options)
-        if outputs is not None:
-            return outputs
 
-    asked = ForwardOptions(*options)
-    return _run_and_remember(
-        config, tensors, asked, emulate, output, ahead, calls, signature
-    ).outputs
+    def run(remember: Remember) -> Any:
+        result = run_request(
+            *(config, tensors, options),
+            emulate=emulate,
+            output=output,
+            ahead=ahead,
+            launched=lambda prepared: remember(prepared, tuple(prepared.outputs)),
+        )
+        return returned(result.outputs)
 
-
-def run_followed(
-    config: KernelConfig | Chooser,
-    tensors: Tensors,
-    options: Options,
-    emulate: bool,
-    output: str,
-    ahead: Ahead,
-) -> tuple[Any, CachedLaunch | None]:
-    """``run_call``, and its cached launch where it repeated one, for what follows."""
-    calls = cached_launches.cached
-    chosen = config, ahead
-    signature, call = cached_launches.find(call_signature, calls, chosen, tensors, options, emulate)
-    if call is not None:
-        outputs = call.run(tensors, options)
-        if outputs is not None:
-            return outputs, call
-    asked = ForwardOptions(*options)
-    result = _run_and_remember(config, tensors, asked, emulate, output, ahead, calls, signature)
-    return result.outputs, None
+    return run_cached(attention_call(config, tensors, options, emulate, ahead), _NAMES, run)
 
 
-def _run_and_remember(
+def attention_call(
     config: KernelConfig | Chooser,
     tensors: Tensors,
     options: ForwardOptions,
     emulate: bool,
-    output: str,
-    ahead: Ahead | None,
-    calls: CachedCalls,
-    signature: Signature | None,
-) -> ForwardResult:
-    # A separate function, because a closure within run_call would cost every call.
-    def remember(request: Request, launch: PreparedLaunch) -> None:
-        if signature is not None:
-            cached_launches.remember(calls, signature, CachedLaunch(request, launch), options)
-
-    return run_request(
-        config,
-        tensors,
-        options,
-        emulate=emulate,
-        output=output,
-        ahead=ahead,
-        launched=remember,
+    ahead: Ahead | None = None,
+) -> Invocation | None:
+    """The call that a cached one may repeat; None where lengths must be read from the device, or
+    vectors name keys."""
+    (
+        causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k,
+        lse, row_max, partial, seqused_k, k_begin,
+    ) = options  # fmt: skip
+    packed = cu_q is not None or cu_k is not None
+    if (packed and (max_q is None or max_k is None)) or not (seqused_k is None and k_begin is None):
+        return None
+    return Invocation(
+        "forward",
+        (*tensors, sinks, cu_q, cu_k),
+        (
+            causal,
+            window,
+            softcap,
+            scale,
+            max_q,
+            max_k,
+            lse,
+            row_max,
+            partial,
+            config,
+            ahead,
+            emulate,
+        ),
     )
 
 
@@ -420,155 +404,31 @@ def run_request(
     schedule_seed: int | None = None,
     output: str = "o",
     ahead: Ahead | None = None,
-    launched: Callable[[Request, PreparedLaunch], None] | None = None,
-) -> ForwardResult:
+    launched: Callable[[PreparedCall], None] | None = None,
+) -> OperationResult:
     """``run_forward`` of q, k, v and o (or None), by the kernel of ``config``, which may be a
     Chooser.
 
-    Errors call o ``output``. ``ahead`` is what will follow. ``launched`` is called with the request
-    and its launch function, if a GPU's kernel was launched for just this request.
+    Errors call o ``output``. ``ahead`` is what will follow. ``launched`` is called with the call
+    that a GPU's kernel was launched for, if it is the config's own.
     """
     request = check_request(tensors, options, check_contents=check_contents, output=output)
-    q = request.q
+    q = request.first
     if arch is None:
         arch = DEFAULT_EMULATED_ARCH if callable(config) else config.OLDEST_ARCH
     device = limits_of(q, check_flag("emulate", emulate), arch)
     cfg = choose_for(config, request, device) if callable(config) else config
     semantics = check_server(cfg, request.problem, device)
-    check_tma(cfg, (q, request.k, request.v))
-    on_gpu = q.device.kind == "cuda"
+    check_tma(cfg, [request.views[name] for name in "qkv"])
     following = None if ahead is None else ahead.config_for(request, device)
-    if not on_gpu and not emulate:
+    if q.device.kind == "cpu" and not emulate:
         check_estimate(request, cfg, *([] if following is None else [following]))
-    chooser = config if callable(config) else None
-    kernel = None if request.is_empty else kernel_for(cfg, semantics, request, device, chooser)
 
-    allocate = partial(q.framework.allocate, q.source, poisoned=poisoned)
-    o_dtype = None if request.ranges is None else "float32"
-    o = request.o.source if request.o else allocate(q.shape, o_dtype)
-    lse = allocate(request.statistics_shape, "float32") if request.lse else None
-    row_max = allocate(request.statistics_shape, "float32") if request.row_max else None
+    def find_kernel() -> LoadedKernel:
+        return kernel_for(cfg, semantics, request, device, config if callable(config) else None)
 
-    ms, emulation = 0.0 if on_gpu and timed else None, None
-    if kernel is not None:
-        call = forward_call(request, o, lse, row_max, device)
-        if on_gpu:
-            launch = kernel.prepare(
-                *(call, q.device.ordinal),
-                timed=timed,
-                framework=q.framework,
-                poisoned=poisoned,
-            )
-            ms = run_on_gpu(launch, call, q)
-            if launched is not None and (kernel.config, kernel.semantics) == (cfg, semantics):
-                launched(request, launch)
-        else:
-            outputs = o, lse, row_max
-            emulation = _emulate(kernel, call, request, outputs, observers, schedule_seed)
-    return ForwardResult(o, lse, row_max, ms, emulation)
-
-
-def choose_for(chooser: Chooser, request: Wish, device: DeviceSpec) -> KernelConfig:
-    """The chooser's config for a request. Choosers get problems, without the tensors' layouts."""
-    cfg = chooser(request.problem, device)
-    if not cfg.family.needs_tma or request.suits_tma:
-        return cfg
-    others = (other for other in families(cfg.family.operation) if not other.needs_tma)
-    return chooser(request.problem, device, next(others).name)
-
-
-@lru_cache(maxsize=1024)
-def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
-    """The semantics that a config needs to serve a problem on a device."""
-    semantics = check_fit(cfg, problem)
-    check_device(cfg, device)
-    return semantics
-
-
-def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """The limits to plan for: those given, the tensors' own GPU's, or the emulated arch's."""
-    limits = arch if isinstance(arch, DeviceSpec) else None
-    if view.device.kind == "cpu":
-        return arch if isinstance(arch, DeviceSpec) else device_spec(arch)
-    if emulate:
-        raise ArgumentError(
-            f"emulate=True: the tensors live on {view.device}; the emulator runs host tensors, "
-            "copy them there"
-        )
-    process_forks.check_not_forked()
-    return limits or driver.query_gpu(view.device.ordinal)
-
-
-def kernel_for(
-    cfg: KernelConfig,
-    semantics: Semantics,
-    request: Wish,
-    device: DeviceSpec,
-    chooser: Chooser | None,
-) -> LoadedKernel:
-    """The kernel for a request; during CUDA graph capture none is built. Where a chosen kernel is
-    missing, or is found to be slow as compiled, the ``chooser`` may take another: before any
-    launch, so that every call of the kind has the same kernel."""
-    q = request.q
-    wanted = cfg, device.arch, semantics
-
-    def may_build() -> bool:
-        return q.device.kind == "cpu" or not q.framework.is_capturing(q.device.ordinal)
-
-    def choose_among(configs: tuple[KernelConfig, ...]) -> KernelConfig:
-        assert chooser is not None
-        return chooser(request.problem, device, among=configs)
-
-    if chooser is None:
-        return loaded_kernels.get(*wanted, may_build)
-
-    def is_as_fast(other: KernelConfig) -> bool:
-        assert chooser is not None
-        pair = other, cfg
-        return chooser(request.problem, device, among=pair, tolerance=_AS_FAST) == other
-
-    noted = count_noted()
-    kernel = substitutes.kernel_or_other(
-        loaded_kernels, wanted, request, device, choose_among, may_build, is_as_fast
-    )
-    if noted != count_noted():
-        other = choose_for(chooser, request, device)
-        if other != cfg:
-            needed = check_server(other, request.problem, device)
-            return kernel_for(other, needed, request, device, chooser)
-    return kernel
-
-
-def run_on_gpu(launch: PreparedLaunch, call: LibraryCall, view: TensorView) -> float | None:
-    """Launches ``call`` by its kernel's prepared launch, on the current stream of the tensor's
-    framework for its device.
-
-    Returns milliseconds if prepared so, else None. Raises LaunchError when the launch is refused.
-    """
-    framework, ordinal = view.framework, view.device.ordinal
-    result = launch(framework.current_stream(ordinal), *call.addresses)
-    framework.finish(ordinal)
+    prepared = prepare(request, device, find_kernel, timed=timed, poisoned=poisoned)
+    result = prepared.run(observers, schedule_seed)
+    if launched is not None and prepared.is_by(cfg, semantics):
+        launched(prepared)
     return result
-
-
-def _emulate(
-    kernel: LoadedKernel,
-    call: ForwardCall,
-    request: Request,
-    outputs: tuple[Any, Any, Any],
-    observers: Sequence[Observer],
-    schedule_seed: int | None,
-) -> EmulationResult:
-    from flashsmith.runtime.emulation import run_in_emulator
-
-    as_numpy = request.q.framework.as_numpy
-    named = zip(("o", "lse", "row_max"), outputs, strict=True)
-    return run_in_emulator(
-        kernel.modules,
-        kernel.plan(call),
-        readable={view.name: as_numpy(view.source) for view in request.readable},
-        writable={name: as_numpy(array) for name, array in named if array is not None},
-        observers=observers,
-        schedule_seed=schedule_seed,
-        sm_count=call.device.sm_count,
-    )

@@ -12,7 +12,7 @@ from typing import Literal
 Backend = Literal["gpu", "emulator"]
 
 # By thread: none writes another's, so that a repeated call waits for no lock.
-_launched: defaultdict[tuple[int, Backend], int] = defaultdict(int)
+launched: defaultdict[tuple[int, Backend], int] = defaultdict(int)
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Launches:
 
 def note_launch(backend: Backend, kernels: int = 1) -> None:
     """Counts a plan's kernels; called where they were launched, after the launch was accepted."""
-    _launched[get_ident(), backend] += kernels
+    launched[get_ident(), backend] += kernels
 
 
 def launch_count() -> Launches:
@@ -40,7 +40,7 @@ def launch_count() -> Launches:
     """
     counted = Counter[Backend]()
     # A copy, since a thread's first launch makes a place of its own.
-    for (_, backend), kernels in [*_launched.items()]:
+    for (_, backend), kernels in [*launched.items()]:
         counted[backend] += kernels
     return Launches(counted["gpu"], counted["emulator"])
 

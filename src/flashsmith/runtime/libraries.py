@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from flashsmith import env
 from flashsmith.builder import (
@@ -31,9 +31,8 @@ from flashsmith.errors import (
     KernelNotBuiltError,
     LaunchError,
 )
-from flashsmith.families import KernelConfig, Semantics, family_named
+from flashsmith.families import KernelConfig, Problem, Semantics, family_named
 from flashsmith.runtime.driver import check_runs, fill
-from flashsmith.runtime.forward_call import LibraryCall
 from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
@@ -43,6 +42,20 @@ from flashsmith.system_errors import is_from_system
 _log = logging.getLogger("flashsmith")
 
 NEUTRAL = Semantics()
+
+
+class LibraryCall(Protocol):
+    """What a kernel library plans and launches: a problem, and where its tensors are."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def addresses(self) -> tuple[int, ...]: ...
+
+    def library_arguments(self) -> tuple[int | float, ...]: ...
+
+
 # By the stage of a build.
 _SAID = {
     "compile": "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",

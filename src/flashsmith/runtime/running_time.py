@@ -8,7 +8,7 @@ import numpy as np
 
 from flashsmith.errors import EmulationTooLongError
 from flashsmith.families import KernelConfig, Problem
-from flashsmith.runtime.forward_request import Request
+from flashsmith.runtime.request import Request
 
 # Above this the caller has to pass emulate=True.
 LONGEST_UNASKED_SECONDS = 60.0
@@ -53,7 +53,8 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
 def check_estimate(request: Request, cfg: KernelConfig, *following: KernelConfig) -> None:
     """Raises EmulationTooLongError when emulating the request's kernel, and those of operations on
     the same problem that follow it, is estimated above 60 s."""
-    estimated = _as_one_sequence(request) if request.packing else request.problem
+    packed = request.problem.semantics.packed
+    estimated = _as_one_sequence(request) if packed else request.problem
     seconds = sum(
         estimate_seconds(one, replace(estimated, operation=one.family.operation))
         for one in (cfg, *following)
@@ -74,14 +75,10 @@ def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
 
 def _as_one_sequence(request: Request) -> Problem:
     """A problem with as many rows and scores as the packed sequences have together."""
-    packing = request.packing
-    assert packing is not None
+    views, p = request.views, request.problem
     lengths = [
         np.diff(view.framework.as_numpy(view.source).astype(np.int64)).clip(0, longest)
-        for view, longest in (
-            (packing.cu_seqlens_q, packing.max_seqlen_q),
-            (packing.cu_seqlens_k, packing.max_seqlen_k),
-        )
+        for view, longest in ((views["cu_seqlens_q"], p.seq_q), (views["cu_seqlens_k"], p.seq_k))
     ]
-    rows, scores = request.q.shape[0], int((lengths[0] * lengths[1]).sum())
+    rows, scores = views["q"].shape[0], int((lengths[0] * lengths[1]).sum())
     return replace(request.problem, batch=1, seq_q=rows, seq_k=-(-scores // max(1, rows)))

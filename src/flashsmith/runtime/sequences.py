@@ -33,8 +33,9 @@ class KeyRanges(NamedTuple):
     k_begin: TensorView | None
 
     @property
-    def views(self) -> tuple[TensorView, ...]:
-        return tuple(view for view in self if view is not None)
+    def views(self) -> dict[str, TensorView]:
+        """Those that are given, by name."""
+        return {view.name: view for view in self if view is not None}
 
 
 def check_packing(

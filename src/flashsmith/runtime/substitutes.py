@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from flashsmith import env
 from flashsmith.builder import built_kernels, cache_stamp
@@ -22,8 +21,8 @@ from flashsmith.families import (
     is_legal,
 )
 from flashsmith.runtime.arguments import check_fit
-from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import Key, LoadedKernel, LoadedKernels
+from flashsmith.runtime.request import Request
 
 _log = logging.getLogger("flashsmith")
 
@@ -35,22 +34,6 @@ Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
 # The wanted kernel of a call, the problem, whether TMA can copy its tensors, and whether only
 # repeatable kernels serve.
 _Call = tuple[Key, Problem, bool, bool]
-
-
-class Wish(Protocol):
-    """The properties of a call that decide which kernels can serve it."""
-
-    @property
-    def problem(self) -> Problem: ...
-
-    @property
-    def q(self) -> TensorView: ...
-
-    @property
-    def suits_tma(self) -> bool: ...
-
-    @property
-    def deterministic(self) -> bool: ...
 
 
 @dataclass
@@ -66,7 +49,7 @@ class Substitutes:
         self,
         loaded: LoadedKernels,
         wanted: Key,
-        request: Wish,
+        request: Request,
         device: DeviceSpec,
         pick: Pick,
         may_build: Callable[[], bool],
@@ -124,12 +107,12 @@ class Substitutes:
 substitutes = Substitutes()
 
 
-def _call(wanted: Key, request: Wish) -> _Call:
+def _call(wanted: Key, request: Request) -> _Call:
     return wanted, request.problem, request.suits_tma, request.deterministic
 
 
 def _best_built(
-    loaded: LoadedKernels, request: Wish, device: DeviceSpec, pick: Pick
+    loaded: LoadedKernels, request: Request, device: DeviceSpec, pick: Pick
 ) -> LoadedKernel | None:
     serving = _serving(request, device)
     while serving:
@@ -141,7 +124,7 @@ def _best_built(
     return None
 
 
-def _serving(request: Wish, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
+def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
     """The built configs that serve a request, with the semantics of their kernels: the exact ones
     if there is such a kernel, else those of the general-edge kernel."""
     serving: dict[KernelConfig, Semantics] = {}

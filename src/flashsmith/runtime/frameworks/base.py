@@ -157,7 +157,7 @@ class Framework(ABC):
 
 
 class RepeatableFramework(Framework):
-    """A framework whose launches can be cached (cached_launches.py): reading a tensor's data_ptr(),
+    """A framework whose launches can be cached (cached_calls.py): reading a tensor's data_ptr(),
     stride(), is_neg(), dtype, shape, device and requires_grad takes next to no time.
 
     is_neg() says whether the values are those in memory with the other sign."""
@@ -168,6 +168,8 @@ class RepeatableFramework(Framework):
     stream_of: Callable[[int], int]
     # Whether operations on tensors that require grad are to be followed.
     grad_enabled: Callable[[], bool]
+    # Whether the framework may fill what it allocates.
+    fills: Callable[[], bool]
 
     @abstractmethod
     def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
@@ -179,12 +181,11 @@ class RepeatableFramework(Framework):
         """
 
     @abstractmethod
-    def like_allocator(self, *, dense: bool) -> Callable[[Any], Any]:
-        """From a tensor, ``dense`` or not, to a dense one beside it, of its shape and dtype."""
-
-    @abstractmethod
-    def allocator(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any]:
-        """A function that makes dense tensors beside ``like``, which it does not keep alive."""
+    def allocator(
+        self, like: Any, shape: tuple[int, ...], dtype: str, *, filled: bool = False
+    ) -> Callable[[], Any]:
+        """A function that makes dense tensors beside ``like``, which it does not keep alive;
+        ``filled`` as the framework fills its own."""
 
 
 class HostMemory:

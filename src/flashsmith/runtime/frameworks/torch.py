@@ -41,6 +41,10 @@ class TorchTensors(RepeatableFramework):
         dynamo = getattr(torch._C, "_dynamo", None)
         self._guards: Any = getattr(dynamo, "guards", None)
         self._strided, self.grad_enabled = torch.strided, torch.is_grad_enabled
+        # PyTorch's own function of Python's asks this one.
+        self.fills = getattr(
+            torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
+        )
         self._devices: dict[Any, Device] = {}
         self._gpu = cache(partial(torch.device, "cuda"))
         # The raw handle takes a tenth of the time of a Stream object.
@@ -164,30 +168,22 @@ class TorchTensors(RepeatableFramework):
         check: Callable[..., bool] = guards.check
         return check
 
-    def like_allocator(self, *, dense: bool) -> Callable[[Any], Any]:
-        torch = self._torch
-        if dense:
-            return torch.empty_like  # its default keeps the strides, and takes less time
-        return partial(torch.empty_like, memory_format=torch.contiguous_format)
-
-    def allocator(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any]:
+    def allocator(
+        self, like: Any, shape: tuple[int, ...], dtype: str, *, filled: bool = False
+    ) -> Callable[[], Any]:
         own, device, strides = self.dtypes[dtype], like.device, contiguous_strides(shape)
         allocate = partial(self._torch.empty_strided, shape, strides, dtype=own, device=device)
-        # What torch.compile allocates with, in half the time.
+        # What torch.compile allocates with, in half the time; it fills nothing.
         directly = getattr(self._guards, f"_empty_strided_{device.type}", None)
-        if directly is None:
+        if directly is None or filled:
             return allocate
-        # It does not fill what it allocates, as PyTorch is to do with deterministic algorithms.
-        filled = self._torch.are_deterministic_algorithms_enabled
         if device.type == "cpu" or self._torch.cuda.device_count() == 1:
-            return lambda: allocate() if filled() else directly(shape, strides, own)
+            return partial(directly, shape, strides, own)
         current = self._torch._C._cuda_getDevice
 
+        # It knows of no other device than the current one.
         def allocate_there() -> Any:
-            # It knows of no other device than the current one.
-            if filled() or current() != device.index:
-                return allocate()
-            return directly(shape, strides, own)
+            return directly(shape, strides, own) if current() == device.index else allocate()
 
         return allocate_there
 

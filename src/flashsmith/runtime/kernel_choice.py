@@ -1,0 +1,114 @@
+"""The kernel that computes a request: that of a named config, or of one that a chooser takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from flashsmith.builder import count_noted
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec, families
+from flashsmith.runtime import driver, process_forks
+from flashsmith.runtime.arguments import check_device, check_fit
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
+from flashsmith.runtime.request import Request, suit_tma
+from flashsmith.runtime.substitutes import substitutes
+
+# A built kernel is as fast as the chosen one that takes at most this share longer on paper: less is
+# within the error of the expectation, and what `flashsmith build --any-length` allows.
+_AS_FAST = 0.02
+# The emulator's default architecture.
+DEFAULT_EMULATED_ARCH = 80
+
+
+# Chooses the config for a problem on a device; called for new call signatures. A family's name
+# follows where only that family's kernels can read the tensors' layout; ``among`` is a tuple of
+# configs where only these are built and none may be, of which the first serves that takes at most
+# the share ``tolerance`` longer than the fastest.
+Chooser = Callable[..., KernelConfig]
+
+
+def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
+    """The chooser's config for a request. Choosers get problems, without the tensors' layouts."""
+    cfg = chooser(request.problem, device)
+    if not cfg.family.needs_tma or request.suits_tma:
+        return cfg
+    others = (other for other in families(cfg.family.operation) if not other.needs_tma)
+    return chooser(request.problem, device, next(others).name)
+
+
+@lru_cache(maxsize=1024)
+def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
+    """The semantics that a config needs to serve a problem on a device."""
+    semantics = check_fit(cfg, problem)
+    check_device(cfg, device)
+    return semantics
+
+
+def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
+    """The limits to plan for: those given, the tensors' own GPU's, or the emulated arch's."""
+    limits = arch if isinstance(arch, DeviceSpec) else None
+    if view.device.kind == "cpu":
+        return arch if isinstance(arch, DeviceSpec) else device_spec(arch)
+    if emulate:
+        raise ArgumentError(
+            f"emulate=True: the tensors live on {view.device}; the emulator runs host tensors, "
+            "copy them there"
+        )
+    process_forks.check_not_forked()
+    return limits or driver.query_gpu(view.device.ordinal)
+
+
+def kernel_for(
+    cfg: KernelConfig,
+    semantics: Semantics,
+    request: Request,
+    device: DeviceSpec,
+    chooser: Chooser | None,
+) -> LoadedKernel:
+    """The kernel for a request; during CUDA graph capture none is built. Where a chosen kernel is
+    missing, or is found to be slow as compiled, the ``chooser`` may take another: before any
+    launch, so that every call of the kind has the same kernel."""
+    first = request.first
+    wanted = cfg, device.arch, semantics
+
+    def may_build() -> bool:
+        return first.device.kind == "cpu" or not first.framework.is_capturing(first.device.ordinal)
+
+    def choose_among(configs: tuple[KernelConfig, ...]) -> KernelConfig:
+        assert chooser is not None
+        return chooser(request.problem, device, among=configs)
+
+    if chooser is None:
+        return loaded_kernels.get(*wanted, may_build)
+
+    def is_as_fast(other: KernelConfig) -> bool:
+        assert chooser is not None
+        pair = other, cfg
+        return chooser(request.problem, device, among=pair, tolerance=_AS_FAST) == other
+
+    noted = count_noted()
+    kernel = substitutes.kernel_or_other(
+        loaded_kernels, wanted, request, device, choose_among, may_build, is_as_fast
+    )
+    if noted != count_noted():
+        other = choose_for(chooser, request, device)
+        if other != cfg:
+            needed = check_server(other, request.problem, device)
+            return kernel_for(other, needed, request, device, chooser)
+    return kernel
+
+
+def check_tma(cfg: KernelConfig, views: Sequence[TensorView]) -> None:
+    """Raises ArgumentError where the config's kernel copies by TMA, which cannot copy a view."""
+    if not cfg.family.needs_tma or any(0 in view.shape for view in views):
+        return
+    for view in views:
+        if not suit_tma([view]):
+            others = (it.config_class for it in families(cfg.family.operation) if not it.needs_tma)
+            raise ArgumentError(
+                f"{view.name}: strides {view.strides} of shape {view.shape}; {cfg} copies by TMA, "
+                "which takes positive strides only: make it contiguous, or take a "
+                f"{' or a '.join(it.__name__ for it in others)}"
+            )

@@ -1,0 +1,183 @@
+"""PreparedCall: a request with its outputs and its kernel, planned and ready to be launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.operations import Call
+from flashsmith.operations.operation import shape_of
+from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
+from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch
+from flashsmith.runtime.request import Request
+from flashsmith.runtime.tensors import view_tensor
+
+if TYPE_CHECKING:
+    from flashsmith.runtime.emulation import EmulationResult, Observer
+
+
+class OperationCall(NamedTuple):
+    """One checked call of any operation, in the form a kernel library takes it.
+
+    ``numbers`` and ``addresses`` are in the operation's order; an address is 0 for what is not
+    given.
+    """
+
+    problem: Problem
+    device: DeviceSpec
+    numbers: tuple[int | float, ...]
+    addresses: tuple[int, ...]
+
+    def library_arguments(self) -> tuple[int | float, ...]:
+        """The arguments after the config's index of the library's plan and prepare: the device, the
+        count of the operation's numbers, these in its order, and the addresses of its tensors."""
+        device = self.device
+        return (
+            *(device.arch, device.sm_count, device.max_smem_per_block, device.max_smem_per_sm),
+            *(len(self.numbers), *self.numbers),
+            *self.addresses,
+        )
+
+
+class OperationResult(NamedTuple):
+    """The tensors that were written, by name, in the caller's framework; ms on the GPU if timed.
+
+    ``emulation`` is None where nothing was emulated.
+    """
+
+    outputs: dict[str, Any]
+    ms: float | None
+    emulation: EmulationResult | None
+
+
+class PreparedCall(NamedTuple):
+    """A checked call of any operation on fixed tensors, which can be run any number of times.
+
+    ``kernel`` is None where there is nothing to compute, ``launch`` where the emulator runs it.
+    """
+
+    call: OperationCall
+    views: dict[str, TensorView]
+    outputs: dict[str, Any]
+    kernel: LoadedKernel | None
+    launch: PreparedLaunch | None
+    timed: bool
+
+    def is_by(self, cfg: KernelConfig, semantics: Semantics) -> bool:
+        """Whether a GPU runs just this kernel, not a substitute."""
+        kernel = self.kernel if self.launch is not None else None
+        return kernel is not None and (kernel.config, kernel.semantics) == (cfg, semantics)
+
+    def run(
+        self, observers: Sequence[Observer] = (), schedule_seed: int | None = None
+    ) -> OperationResult:
+        """Runs it; ``observers`` and the schedule's seed are for the emulator."""
+        if self.kernel is None:
+            return OperationResult(self.outputs, 0.0 if self.timed else None, None)
+        first = next(iter(self.views.values()))
+        if self.launch is not None:
+            return OperationResult(self.outputs, run_on_gpu(self.launch, self.call, first), None)
+        # Loads ptxlab.
+        from flashsmith.runtime.emulation import run_in_emulator
+
+        as_numpy = first.framework.as_numpy
+        arrays = {name: as_numpy(view.source) for name, view in self.views.items()}
+        emulation = run_in_emulator(
+            self.kernel.modules,
+            self.kernel.plan(self.call),
+            readable={name: it for name, it in arrays.items() if name not in self.outputs},
+            writable={name: arrays[name] for name in self.outputs},
+            observers=observers,
+            schedule_seed=schedule_seed,
+            sm_count=self.call.device.sm_count,
+        )
+        return OperationResult(self.outputs, None, emulation)
+
+
+def prepare(
+    request: Request,
+    device: DeviceSpec,
+    find_kernel: Callable[[], LoadedKernel],
+    *,
+    timed: bool = False,
+    poisoned: bool = False,
+) -> PreparedCall:
+    """The request's call by the kernel that is found, or built, once all else is checked, and only
+    where there is something to compute. Outputs are allocated here."""
+    problem, operation = request.problem, request.problem.computed
+    views, first = dict(request.views), request.first
+    outputs: dict[str, Any] = {}
+    for tensor in operation.outputs:
+        name = tensor.name
+        if name in request.wanted:
+            dtype = tensor.dtype_of(problem, request.options)
+            made = first.framework.allocate(
+                first.source,
+                shape_of(tensor, problem, request.sizes),
+                dtype,
+                poisoned=poisoned and "float" in dtype,
+            )
+            outputs[name] = made
+            views[name] = view_tensor(name, made, (dtype,))
+        elif name in views and tensor.is_written(views):
+            outputs[name] = views[name].source
+
+    strides = {name: view.strides for name, view in views.items()}
+    call = OperationCall(
+        problem,
+        device,
+        operation.numbers(Call(problem, strides, request.sizes, request.options)),
+        tuple(views[t.name].address if t.name in views else 0 for t in operation.tensors),
+    )
+    on_gpu = first.device.kind == "cuda"
+    kernel, launch = None if request.is_empty else find_kernel(), None
+    if kernel is not None and on_gpu:
+        launch = kernel.prepare(
+            *(call, first.device.ordinal),
+            timed=timed,
+            framework=first.framework,
+            poisoned=poisoned,
+        )
+    return PreparedCall(call, views, outputs, kernel, launch, timed and on_gpu)
+
+
+def unplaced_call(
+    problem: Problem, device: DeviceSpec, scale: float | None = None
+) -> OperationCall:
+    """A call on dense tensors that do not exist yet: every address is 0, but those of tensors that
+    packed or paged problems have.
+
+    A softcap is 1, a window's left limit 0; packed, every sequence is as long as the longest.
+    """
+    operation, sizes = problem.computed, problem.computed.sizes(problem)
+    semantics = problem.semantics
+    named = {
+        "scale": scale,
+        "softcap": float(semantics.softcap),
+        "left": 0 if semantics.key_mask.takes_limits else None,
+    }
+    options = {name: named.get(name, default) for name, default in operation.options.items()}
+    given = [tensor for tensor in operation.tensors if tensor.is_required(problem)]
+    strides = {it.name: contiguous_strides(shape_of(it, problem, sizes)) for it in given}
+    return OperationCall(
+        problem,
+        device,
+        operation.numbers(Call(problem, strides, sizes, options)),
+        tuple(
+            int(tensor in given and tensor.presence in ("packed", "paged"))
+            for tensor in operation.tensors
+        ),
+    )
+
+
+def run_on_gpu(launch: PreparedLaunch, call: OperationCall, view: TensorView) -> float | None:
+    """Launches ``call`` by its kernel's prepared launch, on the current stream of the tensor's
+    framework for its device.
+
+    Returns milliseconds if prepared so, else None. Raises LaunchError when the launch is refused.
+    """
+    framework, ordinal = view.framework, view.device.ordinal
+    result = launch(framework.current_stream(ordinal), *call.addresses)
+    framework.finish(ordinal)
+    return result
