@@ -34,7 +34,7 @@ from flashsmith.integrations import torch_ops  # noqa: E402
 from flashsmith.runtime import count_launches, running_time  # noqa: E402
 from flashsmith.runtime.arguments import check_request  # noqa: E402
 from flashsmith.runtime.backward_pass import BackwardAhead, BackwardOptions  # noqa: E402
-from flashsmith.runtime.forward_options import ForwardOptions  # noqa: E402
+from flashsmith.semantics.signature import ForwardOptions  # noqa: E402
 
 # What other tests have, too.
 CFG = FlashForwardKernelConfig(
@@ -148,7 +148,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BackwardOptions]:
     right = torch_ops.run_backward
 
     def noting(config: Any, tensors: Any, options: Any, emulate: Any) -> Any:
-        seen.append(BackwardOptions(*options))
+        seen.append(options)
         return right(config, tensors, options, emulate)
 
     monkeypatch.setattr(torch_ops, "run_backward", noting)

@@ -16,19 +16,19 @@ from flashsmith.errors import ArgumentError, IllegalConfigError
 from flashsmith.families import DType, FlashForwardKernelConfig, device_spec
 from flashsmith.runtime import forward, forward_timed
 from flashsmith.runtime.arguments import check_device, check_output, check_request
-from flashsmith.runtime.forward_options import (
-    MAX_UNCAPPED_SCALE,
-    UNLIMITED,
-    ForwardOptions,
-    Mask,
-    check_mask,
-    check_scale,
-    check_softcap,
-)
 from flashsmith.runtime.frameworks import CupyArrays
 from flashsmith.runtime.frameworks.device_array import DeviceArray, DeviceArrays
 from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.tensors import view_tensor
+from flashsmith.semantics.signature import (
+    MAX_UNCAPPED_SCALE,
+    UNLIMITED,
+    ForwardOptions,
+    MaskLimits,
+    check_mask,
+    check_scale,
+    check_softcap,
+)
 
 CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, swizzled=True)
 SHAPE = (2, 64, 3, 64)
@@ -430,7 +430,7 @@ def offsets_of(*lengths: int) -> np.ndarray:
     return np.cumsum([0, *lengths]).astype(np.int32)
 
 
-NOTHING = Mask("none", UNLIMITED, UNLIMITED)
+NOTHING = MaskLimits("none", UNLIMITED, UNLIMITED)
 
 
 @pytest.mark.parametrize(
@@ -438,18 +438,18 @@ NOTHING = Mask("none", UNLIMITED, UNLIMITED)
     [
         (False, (None, None), NOTHING),
         (False, [None, None], NOTHING),
-        (True, (None, None), Mask("causal", UNLIMITED, 0)),
-        (np.True_, (None, 7), Mask("causal", UNLIMITED, 0)),
-        (False, (None, 0), Mask("causal", UNLIMITED, 0)),
-        (False, (5, None), Mask("window", 5, UNLIMITED)),
-        (False, (np.int64(0), 0), Mask("window", 0, 0)),
-        (False, (None, 3), Mask("window", UNLIMITED, 3)),
-        (True, (5, 3), Mask("window", 5, 0)),
+        (True, (None, None), MaskLimits("causal", UNLIMITED, 0)),
+        (np.True_, (None, 7), MaskLimits("causal", UNLIMITED, 0)),
+        (False, (None, 0), MaskLimits("causal", UNLIMITED, 0)),
+        (False, (5, None), MaskLimits("window", 5, UNLIMITED)),
+        (False, (np.int64(0), 0), MaskLimits("window", 0, 0)),
+        (False, (None, 3), MaskLimits("window", UNLIMITED, 3)),
+        (True, (5, 3), MaskLimits("window", 5, 0)),
         (False, (2**40, None), NOTHING),
-        (True, (2**40, 2**70), Mask("causal", UNLIMITED, 0)),
+        (True, (2**40, 2**70), MaskLimits("causal", UNLIMITED, 0)),
     ],
 )
-def test_causal_and_window_make_one_mask(causal: Any, window: Any, mask: Mask) -> None:
+def test_causal_and_window_make_one_mask(causal: Any, window: Any, mask: MaskLimits) -> None:
     assert check_mask(causal, window) == mask
 
 

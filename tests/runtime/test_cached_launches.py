@@ -24,8 +24,8 @@ from flashsmith.runtime import (
     process_forks,
     run_call,
 )
-from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.semantics.signature import ForwardOptions
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 

@@ -160,7 +160,7 @@ def test_cached_calls_of_both_families_are_distinguished(gpu: PretendedGpu) -> N
 @pytest.mark.torch
 def test_a_choice_between_families_is_followed_and_forgotten(gpu: PretendedGpu) -> None:
     from flashsmith.runtime import forget_cached_launches, run_call
-    from flashsmith.runtime.forward_options import ForwardOptions
+    from flashsmith.semantics.signature import ForwardOptions
 
     turn: list[Any] = [HOPPER]
 

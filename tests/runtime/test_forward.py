@@ -22,8 +22,8 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import forward, forward_timed, kernel_choice, run_forward
-from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_pass import run_request
+from flashsmith.semantics.signature import ForwardOptions
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs
 from flashsmith.verify.proof_inputs import default_scale
 

@@ -17,7 +17,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime.arguments import check_request
-from flashsmith.runtime.forward_options import ForwardOptions
+from flashsmith.semantics.signature import ForwardOptions
 from flashsmith.verify import prove
 from flashsmith.verify.reference import References, compute_references
 

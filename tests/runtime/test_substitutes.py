@@ -26,10 +26,10 @@ from flashsmith.families import (
 )
 from flashsmith.runtime import kernel_choice, libraries, substitutes
 from flashsmith.runtime.arguments import check_request
-from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.request import Request
 from flashsmith.runtime.substitutes import Substitutes
+from flashsmith.semantics.signature import ForwardOptions
 from flashsmith.verify import compare, compute_references
 
 H200 = device_spec("H200")

@@ -51,9 +51,9 @@ from flashsmith.families import (
 from flashsmith.operations import FORWARD
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_request
-from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.libraries import LoadedKernel, load_library
 from flashsmith.runtime.prepared_call import prepare
+from flashsmith.semantics.signature import ForwardOptions
 
 ARCH = 90
 BASE, NEW = "base", "new"

@@ -13,9 +13,9 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.families import KernelConfig
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime import ForwardOptions, cached_calls, run_call
-from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.forward_pass import attention_call
 from flashsmith.runtime.tensors import Array, TensorT
+from flashsmith.semantics.signature import NO_WINDOW
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

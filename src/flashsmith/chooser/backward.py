@@ -12,10 +12,9 @@ from flashsmith.families.family import config_class_names
 from flashsmith.operations.backward import BACKWARD, gradients_word
 from flashsmith.printable import quoted
 from flashsmith.runtime import BackwardAhead, Chooser, Gradients, run_backward
-from flashsmith.runtime.backward_pass import BackwardOptions
-from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.tensors import Array, Dtype
+from flashsmith.semantics.signature import NO_WINDOW, BackwardOptions, ForwardOptions
 from flashsmith.semantics.sizes import GRADIENT_WORDS
 
 
@@ -77,10 +76,11 @@ def backward(
     """
     check_backward_config("config", config)
     repeatable = resolve_deterministic(deterministic, q)
-    options = BackwardOptions(
+    forward = ForwardOptions(
         *(causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k),
-        *(max_seqlen_q, max_seqlen_k, dlse, repeatable, needs, grad_dtype),
+        *(max_seqlen_q, max_seqlen_k),
     )
+    options = BackwardOptions(forward, dlse, repeatable, needs, grad_dtype)
     chosen = config or CHOOSERS[repeatable]
     return run_backward(chosen, (do, q, k, v, o, lse), options, emulate)
 

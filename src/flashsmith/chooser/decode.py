@@ -12,8 +12,8 @@ from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
 from flashsmith.runtime import Chooser, cached_calls
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, decode_call, run_decode
-from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.tensors import Array, TensorT
+from flashsmith.semantics.signature import NO_WINDOW
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

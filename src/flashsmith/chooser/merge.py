@@ -23,6 +23,13 @@ _FP32 = "float32"
 _DTYPES = (_FP32, *DTYPES)
 
 
+# The operation's names of the tensors of a call, by how many parts it has.
+_NAMES = [
+    (*(part_names(i)[0] for i in range(n)), *(part_names(i)[1] for i in range(n)), "sinks")
+    for n in range(MOST_PARTS + 1)
+]
+
+
 def merge_attention(
     outs: Sequence[TensorT],
     lses: Sequence[Array],
@@ -67,8 +74,7 @@ def merge_attention(
     def run(remember: Remember) -> tuple[TensorT, TensorT]:
         return _merge(outs, lses, sinks, dtype, config, emulate, remember)
 
-    parts = [part_names(part) for part in range(min(len(outs), MOST_PARTS))]
-    names = (*(output for output, _ in parts), *(lse for _, lse in parts), "sinks")
+    names = _NAMES[min(len(outs), MOST_PARTS)]
     merged: tuple[TensorT, TensorT] = run_cached(asked, names, run)
     return merged
 

@@ -10,10 +10,10 @@ from flashsmith.integrations.flash_attn_keywords import with_others_refused
 from flashsmith.integrations.page_tables import full_int32
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.printable import quoted
-from flashsmith.runtime.forward_options import whole_number
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.option_values import in_dtype, plain_pair
 from flashsmith.runtime.tensors import Array, TensorT, check_beside
+from flashsmith.semantics.signature import whole_number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -20,54 +20,37 @@ from flashsmith.chooser.backward import (
 )
 from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import ForwardOptions, run_backward, run_call
-from flashsmith.runtime.backward_pass import BackwardOptions
-from flashsmith.runtime.forward_options import NO_WINDOW, check_flag
+from flashsmith.runtime import run_backward, run_call
 from flashsmith.runtime.frameworks import why_refused
+from flashsmith.semantics.signature import ATTENTION, BackwardOptions, ForwardOptions, check_flag
 
 
-def differentiable_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: Any = False,
-    window: Any = NO_WINDOW,
-    softcap: Any = 0.0,
-    scale: Any = None,
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    out: Any = None,
-    return_lse: Any = False,
-    return_row_max: Any = False,
-    config: Any = None,
-    backward_config: Any = None,
-    deterministic: Any = None,
-    emulate: Any = False,
-) -> Any:
+def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     """attention() of arrays that a transformation of JAX traces; takes and returns what it does.
 
     Raises ArgumentError where that is not jax.grad or jax.vjp alone.
     """
+    asked = ATTENTION.bind(keywords)
+    sinks = asked["sinks"]
     for name, it in (("q", q), ("k", k), ("v", v), ("sinks", sinks)):
         if isinstance(it, jax.core.Tracer) and not _is_one_vjp(it):
             raise ArgumentError(f"{name}: {why_refused(type(it))}")
-    if out is not None:
+    if asked["out"] is not None:
         raise ArgumentError("out: given, and JAX's arrays are immutable; leave it out")
+    config, backward_config = asked["config"], asked["backward_config"]
+    emulate = asked["emulate"]
     check_attention_config(config)
     check_backward_config("backward_config", backward_config)
-    repeatable = resolve_deterministic(deterministic, q)
-    limits = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    repeatable = resolve_deterministic(asked["deterministic"], q)
+    options = ForwardOptions(**{name: asked[name] for name in ForwardOptions._fields})
+    return_lse = asked["return_lse"]
+
+    def of(sinks: Any) -> ForwardOptions:
+        return options._replace(sinks=sinks, return_lse=True)
 
     def run(q: Any, k: Any, v: Any, sinks: Any, ahead: Any) -> Any:
-        options = ForwardOptions(
-            causal, window, softcap, scale, sinks, *limits, True, return_row_max
-        )
         chosen = config or choose_config
-        return run_call(chosen, (q, k, v, None), options, emulate, "out", ahead)
+        return run_call(chosen, (q, k, v, None), of(sinks), emulate, "out", ahead)
 
     def forward(*inputs: Any) -> Any:
         q, k, v, sinks = (None if it is None else it.value for it in inputs)
@@ -83,11 +66,9 @@ def differentiable_attention(
             return (None,) * 4
         if do is None:
             do = jax.numpy.zeros_like(o)
-        options = BackwardOptions(
-            causal, window, softcap, scale, sinks, *limits, dlse, repeatable, needs
-        )
+        asked = BackwardOptions(of(sinks), dlse, repeatable, needs)
         chosen = backward_config or CHOOSERS[repeatable]
-        return tuple(run_backward(chosen, (do, q, k, v, o, lse), options, emulate))
+        return tuple(run_backward(chosen, (do, q, k, v, o, lse), asked, emulate))
 
     # JAX binds the arguments that this has, defaults included, and hands each to both directions.
     def undifferentiated(q: Any, k: Any, v: Any, sinks: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from flashsmith.families import SUPPORTED_D_HEADS
 from flashsmith.integrations.fallbacks import Reason
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
-from flashsmith.runtime.forward_options import MAX_UNCAPPED_SCALE, MIN_SCALE
+from flashsmith.semantics.signature import MAX_UNCAPPED_SCALE, MIN_SCALE
 
 DTYPES = ("float16", "bfloat16")
 _MAX_D = max(SUPPORTED_D_HEADS)

@@ -23,22 +23,20 @@ from flashsmith.integrations.pytorch_state import (
 )
 from flashsmith.integrations.torch_ops import refuse_vmap
 from flashsmith.integrations.traced_attention import short_form
-from flashsmith.runtime.forward_options import NO_WINDOW, check_pair
+from flashsmith.semantics.signature import CACHE, NO_WINDOW, check_pair
 
-_LENGTHS = "Tensor cache_lens, Tensor? page_table=None"
-_REST = (
-    "Tensor? sinks=None, Tensor? cu_seqlens_q=None, *, SymInt? max_seqlen_q=None, "
-    "bool causal=True, SymInt? window_left=None, SymInt? window_right=None, float softcap=0.0, "
-    "float? scale=None, bool rotary_interleaved=False, str split='invariant', "
-    "bool return_lse=False, str? config=None, bool emulate=False"
+_LENGTHS, _NEW = CACHE.in_schema("cache_lens page_table"), CACHE.in_schema("k v cos sin")
+_OPTIONS = "max_seqlen_q causal window softcap scale rotary_interleaved split"
+_REST = ", *, ".join(
+    map(CACHE.in_schema, ("sinks cu_seqlens_q", f"{_OPTIONS} return_lse config emulate"))
 )
 _SCHEMAS = {
     "attention_with_cache": (
         f"(Tensor q, Tensor k_cache, Tensor v_cache, {_LENGTHS}, {_REST}) -> (Tensor, Tensor)"
     ),
     "attention_with_cache_appended": (
-        f"(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, {_LENGTHS}, Tensor? k=None, "
-        f"Tensor? v=None, Tensor? cos=None, Tensor? sin=None, {_REST}) -> (Tensor, Tensor)"
+        f"(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, {_LENGTHS}, {_NEW}, "
+        f"{_REST}) -> (Tensor, Tensor)"
     ),
 }
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)

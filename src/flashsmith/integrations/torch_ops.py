@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -36,21 +37,27 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.integrations.pytorch_state import check_for_an_op
 from flashsmith.operations.backward import gradients_word, n_products
-from flashsmith.runtime import ForwardOptions, cached_calls, run_backward, run_call
-from flashsmith.runtime.backward_pass import BackwardOptions, backward_call
+from flashsmith.runtime import cached_calls, run_backward, run_call
+from flashsmith.runtime.backward_pass import backward_call
 from flashsmith.runtime.cached_calls import CachedCall, run_repeated
-from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
-from flashsmith.runtime.forward_pass import attention_call
+from flashsmith.runtime.forward_pass import attention_call, waits_for
 from flashsmith.runtime.frameworks import framework_of
+from flashsmith.semantics.signature import (
+    ATTENTION,
+    TENSORS,
+    BackwardOptions,
+    ForwardOptions,
+    check_flag,
+    check_pair,
+    tensors_of,
+)
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
 # PyTorch's autograd takes no tensors by name, so they come first.
-_SHARED = (
-    "bool causal=False, SymInt? window_left=None, SymInt? window_right=None, "
-    "float softcap=0.0, float? scale=None, "
-    "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, str? config=None, bool emulate=False"
+_SHARED = ATTENTION.in_schema(
+    "causal window softcap scale max_seqlen_q max_seqlen_k config emulate"
 )
-_PACKING = "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None"
+_PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {_SHARED}"
 # What the backward pass that follows is to be; its kernel is found or built with the forward's.
 _FOLLOWING = (
@@ -71,8 +78,6 @@ _SCHEMAS = {
 }
 # The kernels use the tensors' strides, so a compiler must not change them.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-# A NamedTuple's own constructor takes twice as long.
-_new_tuple = tuple.__new__
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
@@ -81,15 +86,10 @@ _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
 class Asked(NamedTuple):
-    """What attention() is asked for beside tensors, in both directions."""
+    """What attention() is asked for beside tensors, in both directions; with the log-sum-exp where
+    gradients may follow."""
 
-    causal: Any = False
-    window: Any = NO_WINDOW
-    softcap: Any = 0.0
-    scale: Any = None
-    max_seqlen_q: Any = None
-    max_seqlen_k: Any = None
-    return_row_max: Any = False
+    options: ForwardOptions
     config: KernelConfig | None = None
     backward_config: KernelConfig | None = None
     deterministic: bool = False
@@ -97,18 +97,17 @@ class Asked(NamedTuple):
 
     def of_op(self, config: KernelConfig | None) -> dict[str, Any]:
         """The arguments that the ops of both directions have, with one's config."""
-        left, right = check_pair(self.window)
-        return {
-            "causal": self.causal,
+        options = {name: getattr(self.options, name) for name in _OF_OPS}
+        left, right = check_pair(self.options.window)
+        return options | {
             "window_left": left,
             "window_right": right,
-            "softcap": self.softcap,
-            "scale": self.scale,
-            "max_seqlen_q": self.max_seqlen_q,
-            "max_seqlen_k": self.max_seqlen_k,
             "config": None if config is None else str(config),
             "emulate": self.emulate,
         }
+
+
+_OF_OPS = ("causal", "softcap", "scale", "max_seqlen_q", "max_seqlen_k")
 
 
 def _asked(
@@ -116,6 +115,8 @@ def _asked(
     window_right: Any = None,
     config: str | None = None,
     backward_config: str | None = None,
+    deterministic: bool = False,
+    emulate: bool = False,
     **options: Any,
 ) -> Asked:
     """The same from an op's arguments of the forward pass."""
@@ -125,12 +126,8 @@ def _asked(
     )
     check_attention_config(forward)
     check_backward_config("backward_config", backward)
-    return Asked(
-        window=(window_left, window_right),
-        config=forward,
-        backward_config=backward,
-        **options,
-    )
+    asked = ForwardOptions(window=(window_left, window_right), **options)
+    return Asked(asked, forward, backward, deterministic, emulate)
 
 
 def _asked_backward(config: str | None = None, **options: Any) -> Asked:
@@ -172,12 +169,8 @@ def _forward_arguments(
 ) -> Any:
     """What run_call and attention_call take: the chosen, tensors, options, emulate; and what
     follows."""
-    causal, window, softcap, scale, max_q, max_k, row_max, config, after, repeatable, emulate = (
-        asked
-    )
-    options = ForwardOptions(
-        causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max
-    )
+    _, config, after, repeatable, emulate = asked
+    options = asked.options.with_tensors(sinks, cu_q, cu_k)
     ahead = backward_ahead(after, repeatable, *_required(q, k, v))
     return config or choose_config, (q, k, v, None), options, emulate, ahead
 
@@ -190,7 +183,7 @@ def _forward_directly(
         q, k, v, sinks, cu_q, cu_k, this.asked
     )
     results = run_call(chosen, tensors, options, emulate, "out", ahead)
-    return results if this.asked.return_row_max else (*results, None)
+    return results if this.asked.options.return_row_max else (*results, None)
 
 
 def _backward_directly(
@@ -210,10 +203,10 @@ def _backward_directly(
     this: Pass | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """dq, dk, dv and dsinks, None where not needed; ``this`` was the forward pass."""
-    causal, window, softcap, scale, max_q, max_k, _, _, config, repeatable, emulate = asked
+    _, _, config, repeatable, emulate = asked
+    dtype = "float32" if fp32_gradients else None
     options = BackwardOptions(
-        *(causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, dlse, repeatable),
-        *(needs, "float32" if fp32_gradients else None),
+        asked.options.with_tensors(sinks, cu_q, cu_k), dlse, repeatable, needs, dtype
     )
     tensors = do, q, k, v, o, lse
     call = config or CHOOSERS[repeatable], tensors, options, emulate
@@ -282,13 +275,13 @@ class FlashsmithAttention(torch.autograd.Function):
                 *(q, k, v, sinks, cu_q, cu_k),
                 **asked.of_op(asked.config),
                 return_lse=True,
-                return_row_max=asked.return_row_max,
+                return_row_max=asked.options.return_row_max,
                 with_backward=True,
                 backward_config=None if backward is None else str(backward),
                 deterministic=asked.deterministic,
                 needs=_required(q, k, v),
             )
-        return results if asked.return_row_max else (*results[:2], None)
+        return results if asked.options.return_row_max else (*results[:2], None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -329,7 +322,7 @@ class RepeatedAttention(torch.autograd.Function):
         ctx.this, (o, lse) = this, results[:2]
         # Not what is returned, which requires grad: backward() shall find the same layout always.
         ctx.save_for_backward(q, k, v, o, lse.detach() if this.return_lse else lse)
-        if this.asked.return_row_max:
+        if this.asked.options.return_row_max:
             ctx.mark_non_differentiable(results[2])
         return this.returned(*results)
 
@@ -437,10 +430,7 @@ def _run(
     q: Any, k: Any, v: Any, sinks: Any = None, cu_q: Any = None, cu_k: Any = None, **keywords: Any
 ) -> Any:
     asked = _asked(**keywords)
-    options = ForwardOptions(
-        *(asked.causal, asked.window, asked.softcap, asked.scale, sinks, cu_q, cu_k),
-        *(asked.max_seqlen_q, asked.max_seqlen_k),
-    )
+    options = asked.options.with_tensors(sinks, cu_q, cu_k)
     chosen = asked.config or choose_config
     return run_call(chosen, (q, k, v, None), options, asked.emulate, "out")
 
@@ -459,11 +449,8 @@ def _run_with_statistics(
     needs: Any = (),
     **keywords: Any,
 ) -> Any:
-    asked = _asked(return_row_max=return_row_max, **keywords)
-    options = ForwardOptions(
-        *(asked.causal, asked.window, asked.softcap, asked.scale, sinks, cu_q, cu_k),
-        *(asked.max_seqlen_q, asked.max_seqlen_k, return_lse, return_row_max),
-    )
+    asked = _asked(return_lse=return_lse, return_row_max=return_row_max, **keywords)
+    options = asked.options.with_tensors(sinks, cu_q, cu_k)
     ahead = None
     if with_backward:
         its_needs = needs or (True,) * 3
@@ -563,7 +550,9 @@ def _autograd(*tensors: Any, **keywords: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.flashsmith.attention.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
-    o, _, _ = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords), True))
+    o, _, _ = _apply_by_dispatcher(
+        FlashsmithAttention, *padded, Pass(_asked(return_lse=True, **keywords), True)
+    )
     return o
 
 
@@ -576,7 +565,7 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     keywords.pop("with_backward", None)
     keywords.pop("needs", None)
     o, lse, row_max = _apply_by_dispatcher(
-        FlashsmithAttention, *padded, Pass(_asked(**keywords), True)
+        FlashsmithAttention, *padded, Pass(_asked(return_lse=True, **keywords), True)
     )
     nothing = _nothing(tensors[0])
     return o, lse if return_lse else nothing, nothing if row_max is None else row_max
@@ -669,49 +658,33 @@ register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_fl
 
 
 def differentiable_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: Any = False,
-    window: Any = NO_WINDOW,
-    softcap: Any = 0.0,
-    scale: Any = None,
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    out: Any = None,
-    return_lse: Any = False,
-    return_row_max: Any = False,
-    config: KernelConfig | None = None,
-    backward_config: KernelConfig | None = None,
-    deterministic: bool | None = None,
-    emulate: Any = False,
+    q: Any, k: Any, v: Any, **keywords: Any
 ) -> tuple[Any, Callable[..., None]]:
     """attention() with gradients, or to refuse what has none: takes what it does, and returns what
     it does and a function that has run_repeated serve calls like this one."""
+    bound = ATTENTION.bind(keywords)
+    out, config, backward_config, deterministic, emulate = _apart(bound)
+    options = ForwardOptions(*_in_order(bound))
+    sinks, cu_q, cu_k = tensors_of(options)[:3]
     if out is not None:
         raise no_out(q=q, k=k, v=v, sinks=sinks)
     if config is not None or backward_config is not None:
         check_attention_config(config)
         check_backward_config("backward_config", backward_config)
-    if cu_seqlens_q is not None and (max_seqlen_q is None or max_seqlen_k is None):
-        max_seqlen_q, max_seqlen_k = _longest(
-            (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-        )
+    if cu_q is not None and waits_for(options):
+        limits = _longest((cu_q, cu_k), (options.max_seqlen_q, options.max_seqlen_k))
+        bound["max_seqlen_q"], bound["max_seqlen_k"] = limits
     follows_pytorch = deterministic is None
     if follows_pytorch:
         repeatable = _prefers_repeatable()
     else:
         repeatable = resolve_deterministic(deterministic, q)
-    asked = _new_tuple(Asked, (
-        causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max,
-        config, backward_config, repeatable, emulate,
-    ))  # fmt: skip
-    this = Pass(asked, check_flag("return_lse", return_lse))
-    tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
+    return_lse = check_flag("return_lse", options.return_lse)
+    # Tensors are autograd's to keep.
+    bound |= {**dict.fromkeys(TENSORS), "return_lse": True}
+    asked = Asked(ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate)
+    this = Pass(asked, return_lse)
+    tensors = q, k, v, sinks, cu_q, cu_k
     if _transforms():
         return this.returned(*FlashsmithAttention.apply(*tensors, this)), _not_repeated
     # Function.apply itself spends more on binding arguments than a launch takes.
@@ -719,6 +692,10 @@ def differentiable_attention(
     if tensors[3:] != (None,) * 3:
         return returned, _not_repeated
     return returned, partial(_remember, this, follows_pytorch)
+
+
+_apart = itemgetter("out", "config", "backward_config", "deterministic", "emulate")
+_in_order = itemgetter(*ForwardOptions._fields)
 
 
 def _not_repeated(*_: Any) -> None:

@@ -159,13 +159,15 @@ def _attention_to_parts(
                     f"partial: {name} is a tracer of JAX, and {_NO_GRADIENTS_OF_PARTS}; call "
                     "outside of JAX's transformations, and take them from flashsmith.backward()"
                 )
-    return chooser.attention(
-        *(q, k, v),
-        partial=partial,
-        seqused_k=seqused_k,
-        k_begin=k_begin,
-        **plain_options(keywords),
-    )
+    keywords |= {"partial": partial, "seqused_k": seqused_k, "k_begin": k_begin}
+    arguments, names = (q, k, v, *keywords.values()), tuple(keywords)
+    outputs = run_repeated(arguments, names)
+    if outputs is None:
+        plain = plain_options(keywords)
+        outputs = chooser.attention(q, k, v, **plain)
+        if plain is keywords:
+            chooser.remember_attention(arguments, names)
+    return outputs
 
 
 def _cast(q: Any, k: Any, v: Any) -> tuple[Any, ...]:

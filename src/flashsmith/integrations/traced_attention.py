@@ -15,7 +15,7 @@ from flashsmith.integrations.torch_ops import no_out
 from flashsmith.operations.backward import check_grad_dtype
 from flashsmith.runtime import Gradients
 from flashsmith.runtime.backward_pass import check_needs
-from flashsmith.runtime.forward_options import check_pair
+from flashsmith.semantics.signature import check_pair
 
 
 def short_form(config: KernelConfig | None) -> str | None:

@@ -26,7 +26,7 @@ from flashsmith.parallel.calls import (
 from flashsmith.parallel.group import Group
 from flashsmith.parallel.problems import problems
 from flashsmith.parallel.schedules import shard_of
-from flashsmith.runtime.forward_options import NO_WINDOW
+from flashsmith.semantics.signature import NO_WINDOW
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -22,16 +22,16 @@ from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits
 from flashsmith.parallel.schedules import SCHEDULES, GroupCall, GroupSchedule, in_order, padded
 from flashsmith.printable import quoted
-from flashsmith.runtime.forward_options import (
+from flashsmith.semantics import UNLIMITED
+from flashsmith.semantics.signature import (
     NO_WINDOW,
-    Mask,
+    MaskLimits,
     check_flag,
     check_mask,
     check_scale,
     check_softcap,
     whole_number,
 )
-from flashsmith.semantics import UNLIMITED
 
 
 class CallOptions(NamedTuple):
@@ -497,7 +497,7 @@ def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
     return SCHEDULES[name]
 
 
-def limits_of(mask: Mask) -> Limits:
+def limits_of(mask: MaskLimits) -> Limits:
     """A mask's limits, None where there is none."""
     left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
     return Limits(left, right)

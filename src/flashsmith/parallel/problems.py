@@ -26,7 +26,7 @@ from flashsmith.parallel.schedules import (
     kernel_calls,
 )
 from flashsmith.printable import quoted
-from flashsmith.runtime.forward_options import NO_WINDOW, check_mask
+from flashsmith.semantics.signature import NO_WINDOW, check_mask
 
 
 def problems(

@@ -3,7 +3,6 @@
 from flashsmith.runtime.backward_pass import BackwardAhead, Gradients, run_backward
 from flashsmith.runtime.cached_calls import forget_cached_launches
 from flashsmith.runtime.driver import gpu_count, query_gpu
-from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_pass import (
     ForwardResult,
     forward,
@@ -17,6 +16,7 @@ from flashsmith.runtime.launch_counter import Launches, count_launches, launch_c
 from flashsmith.runtime.launch_plan import LaunchPlan, TensorMapSpec
 from flashsmith.runtime.operation_run import prepare_operation, run_operation
 from flashsmith.runtime.prepared_call import OperationResult
+from flashsmith.semantics.signature import ForwardOptions
 
 # The name in earlier documents.
 forget_prepared_calls = forget_cached_launches

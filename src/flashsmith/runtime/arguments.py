@@ -20,14 +20,6 @@ from flashsmith.families import (
 from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations import DEFAULT
-from flashsmith.runtime.forward_options import (
-    ForwardOptions,
-    Mask,
-    check_flag,
-    check_mask,
-    check_scale,
-    check_softcap,
-)
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.request import Request
 from flashsmith.runtime.sequences import Packing, check_key_ranges, check_packing
@@ -38,6 +30,14 @@ from flashsmith.runtime.tensors import (
     check_output_distinct,
     view_tensor,
     view_vector,
+)
+from flashsmith.semantics.signature import (
+    ForwardOptions,
+    MaskLimits,
+    check_flag,
+    check_mask,
+    check_scale,
+    check_softcap,
 )
 
 # Kernels move 16 bytes at a time: 8 elements of 2 bytes.
@@ -121,7 +121,7 @@ def check_request(
     return Request(problem, views, mask_options(mask, scale, softcap), sizes, wanted)
 
 
-def mask_options(mask: Mask, scale: float, softcap: float) -> dict[str, Any]:
+def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, Any]:
     """The options that operations on scores have."""
     windowed = mask.kind == "window"
     left, right = (mask.left, mask.right) if windowed else (None, None)

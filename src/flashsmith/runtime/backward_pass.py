@@ -11,7 +11,7 @@ from flashsmith.operations.backward import BACKWARD, check_grad_dtype, gradients
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_request
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
-from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag
+from flashsmith.runtime.forward_pass import waits_for
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
     DEFAULT_EMULATED_ARCH,
@@ -33,13 +33,18 @@ from flashsmith.runtime.request import (
 )
 from flashsmith.runtime.running_time import check_estimate
 from flashsmith.runtime.tensors import view_tensor
+from flashsmith.semantics.signature import (
+    TENSORS,
+    BackwardOptions,
+    check_flag,
+    others_of,
+    tensors_of,
+)
 
 NAMES = ("dq", "dk", "dv", "dsinks")
 _SPECS = {tensor.name: tensor for tensor in BACKWARD.tensors}
 # The operation's names of the tensors of a backward_call.
-_NAMES = ("do", "q", "k", "v", "o", "lse", "dlse", "sinks", "cu_seqlens_q", "cu_seqlens_k")
-# The first of BackwardOptions are also the first of ForwardOptions.
-_OF_FORWARD = 9
+_NAMES = ("do", "q", "k", "v", "o", "lse", "dlse", *TENSORS)
 
 Tensors = tuple[Any, Any, Any, Any, Any, Any]  # do, q, k, v, o, lse
 
@@ -51,24 +56,6 @@ class Gradients(NamedTuple):
     dk: Any
     dv: Any
     dsinks: Any
-
-
-class BackwardOptions(NamedTuple):
-    """The keywords of ``backward`` that define what is computed, as the caller gave them."""
-
-    causal: Any = False
-    window: Any = NO_WINDOW
-    softcap: Any = 0.0
-    scale: Any = None
-    sinks: Any = None
-    cu_seqlens_q: Any = None
-    cu_seqlens_k: Any = None
-    max_seqlen_q: Any = None
-    max_seqlen_k: Any = None
-    dlse: Any = None
-    deterministic: Any = False
-    needs: Any = (True,) * 4
-    grad_dtype: Any = None
 
 
 class BackwardAhead(NamedTuple):
@@ -111,13 +98,13 @@ def backward_call(
     config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
 ) -> Invocation | None:
     """The call that a cached one may repeat; None where lengths must be read from the device."""
-    causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, dlse, *others = options
-    if (cu_q is not None or cu_k is not None) and (max_q is None or max_k is None):
+    forward, dlse, *others = options
+    if waits_for(forward):
         return None
     return Invocation(
         "backward",
-        (*tensors, dlse, sinks, cu_q, cu_k),
-        (causal, window, softcap, scale, max_q, max_k, *others, config, emulate),
+        (*tensors, dlse, *tensors_of(forward)),
+        (*others_of(forward), *others, config, emulate),
     )
 
 
@@ -131,8 +118,7 @@ def _run(
     needs = check_needs(asked.needs)
     deterministic = check_flag("deterministic", asked.deterministic)
     grad_dtype = check_grad_dtype(asked.grad_dtype)
-    options = ForwardOptions(*asked[:_OF_FORWARD])
-    forward = check_request((*tensors[1:4], None), options)
+    forward = check_request((*tensors[1:4], None), asked.forward)
     device = _limits(config, forward.first, check_flag("emulate", emulate))
 
     problem = _backward(forward.problem, gradients_word(*needs[:3]))
@@ -150,7 +136,7 @@ def _run(
         problem,
         {"do": do, **views, "o": tensors[4], "lse": tensors[5], "dlse": dlse},
         options={**chosen, "grad_dtype": grad_dtype},
-        wanted=["dsinks"] if needs[3] and asked.sinks is not None else [],
+        wanted=["dsinks"] if needs[3] and asked.forward.sinks is not None else [],
         unwanted=[name for name, need in zip(NAMES[:3], needs, strict=False) if not need],
     )
 

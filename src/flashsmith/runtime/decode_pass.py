@@ -14,14 +14,6 @@ from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advic
 from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks, mask_options
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
-from flashsmith.runtime.forward_options import (
-    NO_WINDOW,
-    ForwardOptions,
-    check_flag,
-    check_mask,
-    check_scale,
-    check_softcap,
-)
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
     DEFAULT_EMULATED_ARCH,
@@ -41,6 +33,14 @@ from flashsmith.runtime.tensors import (
     share_memory,
     view_tensor,
     view_vector,
+)
+from flashsmith.semantics.signature import (
+    NO_WINDOW,
+    ForwardOptions,
+    check_flag,
+    check_mask,
+    check_scale,
+    check_softcap,
 )
 
 

@@ -9,7 +9,6 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.runtime.arguments import check_config, check_device, check_request, check_serves
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
-from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag
 from flashsmith.runtime.kernel_choice import (
     DEFAULT_EMULATED_ARCH,
     Chooser,
@@ -31,6 +30,14 @@ from flashsmith.runtime.prepared_call import (
 from flashsmith.runtime.request import Request
 from flashsmith.runtime.running_time import check_estimate
 from flashsmith.runtime.tensors import Array, TensorT
+from flashsmith.semantics.signature import (
+    NO_WINDOW,
+    TENSORS,
+    ForwardOptions,
+    check_flag,
+    others_of,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -324,7 +331,7 @@ def run_forward(
 
 
 # The operation's names of the tensors of an attention_call.
-_NAMES = ("q", "k", "v", "o", "sinks", "cu_seqlens_q", "cu_seqlens_k")
+_NAMES = ("q", "k", "v", "o", *TENSORS)
 
 
 def run_call(
@@ -363,31 +370,20 @@ def attention_call(
 ) -> Invocation | None:
     """The call that a cached one may repeat; None where lengths must be read from the device, or
     vectors name keys."""
-    (
-        causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k,
-        lse, row_max, partial, seqused_k, k_begin,
-    ) = options  # fmt: skip
-    packed = cu_q is not None or cu_k is not None
-    if (packed and (max_q is None or max_k is None)) or not (seqused_k is None and k_begin is None):
+    if options.seqused_k is not None or options.k_begin is not None or waits_for(options):
         return None
     return Invocation(
         "forward",
-        (*tensors, sinks, cu_q, cu_k),
-        (
-            causal,
-            window,
-            softcap,
-            scale,
-            max_q,
-            max_k,
-            lse,
-            row_max,
-            partial,
-            config,
-            ahead,
-            emulate,
-        ),
+        (*tensors, *tensors_of(options)),
+        (*others_of(options), config, ahead, emulate),
     )
+
+
+def waits_for(options: ForwardOptions) -> bool:
+    """Whether lengths must be read from the tensors."""
+    if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
+        return False
+    return options.max_seqlen_q is None or options.max_seqlen_k is None
 
 
 def run_request(

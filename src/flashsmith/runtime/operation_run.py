@@ -11,12 +11,12 @@ from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.runtime import cached_calls
 from flashsmith.runtime.arguments import check_config, check_device, check_serves
 from flashsmith.runtime.cached_calls import Invocation
-from flashsmith.runtime.forward_options import check_flag
 from flashsmith.runtime.kernel_choice import kernel_for, limits_of
 from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.prepared_call import OperationResult, PreparedCall, prepare
 from flashsmith.runtime.request import check_operation
 from flashsmith.runtime.running_time import check_seconds, estimate_seconds
+from flashsmith.semantics.signature import check_flag
 
 if TYPE_CHECKING:
     from flashsmith.runtime.emulation import Observer

@@ -9,9 +9,9 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.runtime.forward_options import ForwardOptions, check_flag, whole_number
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.tensors import check_beside, view_vector
+from flashsmith.semantics.signature import ForwardOptions, check_flag, whole_number
 
 _SIDES = ("q", "k")
 

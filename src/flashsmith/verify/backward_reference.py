@@ -16,7 +16,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
-from flashsmith.runtime.forward_options import check_scale
+from flashsmith.semantics.signature import check_scale
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window, offsets
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import repeated_over_heads

@@ -15,8 +15,8 @@ from flashsmith.families import DType, KernelConfig, Problem
 from flashsmith.operations.decode import check_split
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
-from flashsmith.runtime.forward_options import check_scale
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
+from flashsmith.semantics.signature import check_scale
 from flashsmith.verify.attention_semantics import (
     NO_WINDOW,
     Attention,

@@ -11,7 +11,7 @@ import numpy as np
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics
 from flashsmith.runtime import OperationResult, run_forward
-from flashsmith.runtime.forward_options import check_mask, check_scale
+from flashsmith.semantics.signature import check_mask, check_scale
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, offsets
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
 from flashsmith.verify.problem_options import problem_options

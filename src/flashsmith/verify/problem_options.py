@@ -7,7 +7,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
-from flashsmith.runtime.forward_options import check_mask, check_scale, check_softcap
+from flashsmith.semantics.signature import check_mask, check_scale, check_softcap
 from flashsmith.verify.attention_semantics import NO_WINDOW, Ranges, Window, unequal_lens
 
 

@@ -12,7 +12,7 @@ from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
-from flashsmith.runtime.forward_options import check_mask
+from flashsmith.semantics.signature import check_mask
 from peer_suites.calls import Drawn, every
 from peer_suites.case import PeerCase
 from peer_suites.flash_attention import FLASH_ATTENTION_2, FLASH_ATTENTION_3

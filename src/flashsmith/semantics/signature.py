@@ -1,0 +1,333 @@
+"""The arguments of attention: each once, with its default, its check, and its place in an op.
+
+The public functions spell their own, for readers and type checkers, and a test compares them with
+these. All else that has or passes on such arguments is derived from here.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from flashsmith.did_you_mean import did_you_mean
+from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.semantics.mask import UNLIMITED
+from flashsmith.semantics.sizes import window_class
+
+# The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
+MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
+# Without a softcap a logit is the score times the scale. Exponents are differences of two logits of
+# fp32, in base 2: from 2^28 on rounding alone makes them so wrong that a probability overflows.
+# Above this scale a score of 2 is already there.
+MAX_UNCAPPED_SCALE = 2.0**27
+NO_WINDOW = (None, None)
+_PAIR = "tuple[int | None, int | None]"
+_TENSOR = "Array | None"
+# Of an argument without a default.
+REQUIRED: Any = object()
+
+
+class Argument(NamedTuple):
+    """One argument of the functions that attend.
+
+    ``kind`` is its type as the public functions annotate it, ``op`` that in the schema of an op of
+    PyTorch: '' for what no op has. A window is two arguments there, its left and its right limit.
+    """
+
+    name: str
+    kind: str
+    default: Any = None
+    op: str = ""
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is one of the call's tensors, else an option."""
+        return self.kind.startswith("Array")
+
+    def in_schema(self, default: Any) -> str:
+        """Its declaration in an op's schema."""
+        value = repr(default) if isinstance(default, str) else str(default)
+        if self.kind == _PAIR:
+            return f"{self.op} {self.name}_left=None, {self.op} {self.name}_right=None"
+        return f"{self.op} {self.name}" + ("" if default is REQUIRED else f"={value}")
+
+
+_ARGUMENTS = (
+    Argument("causal", "bool", False, "bool"),
+    Argument("window", _PAIR, NO_WINDOW, "SymInt?"),
+    Argument("softcap", "float", 0.0, "float"),
+    Argument("scale", "float | None", None, "float?"),
+    Argument("sinks", _TENSOR, op="Tensor?"),
+    Argument("cu_seqlens_q", _TENSOR, op="Tensor?"),
+    Argument("cu_seqlens_k", _TENSOR, op="Tensor?"),
+    Argument("max_seqlen_q", "int | None", op="SymInt?"),
+    Argument("max_seqlen_k", "int | None", op="SymInt?"),
+    Argument("return_lse", "bool", False, "bool"),
+    Argument("return_row_max", "bool", False, "bool"),
+    # Of parts of the keys.
+    Argument("partial", "bool", False),
+    Argument("seqused_k", _TENSOR),
+    Argument("k_begin", _TENSOR),
+    # Over a cache.
+    Argument("cache_lens", "Array", REQUIRED, "Tensor"),
+    Argument("page_table", _TENSOR, op="Tensor?"),
+    Argument("k", _TENSOR, op="Tensor?"),
+    Argument("v", _TENSOR, op="Tensor?"),
+    Argument("cos", _TENSOR, op="Tensor?"),
+    Argument("sin", _TENSOR, op="Tensor?"),
+    Argument("rotary_interleaved", "bool", False, "bool"),
+    Argument("split", "str", "invariant", "str"),
+    # Of gradients.
+    Argument("dlse", _TENSOR, op="Tensor?"),
+    Argument("deterministic", "bool | None", None, "bool"),
+    Argument("needs", "tuple[bool, bool, bool, bool]", (True,) * 4, "bool[4]"),
+    Argument("grad_dtype", "Dtype | None"),
+    # How, not what.
+    Argument("out", _TENSOR),
+    Argument("dtype", "Dtype | None"),
+    Argument("config", "KernelConfig | None", None, "str?"),
+    Argument("backward_config", "KernelConfig | None", None, "str?"),
+    Argument("emulate", "bool", False, "bool"),
+)
+ARGUMENTS = {argument.name: argument for argument in _ARGUMENTS}
+
+
+class Signature:
+    """The keywords of one function, in their order, with their defaults."""
+
+    def __init__(self, function: str, names: str, **defaults: Any) -> None:
+        """``defaults`` are those that differ from the arguments' own."""
+        self.function = function
+        arguments = [ARGUMENTS[name] for name in names.split()]
+        self.defaults = {it.name: defaults.get(it.name, it.default) for it in arguments}
+
+    def bind(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """All keywords of a call. Raises TypeError for one that the function has not."""
+        for name in keywords:
+            if name not in self.defaults:
+                hint = did_you_mean(name, self.defaults)
+                raise TypeError(
+                    f"{self.function}() got an unexpected keyword argument {name!r}{hint}"
+                )
+        return {**self.defaults, **keywords}
+
+    def in_schema(self, names: str) -> str:
+        """The declarations of some of them in an op's schema, in that order."""
+        return ", ".join(ARGUMENTS[it].in_schema(self.defaults[it]) for it in names.split())
+
+
+_SCORES = "causal window softcap scale sinks"
+_PACKED = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+_PARTS = "partial seqused_k k_begin"
+ATTENTION = Signature(
+    "attention",
+    f"{_SCORES} {_PACKED} out return_lse return_row_max {_PARTS} "
+    "config backward_config deterministic emulate",
+)
+FORWARD = Signature("forward", f"{_SCORES} {_PACKED} return_lse return_row_max {_PARTS} emulate")
+BACKWARD = Signature(
+    "backward", f"dlse {_SCORES} {_PACKED} deterministic needs grad_dtype config emulate"
+)
+CACHE = Signature(
+    "attention_with_cache",
+    "cache_lens page_table k v cos sin rotary_interleaved cu_seqlens_q max_seqlen_q "
+    f"{_SCORES} split out return_lse config emulate",
+    causal=True,
+)
+MERGE = Signature("merge_attention", "dtype config emulate")
+SIGNATURES = {it.function: it for it in (ATTENTION, FORWARD, BACKWARD, CACHE, MERGE)}
+
+
+class ForwardOptions(NamedTuple):
+    """The keywords of ``forward`` that define what is computed, as the caller gave them."""
+
+    causal: Any = False
+    window: Any = NO_WINDOW
+    softcap: Any = 0.0
+    scale: Any = None
+    sinks: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    max_seqlen_q: Any = None
+    max_seqlen_k: Any = None
+    return_lse: Any = False
+    return_row_max: Any = False
+    partial: Any = False
+    seqused_k: Any = None
+    k_begin: Any = None
+
+    def with_tensors(self, sinks: Any, cu_q: Any, cu_k: Any) -> ForwardOptions:
+        """The same with these for the tensors but seqused_k and k_begin."""
+        if sinks is self.sinks and cu_q is self.cu_seqlens_q and cu_k is self.cu_seqlens_k:
+            return self
+        # _replace() takes five times as long.
+        made: ForwardOptions = tuple.__new__(
+            ForwardOptions, (*self[:_SINKS], sinks, cu_q, cu_k, *self[_SINKS + 3 :])
+        )
+        return made
+
+
+_SINKS = ForwardOptions._fields.index("sinks")
+
+
+class BackwardOptions(NamedTuple):
+    """The keywords of ``backward`` that define what is computed, as the caller gave them; those of
+    the forward pass together."""
+
+    forward: ForwardOptions = ForwardOptions()
+    dlse: Any = None
+    deterministic: Any = False
+    needs: Any = ARGUMENTS["needs"].default
+    grad_dtype: Any = None
+
+
+def _some(names: Iterable[str]) -> Callable[[ForwardOptions], tuple[Any, ...]]:
+    return itemgetter(*map(ForwardOptions._fields.index, names))
+
+
+# The two parts of ForwardOptions in a cached call's key: tensors, by their names, and others.
+TENSORS = tuple(name for name in ForwardOptions._fields if ARGUMENTS[name].is_tensor)
+tensors_of = _some(TENSORS)
+others_of = _some(name for name in ForwardOptions._fields if not ARGUMENTS[name].is_tensor)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+class MaskLimits(NamedTuple):
+    """A kind of Semantics.mask, and how many keys before and after a row's own it may see."""
+
+    kind: str
+    left: int
+    right: int
+
+    @property
+    def window_keys(self) -> int:
+        """The class of a window, in a Problem's terms; 0 without one."""
+        return window_class(self.left, self.right) if self.kind == "window" else 0
+
+
+NO_MASK = MaskLimits("none", UNLIMITED, UNLIMITED)
+CAUSAL = MaskLimits("causal", UNLIMITED, 0)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Raises ArgumentError unless ``value`` is a bool."""
+    if value is True or value is False:
+        return value
+    if _is_numpys_bool(value):
+        return bool(value)
+    raise ArgumentError(f"{name}={quoted(value)}: allowed are True and False")
+
+
+def _is_numpys_bool(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
+
+
+def check_mask(causal: Any, window: Any) -> MaskLimits:
+    """The mask that both arguments together ask for; causal takes away a window's right side.
+
+    Raises ArgumentError unless causal is a bool and window a pair of None or whole numbers from 0.
+    """
+    causal = check_flag("causal", causal)
+    if window is NO_WINDOW:
+        return CAUSAL if causal else NO_MASK
+    left, right = (_window_limit(window, limit) for limit in check_pair(window))
+    if causal:
+        right = 0
+    if left < UNLIMITED:
+        return MaskLimits("window", left, right)
+    if right == 0:
+        return CAUSAL
+    return NO_MASK if right == UNLIMITED else MaskLimits("window", UNLIMITED, right)
+
+
+def check_pair(window: Any) -> tuple[Any, Any]:
+    """Both limits, unchecked. Raises ArgumentError unless there are two."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ArgumentError(
+            f"window={quoted(window)}: give a pair (left, right), each None (no limit) or a whole "
+            "number"
+        )
+    return window[0], window[1]
+
+
+def _window_limit(window: Any, limit: Any) -> int:
+    if limit is None:
+        return UNLIMITED
+    value = whole_number(limit)
+    if value is not None and value >= 0:
+        return min(value, UNLIMITED)
+    raise ArgumentError(
+        f"window={quoted(window)}: {quoted(limit)} is no limit; give a whole number from 0, or "
+        "None for none"
+    )
+
+
+def whole_number(value: Any) -> int | None:
+    """The number as an int; None for anything else, such as a bool or an array of several."""
+    if isinstance(value, bool) or _is_numpys_bool(value):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_scale(scale: Any, d: int) -> float:
+    """The scale as a float; None gives 1/sqrt(d). Raises ArgumentError unless finite and > 0."""
+    if scale is None:
+        return 1.0 / math.sqrt(d)
+    value = _real(scale)
+    if value is not None and MIN_SCALE <= value <= MAX_SCALE:
+        return value
+    raise ArgumentError(
+        f"scale={quoted(scale)}: give a finite number above 0 that fp32 can hold, or None for "
+        "1/sqrt(d)"
+    )
+
+
+def check_softcap(softcap: Any, scale: float) -> float:
+    """The cap as a float, 0 for none.
+
+    Raises ArgumentError unless it is finite and >= 0, and scale / softcap a number fp32 can hold;
+    without a cap, when the scale is above MAX_UNCAPPED_SCALE.
+    """
+    value = _real(softcap)
+    if value == 0.0:
+        if scale > MAX_UNCAPPED_SCALE:
+            raise ArgumentError(
+                f"scale={quoted(scale)}: at most 2**27 without a softcap, since fp32 cannot "
+                "hold the differences of such logits; scale q or k down, or give a softcap"
+            )
+        return 0.0
+    if value is None or not MIN_SCALE <= value <= MAX_SCALE:
+        raise ArgumentError(
+            f"softcap={quoted(softcap)}: give a finite number above 0 that fp32 can hold, or 0 for "
+            "none"
+        )
+    if not MIN_SCALE <= scale / value <= MAX_SCALE / 4:
+        raise ArgumentError(
+            f"softcap={quoted(softcap)}: scale / softcap is {scale / value}, which fp32 cannot "
+            "hold; "
+            "give numbers nearer to each other"
+        )
+    return value
+
+
+def _real(value: Any) -> float | None:
+    """The number as a float, infinite when it is too large; None for what is no real number."""
+    if type(value) is float:
+        return value
+    if isinstance(value, numbers.Real) and not (isinstance(value, bool) or _is_numpys_bool(value)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    return None

@@ -1,0 +1,134 @@
+"""The public functions, their overloads' keywords and the options within have the arguments of
+semantics/signature.py: the same names, order, defaults and types."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, get_type_hints
+
+import pytest
+
+import flashsmith
+from flashsmith.chooser import attention, attention_with_cache, backward, merge_attention
+from flashsmith.parallel import keywords as parallel_keywords
+from flashsmith.runtime import forward, keywords
+from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
+from flashsmith.semantics.signature import (
+    ARGUMENTS,
+    ATTENTION,
+    BACKWARD,
+    CACHE,
+    FORWARD,
+    REQUIRED,
+    SIGNATURES,
+    BackwardOptions,
+    ForwardOptions,
+    Signature,
+)
+
+FUNCTIONS = {
+    it.__name__: it for it in (attention, forward, backward, attention_with_cache, merge_attention)
+}
+# Of what is returned, which overloads tell apart.
+RETURNED = {"return_lse", "return_row_max", "partial"}
+
+
+def spelled(function: Any) -> list[inspect.Parameter]:
+    """A function's keywords."""
+    parameters = inspect.signature(function).parameters.values()
+    return [it for it in parameters if it.kind is it.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_a_function_spells_its_signature(name: str) -> None:
+    parameters = spelled(FUNCTIONS[name])
+    assert [it.name for it in parameters] == list(SIGNATURES[name].defaults)
+    for it in parameters:
+        default = SIGNATURES[name].defaults[it.name]
+        assert it.default is (it.empty if default is REQUIRED else default) or (
+            it.default == default and type(it.default) is type(default)
+        )
+        assert it.annotation == ARGUMENTS[it.name].kind, it.name
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_package_has_that_function(name: str) -> None:
+    assert spelled(getattr(flashsmith, name)) == spelled(FUNCTIONS[name])
+
+
+@pytest.mark.parametrize(
+    ("typed", "signature", "others"),
+    [
+        (keywords.ForwardKeywords, FORWARD, set()),
+        (keywords.AttentionKeywords, ATTENTION, set()),
+        (keywords.CacheKeywords, CACHE, {"cache_lens"}),
+    ],
+)
+def test_overloads_share_the_other_keywords(
+    typed: Any, signature: Signature, others: set[str]
+) -> None:
+    assert set(typed.__annotations__) == set(signature.defaults) - RETURNED - others
+    for name, annotation in typed.__annotations__.items():
+        assert annotation.__forward_arg__ == ARGUMENTS[name].kind, name
+
+
+def test_parallel_attention_has_attentions_keywords() -> None:
+    own = {"group", "schedule"}
+    found = set(parallel_keywords.ParallelKeywords.__annotations__)
+    assert found == own | set(ATTENTION.defaults) - RETURNED - {"seqused_k", "k_begin"}
+
+
+def test_options_have_the_defaults() -> None:
+    for options, signature in (
+        (ForwardOptions, FORWARD),
+        (BackwardOptions, BACKWARD),
+        (DecodeOptions, CACHE),
+        (DecodeTensors, CACHE),
+    ):
+        for name, default in options._field_defaults.items():
+            # Whether gradients must be repeatable is resolved before.
+            if name not in ("forward", "deterministic"):
+                assert (name, default) == (name, signature.defaults[name])
+    assert set(FORWARD.defaults) == {*ForwardOptions._fields, "emulate"}
+    assert set(CACHE.defaults) == (
+        {*DecodeOptions._fields, *DecodeTensors._fields[3:], "config", "emulate"}
+    )
+    assert [name for name in DecodeOptions._fields if ARGUMENTS[name].is_tensor] == []
+    assert [name for name in DecodeTensors._fields[3:] if not ARGUMENTS[name].is_tensor] == []
+
+
+def entries(function: Any) -> dict[str, str]:
+    """What a docstring says of each argument."""
+    text = inspect.getdoc(function) or ""
+    section = text.partition("Args:\n")[2].partition("\n\nR")[0]
+    found: dict[str, str] = {}
+    for names, said in re.findall(
+        r"^    (\w[\w, \n]*?): (.*?)(?=^    \w|\Z)", section, re.M | re.S
+    ):
+        found |= dict.fromkeys(re.split(r",\s+", names), " ".join(said.split()))
+    return found
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_every_argument_is_explained(name: str) -> None:
+    assert set(SIGNATURES[name].defaults) <= set(entries(FUNCTIONS[name]))
+
+
+def test_one_argument_is_explained_in_one_way() -> None:
+    of_forward, of_attention = entries(forward), entries(attention)
+    for name in set(of_forward) & set(FORWARD.defaults):
+        # Gradients, and options as tensors, are attention()'s alone.
+        assert (
+            of_attention[name].replace(" rows of out ", " rows of o ").startswith(of_forward[name])
+        ), name
+
+
+def test_an_unknown_keyword_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^attention\(\) got an unexpected .* 'causl'.*causal"):
+        ATTENTION.bind({"causl": True})
+
+
+def test_annotations_are_types() -> None:
+    """As they are, not only as text."""
+    assert get_type_hints(forward)["window"] == tuple[int | None, int | None]
