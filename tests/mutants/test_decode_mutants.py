@@ -253,7 +253,7 @@ VICTIMS = {
         config("(BF16, 256, 16, 32, 2): decode+stages_4+least_64+parts_4+rounds_2"),
         Semantics("window", packed=True, uneven=True),
         (
-            # Runs for each warp of the merge, of CTAs that rehearse.
+            # Runs for each warp of the merge, of CTAs that warm up.
             _direct((2300,), 36, "h18:2", sinks=True),
             # Weights beside a wrong maximum are infinite.
             _direct((1800,), 36, "h18:2", "far_scores"),
@@ -265,7 +265,7 @@ VICTIMS = {
                 16,
                 lens_q=tuple(int(not 25 <= i < 30) for i in range(32)),
             ),
-            # A row that the decode kernel stores, while the merge's CTA rehearses.
+            # A row that the decode kernel stores, while the merge's CTA warms up.
             _direct((300, 40), 72, "h18:2"),
         ),
         sm_count=36,
@@ -702,7 +702,7 @@ EQUIVALENT = (
             ("shuffle nothing",), ("parts",), "merge_rows", source, "The merge does not read it."
         )
         for source in (
-            "batch = search.first + i;\ns.keys = __shfl_sync(kWholeWarp, own.keys, i);\ns.begin",
+            "batch = cursor.first + i;\ns.keys = __shfl_sync(kWholeWarp, own.keys, i);\ns.begin",
             "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
             "s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);\n"
             "s.parts",
@@ -731,7 +731,7 @@ EQUIVALENT = (
         ("drop barrier",),
         ("cluster", "own_cluster"),
         "main",
-        "// Whoever arrives waits, too: racecheck has no end otherwise.\ncluster_wait();",
+        "// Every arriver must also wait, or racecheck never terminates.\ncluster_wait();",
         "A CTA without a run pushes nothing, and reads what others push when its mbarrier says "
         "that all is there. It has arrived; whether it waits, too, concerns a tool alone.",
     ),

@@ -63,7 +63,7 @@ struct FlashDecodeKernelConfig {
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
     // Whether the decode kernel makes use of the time when it is launched and the launch before is
     // not over: its CTAs ask for keys, and find their runs by what lengths seem to be.
-    constexpr bool has_preamble() const { return early && chunk_rows == 0; }
+    constexpr bool uses_pdl() const { return early && chunk_rows == 0; }
     // Whether a call of few parts may hand their states to the merge word by word: there is a merge
     // kernel that takes them as they arrive.
     constexpr bool has_arrivals() const { return cluster > 0 && chunk_rows == 0 && !own_rows; }
@@ -195,7 +195,7 @@ struct DecodeKernelArgs {
     int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
     int32_t slot_rows;    // rows that each of them has
     int32_t merged_rows;  // of a K/V head, which may have several parts
-    int32_t rehearses;    // whether a CTA that merges one has instructions fetched before it waits
+    int32_t warms_up;     // whether a CTA that merges one has instructions fetched before it waits
     // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.
     int32_t kept_levels, kept_level_bytes;
     Divisor by_group, by_page, by_merged_rows;

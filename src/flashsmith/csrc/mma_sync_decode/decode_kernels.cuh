@@ -11,5 +11,4 @@
 #include "mma_sync_decode/append_kernel.cuh"
 #include "mma_sync_decode/chunk_kernel.cuh"
 #include "mma_sync_decode/merge_kernel.cuh"
-#include "mma_sync_decode/own_rows.cuh"
 #include "mma_sync_decode/part_kernel.cuh"

@@ -36,8 +36,8 @@ struct RowMerge {
     FS_DEVICE bool arrive() const { return kArriving && s.parts <= args.most_arriving; }
 
     // `alone`: by this warp, else by all of the CTA's. `waits`: for the decode kernel first. A
-    // rehearsal, before that, merges nothing, for what it has the SM fetch: instructions.
-    FS_DEVICE void run(bool alone, bool waits, bool rehearses = false) const {
+    // warm-up, before that, merges nothing, for what it has the SM fetch: instructions.
+    FS_DEVICE void run(bool alone, bool waits, bool warms_up = false) const {
         const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
         // Of a tree with a power of two of leaves.
         int leaves = 1;
@@ -45,14 +45,14 @@ struct RowMerge {
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
         const Leaves own(*this, begin);
         if (waits && !arrive()) wait_for_decode(args);
-        if (!rehearses && (s.runs == 1 || row >= s.queries * args.heads_per_group)) return;
+        if (!warms_up && (s.runs == 1 || row >= s.queries * args.heads_per_group)) return;
         States states;
-        const int count = rehearses ? 0 : end - begin;
+        const int count = warms_up ? 0 : end - begin;
         if (arrive())
             take_arriving(states, begin, count, lane);
         else
-            merge_leaves(states, own, count, lane, rehearses);
-        if (!rehearses && begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
+            merge_leaves(states, own, count, lane, warms_up);
+        if (!warms_up && begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
         if (!alone) {
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
@@ -67,9 +67,9 @@ struct RowMerge {
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
                 RowState left = of_warp(1, c, lane), right = of_warp(3, c, lane);
-                left.join_behind(states[c]);
-                right.join_behind(of_warp(2, c, lane));
-                right.join_behind(left);
+                left.merge_after(states[c]);
+                right.merge_after(of_warp(2, c, lane));
+                right.merge_after(left);
                 states[c] = right;
             }
         }
@@ -78,7 +78,7 @@ struct RowMerge {
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
             const int column = 128 * c + 4 * lane;
-            if (column >= Kernel::d_head || rehearses) continue;
+            if (column >= Kernel::d_head || warms_up) continue;
             store_row<typename Kernel::value_t>(args, states[c], row_end(args, states[c], head),
                                                 batch, s.first_query, query, head, column);
         }
@@ -136,16 +136,16 @@ struct RowMerge {
                                           int right) {
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
-            leaves[right][c].join_behind(leaves[left][c]);
+            leaves[right][c].merge_after(leaves[left][c]);
             leaves[left][c] = leaves[right][c];
         }
     }
 
     // The subtree of the first leaves, of `count` or fewer.
     FS_DEVICE static void merge_leaves(States& merged, const Leaves& leaves, int count, int lane,
-                                       bool rehearses = false) {
+                                       bool warms_up = false) {
         RowState states[kAhead][kColumnSteps];
-        const bool has_more = rehearses || count > kAhead / 2;
+        const bool has_more = warms_up || count > kAhead / 2;
         if (count > 0) load_four<0>(states, leaves, count, lane);
         if (count > kAhead / 2) load_four<kAhead / 2>(states, leaves, count, lane);
         join_neighbours(states, 0, 1);
@@ -294,9 +294,9 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
     // Instructions that an SM has not had yet take longer than all that they do here. Where it has
     // room for this CTA beside the decode kernel's, it gets them while that is running.
 #pragma unroll 1
-    for (int pass = args.rehearses != 0 ? 0 : 1; pass < 2; ++pass) {
+    for (int pass = args.warms_up != 0 ? 0 : 1; pass < 2; ++pass) {
         merge.run(false, pass == 1, pass == 0);
-        __syncthreads();  // a rehearsal's states are read
+        __syncthreads();  // a warm-up's states are read
     }
     // Whoever waits for this launch waits for those before it, too.
     if (merge.arrive()) wait_for_decode(args);
@@ -323,11 +323,11 @@ __global__ void __launch_bounds__(kMergeThreads)
     __shared__ typename Merge::Shared shared;
     static_assert(sizeof shared == Kernel::merge_smem_bytes);
     allow_next_launch();
-    ItemSearch search(share_of_cta<Kernel>(args), block_index());
+    WorkCursor cursor(share_of_cta<Kernel>(args), block_index());
     DecodeSequence s;
     int batch, rest;
     bool waits = true;
-    while (find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest)) {
+    while (find_sequence<Kernel, MergedRows<Kernel>>(args, cursor, batch, s, rest)) {
         const bool alone = MergedRows<Kernel>::are_alone(s);
         int row = args.by_heads_k.divide(rest);
         const int head_k = rest - row * args.heads_k;
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(kMergeThreads)
         Merge{args, batch, head_k, row, s, shared}.run(alone, waits);
         waits = false;
         if (!alone) __syncthreads();  // the next row's warps write where this one's are read
-        search.index += gridDim.x;
+        cursor.index += gridDim.x;
     }
     if (waits) wait_for_decode(args);
 }

@@ -438,7 +438,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         args.flags |= kHoldsNextLaunch;
     // Before it may begin the decode kernel asks for keys, and guesses lengths. Whole runs have
     // their own way of the first, and are known without lengths.
-    if (config.has_preamble() && device.arch >= 90 && !whole && heads > 0) {
+    if (config.uses_pdl() && device.arch >= 90 && !whole && heads > 0) {
         const int64_t asked =
             std::min(kPrefetchedBytes / (heads * unit_bytes / config.B_c), p.seq_k);
         if (asked >= kLeastPrefetchedKeys)
@@ -478,7 +478,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     int64_t merges_of_rows = heads * args.merged_rows;
     const bool searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
     // Before sm_90 the merge begins when the decode kernel is done.
-    args.rehearses = device.arch >= 90 && !searches && merges_of_rows <= device.sm_count / 2;
+    args.warms_up = device.arch >= 90 && !searches && merges_of_rows <= device.sm_count / 2;
     if (searches)
         merges_of_rows =
             std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
@@ -492,7 +492,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t arriving_rows = arriving_parts * args.slot_rows;
     const int64_t arriving_bytes =
         heads * arriving_rows * (config.d_head + 2) * int64_t{sizeof(float)};
-    const bool arrives = config.has_arrivals() && merges && args.rehearses != 0 && p.batch == 1 &&
+    const bool arrives = config.has_arrivals() && merges && args.warms_up != 0 && p.batch == 1 &&
                          tiles == 1 && !p.packed && items <= resident && arriving_parts > 1 &&
                          (p.seq_k > kMostClusterKeys || parts_of_capacity <= kMostArrivingParts) &&
                          arriving_bytes <= kMostArrivingBytes;

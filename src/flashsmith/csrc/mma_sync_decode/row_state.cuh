@@ -55,29 +55,29 @@ struct RowState {
             return;
         }
         const float joined = fmaxf(maximum, next.maximum);
-        const float kept = exp2_approx(maximum - joined);
+        const float weight_before = exp2_approx(maximum - joined);
         const float weight = exp2_approx(next.maximum - joined);
         maximum = joined;
-        sum = fmaf(weight, next.sum, kept * sum);
+        sum = fmaf(weight, next.sum, weight_before * sum);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, next.o[i], kept * o[i]);
+        for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, next.o[i], weight_before * o[i]);
     }
 
     // The same without a branch, of the state of the keys before this one's and this one. Where
     // warps' states were added up, sums of no key are 0: a choice says the sign of zeros alone.
-    FS_DEVICE void join_behind(const RowState& before) {
+    FS_DEVICE void merge_after(const RowState& before) {
         const bool none_before = before.is_empty(), none = is_empty();
         const float joined = fmaxf(before.maximum, maximum);
-        const float kept = exp2_approx(before.maximum - joined);
+        const float weight_before = exp2_approx(before.maximum - joined);
         const float weight = exp2_approx(maximum - joined);
         const auto chosen = [&](float one_before, float own, float both) {
             return none ? one_before : none_before ? own : both;
         };
         maximum = chosen(before.maximum, maximum, joined);
-        sum = chosen(before.sum, sum, fmaf(weight, sum, kept * before.sum));
+        sum = chosen(before.sum, sum, fmaf(weight, sum, weight_before * before.sum));
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            o[i] = chosen(before.o[i], o[i], fmaf(weight, o[i], kept * before.o[i]));
+            o[i] = chosen(before.o[i], o[i], fmaf(weight, o[i], weight_before * before.o[i]));
     }
 };
 

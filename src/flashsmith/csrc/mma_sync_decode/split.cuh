@@ -286,22 +286,22 @@ struct ArrivingStates {
 };
 
 // Where the search for an item begins.
-struct ItemSearch {
+struct WorkCursor {
     int first = 0;        // sequence
     uint32_t before = 0;  // items of the sequences before it
     int share;            // share_of_cta
     uint32_t index;       // of the item
     static constexpr int kBytes = 16;
 
-    FS_DEVICE ItemSearch(int share, uint32_t index) : share(share), index(index) {}
+    FS_DEVICE WorkCursor(int share, uint32_t index) : share(share), index(index) {}
 
     // In shared memory.
-    FS_DEVICE explicit ItemSearch(uint32_t place) {
-        const uint4 x = load_shared_16B(place);
+    FS_DEVICE explicit WorkCursor(uint32_t address) {
+        const uint4 x = load_shared_16B(address);
         first = x.x, before = x.y, share = x.z, index = x.w;
     }
-    FS_DEVICE void keep(uint32_t place) const {
-        store_shared_16B(place, {as_uint(first), before, as_uint(share), index});
+    FS_DEVICE void save(uint32_t address) const {
+        store_shared_16B(address, {as_uint(first), before, as_uint(share), index});
     }
     // Whether the CTA's next item is behind the last of all: its turn says its number, or a
     // counter, which begins where first items end. Most CTAs end so, and need not search once more.
@@ -317,27 +317,27 @@ struct ItemSearch {
 // an item, and its number among those of the sequence; the indices of successive searches grow. A
 // warp looks through 32 sequences at once, each lane one.
 template <class Kernel, class Count>
-FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, int& batch,
+FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, WorkCursor& cursor, int& batch,
                              DecodeSequence& s, int& rest, const Lengths& lengths = {}) {
     // Where each sequence has as many items as the host says, there is nothing to look for.
     const bool is_known = Count::kHasWholeRuns && args.by_whole_runs.divisor != 0;
     const int lane = is_known ? 0 : lane_index();
     if (is_known) {
-        search.first = args.by_whole_runs.divide(static_cast<int>(search.index));
-        search.before = static_cast<uint32_t>(search.first) * args.by_whole_runs.divisor;
+        cursor.first = args.by_whole_runs.divide(static_cast<int>(cursor.index));
+        cursor.before = static_cast<uint32_t>(cursor.first) * args.by_whole_runs.divisor;
     }
-    for (; search.first < args.batch; search.first += kWarpSize) {
+    for (; cursor.first < args.batch; cursor.first += kWarpSize) {
         DecodeSequence own;
         uint32_t end = 0;  // of this lane's sequence, counted from `before`
-        if (search.first + lane < args.batch) {
-            own = sequence_of<Kernel>(args, search.first + lane, search.share, lengths);
+        if (cursor.first + lane < args.batch) {
+            own = sequence_of<Kernel>(args, cursor.first + lane, cursor.share, lengths);
             end = Count::items(args, own);
         }
         if (is_known) {
-            batch = search.first;
+            batch = cursor.first;
             s = own;
             set_rows<Kernel>(s, args, 0, args.seq_q);
-            rest = static_cast<int>(search.index - search.before);
+            rest = static_cast<int>(cursor.index - cursor.before);
             return true;
         }
 #pragma unroll
@@ -346,14 +346,14 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
             if (lane >= step) end += below;
         }
         const uint32_t all = __shfl_sync(kWholeWarp, end, kWarpSize - 1);
-        const uint32_t within = search.index - search.before;
+        const uint32_t within = cursor.index - cursor.before;
         if (within >= all) {
-            search.before += all;
+            cursor.before += all;
             continue;
         }
         const int i = __popc(__ballot_sync(kWholeWarp, end <= within));
         const uint32_t begin = __shfl_sync(kWholeWarp, end, max(i - 1, 0));
-        batch = search.first + i;
+        batch = cursor.first + i;
         s.keys = __shfl_sync(kWholeWarp, own.keys, i);
         s.begin = __shfl_sync(kWholeWarp, own.begin, i);
         s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);
@@ -366,8 +366,8 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, i
         else
             set_rows<Kernel>(s, args, 0, args.seq_q);
         rest = static_cast<int>(within - (i == 0 ? 0 : begin));
-        if (search.first + kWarpSize >= args.batch && search.is_last(search.before + all))
-            search.first = args.batch;
+        if (cursor.first + kWarpSize >= args.batch && cursor.is_last(cursor.before + all))
+            cursor.first = args.batch;
         return true;
     }
     return false;
@@ -394,11 +394,11 @@ struct DecodeItem {
 // The items of a call in order: sequences, runs, K/V heads, row tiles. Heads that read the same
 // rows of the cache, and tiles that read the same keys, are neighbours.
 template <class Kernel>
-FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, DecodeItem& item,
+FS_DEVICE bool find_item(const DecodeKernelArgs& args, WorkCursor& cursor, DecodeItem& item,
                          const Lengths& lengths = {}) {
     DecodeSequence& s = item.sequence;
     int rest;
-    if (!find_sequence<Kernel, RunCount<Kernel>>(args, search, item.batch, s, rest, lengths))
+    if (!find_sequence<Kernel, RunCount<Kernel>>(args, cursor, item.batch, s, rest, lengths))
         return false;
     bool in_cluster = false;
     if constexpr (Kernel::has_clusters && !Kernel::takes_chunks)

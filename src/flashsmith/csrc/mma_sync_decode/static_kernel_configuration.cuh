@@ -74,12 +74,13 @@ struct StaticDecodeKernelConfig {
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
     static constexpr bool has_whole_runs = CFG.has_whole_runs();
     static constexpr bool has_arrivals = CFG.has_arrivals() && kClusters;
-    static constexpr bool has_preamble = CFG.has_preamble() && kClusters;
+    static constexpr bool uses_pdl = CFG.uses_pdl() && kClusters;
 
     // Of 16 rows' columns a thread merges so many times four at once: the warps' states, and a
     // run's.
     static constexpr int places = 16 * d_head / 4;
-    static constexpr int states_at_once = CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
+    static constexpr int states_per_thread =
+        CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<multiplied_keys, d_head, true>;
@@ -95,14 +96,14 @@ struct StaticDecodeKernelConfig {
     static constexpr int ring_bytes = own_rows ? 0 : stages * stage_bytes;
     static constexpr int statistics_offset =
         ring_offset + (own_rows ? 1 : n_warps) * stages * stage_bytes;
-    static constexpr int kept_tiles = CFG.own_tiles_in_registers();
+    static constexpr int saved_tiles = CFG.own_tiles_in_registers();
     static constexpr int search_offset =
         statistics_offset +
-        (own_rows ? B_r * 8 + (column_tiles - kept_tiles) * n_threads * 16 : n_warps * B_r * 8);
+        (own_rows ? B_r * 8 + (column_tiles - saved_tiles) * n_threads * 16 : n_warps * B_r * 8);
     static_assert(search_offset % 32 == 0, "two searches by turns");
     static constexpr int target_offset = search_offset + 32;
-    static constexpr int kept_states_offset = target_offset + 48;
-    static_assert(kept_states_offset == CFG.smem_bytes());
+    static constexpr int saved_states_offset = target_offset + 48;
+    static_assert(saved_states_offset == CFG.smem_bytes());
 
     static_assert(own_rows || 16 * d_head * 4 <= stage_bytes,
                   "a warp's sums of 16 rows take a stage's place");

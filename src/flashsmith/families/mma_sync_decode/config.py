@@ -62,7 +62,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         effect=lambda cfg: (
             f"a warp copies {cfg.keys_per_warp} keys and multiplies {cfg.multiplied_keys} at a time"
         ),
-        where="DecodeRun::start_step",
+        where="RunCopies::start_step",
     )
     n_warps: int = knob(
         "warps per CTA, each with keys of its own, or with rows",
@@ -163,7 +163,7 @@ class FlashDecodeKernelConfig(KernelConfig):
             if cfg.full_tiles
             else "a part ends with one pass of loads for every row or few"
         ),
-        where="DecodeRun::finish_at_once",
+        where="PartMerge::finish_several",
     )
     own_rows: bool = knob(
         "whether each warp has 16 rows of a full tile and all keys of a stage, not keys of its own",
@@ -174,7 +174,7 @@ class FlashDecodeKernelConfig(KernelConfig):
             if cfg.own_rows
             else "warps exchange their rows' sums at the end of a part"
         ),
-        where="DecodeRun::finish_own_rows",
+        where="OwnRowsMerge::finish_part",
     )
 
     # --- shapes and resources --------------------------------------------------------------------

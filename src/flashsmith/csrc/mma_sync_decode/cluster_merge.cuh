@@ -1,0 +1,101 @@
+// The merge of a tile's runs in the shared memory of a cluster.
+#pragma once
+
+#include "common/barrier.cuh"
+#include "mma_sync_decode/row_state.cuh"
+
+namespace flashsmith {
+
+// The states of a tile's runs in the shared memory of a cluster: each CTA pushes those of its run
+// to the CTAs that merge them, eight threads' worth of columns to each by groups, and merges its
+// own columns when all have come. Nothing goes by way of global memory.
+template <class Kernel>
+struct ClusterMerge {
+    static constexpr int kColumns = Kernel::d_head / 4, kGroup = 8, kBytes = 32;
+    static constexpr int kMostRuns = Kernel::CFG.cluster;
+    static_assert(kColumns % kGroup == 0);
+
+    const uint32_t barrier, states;
+    const int levels, rank, groups;  // of a CTA's at most
+
+    FS_DEVICE ClusterMerge(const DecodeKernelArgs& args, uint32_t smem, int rows)
+        : barrier(barrier_of(args, smem)),
+          states(barrier + 16),
+          levels(args.cluster_levels),
+          rank(cluster_rank()),
+          groups(((rows * kColumns / kGroup - 1) >> levels) + 1) {}
+
+    // Behind the states of a run's subtrees.
+    FS_DEVICE static uint32_t barrier_of(const DecodeKernelArgs& args, uint32_t smem) {
+        return smem + Kernel::saved_states_offset + args.kept_levels * args.kept_level_bytes;
+    }
+    // Before any CTA of the cluster pushes.
+    FS_DEVICE static void begin(const DecodeKernelArgs& args, uint32_t smem) {
+        if (thread_index() == 0) {
+            mbarrier_init(barrier_of(args, smem), 1);
+            mbarrier_init_fence();
+        }
+        __syncwarp();
+        cluster_arrive();
+    }
+    FS_DEVICE int own_columns(int rows) const {
+        const int all = rows * kColumns / kGroup;
+        return rank < all ? (((all - 1 - rank) >> levels) + 1) * kGroup : 0;
+    }
+    FS_DEVICE void expect(int rows, int runs) const {
+        if (thread_index() == 0) mbarrier_arrive_expect(barrier, own_columns(rows) * runs * kBytes);
+    }
+    FS_DEVICE uint32_t address(int run, int index) const {
+        return states + (run * groups * kGroup + index) * kBytes;
+    }
+    // `index`: of four columns, of all rows'.
+    FS_DEVICE void push(const RowState& state, int run, int index) const {
+        const int group = index / kGroup;
+        const int cta = group & ((1 << levels) - 1);
+        const uint32_t there =
+            cluster_address(address(run, (group >> levels) * kGroup + index % kGroup), cta);
+        const uint32_t remote_barrier = cluster_address(barrier, cta);
+        const uint2 statistics = state.bits_of_statistics();
+        store_remote_16B(there, remote_barrier, state.bits_of_sums());
+        store_remote_16B(there + 16, remote_barrier, {statistics.x, statistics.y, 0, 0});
+    }
+    // The same where several of a group follow: its first one's address.
+    struct Group {
+        uint32_t address, barrier;
+    };
+    FS_DEVICE Group group_of(int run, int group) const {
+        const int cta = group & ((1 << levels) - 1);
+        return {cluster_address(address(run, (group >> levels) * kGroup), cta),
+                cluster_address(barrier, cta)};
+    }
+    FS_DEVICE static void push(const RowState& state, const Group& group, int within) {
+        const uint32_t there = group.address + within * kBytes;
+        const uint2 statistics = state.bits_of_statistics();
+        store_remote_16B(there, group.barrier, state.bits_of_sums());
+        store_remote_16B(there + 16, group.barrier, {statistics.x, statistics.y, 0, 0});
+    }
+    // Which of all rows' columns an own one is.
+    FS_DEVICE int index_of(int own) const {
+        return ((own / kGroup << levels) + rank) * kGroup + own % kGroup;
+    }
+    FS_DEVICE RowState merged(int runs, int own) const {
+        // Without branches: loads and merges go on beside each other.
+        RowState of_runs[kMostRuns];
+#pragma unroll
+        for (int i = 0; i < kMostRuns; ++i) {
+            const uint32_t at = address(min(i, runs - 1), own);
+            of_runs[i] = RowState(load_shared_float2(at + 16), load_shared_16B(at));
+            if (i >= runs) of_runs[i].sum = 0.0f;
+        }
+#pragma unroll
+        for (int step = 1; step < kMostRuns; step *= 2)
+#pragma unroll
+            for (int i = 0; i < kMostRuns; i += 2 * step) {
+                of_runs[i + step].merge_after(of_runs[i]);
+                of_runs[i] = of_runs[i + step];
+            }
+        return of_runs[0];
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,190 @@
+// A run: the steps over its keys, part by part.
+//
+// Rows of a tile are the query heads of one K/V head, and then its next query: each key is read
+// once for all of them. Each warp has keys of its own, every n_warps-th warp_keys of the part, and
+// copies them into stages of its own: no warp waits for another before a part is done. The copies
+// of a run go on from part to part.
+//
+// Where a tile has rows for all warps, these may have rows of their own, and share the stages: the
+// warps then exchange nothing at the end of a part (own_rows.cuh). For sequences with many rows
+// there is the same with larger tiles (chunk_kernel.cuh); each part is a run.
+#pragma once
+
+#include "common/warp_mma.cuh"
+#include "mma_sync_decode/own_rows.cuh"
+#include "mma_sync_decode/part_merge.cuh"
+
+namespace flashsmith {
+
+// How the states of a part become those of the run.
+template <class Kernel, bool kPaged>
+using MergeOfParts =
+    std::conditional_t<Kernel::own_rows, OwnRowsMerge<Kernel, kPaged>, PartMerge<Kernel, kPaged>>;
+
+template <class Kernel, bool kPaged>
+struct DecodeRun : MergeOfParts<Kernel, kPaged> {
+    using Base = MergeOfParts<Kernel, kPaged>;
+    using value_t = typename Kernel::value_t;
+    using Scores = float[Kernel::row_tiles][Kernel::key_tiles][4];
+    using Base::args, Base::first_key, Base::full_begin, Base::full_end, Base::item,
+        Base::keys_of_row, Base::kStages, Base::K_tile, Base::lane, Base::page_of, Base::rows,
+        Base::run_begin, Base::seen_begin, Base::seen_end, Base::smem, Base::start_step,
+        Base::V_tile, Base::warp_row;
+    using typename Base::Copies, typename Base::Layout, typename Base::NextRows,
+        typename Base::Softmax, typename Base::Sums;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+
+    using Base::Base;
+
+    // A operand of the scores: in registers, or read again in each step where there is no room.
+    struct RegisterQueries : InRegisters<Kernel::row_tiles, Kernel::d_steps> {
+        FS_DEVICE RegisterQueries(uint32_t tile, int lane, int row) {
+            const RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> rows(tile, lane, row);
+#pragma unroll
+            for (int step = 0; step < Kernel::d_steps; ++step)
+                rows.load(this->fragments[step], step);
+        }
+    };
+    struct SharedQueries : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> {
+        FS_DEVICE SharedQueries(uint32_t tile, int lane, int row)
+            : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles>(tile, lane, row) {}
+    };
+    using Queries = std::conditional_t<Kernel::keeps_queries, RegisterQueries, SharedQueries>;
+
+    // ---- the algorithm ----
+
+    // Leaves at `address` in shared memory where the CTA's next search begins.
+    FS_DEVICE void run(Copies copies, WorkCursor cursor, uint32_t address) const {
+        const int first_step = copies.first_step, steps = copies.steps;
+        NextRows next_rows = copies.next_rows;
+        int next_entry = copies.pages.entries[kPaged ? kStages - 1 : 0];
+        if (!Kernel::takes_chunks && thread_index() == 0) {
+            if constexpr (!Kernel::own_rows)
+                RunInfo::save(smem + Kernel::target_offset, item, args.heads_per_group);
+            cursor.index += gridDim.x;
+            cursor.save(address);
+        }
+
+        cp_async_wait<kStages - 2>();
+        __syncthreads();  // the queries are here
+        if constexpr (Kernel::own_rows && !Kernel::takes_chunks) {
+            // All have left the run before.
+            if (thread_index() == 0)
+                RunInfo::save(smem + Kernel::target_offset, item, args.heads_per_group);
+        }
+        Queries queries(smem + Kernel::queries_offset, lane, warp_row());
+        int step = first_step, stage = 0;
+        const int steps_of_part = item.sequence.chunk / Kernel::B_c;
+        int parts_left = item.end_part - item.first_part, steps_until = 0;
+        typename Base::Saved saved;
+        for (; parts_left > 0; --parts_left) {
+            Softmax softmax(args.scale_log2);
+            Sums o;
+            zero(o);
+            steps_until += steps_of_part;
+            if (!Kernel::takes_chunks && parts_left == 1) fetch_next_run(address);
+            for (; step < min(steps, steps_until); ++step) {
+                cp_async_wait<kStages - 2>();
+                sync_stages();  // this stage is here, and the last one is read
+                const int last = stage_before(stage);
+                if (step + kStages - 1 < steps) {
+                    start_step(step + kStages - 1, last, next_entry, next_rows);
+                    next_entry = page_of(step + kStages);
+                }
+                cp_async_commit();
+                multiply_step(step, stage, queries, softmax, o);
+                stage = stage == kStages - 1 ? 0 : stage + 1;
+            }
+            sync_stages();
+            // Of the stages the one before was read last, and is copied to next.
+            if constexpr (Kernel::takes_chunks)
+                this->store_part(softmax, o);
+            else if constexpr (Kernel::own_rows) {
+                if (this->finish_part(parts_left, softmax, o, saved)) return;
+            } else
+                this->merge_warps(parts_left, stage_before(stage), softmax, o, saved);
+        }
+    }
+
+    // Of long runs a CTA takes the next when its own is all but done, not by turns: some SMs are
+    // farther from memory than others.
+    FS_DEVICE void fetch_next_run(uint32_t address) const {
+        if (thread_index() > 0 || args.run_counter == nullptr) return;
+        WorkCursor cursor(address);
+        if ((cursor.share & 1) == 0) return;
+        cursor.index = gridDim.x + atomicAdd(args.run_counter, 1);
+        cursor.save(address);
+    }
+
+    // ---- stages ----
+
+    FS_DEVICE static void sync_stages() {
+        if constexpr (Kernel::own_rows)
+            __syncthreads();
+        else
+            __syncwarp();
+    }
+    FS_DEVICE static int stage_before(int stage) { return stage == 0 ? kStages - 1 : stage - 1; }
+
+    // ---- a step ----
+
+    FS_DEVICE void multiply_step(int step, int stage, const Queries& queries, Softmax& softmax,
+                                 Sums& o) const {
+        constexpr int kKeys = 8 * Kernel::key_tiles;
+        const int key = Kernel::own_rows ? run_begin + step * Kernel::B_c : first_key(step);
+        if (key >= seen_end || key + kKeys <= seen_begin) return;
+        Scores scores;
+        zero(scores);
+        multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
+        if constexpr (SEMANTICS.softcap) tanh_scaled(scores, args.softcap_scale_2log2e);
+        if (key < full_begin || key + kKeys > full_end) mask(scores, key);
+        softmax.template update<false>(scores, o);
+        InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;
+        round_to<value_t>(probabilities, scores);
+        multiply<value_t, Kernel::key_steps>(o, probabilities,
+                                             ColumnsB<Layout, 1>(V_tile(stage), lane));
+    }
+
+    FS_DEVICE void mask(Scores& scores, int first_key) const {
+        const int first_column = first_key + lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < Kernel::row_tiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const KeyRange keys = keys_of_row(warp_row() + 16 * m + 8 * r + lane / 4);
+#pragma unroll
+                for (int n = 0; n < Kernel::key_tiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        if (!keys.contains(first_column + 8 * n + e))
+                            scores[m][n][2 * r + e] = -INFINITY;
+            }
+    }
+
+    // ---- clusters ----
+
+    // What the cluster has to do beside the CTA's run. One without a run merges, too.
+    FS_DEVICE void begin_in_cluster() const {
+        ClusterMerge<Kernel>(args, smem, rows).expect(rows, item.sequence.runs);
+        if (item.first_part < item.end_part) return;
+        if (thread_index() == 0)
+            RunInfo::save(smem + Kernel::target_offset, item, args.heads_per_group);
+        __syncthreads();
+        // Every arriver must also wait, or racecheck never terminates.
+        cluster_wait();
+    }
+    FS_DEVICE void merge_in_cluster() const {
+        const RunInfo run(smem + Kernel::target_offset);
+        const ClusterMerge<Kernel> cluster(args, smem, rows);
+        const int columns = cluster.own_columns(rows);
+        if (run.runs() == 1 || thread_index() >= columns) return;
+        mbarrier_wait(cluster.barrier, 0);
+        for (int i = thread_index(); i < columns; i += Kernel::n_threads) {
+            const int index = cluster.index_of(i), row = index / cluster.kColumns;
+            this->store_merged(run, cluster.merged(run.runs(), i), run.tile * Kernel::B_r + row,
+                               index % cluster.kColumns * 4);
+        }
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,309 @@
+// The copies of a run: its queries, and its keys and values step by step, from a dense cache or
+// from pages. Each warp copies keys of its own, every n_warps-th warp_keys of a part.
+#pragma once
+
+#include "common/opaque.cuh"
+#include "mma_sync_decode/run_tile.cuh"
+
+namespace flashsmith {
+
+template <class Kernel, bool kPaged>
+struct RunCopies : RunTile<Kernel, kPaged> {
+    using Tile = RunTile<Kernel, kPaged>;
+    using Layout = typename Kernel::KeysLayout;
+    using Tile::args, Tile::begin, Tile::end, Tile::first_row, Tile::item, Tile::k_head, Tile::lane,
+        Tile::query_of_row, Tile::ring, Tile::rows, Tile::run_begin, Tile::smem, Tile::v_head,
+        Tile::warp;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    static constexpr int kWarpKeys = Kernel::warp_keys;
+    static constexpr int kStages = Kernel::stages;
+
+    using Tile::Tile;
+
+    // Whether a lane goes from row to row of a dense cache, and does not find each by its number.
+    static constexpr bool kGoesOn = !kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
+    struct NextRows {
+        const char *k, *v;  // the lane's first 16 bytes of the step that is copied next
+
+        FS_DEVICE void materialize() { flashsmith::materialize(k, v); }
+    };
+    // Whether it does so in pages, where a step's keys of a warp are in one page, as the host
+    // knows.
+    static constexpr bool kGoesOnInPages =
+        kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
+    FS_DEVICE bool has_whole_steps() const {
+        return kGoesOnInPages && args.by_page.divisor % kWarpKeys == 0;
+    }
+
+    // Entries of the page table for a run's first copies, and for the first in the steps.
+    struct FirstPages {
+        static constexpr int kCount = kPaged ? kStages : 0, kRoom = std::max(kCount, 1);
+        const int32_t* places[kRoom];
+        int entries[kRoom];
+        int now[kRoom];  // of those that were guessed: what is there behind the wait
+        NextRows
+            rows[kGoesOnInPages ? kStages - 1 : 1];  // if the warp's keys of a step have a page
+
+        FS_DEVICE void materialize() {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) flashsmith::materialize(places[i], entries[i]);
+            if constexpr (kGoesOnInPages)
+#pragma unroll
+                for (auto& its : rows) its.materialize();
+        }
+        FS_DEVICE void read_again(bool any) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) now[i] = any ? load_global_4B(places[i]) : entries[i];
+        }
+        FS_DEVICE bool are_as_guessed() const {
+            bool are = true;
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) are &= now[i] == entries[i];
+            return are;
+        }
+    };
+
+    // The run's copies: which step comes next, and where from.
+    struct Copies {
+        int first_step, steps;
+        NextRows next_rows;
+        FirstPages pages;
+
+        // So that the compiler does not put off what they are computed from.
+        FS_DEVICE void materialize() {
+            flashsmith::materialize(first_step, steps);
+            if constexpr (kGoesOn) next_rows.materialize();
+            pages.materialize();
+        }
+    };
+
+    // Where they begin. `guesses`: as far as the page table says before the launch before is over.
+    FS_DEVICE Copies first_copies(bool guesses) const {
+        const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
+        const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
+
+        Copies copies{first_step, steps, {}, {}};
+        if constexpr (kGoesOn) {
+            const int64_t row = first_key(first_step) + lane / 8;
+            copies.next_rows = {
+                k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16,
+                v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16};
+        }
+        if constexpr (kPaged) {
+            FirstPages& pages = copies.pages;
+#pragma unroll
+            for (int i = 0; i < kStages; ++i) pages.places[i] = entry_of(first_step + i);
+            if (first_step < steps) {
+#pragma unroll
+                for (int i = 0; i < kStages; ++i)
+                    pages.entries[i] =
+                        guesses ? load_relaxed(pages.places[i]) : load_global_4B(pages.places[i]);
+            }
+            if constexpr (kGoesOnInPages)
+                if (has_whole_steps())
+#pragma unroll
+                    for (int i = 0; i < kStages - 1; ++i)
+                        pages.rows[i] = rows_in_page(first_key(first_step + i), pages.entries[i]);
+        }
+        return copies;
+    }
+
+    // Starts those of the first stages and of the queries.
+    FS_DEVICE void start(Copies& copies) const {
+        const int first_step = copies.first_step, steps = copies.steps;
+        if constexpr (kPaged) {
+            if (!has_whole_steps()) {  // too many instructions to have them for each stage
+                start_queries();
+                int entries[kStages - 1];
+#pragma unroll
+                for (int i = 0; i < kStages - 1; ++i) entries[i] = copies.pages.entries[i];
+#pragma unroll 1
+                for (int i = 0; i < kStages - 1; ++i) {
+                    if (first_step + i < steps)
+                        start_lanes_rows(first_key(first_step + i), i, entries[0]);
+#pragma unroll
+                    for (int next = 1; next < kStages - 1; ++next)
+                        entries[next - 1] = entries[next];
+                    cp_async_commit();
+                }
+                return;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kStages - 1; ++i) {
+            NextRows& rows = kPaged ? copies.pages.rows[kGoesOnInPages ? i : 0] : copies.next_rows;
+            if (first_step + i < steps) {
+                if constexpr (kGoesOn || kGoesOnInPages)
+                    start_rows(first_key(first_step + i), i, rows);
+                else
+                    start_lanes_rows(first_key(first_step + i), i, 0);
+            }
+            if (i == 0) start_queries();  // no one waits for them alone
+            cp_async_commit();
+        }
+    }
+
+    // ---- queries ----
+
+    // Rows that the tile has not are zero.
+    FS_DEVICE void start_queries() const {
+        constexpr int kChunks = Kernel::d_head / kChunkElements;
+        using QueriesLayout = typename Kernel::QueriesLayout;
+        constexpr int kAll = Kernel::B_r * kChunks;
+        const int head_q = item.head_k * args.heads_per_group;
+#pragma unroll
+        for (int first = 0; first < kAll; first += Kernel::n_threads) {
+            // Unsigned, so that it is divided by shifts.
+            const uint32_t i = first + static_cast<uint32_t>(thread_index());
+            if (kAll % Kernel::n_threads != 0 && i >= kAll) break;
+            const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
+            const int query = query_of_row(row);
+            const int head = head_q + first_row + row - query * args.heads_per_group;
+            const char* source = static_cast<const char*>(args.q) +
+                                 (item.batch * args.q_strides.batch +
+                                  int64_t{item.sequence.first_query + query} * args.q_strides.row +
+                                  head * args.q_strides.head + chunk * kChunkElements) *
+                                     kElementBytes;
+            const bool present =
+                row < rows && (!SEMANTICS.uneven || chunk * kChunkElements < args.d);
+            const uint32_t offset =
+                chunk / 8 < QueriesLayout::kWidePanels
+                    ? chunk / 8 * QueriesLayout::template Panel<false>::kBytes +
+                          QueriesLayout::template Panel<false>::offset(row, chunk % 8)
+                    : QueriesLayout::kNarrowOffset +
+                          QueriesLayout::template Panel<true>::offset(row, chunk % 8);
+            cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);
+        }
+    }
+
+    // ---- keys ----
+
+    // The first of the warp's rows in a stage.
+    FS_DEVICE int warp_slot() const { return Kernel::own_rows ? warp * kWarpKeys : 0; }
+
+    FS_DEVICE int first_key(int step) const {
+        return run_begin + step * Kernel::B_c + warp * kWarpKeys;
+    }
+    FS_DEVICE uint32_t K_tile(int stage) const { return ring + stage * Kernel::stage_bytes; }
+    FS_DEVICE uint32_t V_tile(int stage) const { return K_tile(stage) + Layout::kBytes; }
+
+    // The page table's entry for the key of a step that is the lane's, or for all of the warp's.
+    // There is some key, or nothing is read.
+    FS_DEVICE const int32_t* entry_of(int step) const {
+        int key = first_key(step);
+        if (!has_whole_steps()) key += lane % kWarpKeys;
+        // That of a key which is there, unless the length was guessed: no row is copied of another.
+        const int page = args.by_page.divide(min(max(key, begin), end - 1));
+        return args.page_table + item.batch * args.page_table_stride + page;
+    }
+    FS_DEVICE int page_of(int step) const { return kPaged ? *entry_of(step) : 0; }
+
+    // Keys that no row sees are not read, whatever is there: they are zero. By a wrong guess others
+    // of the cache may be, and are copied over.
+    FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
+        const int key = first_key(step);
+        if constexpr (kGoesOn) {
+            start_rows(key, stage, next_rows);
+            return;
+        }
+        if constexpr (kGoesOnInPages) {
+            if (has_whole_steps()) {
+                NextRows rows = rows_in_page(key, entry);
+                start_rows(key, stage, rows);
+                return;
+            }
+        }
+        start_lanes_rows(key, stage, entry);
+    }
+
+    // Rows that lanes find one by one.
+    FS_DEVICE void start_lanes_rows(int key, int stage, int entry) const {
+        const int slot = kPaged ? slot_of(key + lane % kWarpKeys) : 0;
+        if constexpr (Layout::kWidePanels > 0) start_panels<false>(key, stage, entry, slot);
+        if constexpr (Layout::kHasNarrowPanel) start_panels<true>(key, stage, entry, slot);
+    }
+
+    // A bad number leads to some page of the cache.
+    FS_DEVICE int page_number(int entry) const { return min(max(entry, 0), args.blocks - 1); }
+
+    FS_DEVICE int slot_of(int key) const {
+        return key - args.by_page.divide(key) * static_cast<int>(args.by_page.divisor);
+    }
+    // The lane's of the warp's keys of a step, all in one page. The page last: its number is what
+    // all else waits for.
+    FS_DEVICE NextRows rows_in_page(int first_key, int entry) const {
+        const int slot = slot_of(first_key) + lane / 8, page = page_number(entry);
+        const auto row = [&](const char* head, const DecodeStrides& strides) {
+            return head + slot * strides.row * kElementBytes + lane % 8 * 16 +
+                   page * strides.batch * kElementBytes;
+        };
+        return {row(k_head, args.k_cache_strides), row(v_head, args.v_cache_strides)};
+    }
+
+    FS_DEVICE void start_rows(int first_key, int stage, NextRows& next_rows) const {
+        using Panel = typename Layout::template Panel<false>;
+        constexpr int kRowStep = kWarpSize / Panel::kChunks;
+        static_assert(Panel::kChunks == 8);
+        const int row = lane / 8, chunk = lane % 8;
+        const uint32_t target = K_tile(stage);
+        const uint64_t hint = cache_hint(args.passes != 0);
+        const char *k_row = next_rows.k, *v_row = next_rows.v;
+#pragma unroll
+        for (int i = 0; i < kWarpKeys; i += kRowStep) {
+            const int key = first_key + row + i;
+            const bool present = begin <= key && key < end;
+            const uint32_t offset = Panel::offset(warp_slot() + row + i, chunk);
+#pragma unroll
+            for (int p = 0; p < Layout::kWidePanels; ++p) {
+                const bool copied =
+                    present && (!SEMANTICS.uneven || chunk * kChunkElements + 64 * p < args.d);
+                const uint32_t place = target + p * Panel::kBytes + offset;
+                cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
+                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
+            }
+            k_row += kRowStep * args.k_cache_strides.row * kElementBytes;
+            v_row += kRowStep * args.v_cache_strides.row * kElementBytes;
+        }
+        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kElementBytes;
+        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kElementBytes;
+    }
+
+    template <bool kNarrow>
+    FS_DEVICE void start_panels(int first_key, int stage, int entry, int slot) const {
+        using Panel = typename Layout::template Panel<kNarrow>;
+        constexpr int kPanels = kNarrow ? 1 : Layout::kWidePanels;
+        constexpr int kFirstChunk = kNarrow ? 8 * Layout::kWidePanels : 0;
+        constexpr int kRowStep = kWarpSize / Panel::kChunks;
+        const int chunk = lane % Panel::kChunks;
+        const uint64_t hint = cache_hint(args.passes != 0);
+        const uint32_t target = K_tile(stage) + (kNarrow ? Layout::kNarrowOffset : 0);
+#pragma unroll
+        for (int i = 0; i < kWarpKeys / kRowStep; ++i) {
+            const int row = lane / Panel::kChunks + i * kRowStep, key = first_key + row;
+            const bool present = key >= begin && key < end;
+            int64_t k_offset, v_offset;
+            if constexpr (kPaged) {
+                const int64_t block = page_number(__shfl_sync(kWholeWarp, entry, row));
+                const int64_t in_block = __shfl_sync(kWholeWarp, slot, row);
+                k_offset = block * args.k_cache_strides.batch + in_block * args.k_cache_strides.row;
+                v_offset = block * args.v_cache_strides.batch + in_block * args.v_cache_strides.row;
+            } else {
+                k_offset = key * args.k_cache_strides.row;
+                v_offset = key * args.v_cache_strides.row;
+            }
+            const int first = (kFirstChunk + chunk) * kChunkElements;
+            const char* const k_row = k_head + (k_offset + first) * kElementBytes;
+            const char* const v_row = v_head + (v_offset + first) * kElementBytes;
+            const uint32_t offset = Panel::offset(warp_slot() + row, chunk);
+#pragma unroll
+            for (int p = 0; p < kPanels; ++p) {
+                const bool copied = present && (!SEMANTICS.uneven || first + 64 * p < args.d);
+                const uint32_t place = target + p * Panel::kBytes + offset;
+                cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
+                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
+            }
+        }
+    }
+};
+
+}  // namespace flashsmith

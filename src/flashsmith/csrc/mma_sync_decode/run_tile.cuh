@@ -1,0 +1,108 @@
+// A tile of rows over the keys of a run: which keys, and what of them is seen.
+#pragma once
+
+#include "common/softmax.cuh"
+#include "mma_sync_decode/run_info.cuh"
+
+namespace flashsmith {
+
+template <class Kernel, bool kPaged>
+struct RunTile {
+    static_assert(Kernel::valid_config());
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    using Softmax = OnlineSoftmax<Kernel::row_tiles, true, false>;
+    using Sums = float[Kernel::row_tiles][Kernel::column_tiles][4];
+
+    const DecodeKernelArgs& args;
+    const DecodeItem& item;
+    const uint32_t smem, ring;
+    const int warp, lane;
+    const int first_row, rows;    // of the tile, in the K/V head's rows
+    int run_begin;                // first key of the run
+    int begin, end;               // keys that some row of the tile sees, of the run
+    int seen_begin, seen_end;     // keys that some row of the warp sees, of the run
+    int full_begin, full_end;     // keys that every row of it sees
+    const char *k_head, *v_head;  // the head's rows of block 0, dense: of the sequence's block
+
+    FS_DEVICE RunTile(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
+        : args(args),
+          item(item),
+          smem(smem),
+          ring(smem + Kernel::ring_offset + thread_index() / kWarpSize * Kernel::ring_bytes),
+          warp(thread_index() / kWarpSize),
+          lane(lane_index()),
+          first_row(item.tile * Kernel::B_r),
+          rows(min(Kernel::B_r, item.sequence.queries * args.heads_per_group - first_row)) {
+        const DecodeSequence& s = item.sequence;
+        run_begin = s.begin + item.first_part * s.chunk;
+        const KeyRange top = keys_of_row(0), bottom = keys_of_row(rows - 1);
+        begin = max(run_begin, top.first);
+        // The last part's last key is the sequence's.
+        end = bottom.last + 1;
+        if (item.end_part < s.parts) end = min(end, s.begin + item.end_part * s.chunk);
+        seen_begin = begin;
+        seen_end = end;
+        full_begin = bottom.first;
+        full_end = top.last + 1;
+        if constexpr (Kernel::own_rows) limit_to_warp_rows();
+        const int64_t block = kPaged ? 0 : item.batch;
+        k_head = static_cast<const char*>(args.k_cache) +
+                 (block * args.k_cache_strides.batch + item.head_k * args.k_cache_strides.head) *
+                     kElementBytes;
+        v_head = static_cast<const char*>(args.v_cache) +
+                 (block * args.v_cache_strides.batch + item.head_k * args.v_cache_strides.head) *
+                     kElementBytes;
+    }
+
+    FS_DEVICE int query_of_row(int row) const { return args.by_group.divide(first_row + row); }
+
+    // Of a row of the tile.
+    FS_DEVICE KeyRange keys_of_row(int row) const {
+        const DecodeSequence& s = item.sequence;
+        KeyRange keys{0, s.keys - 1};
+        if constexpr (SEMANTICS.mask != MaskKind::none) {
+            const int position = query_of_row(row) + s.keys - s.queries;
+            if constexpr (SEMANTICS.mask == MaskKind::causal) keys.last = min(keys.last, position);
+            if constexpr (SEMANTICS.mask == MaskKind::window) {
+                keys.last = min(keys.last, position + args.window_right);
+                keys.first = max(keys.first, position - args.window_left);
+            }
+        }
+        return keys;
+    }
+
+    // The warp's first row in the tile.
+    FS_DEVICE int warp_row() const { return Kernel::own_rows ? 16 * warp : 0; }
+
+    // A row of the K/V head over all keys.
+    FS_DEVICE void store_merged(const RunInfo& run, const RowState& state, int of_head,
+                                int column) const {
+        const int query = args.by_group.divide(of_head);
+        const int head = run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
+        store_row<typename Kernel::value_t>(args, state, row_end(args, state, head), run.batch,
+                                            run.first_query, query, head, column);
+    }
+
+    FS_DEVICE PartStates<Kernel> states(const RunInfo& run) const {
+        return PartStates<Kernel>(args, run.batch, run.head_k, run.rows, run.parts);
+    }
+
+  private:
+    // Of warps with rows of their own. Steps whose keys no row of the warp sees are not multiplied,
+    // nor any by warps without a row.
+    FS_DEVICE void limit_to_warp_rows() {
+        const int own_rows = min(rows - warp_row(), 16);
+        if (own_rows <= 0) {
+            seen_end = seen_begin;
+            return;
+        }
+        const KeyRange top = keys_of_row(warp_row()),
+                       bottom = keys_of_row(warp_row() + own_rows - 1);
+        seen_begin = max(begin, top.first);
+        seen_end = min(end, bottom.last + 1);
+        full_begin = bottom.first;
+        full_end = top.last + 1;
+    }
+};
+
+}  // namespace flashsmith
