@@ -40,7 +40,7 @@ def test_the_public_names_and_the_checks_are_on_the_page() -> None:
 @pytest.mark.parametrize(
     "instruction",
     [
-        "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1}, [%rd1];",
+        "wmma.load.a.sync.aligned.row.m32n8k16.global.f16 {%r1}, [%rd1];",
         "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f1, %f2}];",
         "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1,%r2,%r3,%r4},{%r1,%r2,%r3,%r4},"
         "{%r1,%r2},{%r1,%r2,%r3,%r4};",

@@ -26,6 +26,7 @@ from ptxlab.translate import (
     opcodes_tiles,
     opcodes_warp,
     opcodes_wgmma,
+    opcodes_wmma,
 )
 from ptxlab.translate.emitter import Emitter, Handler
 from ptxlab.translate.flow import Node, Step, blocks, may_refuse
@@ -40,6 +41,7 @@ HANDLERS: dict[str, Handler] = {
     **opcodes_warp.HANDLERS,
     **opcodes_mbarrier.HANDLERS,
     **opcodes_wgmma.HANDLERS,
+    **opcodes_wmma.HANDLERS,
 }
 
 
@@ -81,7 +83,7 @@ class Translator(Emitter):
         fuse: bool,
     ) -> None:
         super().__init__(entry, variables, observed=observed)
-        self.namespace |= opcodes_memory.CALLED
+        self.namespace |= opcodes_memory.CALLED | opcodes_wmma.CALLED
         self.chains = MmaChains(self, fuse=fuse)
 
     # The function
