@@ -20,6 +20,7 @@ FILES = {
     "src/flashsmith/families/wgmma/config.py": 'NAME = "wgmma"\n',
     "src/flashsmith/csrc/wgmma/kernel.cuh": "int a;\nif constexpr (MaskKind::causal) b;\n",
     "src/flashsmith/csrc/README": "no code\n",
+    "src/ptxlab/interface.py": "from ptxlab.ptx import Instruction\n",
     "tests/test_a.py": "\n\n\n",
 }
 
@@ -37,8 +38,9 @@ def test_the_figures_of_a_small_package(
     tool = load_tool("ci/count_house.py")
     found = tool.figures(tmp_path)
     assert found == {
-        "Python files under src": 9,
-        "Python lines under src": 78,
+        "Python files of flashsmith": 9,
+        "Python lines of flashsmith": 78,
+        "Python lines of ptxlab": 1,
         "median lines of a file": 1,
         "module names used more than once": 1,
         "files that name a family": 1,

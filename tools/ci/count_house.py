@@ -65,8 +65,11 @@ def figures(tree: Path) -> dict[str, int]:
         if (count := sum(1 for _ in family_names(tree_of)))
     }
     return {
-        "Python files under src": len(modules),
-        "Python lines under src": sum(lengths.values()),
+        "Python files of flashsmith": len(modules),
+        "Python lines of flashsmith": sum(lengths.values()),
+        "Python lines of ptxlab": sum(
+            lines(path) for path in (tree / "src" / "ptxlab").rglob("*.py")
+        ),
         "median lines of a file": int(median(lengths.values())),
         "module names used more than once": sum(count > 1 for count in bases.values()),
         "files that name a family": len(named),
