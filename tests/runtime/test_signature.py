@@ -127,6 +127,8 @@ def test_one_argument_is_explained_in_one_way() -> None:
 def test_an_unknown_keyword_is_named() -> None:
     with pytest.raises(TypeError, match=r"^attention\(\) got an unexpected .* 'causl'.*causal"):
         ATTENTION.bind({"causl": True})
+    with pytest.raises(TypeError, match=r"^attention_with_cache\(\) missing .* 'cache_lens'$"):
+        CACHE.bind({})
 
 
 def test_annotations_are_types() -> None:

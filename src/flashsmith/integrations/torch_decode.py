@@ -9,21 +9,21 @@ empty where it was not asked for.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 
 from flashsmith.chooser.decode import attention_with_cache
 from flashsmith.errors import ArgumentError
-from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.integrations.pytorch_state import (
-    as_limit,
     check_for_an_op,
     under_autocast_over,
 )
 from flashsmith.integrations.torch_ops import refuse_vmap
-from flashsmith.integrations.traced_attention import short_form
-from flashsmith.semantics.signature import CACHE, NO_WINDOW, check_pair
+from flashsmith.integrations.traced_attention import of_op
+from flashsmith.semantics.signature import CACHE
 
 _LENGTHS, _NEW = CACHE.in_schema("cache_lens page_table"), CACHE.in_schema("k v cos sin")
 _OPTIONS = "max_seqlen_q causal window softcap scale rotary_interleaved split"
@@ -42,91 +42,54 @@ _SCHEMAS = {
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
-def decode_by_op(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    *,
-    cache_lens: Any,
-    page_table: Any = None,
-    k: Any = None,
-    v: Any = None,
-    cos: Any = None,
-    sin: Any = None,
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    max_seqlen_q: Any = None,
-    window: tuple[int | None, int | None] = NO_WINDOW,
-    out: Any = None,
-    return_lse: bool = False,
-    config: KernelConfig | None = None,
-    **keywords: Any,
-) -> Any:
+def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     """attention_with_cache() in terms of its ops, which it takes and returns as itself.
 
     Raises ArgumentError while tracing for a window that is no pair; other arguments are judged when
     the op runs.
     """
+    asked = CACHE.bind(keywords)
     check_for_an_op(q=q, k_cache=k_cache, v_cache=v_cache)
-    q, k, v = under_autocast_over(k_cache, q, k, v)
-    keywords["window_left"], keywords["window_right"] = check_pair(window)
-    keywords["max_seqlen_q"] = as_limit(max_seqlen_q)
-    keywords |= {"return_lse": return_lse, "config": short_form(config)}
-    new = () if k is None and v is None and cos is None and sin is None else (k, v, cos, sin)
+    q, k, v = under_autocast_over(k_cache, q, asked["k"], asked["v"])
+    options = of_op(asked, "causal softcap scale rotary_interleaved split return_lse emulate")
+    new: tuple[Any, ...] = k, v, asked["cos"], asked["sin"]
+    if all(it is None for it in new):
+        new = ()
     ops = torch.ops.flashsmith
     op = ops.attention_with_cache_appended if new else ops.attention_with_cache
-    tensors = q, k_cache, v_cache, cache_lens, page_table, *new, sinks, cu_seqlens_q
-    o, lse = op(*tensors, **keywords)
-    if out is not None:
-        o = out.copy_(o)
-    return (o, lse) if return_lse else o
+    lengths, packing = (asked["cache_lens"], asked["page_table"]), asked["cu_seqlens_q"]
+    o, lse = op(q, k_cache, v_cache, *lengths, *new, asked["sinks"], packing, **options)
+    if asked["out"] is not None:
+        o = asked["out"].copy_(o)
+    return (o, lse) if asked["return_lse"] else o
 
 
-def _run(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    cache_lens: Any,
-    page_table: Any = None,
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
+def _run(*tensors: Any, **keywords: Any) -> Any:
+    return _by_name("attention_with_cache", tensors, **keywords)
+
+
+def _run_appending(*tensors: Any, **keywords: Any) -> Any:
+    return _by_name("attention_with_cache_appended", tensors, **keywords)
+
+
+def _by_name(
+    op: str,
+    tensors: tuple[Any, ...],
     *,
     window_left: int | None = None,
     window_right: int | None = None,
-    return_lse: bool = False,
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    found = attention_with_cache(
-        *(q, k_cache, v_cache),
-        cache_lens=cache_lens,
-        page_table=page_table,
-        sinks=sinks,
-        cu_seqlens_q=cu_seqlens_q,
-        window=(window_left, window_right),
-        return_lse=return_lse,
-        config=None if config is None else parse_kernel_name_into_config(config),
-        **keywords,
-    )
-    return found if return_lse else (found, q.new_empty((0,), dtype=torch.float32))
-
-
-def _run_appending(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    cache_lens: Any,
-    page_table: Any = None,
-    k: Any = None,
-    v: Any = None,
-    cos: Any = None,
-    sin: Any = None,
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    **keywords: Any,
-) -> Any:
-    new = {"k": k, "v": v, "cos": cos, "sin": sin}
-    return _run(q, k_cache, v_cache, cache_lens, page_table, sinks, cu_seqlens_q, **new, **keywords)
+    """attention_with_cache() for an op's arguments; the log-sum-exp is empty if not asked for."""
+    q, k_cache, v_cache, *others = tensors
+    keywords |= dict(zip(_names(op)[3:], others, strict=False))
+    keywords["window"] = window_left, window_right
+    keywords["config"] = None if config is None else parse_kernel_name_into_config(config)
+    found = attention_with_cache(q, k_cache, v_cache, **keywords)
+    if keywords.get("return_lse", False):
+        return found
+    return found, q.new_empty((0,), dtype=torch.float32)
 
 
 def _fake(q: Any, *_: Any, return_lse: bool = False, **__: Any) -> Any:
@@ -152,6 +115,7 @@ def _autograd(name: str) -> Any:
     return called
 
 
+@cache
 def _names(name: str) -> list[str]:
     schema = getattr(torch.ops.flashsmith, name).default._schema
     return [argument.name for argument in schema.arguments]

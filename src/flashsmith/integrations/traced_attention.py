@@ -15,7 +15,7 @@ from flashsmith.integrations.torch_ops import no_out
 from flashsmith.operations.backward import check_grad_dtype
 from flashsmith.runtime import Gradients
 from flashsmith.runtime.backward_pass import check_needs
-from flashsmith.semantics.signature import check_pair
+from flashsmith.semantics.signature import ATTENTION, BACKWARD, check_pair
 
 
 def short_form(config: KernelConfig | None) -> str | None:
@@ -31,36 +31,19 @@ def _written(family: str, *values: Any) -> str:
     return str(family_named(family).config_class(*values))
 
 
-def attention_by_op(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    window: tuple[int | None, int | None] = (None, None),
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    out: Any = None,
-    return_lse: bool = False,
-    return_row_max: bool = False,
-    config: KernelConfig | None = None,
-    backward_config: KernelConfig | None = None,
-    deterministic: bool | None = None,
-    **keywords: Any,
-) -> Any:
+def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     """attention() in terms of the ops, which it takes and returns as itself.
 
     Raises ArgumentError while tracing for a window that is no pair, and for an out with gradients;
     other arguments are judged when the op runs.
     """
+    asked = ATTENTION.bind(keywords)
     check_for_an_op(q=q, k=k, v=v)
     q, k, v = under_autocast(q, k, v)
-    tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
-    keywords["window_left"], keywords["window_right"] = check_pair(window)
-    keywords["config"] = short_form(config)
-    keywords["max_seqlen_q"], keywords["max_seqlen_k"] = map(as_limit, (max_seqlen_q, max_seqlen_k))
+    sinks, out = asked["sinks"], asked["out"]
+    return_lse, return_row_max = asked["return_lse"], asked["return_row_max"]
+    tensors = q, k, v, sinks, asked["cu_seqlens_q"], asked["cu_seqlens_k"]
+    options = of_op(asked, "causal softcap scale emulate")
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -70,16 +53,14 @@ def attention_by_op(
     if differentiable:
         if out is not None:
             raise no_out(q=q, k=k, v=v, sinks=sinks)
-        keywords["with_backward"] = True
-        keywords["backward_config"] = short_form(backward_config)
-        keywords["deterministic"] = (
-            torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-        )
+        options["with_backward"] = True
+        options["backward_config"] = short_form(asked["backward_config"])
+        options["deterministic"] = _is_deterministic(asked["deterministic"])
     if not (return_lse or return_row_max or differentiable):
-        output = torch.ops.flashsmith.attention(*tensors, **keywords)
+        output = torch.ops.flashsmith.attention(*tensors, **options)
         return output if out is None else out.copy_(output)
     output, lse, row_max = torch.ops.flashsmith.attention_with_statistics(
-        *tensors, return_lse=return_lse, return_row_max=return_row_max, **keywords
+        *tensors, return_lse=return_lse, return_row_max=return_row_max, **options
     )
     if out is not None:
         output = out.copy_(output)
@@ -88,48 +69,39 @@ def attention_by_op(
     return (output, row_max) if return_row_max else output
 
 
-def backward_by_op(
-    do: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    *,
-    dlse: Any = None,
-    window: tuple[int | None, int | None] = (None, None),
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    deterministic: bool | None = None,
-    needs: Any = (True,) * 4,
-    grad_dtype: Any = None,
-    config: KernelConfig | None = None,
-    **keywords: Any,
-) -> Gradients:
+def of_op(asked: dict[str, Any], names: str) -> dict[str, Any]:
+    """The options that all ops have, and those of these names, as ops take them."""
+    left, right = check_pair(asked["window"])
+    limits = [name for name in ("max_seqlen_q", "max_seqlen_k") if name in asked]
+    return {
+        **{name: asked[name] for name in names.split()},
+        **{name: as_limit(asked[name]) for name in limits},
+        "window_left": left,
+        "window_right": right,
+        "config": short_form(asked["config"]),
+    }
+
+
+def _is_deterministic(asked: bool | None) -> bool:
+    return torch.are_deterministic_algorithms_enabled() if asked is None else asked
+
+
+def backward_by_op(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Gradients:
     """backward() in terms of its op, which it takes and returns as itself.
 
     Raises ArgumentError while tracing for what an op cannot hold: a window that is no pair, needs
     that are not four, another grad_dtype; other arguments are judged when the op runs.
     """
+    asked = BACKWARD.bind(keywords)
     check_for_an_op(do=do, q=q, k=k, v=v, o=o)
-    left, right = check_pair(window)
-    needed = check_needs(needs)
+    options = of_op(asked, "causal softcap scale emulate")
+    sinks, needed = asked["sinks"], check_needs(asked["needs"])
     found = torch.ops.flashsmith.attention_backward(
-        *(do, q, k, v, o, lse, dlse, sinks, cu_seqlens_q, cu_seqlens_k),
-        window_left=left,
-        window_right=right,
-        max_seqlen_q=as_limit(max_seqlen_q),
-        max_seqlen_k=as_limit(max_seqlen_k),
-        deterministic=(
-            torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-        ),
+        *(do, q, k, v, o, lse, asked["dlse"], sinks, asked["cu_seqlens_q"], asked["cu_seqlens_k"]),
+        deterministic=_is_deterministic(asked["deterministic"]),
         needs=needed,
-        fp32_gradients=check_grad_dtype(grad_dtype) is not None,
-        config=short_form(config),
-        **keywords,
+        fp32_gradients=check_grad_dtype(asked["grad_dtype"]) is not None,
+        **options,
     )
     wanted = (*needed[:3], needed[3] and sinks is not None)
     return Gradients(*(it if want else None for it, want in zip(found, wanted, strict=True)))

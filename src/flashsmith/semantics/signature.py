@@ -107,14 +107,21 @@ class Signature:
         self.defaults = {it.name: defaults.get(it.name, it.default) for it in arguments}
 
     def bind(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """All keywords of a call. Raises TypeError for one that the function has not."""
+        """All keywords of a call. Raises TypeError for one that the function has not, and for one
+        that it needs."""
         for name in keywords:
             if name not in self.defaults:
                 hint = did_you_mean(name, self.defaults)
                 raise TypeError(
                     f"{self.function}() got an unexpected keyword argument {name!r}{hint}"
                 )
-        return {**self.defaults, **keywords}
+        bound = {**self.defaults, **keywords}
+        for name, value in bound.items():
+            if value is REQUIRED:
+                raise TypeError(
+                    f"{self.function}() missing 1 required keyword-only argument: {name!r}"
+                )
+        return bound
 
     def in_schema(self, names: str) -> str:
         """The declarations of some of them in an op's schema, in that order."""
