@@ -22,7 +22,7 @@ from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 
 # Nothing but the bindings' entry points leaves the library.
-_EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
+_EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
 # A shard this large keeps the fixed second of nvcc small and still shows progress.
 _CONFIGS_PER_SHARD = 10
 

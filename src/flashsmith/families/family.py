@@ -269,6 +269,11 @@ class Family:
     # Seconds that the emulator takes on one core to translate a kernel.
     translation_seconds: float = 0.1
 
+    def plan_costs(self, gpu: str) -> Sequence[float]:
+        """Numbers of the cost model by which the family's C++ plans calls on a GPU, by its name, as
+        its flashsmith_set_plan_costs() takes them; none where plans have no such model."""
+        return ()
+
     def compile_cost(self, cfg: Any) -> float:
         """Relative compile time of one config; 1,000 are about 1.4 s."""
         return 500.0

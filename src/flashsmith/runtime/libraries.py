@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +33,14 @@ from flashsmith.errors import (
     KernelNotBuiltError,
     LaunchError,
 )
-from flashsmith.families import KernelConfig, Problem, Semantics, family_named
+from flashsmith.families import (
+    DeviceSpec,
+    Family,
+    KernelConfig,
+    Problem,
+    Semantics,
+    family_named,
+)
 from flashsmith.runtime.driver import check_runs, fill
 from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launch_counter import note_launch
@@ -49,6 +58,9 @@ class LibraryCall(Protocol):
 
     @property
     def problem(self) -> Problem: ...
+
+    @property
+    def device(self) -> DeviceSpec: ...
 
     @property
     def addresses(self) -> tuple[int, ...]: ...
@@ -74,6 +86,7 @@ class LoadedKernel:
     library: KernelLibrary
     index: int
     functions: LibraryFunctions
+    costs: PlanCosts | None = None
 
     @property
     def entry(self) -> KernelEntry:
@@ -102,7 +115,7 @@ class LoadedKernel:
         Raises ArgumentError when the kernel cannot serve the problem or the device.
         """
         try:
-            described = self.functions.plan(self.index, *call.library_arguments())
+            described = self._planned(self.functions.plan, call)
         except ValueError as error:
             raise ArgumentError(str(error)) from None
         return plan_from_library(self.entry.ptx_entries, described)
@@ -132,9 +145,7 @@ class LoadedKernel:
         """
         check_runs(self.library.manifest.nvcc_version)
         try:
-            function, block_bytes = self.functions.prepare(
-                self.index, *call.library_arguments(), ordinal, timed
-            )
+            function, block_bytes = self._planned(self.functions.prepare, call, ordinal, timed)
         except ValueError as error:
             raise ArgumentError(str(error)) from None
 
@@ -149,6 +160,43 @@ class LoadedKernel:
             framework,
             poisoned,
         )
+
+    def _planned(self, function: Callable[..., Any], call: LibraryCall, *more: int) -> Any:
+        """What one of the library's functions makes of a call, by the costs of the call's GPU."""
+        if self.costs is None:
+            return function(self.index, *call.library_arguments(), *more)
+        with self.costs.of(call.device.name):
+            return function(self.index, *call.library_arguments(), *more)
+
+
+@dataclass
+class PlanCosts:
+    """The cost model by which a library plans calls: its numbers are set for one GPU at a time, and
+    stay until a call is for another one."""
+
+    family: Family
+    set_costs: Callable[..., bool]
+    gpu: str | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def of(self, gpu: str) -> Iterator[None]:
+        """While it is entered, calls are planned by a GPU's costs. Raises LaunchError if these are
+        not as many as the library takes."""
+        with self.lock:
+            if gpu != self.gpu:
+                values = self.family.plan_costs(gpu)
+                if not self.set_costs((ctypes.c_double * len(values))(*values), len(values)):
+                    raise LaunchError(
+                        f"plan_costs of the family {self.family.name}: {len(values)} numbers are "
+                        "not as many as its flashsmith_set_plan_costs() takes"
+                    )
+                self.gpu = gpu
+            yield
+
+    def forget(self) -> None:
+        """For a forked child: a thread may have held the lock, or have been setting numbers."""
+        self.gpu, self.lock = None, threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -206,8 +254,9 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     Raises CacheError when other users could have written it, DamagedLibraryError when it cannot be
     loaded, and LaunchError when its kernels are not those of its manifest.
     """
-    functions = _load_functions(library.so_path)
-    config_class = family_named(library.manifest.family).config_class
+    family = family_named(library.manifest.family)
+    functions, costs = _load_functions(library.so_path, family)
+    config_class = family.config_class
     compiled: list[KernelConfig] = [config_class(*ints) for ints in functions.configs()]
     semantics = _semantics(*functions.semantics())
     if set(compiled) != set(library.configs) or semantics != library.manifest.semantics:
@@ -216,12 +265,14 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
             "'flashsmith cache clear' and build again"
         )
     return {
-        config: LoadedKernel(config, library, index, functions)
+        config: LoadedKernel(config, library, index, functions, costs)
         for index, config in enumerate(compiled)
     }
 
 
-def _load_functions(so_path: Path) -> LibraryFunctions:
+def _load_functions(
+    so_path: Path, family: Family | None = None
+) -> tuple[LibraryFunctions, PlanCosts | None]:
     import tvm_ffi
 
     names = tuple(f.name for f in fields(LibraryFunctions))
@@ -234,7 +285,14 @@ def _load_functions(so_path: Path) -> LibraryFunctions:
             if missing:
                 raise AttributeError(f"it has no function {missing[0]!r}")
             module = tvm_ffi.load_module(path)
-        return LibraryFunctions(*map(module.get_function, names))
+            costs = None
+            if family is not None and family.plan_costs(""):
+                # The same library: the linker knows the file.
+                set_costs = ctypes.CDLL(path).flashsmith_set_plan_costs
+                set_costs.argtypes = (ctypes.POINTER(ctypes.c_double), ctypes.c_size_t)
+                set_costs.restype = ctypes.c_bool
+                costs = PlanCosts(family, set_costs)
+        return LibraryFunctions(*map(module.get_function, names)), costs
     except CacheError:
         raise
     except (OSError, RuntimeError, AttributeError) as error:
@@ -305,6 +363,9 @@ class LoadedKernels:
         """For a forked child, in which the threads that held the locks do not exist."""
         self.lock = threading.RLock()
         self.building = {}
+        for kernel in self.kernels.values():
+            if kernel.costs is not None:
+                kernel.costs.forget()
 
     def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
         """The kernel, or the general-edge kernel where it may not be built; None: build it."""

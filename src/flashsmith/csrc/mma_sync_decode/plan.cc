@@ -150,6 +150,14 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
     return {of_queries, 0, group * parts};
 }
 
+// What numbers of runs cost: the fields of RunCosts in families/mma_sync_decode/cost.py, which says
+// what each is, and has the values of GPUs. Python sets those of a call's GPU before its plan.
+struct RunCosts {
+    double few_ctas, one_turn, uneven_slope, uneven_from, uneven_most, last_slope, last_start,
+        last_least, last_least_fall, full_tiles, turn_bytes, merge_bytes, merged_row_bytes;
+};
+RunCosts run_costs{};
+
 // A run may be longer than a CTA's share, so that 33 parts on 32 CTAs' worth do not take two
 // rounds.
 constexpr float kRoundingUp = 1.125f;
@@ -158,11 +166,9 @@ constexpr int kReservedSmem = 1024;  // of each CTA on an SM
 // A share from which on CTAs ask a counter for runs.
 constexpr int64_t kLongShareBytes = 1920 << 10;
 
-// What a call costs beside its keys and values, in those that the GPU reads meanwhile: a change of
-// run in all CTAs, and a merge and each of its rows. Measured on an H200, as what follows.
-constexpr double kBytesOfTurn = 10e6, kBytesOfMerge = 9e6, kBytesOfMergedRow = 9e3;
-// Runs for each CTA that the GPU holds, at most; and at least where lengths differ: a sequence has
-// more than so many times the mean, in a call of so many bytes.
+// Measured on an H200, as what follows. Runs for each CTA that the GPU holds, at most; and at least
+// where lengths differ: a sequence has more than so many times the mean, in a call of so many
+// bytes.
 constexpr double kMostTurns = 7.0, kRaggedTurns = 2.4, kRaggedBytes = 192e6;
 constexpr float kMostOfMean = 1.25f;
 // Runs are the largest power of two of parts within these times their number's share. One run of
@@ -173,10 +179,15 @@ constexpr float kOfOneRun = 1.999f, kOfSeveralRuns = 1.25f;
 // that the GPU holds. Where there are fewer than CTAs, an SM may have two of them and others one;
 // of the last turn's, few have more of the memory each. With full tiles they have not.
 double time_over_bytes(double turns, bool full_tiles) {
-    if (turns <= 1.0)
-        return std::max(0.568 / turns, 1.05 + std::clamp(0.845 * (0.864 - turns), 0.0, 0.22));
+    const RunCosts& costs = run_costs;
+    if (turns <= 1.0) {
+        const double uneven = costs.uneven_slope * (costs.uneven_from - turns);
+        return std::max(costs.few_ctas / turns,
+                        costs.one_turn + std::clamp(uneven, 0.0, costs.uneven_most));
+    }
     const double full = std::floor(turns), rest = turns - full;
-    const double last = std::max(std::min(1.0, 2.2 * rest + 0.05), 0.62 - 0.17 * full);
+    const double last = std::max(std::min(1.0, costs.last_slope * rest + costs.last_start),
+                                 costs.last_least - costs.last_least_fall * full);
     return (full + (rest == 0.0 ? 0.0 : full_tiles ? 1.0 : last)) / turns;
 }
 
@@ -195,10 +206,11 @@ struct EqualTiles {
         const double of_tile = std::min(static_cast<double>(runs_of_tile), std::ceil(parts));
         const double turns = of_tile * tiles / slots;
         const bool full_tiles = rows > 8;
-        const double bytes = tiles * units * unit_bytes * (full_tiles ? 1.35 : 1.0);
-        const double merge = of_tile > 1.0 ? kBytesOfMerge + tiles * rows * kBytesOfMergedRow : 0.0;
+        const double bytes = tiles * units * unit_bytes * (full_tiles ? run_costs.full_tiles : 1.0);
+        const double merge =
+            of_tile > 1.0 ? run_costs.merge_bytes + tiles * rows * run_costs.merged_row_bytes : 0.0;
         return bytes * time_over_bytes(turns, full_tiles) +
-               std::ceil(turns) * (full_tiles ? 2 : 1) * kBytesOfTurn + merge;
+               std::ceil(turns) * (full_tiles ? 2 : 1) * run_costs.turn_bytes + merge;
     }
     int64_t best_runs(double units) const {
         int64_t best = 1;
@@ -290,8 +302,16 @@ std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
 
 }  // namespace
 
+extern "C" __attribute__((visibility("default"))) bool flashsmith_set_plan_costs(
+    const double* values, size_t count) {
+    if (count * sizeof *values != sizeof run_costs) return false;
+    std::memcpy(&run_costs, values, sizeof run_costs);
+    return true;
+}
+
 Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics) {
+    require(run_costs.one_turn > 0.0, "plan: no costs are set for its GPU");
     DecodeKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
     const DecodeProblem problem = read_problem(numbers, tensors, args);

@@ -92,6 +92,9 @@ class MmaSyncDecodeFamily(Family):
     def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork:
         return cost.call_work(cfg, problem, device)
 
+    def plan_costs(self, gpu: str) -> Sequence[float]:
+        return cost.plan_costs(gpu)
+
     def smem_map(self, cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)
 

@@ -1,14 +1,17 @@
-"""The mma_sync_decode family's cost model: the time of a call from the bytes that it reads.
+"""The mma_sync_decode family's cost models: the time of a call from the bytes that it reads, and
+what numbers of runs cost.
 
-The constants without a data sheet behind them are assumptions, not fits.
+Of the first, constants without a data sheet behind them are assumptions, not fits. Those of the
+second, RunCosts, are fits.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 
 from flashsmith.families.config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.device import DeviceSpec
+from flashsmith.families.gpu_names import gpu_name
 from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
 from flashsmith.operations.problem import Problem
@@ -24,6 +27,66 @@ _ROUNDING_UP = 1.125
 _WARP_STEP = 900.0
 _FLOAT_BYTES = 4
 _MOST_REGISTERS = 255
+
+
+@dataclass(frozen=True)
+class RunCosts:
+    """What a call costs by the number of runs that its tiles are read in, of equal lengths; a plan
+    takes the cheapest number (csrc/mma_sync_decode/plan.cc).
+
+    A turn is a run in each CTA that the GPU holds. A call takes its bytes times a factor, of one
+    turn or less ``few_ctas`` over the turns, at least ``one_turn`` and, where an SM may have two
+    CTAs and another one, up to ``uneven_most`` more: ``uneven_slope`` times what the turns are
+    below ``uneven_from``. Of more turns the last one, if it is not full, takes ``last_start`` and
+    ``last_slope`` times its share of the CTAs, at most all of a turn, at least ``last_least`` and
+    ``last_least_fall`` less for each full turn before: its CTAs have more of the memory each.
+    With tiles of more than 8 rows it takes all of a turn, and bytes count ``full_tiles`` times.
+
+    Besides, in bytes that the GPU reads meanwhile: ``turn_bytes`` for each turn, ``merge_bytes``
+    for a merge, and ``merged_row_bytes`` for each of its rows.
+    """
+
+    few_ctas: float
+    one_turn: float
+    uneven_slope: float
+    uneven_from: float
+    uneven_most: float
+    last_slope: float
+    last_start: float
+    last_least: float
+    last_least_fall: float
+    full_tiles: float
+    turn_bytes: float
+    merge_bytes: float
+    merged_row_bytes: float
+
+
+# By GPU. tools/benchmark/decode_run_costs.py fits them to measured numbers of runs.
+RUN_COSTS = {
+    "H200": RunCosts(
+        few_ctas=0.568,
+        one_turn=1.05,
+        uneven_slope=0.845,
+        uneven_from=0.864,
+        uneven_most=0.22,
+        last_slope=2.2,
+        last_start=0.05,
+        last_least=0.62,
+        last_least_fall=0.17,
+        full_tiles=1.35,
+        turn_bytes=10e6,
+        merge_bytes=9e6,
+        merged_row_bytes=9e3,
+    ),
+}
+# Of GPUs without measurements of their own; an H100's are of two numbers of runs a call, too few to
+# fit, and this one's take the faster of the two about as often as on an H200.
+_FALLBACK = RUN_COSTS["H200"]
+
+
+def plan_costs(gpu: str) -> tuple[float, ...]:
+    """RunCosts of a GPU, in their order."""
+    return astuple(RUN_COSTS.get(gpu_name(gpu), _FALLBACK))
 
 
 def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
