@@ -381,7 +381,7 @@ EQUIVALENT = (
         ("drop wait", "weaken wait"),
         ("bulk",),
         "main",
-        "wgmma_wait<kBeside ? 2 : 1>(dv, P);\nd_o.consumer_release(warp, lane);",
+        "wgmma_wait<kBeside ? 2 : 1>(c.dv, c.P);\nc.d_o.consumer_release(c.warp, c.lane);",
         _DV_IS_WAITED_FOR,
     ),
     # dv's, in the first step and in the others.
@@ -424,7 +424,7 @@ EQUIVALENT = (
         ("drop wait", "weaken wait"),
         ("wgmma",),
         "main",
-        "compute_dq();\nwgmma_wait<0>(dk, dS);",
+        "c.compute_dq();\nwgmma_wait<0>(c.dk, c.dS);",
         "Behind the last step dq's sums have waited for all products.",
     ),
     Equivalent(

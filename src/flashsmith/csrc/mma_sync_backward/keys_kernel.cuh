@@ -90,7 +90,7 @@ struct KeysBlock {
             cp_async_wait<0>();
             __syncthreads();  // the step's tiles are here, and the last step's are free
             const bool needs_mask = Kernel::masked && blocks.needs_mask(now.block);
-            if (needs_mask) clear_unseeing(now);
+            if (needs_mask) zero_unattended_rows(now);
             // A step late, so that a step has no other barrier of all warps: all of dS are here.
             if (wants_dq && before.head >= 0) add_dq(before);
             step<kAll>(now, next, next.head < end_head, needs_mask);
@@ -169,7 +169,7 @@ struct KeysBlock {
     }
 
     // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
-    FS_DEVICE void clear_unseeing(const Step& at) const {
+    FS_DEVICE void zero_unattended_rows(const Step& at) const {
         if constexpr (SEMANTICS.mask == MaskKind::none) return;
         const int rows = min(visibility.first_seeing_row() - at.block * Kernel::B_r, Kernel::B_r);
         if (rows <= 0) return;
@@ -213,7 +213,7 @@ struct KeysBlock {
         zero(dP);
         multiply<value_t, Kernel::d_steps>(dP, K_rows(Kernel::V_offset),
                                            RowsB<Layout>(do_tile(at.stage()), lane, warp_query()));
-        differentiate(dS, P, S, dP, at, needs_mask);
+        compute_dS(dS, P, S, dP, at, needs_mask);
 
         if constexpr (Kernel::in_registers) {
             if (wants_dv) multiply<value_t, Kernel::query_steps>(dv, P, d_o);
@@ -281,7 +281,7 @@ struct KeysBlock {
 
     // dP becomes dS = P (dP - D), and is rounded; without a softcap P, too. Where a query does not
     // see a key, both are 0.
-    FS_DEVICE void differentiate(Rounded& rounded, Rounded& rounded_P, Scores& P, Scores& dP,
+    FS_DEVICE void compute_dS(Rounded& rounded, Rounded& rounded_P, Scores& P, Scores& dP,
                                  const Step& at, bool needs_mask) {
 #pragma unroll
         for (int n = 0; n < Kernel::query_tiles; ++n) {

@@ -139,7 +139,7 @@ struct dQTurns {
             if (!ours)
                 while (load_acquire(counter) != turn) continue;
             mbarrier_arrive(order.granted(warpgroup));
-            if (Kernel::takes_turns && ++warpgroup == Kernel::n_warpgroups) warpgroup = 0;
+            if (Kernel::alternates_dq && ++warpgroup == Kernel::n_warpgroups) warpgroup = 0;
             uint32_t* const done = counter;
             counter += head_sums;
             if (++head == n_heads) {

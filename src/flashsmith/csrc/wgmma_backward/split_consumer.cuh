@@ -6,13 +6,13 @@
 // each.
 #pragma once
 
-#include "wgmma_backward/consumer.cuh"
+#include "wgmma_backward/dq_part.cuh"
 
 namespace flashsmith {
 
 template <class Kernel>
-struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
-    using Base = BackwardConsumer<Kernel>;
+struct SplitBackwardConsumer : dQPart<Kernel> {
+    using Base = dQPart<Kernel>;
     using value_t = typename Kernel::value_t;
     using Base::advance_block, Base::args, Base::d_o, Base::dP, Base::dS, Base::lane, Base::P,
         Base::Q, Base::S, Base::smem, Base::warp, Base::warpgroup;
@@ -60,7 +60,7 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
     // Both roles keep to the same order. Sums of dq in global memory take as long as all products
     // of a step: each half of a warpgroup's columns leaves under another product. dq is that of the
     // step before, so that nobody waits for dS. No product is in flight where the loop begins, see
-    // BackwardConsumer.
+    // dv_first.cuh.
     template <bool kOfV>
     FS_DEVICE void compute(int n_steps) {
         step<kOfV, false>();
@@ -96,14 +96,14 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
             this->exponentiate(rows);
             __syncwarp();  // all lanes have read their rows' statistics
             Q.consumer_release(warp, lane);
-            pass_P();
+            send_P();
             d_o.consumer_wait();
             add_product<kOfV, kWithdQ>(P, d_o);
         } else {
             wgmma_wait<0>(dP);
-            take_P();
+            receive_P();
             if constexpr (!Base::CFG.early_rows) load_rows<kOfV>(rows);
-            this->compute_dS(rows);
+            this->finish_dS(rows);
             add_product<kOfV, kWithdQ>(dS, Q);
         }
     }
@@ -186,7 +186,7 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
 
     // ---- P from one warpgroup to the other ----
 
-    FS_DEVICE uint32_t place_of_P(int n) const {
+    FS_DEVICE uint32_t address_of_P(int n) const {
         return smem + Kernel::P_offset + (n * kWarpgroupThreads + warp * kWarpSize + lane) * 16;
     }
     // Whether an odd number of steps is done, which do's pipeline counts: ptxas has no register
@@ -195,21 +195,21 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
         return (d_o.state.phase() * Base::CFG.do_stages + d_o.state.stage()) % 2;
     }
     // What S holds now: with a softcap that is not P, see exponentiate().
-    FS_DEVICE void pass_P() {
+    FS_DEVICE void send_P() {
         mbarrier_wait(P_barriers().empty(0), P_phase() ^ 1);
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n)
-            store_shared_16B(place_of_P(n),
+            store_shared_16B(address_of_P(n),
                              uint4{__float_as_uint(S[0][n][0]), __float_as_uint(S[0][n][1]),
                                    __float_as_uint(S[0][n][2]), __float_as_uint(S[0][n][3])});
         __syncwarp();
         if (lane == 0) mbarrier_arrive(P_barriers().full(0));
     }
-    FS_DEVICE void take_P() {
+    FS_DEVICE void receive_P() {
         mbarrier_wait(P_barriers().full(0), P_phase());
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n) {
-            const uint4 x = load_shared_16B(place_of_P(n));
+            const uint4 x = load_shared_16B(address_of_P(n));
             S[0][n][0] = __uint_as_float(x.x);
             S[0][n][1] = __uint_as_float(x.y);
             S[0][n][2] = __uint_as_float(x.z);

@@ -54,7 +54,7 @@ struct StaticHopperBackwardKernelConfig {
         if constexpr (CFG.ordered_dq) return statistic / B_r * dq_block_floats;
         return statistic * d_head;
     }
-    static constexpr bool takes_turns = dq_parts < n_warpgroups;
+    static constexpr bool alternates_dq = dq_parts < n_warpgroups;
 
     // Where two warpgroups share dQ by columns of three panels, each has a panel and half of the
     // middle one. A product finds a panel, then half of the next one at a fixed distance: so K's
@@ -130,7 +130,7 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(halves_a_panel || dq_columns % Panel::kColumns == 0 ||
                           Panel::kColumns % dq_columns == 0,
                       "d_head: a part of dQ's columns is panels, or divides one");
-        static_assert(!takes_turns || CFG.order == StepOrder::scores_together,
+        static_assert(!alternates_dq || CFG.order == StepOrder::scores_together,
                       "order: warpgroups that take turns have S and dP together");
         static_assert(kStatisticsRows % B_r == 0, "B_r: statistics are of whole tiles");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
@@ -149,7 +149,7 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
         static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),
                       "bulk_sums: not of split roles, and in no order");
-        static_assert(CFG.dq_sums == DqSums::beside_scores || !(CFG.split_roles || takes_turns),
+        static_assert(CFG.dq_sums == DqSums::beside_scores || !(CFG.split_roles || alternates_dq),
                       "dq_sums: split roles and turns have a place of their own for them");
         static_assert(
             !CFG.early_rows || CFG.split_roles || CFG.order == StepOrder::scores_together,

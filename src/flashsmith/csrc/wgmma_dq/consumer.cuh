@@ -85,7 +85,7 @@ struct DqConsumer {
             exponentiate();
             wgmma_wait<0>(dP);
             V.consumer_release(warp, lane);
-            differentiate();
+            compute_dS();
             order().wait();
             start_dq(K.tile());
             order().arrive();
@@ -109,7 +109,7 @@ struct DqConsumer {
         exponentiate();
         wgmma_wait<0>(dP);
         V.consumer_release(warp, lane);
-        differentiate();
+        compute_dS();
 #pragma unroll 1
         while (--n_steps > 0) {
             const uint32_t last_K = K.tile(), last_empty = K.barriers.empty(K.state.stage());
@@ -128,7 +128,7 @@ struct DqConsumer {
             if (lane == 0) mbarrier_arrive(last_empty);
             wgmma_wait<0>(dP);
             V.consumer_release(warp, lane);
-            differentiate();
+            compute_dS();
         }
         order().wait();
         start_dq(K.tile());
@@ -189,7 +189,7 @@ struct DqConsumer {
     }
 
     // dS = P (dP - D), rounded. Out of sight either may be anything, NaN too.
-    FS_DEVICE void differentiate() {
+    FS_DEVICE void compute_dS() {
 #pragma unroll
         for (int n = 0; n < Kernel::B_c / 8; ++n)
 #pragma unroll

@@ -87,7 +87,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         "query rows of a loop step",
         values=(64, 128),
         effect=lambda cfg: f"a loop step takes {cfg.B_r} queries: S has {cfg.B_r // 2} registers",
-        where="BackwardConsumer::step",
+        where="ScoresTogether::step",
     )
     B_c: int = knob(
         "rows of K and V that a CTA keeps",
@@ -148,7 +148,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         word="",
         default=StepOrder.DV_FIRST,
         effect=describe.order,
-        where="BackwardConsumer::run",
+        where="BackwardConsumer::compute",
     )
 
     early_exp: bool = knob(
@@ -156,7 +156,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         word="early_exp",
         default=False,
         effect=describe.early,
-        where="BackwardConsumer::end_basic_block",
+        where="ConsumerScores::pin_exponentials",
     )
     split_roles: bool = knob(
         "two warpgroups have the same 64 keys: one computes P and dv, the other dS and dk",
@@ -175,7 +175,7 @@ class HopperBackwardKernelConfig(KernelConfig):
             if cfg.lagged_dq
             else "a step's dq waits until all warpgroups have stored the step's dS",
         ),
-        where="BackwardConsumer::start_dq",
+        where="dQPart::start_dq",
     )
     pingpong: bool = knob(
         "warpgroups issue their products in turns",
@@ -205,7 +205,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         word="",
         default=DqSums.BESIDE_SCORES,
         effect=describe.sums,
-        where="BackwardConsumer::add_dq",
+        where="dQPart::add_dq",
     )
     ordered_dq: bool = knob(
         "blocks of keys add to dq one after the other: the same bits in every run",
@@ -241,7 +241,7 @@ class HopperBackwardKernelConfig(KernelConfig):
             if cfg.bulk_sums
             else "lanes add dq to its sums out of their registers",
         ),
-        where="BackwardConsumer::add_dq_by_tma",
+        where="dQPart::add_dq_by_tma",
     )
     early_rows: bool = knob(
         "a step's lse and D are read before its products are issued",
@@ -252,7 +252,7 @@ class HopperBackwardKernelConfig(KernelConfig):
             if cfg.early_rows
             else "a step's lse and D are read behind its products, and wait for their instructions"
         ),
-        where="BackwardConsumer::load_rows",
+        where="ConsumerScores::load_rows",
     )
     without_dq: bool = knob(
         "dk and dv alone, where q is frozen",
@@ -263,7 +263,7 @@ class HopperBackwardKernelConfig(KernelConfig):
             if cfg.without_dq
             else "all gradients: five products"
         ),
-        where="BackwardConsumer::step_with_scores_together",
+        where="ScoresTogether::step",
     )
 
     # --- shapes and resources --------------------------------------------------------------------

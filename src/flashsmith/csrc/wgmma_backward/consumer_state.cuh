@@ -1,0 +1,168 @@
+// What a consumer warpgroup has from step to step, and the GEMMs that read a step's queries.
+#pragma once
+
+#include "backward/store_gradient.cuh"
+#include "common/opaque.cuh"
+#include "sm90/warpgroup_order.cuh"
+#include "wgmma_backward/ds_stages.cuh"
+
+namespace flashsmith {
+
+// Hardware barriers: 0 is __syncthreads', then one for rows that are cleared, and those of the
+// warpgroups' order.
+constexpr int kRowsBarrier = 1, kFirstOrderBarrier = 2;
+
+template <class Kernel>
+struct ConsumerState {
+    static_assert(Kernel::valid_config());
+    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    using value_t = typename Kernel::value_t;
+    using Panel = typename Kernel::Panel;
+    using Keys = KeyBlock<Kernel>;
+    // The statistics of the two queries that a lane has in each tile of scores.
+    using RowPairs = float2[Kernel::B_r / 8];
+
+    // Whether sums of dq are under way between products of the scores; whether dq's product comes
+    // before dk's.
+    static constexpr bool kSumsBesideScores = CFG.dq_sums == DqSums::beside_scores;
+    static constexpr bool kdQBeforedk = CFG.dq_sums == DqSums::sums_under_dk;
+    // Whether a step adds its dq, or the last one's, between its products: not where warpgroups
+    // alternate.
+    static constexpr bool kAddsBetween =
+        kSumsBesideScores && !Kernel::alternates_dq && !CFG.without_dq;
+
+    // ---- state ----
+
+    const BackwardKernelArgs& args;
+    const uint32_t smem;
+    const int warpgroup, warp, lane;
+    int first_key;  // of this warpgroup
+    BlockRange blocks;
+    Visibility<SEMANTICS> visibility;
+    int block;            // of queries
+    int rounds_until_dq;  // steps until this warpgroup computes dq, where they alternate
+    int dq_block;         // that of the last dq, and where this lane's part of it belongs
+    float* dq_sums;
+    // With ordered_dq a block's heads follow one another: of how many, which one is next, and which
+    // one the last dq is of; then nobody needs dq_block.
+    int n_heads, head, dq_head, direction;
+    uint32_t odd_turns = 0;  // of this warpgroup in that order
+
+    TilePipeline<1, Kernel::KV_tile_bytes> K, V;
+    TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
+    TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
+    dSStages<Kernel> stages;
+    const WarpgroupOrder<CFG.n_warpgroups, CFG.pingpong, kFirstOrderBarrier> order;
+
+    typename Kernel::Scores S, dP;
+    typename Kernel::Rounded P, dS;
+    typename Kernel::Gradient dk, dv;
+    typename Kernel::dQ_t dq;
+
+    FS_DEVICE ConsumerState(const BackwardKernelArgs& args, uint32_t smem, int warpgroup)
+        : args(args),
+          smem(smem),
+          warpgroup(warpgroup),
+          warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
+          lane(lane_index()),
+          visibility(args, 0, 0),
+          K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
+          V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
+          Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
+          d_o(smem + Kernel::do_offset, smem + Kernel::do_barriers),
+          stages{smem},
+          order{warpgroup} {}
+
+    // This warpgroup's first key, of the CTA's.
+    FS_DEVICE int first_row() const { return CFG.split_roles ? 0 : warpgroup * kWarpgroupRows; }
+
+    // ---- a step's queries ----
+
+    // Until the next block's queries are here.
+    FS_DEVICE void await_queries() {
+        Q.consumer_wait();
+        zero_unattended_rows();
+    }
+    FS_DEVICE void begin_S() { start_scores(S, Kernel::K_offset, Q.tile()); }
+    FS_DEVICE void begin_dP() { start_scores(dP, Kernel::V_offset, d_o.tile()); }
+
+    FS_DEVICE void advance_block() {
+        if constexpr (CFG.ordered_dq) {
+            if (++head == n_heads) head = 0, block += direction;
+        } else {
+            if (++block == blocks.end) block = blocks.begin;
+        }
+    }
+
+    // Q of the step before.
+    FS_DEVICE void release_last_Q() {
+        const int stage = (Q.state.stage() + CFG.q_stages - 1) % CFG.q_stages;
+        if (lane == 0) mbarrier_arrive(Q.barriers.empty(stage));
+    }
+
+    // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
+    FS_DEVICE void zero_unattended_rows() const {
+        if constexpr (SEMANTICS.mask == MaskKind::none) return;
+        const int rows = min(visibility.first_seeing_row() - block * Kernel::B_r, Kernel::B_r);
+        if (rows <= 0) return;
+        mbarrier_wait(d_o.full(), d_o.state.phase());
+        constexpr int kChunks = Kernel::d_head / 8;
+        const int first = warpgroup * kWarpgroupThreads + warp * kWarpSize + lane;
+        for (int i = first; i < rows * kChunks; i += Kernel::consumer_threads) {
+            const int row = i / kChunks, chunk = i % kChunks;
+            const uint32_t place = chunk / Panel::kChunks * Kernel::Q_panel_bytes +
+                                   Panel::offset(row, chunk % Panel::kChunks);
+            store_shared_16B(Q.tile() + place, uint4{0, 0, 0, 0});
+            store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
+        }
+        tma_store_fence();
+        // Roles have code of their own: two instructions, which PTX does not promise to be one
+        // numbered barrier.
+        if constexpr (CFG.split_roles)
+            mbarrier_arrive_and_wait(smem + Kernel::rows_barrier);
+        else
+            named_barrier_wait(kRowsBarrier, Kernel::consumer_threads);
+    }
+
+    // ---- products ----
+
+    // Of this warpgroup's keys, of K or V, with a tile of queries.
+    FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t tile) {
+        const uint64_t a =
+            Panel::descriptor(opaque(smem) + offset + first_row() * Panel::kRowBytes);
+        const uint64_t b = Panel::descriptor(opaque(tile));
+        wgmma_fence(scores);
+#pragma unroll
+        for (int step = 0; step < Kernel::d_steps; ++step)
+            Kernel::ScoresGemm::run(
+                scores, a + Panel::template column_step<Kernel::B_c>(Kernel::keys_step(step)),
+                b + Panel::template column_step<Kernel::B_r>(step), step > 0);
+        wgmma_commit();
+    }
+
+    // gradient += P^T do, or dS^T q.
+    FS_DEVICE void start_gradient(typename Kernel::Gradient& gradient, typename Kernel::Rounded& a,
+                                  uint32_t tile) {
+        const uint64_t b = Panel::descriptor(opaque(tile), Kernel::Q_panel_bytes);
+        wgmma_fence(gradient, a);
+#pragma unroll
+        for (int step = 0; step < Kernel::query_steps; ++step)
+            Kernel::GradientGemm::run(gradient, a[step], b + Panel::row_step(step), 1);
+        wgmma_commit();
+    }
+
+    // ---- the end ----
+
+    FS_DEVICE void store(void* gradient, const typename Kernel::Gradient& acc, float scale,
+                         int64_t origin, int64_t seq_stride, const Keys& keys) const {
+        if (gradient == nullptr) return;
+        const int key = keys.first_key + first_row() + warp * kWarpRows;
+        const int64_t element = origin + (keys.k.first + key) * seq_stride;
+        store_gradient<value_t, CFG.wide_stores>(
+            static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2), seq_stride,
+            keys.k.count - key, args.d, args.grads_fp32, acc, scale);
+    }
+};
+
+}  // namespace flashsmith

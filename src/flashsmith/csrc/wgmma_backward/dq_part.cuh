@@ -1,0 +1,164 @@
+// A warpgroup's part of dQ = dS K, and its way to the fp32 sums in global memory.
+#pragma once
+
+#include "wgmma_backward/dq_order.cuh"
+#include "wgmma_backward/scores.cuh"
+
+namespace flashsmith {
+
+// Sums of fp32 in shared memory, added to those in global memory.
+FS_DEVICE void bulk_add(float* gmem, uint32_t smem, uint32_t bytes) {
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(gmem),
+        "r"(smem), "r"(bytes)
+        : "memory");
+}
+// All of this thread's are added.
+FS_DEVICE void bulk_sums_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+template <class Kernel>
+struct dQPart : ConsumerScores<Kernel> {
+    using Base = ConsumerScores<Kernel>;
+    using Panel = typename Kernel::Panel;
+    using Keys = KeyBlock<Kernel>;
+    using Base::args, Base::blocks, Base::direction, Base::dq, Base::dq_block, Base::dq_head,
+        Base::dq_sums, Base::kSumsBesideScores, Base::lane, Base::n_heads, Base::odd_turns,
+        Base::smem, Base::stages, Base::warp, Base::warpgroup, Base::block, Base::first_key,
+        Base::first_row, Base::head, Base::rounds_until_dq, Base::visibility;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+
+    using Base::Base;
+
+    // Its first step; how many there are.
+    FS_DEVICE int begin(uint32_t number) {
+        const Keys keys(args, number);
+        first_key = keys.first_key + first_row();
+        blocks = keys.blocks;
+        visibility = Visibility<SEMANTICS>(args, keys.q.count, keys.k.count);
+        block = keys.first_step().block;
+        dq_block = blocks.begin - 1;
+        n_heads = keys.n_heads;
+        direction = keys.direction;
+        head = 0;
+        dq_head = -1;
+        rounds_until_dq = warpgroup;
+        if constexpr (!CFG.without_dq) dq_sums = first_dq_sums(keys);
+        return keys.n_steps();
+    }
+
+    // This warpgroup's part of dQ = dS K.
+    FS_DEVICE int part() const { return Kernel::alternates_dq ? 0 : warpgroup; }
+    FS_DEVICE void start_dq() {
+        const int part = this->part();
+        using KeysPanel = typename Kernel::KeysPanel;
+        const uint32_t tile = stages.wait();
+        const int row = Kernel::shares_rows ? part * kWarpgroupRows : 0;
+        const uint64_t a = KeysPanel::descriptor(opaque(tile) + row * KeysPanel::kRowBytes);
+        const uint64_t b = dq_columns_of_K(part);
+        // What the first instruction is told to ignore; nothing of it lives from step to step.
+        if constexpr (!kSumsBesideScores) zero(dq);
+        wgmma_fence(dq);
+#pragma unroll
+        for (int step = 0; step < Kernel::key_steps; ++step)
+            Kernel::dQGemm::run(dq, a + KeysPanel::template column_step<Kernel::B_r>(step),
+                                b + Panel::row_step(step), step > 0);
+        wgmma_commit();
+    }
+    // K's columns of a part.
+    FS_DEVICE uint64_t dq_columns_of_K(int part) const {
+        const uint32_t K = opaque(smem) + Kernel::K_offset;
+        constexpr int kPanel = Kernel::KV_panel_bytes;
+        if constexpr (Kernel::halves_a_panel)
+            return Panel::descriptor(K + part * kPanel,
+                                     part == 0 ? 2 * kPanel : kPanel + Panel::kRowBytes / 2);
+        const int column = Kernel::shares_rows ? 0 : part * Kernel::dq_columns;
+        return Panel::descriptor(
+            K + column / Panel::kColumns * kPanel + column % Panel::kColumns * kElementBytes,
+            kPanel);
+    }
+    // With so many products behind it in flight.
+    template <int kBehind = 0>
+    FS_DEVICE void finish_dq() {
+        wgmma_wait<kBehind>(dq);
+        stages.release(lane);
+        advance_dq_sums();
+        if constexpr (!kSumsBesideScores) add_dq();
+    }
+    FS_DEVICE void compute_dq() {
+        start_dq();
+        finish_dq();
+        if constexpr (kSumsBesideScores) add_dq();
+    }
+    // Adds the last dq to its sums, if there was one, while another product runs. Without a branch
+    // ptxas would move these instructions among the products, and serialise those.
+    FS_DEVICE void add_dq() {
+        if (CFG.ordered_dq ? dq_head < 0 : dq_block < blocks.begin) return;
+        if constexpr (CFG.bulk_sums) return add_dq_by_tma();
+        dQOrder<Kernel>{smem}.wait(warpgroup, odd_turns);
+#pragma unroll
+        for (int n = 0; n < Kernel::dq_columns / 8; ++n)
+            add_global(dq_sums + n * Kernel::tile_sums,
+                       float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
+        dQOrder<Kernel>{smem}.advance(part(), lane);
+    }
+    // A warp's part at once. `red` instructions wait for room in the queue to L2, and no lane goes
+    // on before its registers are read.
+    FS_DEVICE void add_dq_by_tma() {
+        constexpr uint32_t kBytes = Kernel::warp_lanes * 16;
+        const uint32_t place =
+            smem + Kernel::sums_offset + (warpgroup * kWarpsPerWarpgroup + warp) * kBytes;
+        if (lane == 0) tma_store_wait_read();  // for the last block's
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < Kernel::dq_columns / 8; ++n)
+            store_shared_16B(place + (n * kWarpSize + lane) * 16,
+                             uint4{__float_as_uint(dq[0][n][0]), __float_as_uint(dq[0][n][1]),
+                                   __float_as_uint(dq[0][n][2]), __float_as_uint(dq[0][n][3])});
+        tma_store_fence();
+        __syncwarp();
+        if (lane != 0) return;
+        bulk_add(dq_sums, place, kBytes);
+        tma_store_commit();
+    }
+
+    // The sums of a block lie part by part: a warp adds 512 neighbouring bytes. They are one step
+    // ahead.
+    FS_DEVICE float* first_dq_sums(const Keys& keys) const {
+        const int part = this->part();
+        const int64_t step = CFG.ordered_dq ? args.statistics_head_stride : Kernel::B_r;
+        return args.dq_sums + Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - step) +
+               part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
+    }
+    FS_DEVICE void advance_dq_sums() {
+        constexpr int kBlock = Kernel::dq_block_floats;
+        if constexpr (CFG.ordered_dq) {
+            const int64_t head_sums = Kernel::first_dq_sum(args.statistics_head_stride);
+            dq_sums += head_sums;
+            if (++dq_head < n_heads) return;
+            dq_head = 0;
+            dq_sums += direction * kBlock - n_heads * head_sums;
+            return;
+        }
+        dq_sums += kBlock;
+        if (++dq_block < blocks.end) return;
+        dq_block = blocks.begin;
+        dq_sums += Kernel::first_dq_sum(args.statistics_head_stride) -
+                   (blocks.end - blocks.begin) * int64_t{kBlock};
+    }
+
+    // All of the next dq, if this step's is this warpgroup's.
+    FS_DEVICE void alternate_dq() {
+        if (rounds_until_dq == 0) {
+            compute_dq();
+        } else {
+            stages.read.advance();
+            advance_dq_sums();
+        }
+        rounds_until_dq = rounds_until_dq == 0 ? Kernel::n_warpgroups - 1 : rounds_until_dq - 1;
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,64 @@
+// dS on its way through shared memory, for dQ = dS K over all keys of the CTA.
+#pragma once
+
+#include "sm90/pipeline.cuh"
+#include "sm90/tma.cuh"
+#include "wgmma_backward/key_block.cuh"
+
+namespace flashsmith {
+
+// Four 8x8 matrices of 16-bit elements, each transposed; lane l gives the address of row l % 8 of
+// what matrix l / 8 is in memory.
+FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+        "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+        : "memory");
+}
+
+// The stages of dS: full when all warpgroups have stored their keys, empty when dQ is computed.
+template <class Kernel>
+struct dSStages {
+    static constexpr int kStages = Kernel::CFG.ds_stages;
+    // Warps that arrive at a full barrier, and at an empty one.
+    static constexpr int kWriters = Kernel::key_groups * kWarpsPerWarpgroup;
+    static constexpr int kReaders = Kernel::dq_parts * kWarpsPerWarpgroup;
+
+    uint32_t smem;
+    PipelineState<kStages> written, read;
+
+    FS_DEVICE static void init(uint32_t smem) {
+        const PipelineBarriers barriers{smem + Kernel::dS_barriers};
+        for (int stage = 0; stage < kStages; ++stage) {
+            mbarrier_init(barriers.full(stage), kWriters);
+            mbarrier_init(barriers.empty(stage), kReaders);
+        }
+    }
+    FS_DEVICE PipelineBarriers barriers() const { return {smem + Kernel::dS_barriers}; }
+    FS_DEVICE uint32_t tile(int stage) const {
+        return smem + Kernel::dS_offset + stage * Kernel::dS_tile_bytes;
+    }
+
+    FS_DEVICE uint32_t acquire() const {
+        mbarrier_wait(barriers().empty(written.stage()), written.phase() ^ 1);
+        return tile(written.stage());
+    }
+    // What the warp has stored is to be seen by wgmma.
+    FS_DEVICE void commit(int lane) {
+        if constexpr (Kernel::CFG.without_dq) return __syncwarp();
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(barriers().full(written.stage()));
+        written.advance();
+    }
+    FS_DEVICE uint32_t wait() const {
+        mbarrier_wait(barriers().full(read.stage()), read.phase());
+        return tile(read.stage());
+    }
+    FS_DEVICE void release(int lane) {
+        if (lane == 0) mbarrier_arrive(barriers().empty(read.stage()));
+        read.advance();
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,169 @@
+// What a consumer warpgroup computes between its GEMMs: P of S, dS of dP, both masked and rounded.
+#pragma once
+
+#include "common/softmax.cuh"
+#include "wgmma_backward/consumer_state.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct ConsumerScores : ConsumerState<Kernel> {
+    using Base = ConsumerState<Kernel>;
+    using value_t = typename Kernel::value_t;
+    using Base::args, Base::block, Base::blocks, Base::dP, Base::dS, Base::d_o, Base::first_key,
+        Base::kSumsBesideScores, Base::lane, Base::P, Base::Q, Base::S, Base::smem, Base::stages,
+        Base::visibility, Base::warp;
+    using typename Base::RowPairs;
+    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+
+    using Base::Base;
+
+    // Where registers are left, the statistics are loaded under the product that is waited for. Its
+    // instructions are in the queue before theirs, though: with early_rows those of so many tiles
+    // of S come first, and with still more registers D's too.
+    // A softcap leaves none: P lives beside S, and tanh takes some.
+    static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.softcap;
+    static constexpr bool kLoadsRowsEarly =
+        kRowsMayWait &&
+        Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
+    static constexpr int kTilesFirst = CFG.early_rows && kRowsMayWait ? 8 : 0;
+    static constexpr bool kLoadsDFirst =
+        CFG.early_rows && kRowsMayWait &&
+        Kernel::d_head + Kernel::B_r + Kernel::B_r / 2 + 16 <= CFG.consumer_registers;
+    template <int kBegin = 0, int kEnd = Kernel::B_r / 8>
+    FS_DEVICE void load_rows(RowPairs& pairs, int offset, int stage) const {
+#pragma unroll
+        for (int n = kBegin; n < kEnd; ++n)
+            pairs[n] = load_shared_float2(smem + offset + stage * Kernel::statistics_bytes +
+                                          (8 * n + lane % 4 * 2) * 4);
+    }
+
+    // With a softcap S is no P any more.
+    static constexpr bool kRoundsPEarly =
+        CFG.order != StepOrder::scores_together || SEMANTICS.softcap;
+
+    // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient; where a query does not
+    // see a key, P is 0.
+    FS_DEVICE void exponentiate() {
+        RowPairs lse;
+        load_rows(lse, Kernel::lse_offset, Q.state.stage());
+        exponentiate(lse);
+    }
+    FS_DEVICE void exponentiate(const RowPairs& lse) {
+        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        typename Kernel::Scores p;
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                p[0][n][e] = exp2_approx(
+                    fmaf(S[0][n][e], args.scale_log2, e % 2 == 0 ? -lse[n].x : -lse[n].y));
+        }
+        if constexpr (Kernel::masked)
+            if (blocks.needs_mask(block)) mask(p);
+        if constexpr (kRoundsPEarly) round(P, p);
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                S[0][n][e] = SEMANTICS.softcap ? p[0][n][e] * fmaf(-S[0][n][e], S[0][n][e], 1.0f)
+                                               : p[0][n][e];
+    }
+
+    // ptxas moves exponentials below a wait for wgmma, but not beyond the end of a basic block: a
+    // branch that it cannot know to be never taken, on a NaN that no exponential is.
+    FS_DEVICE void pin_exponentials() {
+        pin(S);
+        if (__float_as_uint(S[0][Kernel::B_r / 8 - 1][3]) == 0x7fc12345u)
+            asm volatile("nanosleep.u32 20;" ::: "memory");
+    }
+
+    // dP becomes dS = P (dP - D).
+    FS_DEVICE void compute_dS(const RowPairs& D) {
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - (e % 2 == 0 ? D[n].x : D[n].y));
+        }
+        // Out of sight dP may be anything, NaN too.
+        if constexpr (Kernel::masked)
+            if (blocks.needs_mask(block)) mask(dP);
+        if constexpr (!kRoundsPEarly) round(P, S);
+        round(dS, dP);
+    }
+
+    FS_DEVICE static void round(typename Kernel::Rounded& rounded,
+                                const typename Kernel::Scores& x) {
+#pragma unroll
+        for (int step = 0; step < Kernel::query_steps; ++step)
+            pack_fragment<value_t>(rounded[step], x[0][2 * step], x[0][2 * step + 1]);
+    }
+
+    // Elements of keys that a query does not see, or of queries that there are not, become 0.
+    FS_DEVICE void mask(typename Kernel::Scores& x) const {
+        const int key = first_key + warp * kWarpRows + lane / 4;
+        const int query = block * Kernel::B_r + lane % 4 * 2;
+        if constexpr (SEMANTICS.mask != MaskKind::window) {
+            // One comparison for an element, or two, with what follows from its place in the tile.
+            constexpr int kFar = 1 << 30;
+            int ahead[2];  // of the key in row r: how far the first query's last key is
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                ahead[r] = SEMANTICS.mask == MaskKind::causal
+                               ? query + visibility.seq_k - visibility.seq_q - key - 8 * r
+                               : kFar;
+                if (SEMANTICS.uneven && key + 8 * r >= visibility.seq_k) ahead[r] = -kFar;
+            }
+            const int left = visibility.seq_q - query;
+#pragma unroll
+            for (int n = 0; n < Kernel::B_r / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int i = 8 * n + e % 2;
+                    if (ahead[e / 2] < -i || (SEMANTICS.uneven && left <= i)) x[0][n][e] = 0.0f;
+                }
+            return;
+        }
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                KeyRange seen = visibility.keys(query + 8 * n + i);
+                if (SEMANTICS.uneven && query + 8 * n + i >= visibility.seq_q) seen.last = -1;
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    if (!seen.contains(key + 8 * r)) x[0][n][2 * r + i] = 0.0f;
+            }
+    }
+
+    // This warpgroup's keys of dS, queries by keys, for all to read once committed: the fence takes
+    // its time, and the next products need not wait for it.
+    FS_DEVICE void store_dS() {
+        if constexpr (!CFG.without_dq) {
+            using KeysPanel = typename Kernel::KeysPanel;
+            const uint32_t panel =
+                stages.acquire() + this->first_row() / kWarpgroupRows * Kernel::dS_panel_bytes;
+            const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+            const uint32_t place = panel + KeysPanel::offset(query, chunk);
+#pragma unroll
+            for (int step = 0; step < Kernel::query_steps; ++step)
+                stmatrix_x4_transposed(place + 16 * step * KeysPanel::kRowBytes, dS[step]);
+        }
+    }
+
+    FS_DEVICE void finish_dS() {
+        RowPairs D;
+        load_rows(D, Kernel::D_offset, d_o.state.stage());
+        finish_dS(D);
+    }
+    FS_DEVICE void finish_dS(const RowPairs& D) {
+        compute_dS(D);
+        __syncwarp();  // all lanes have read their rows' statistics
+        d_o.consumer_release(warp, lane);
+        store_dS();
+    }
+};
+
+}  // namespace flashsmith
