@@ -108,7 +108,11 @@ def run(
     """Compares two trees, each of which builds one kernel of the given text, or none."""
 
     def run(
-        base: str | None, new: str | None, recorded: Path | None = None, **changes: Any
+        base: str | None,
+        new: str | None,
+        recorded: Path | None = None,
+        options: tuple[str, ...] = (),
+        **changes: Any,
     ) -> tuple[int, str]:
         builds = iter(((base, {}), (new, changes)))
 
@@ -118,10 +122,13 @@ def run(
                 write_library(cache, text, **changed)
 
         def main(*arguments: str) -> int:
-            monkeypatch.setattr(sys, "argv", ["same_ptx.py", *arguments, "--set", CONFIG])
+            given = [*arguments, *options, "--set", CONFIG]
+            monkeypatch.setattr(sys, "argv", ["same_ptx.py", *given])
             return tool.main()
 
         monkeypatch.setattr(tool, "build", build)
+        # The machine code of these kernels, which no assembler takes.
+        monkeypatch.setattr(tool, "code_digest", lambda ptx: "added" if "add.s32" in ptx else "")
         if recorded is None:
             return main("--base-tree", str(TREE)), capsys.readouterr().out
         assert main("--base-tree", str(TREE), "--write-base", str(recorded)) == 0
@@ -138,11 +145,107 @@ def test_the_same_kernel_is_counted(run: Any) -> None:
 def test_a_difference_is_shown_with_the_figures_of_both(run: Any) -> None:
     status, out = run(PTX, PTX.replace("add.s32", "sub.s32"), code_bytes=3200, spill_load_bytes=8)
     assert status == 1
-    assert f"{CONFIG} [plain] for sm_80: 2 lines differ" in out
-    assert "base: 100 instructions, 168 registers, 0 bytes spilled" in out
-    assert "new:  200 instructions, 168 registers, 8 bytes spilled" in out
+    assert f"{CONFIG} [plain] for sm_80: 2 lines differ, worse: instructions, spilled bytes" in out
+    assert "base: 100 instructions, 168 registers, 0 bytes spilled, 3 CTAs an SM" in out
+    assert "new:  200 instructions, 168 registers, 8 bytes spilled, 3 CTAs an SM" in out
     assert "-add.s32" in out
     assert "+sub.s32" in out
+
+
+OTHER_PTX = PTX.replace("add.s32 %r4, %r3, 1;", "add.s32 %r4, 1, %r3;")
+
+
+def test_the_same_machine_code_is_the_same_kernel(run: Any, tmp_path: Path) -> None:
+    """Of a recorded base, too; not with other registers or spills."""
+    assert run(PTX, OTHER_PTX) == (0, "1 kernels, 1 the same, 0 not\n")
+    assert run(PTX, OTHER_PTX, registers=160)[0] == 1
+
+
+def test_a_record_has_the_hash_of_machine_code(run: Any, tmp_path: Path) -> None:
+    recorded = tmp_path / "base.json"
+    assert run(PTX, OTHER_PTX, recorded) == (0, "1 kernels, 1 the same, 0 not\n")
+
+
+def test_a_record_without_it_knows_the_text_alone(tool: ModuleType) -> None:
+    key = (80, "plain", CONFIG)
+    older = tool.Kernel("1", 100, 168, 0)
+    newer = tool.Kernel("2", 100, 168, 0, code="added")
+    (found,) = tool.differences({key: older}, {key: newer})
+    assert not found.is_worse
+
+
+@pytest.mark.parametrize(
+    ("changes", "worse"),
+    [
+        ({}, ""),
+        ({"registers": 161}, ""),  # of 168 that are handed out
+        ({"registers": 168, "code_bytes": 1584}, ""),
+        ({"code_bytes": 1616}, "instructions"),
+        ({"registers": 169}, "registers, CTAs an SM"),
+        ({"spill_store_bytes": 4}, "spilled bytes"),
+    ],
+)
+def test_a_kernel_that_is_no_worse_passes_if_asked_for(
+    run: Any, changes: dict[str, int], worse: str
+) -> None:
+    changed = PTX.replace("add.s32", "sub.s32")
+    assert run(PTX, changed, **changes)[0] == 1
+    status, out = run(PTX, changed, options=("--no-worse",), **changes)
+    assert status == bool(worse)
+    assert f"lines differ, {f'worse: {worse}' if worse else 'no worse'}\n" in out
+
+
+def test_a_kernel_of_one_tree_is_never_no_worse(run: Any) -> None:
+    assert run(PTX, None, options=("--no-worse",))[0] == 1
+
+
+KERNEL = """\
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry kernel(.param .u64 to)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [to];
+    mov.u32 %r1, %tid.x;
+    setp.gt.s32 %p1, %r1, 7;
+    @%p1 bra END;
+    add.s32 %r2, %r1, 1;
+    st.global.u32 [%rd1], %r2;
+END:
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ("%r2", "%r3", True),
+        ("END", "LABEL", True),
+        ("kernel(", "other_name(", True),
+        ("%r1, 1;", "1, %r1;", True),
+        ("%r1, 1;", "%r1, 2;", False),
+        ("%r1, 7;", "%r1, 8;", False),
+        ("sm_80", "sm_90", False),
+    ],
+)
+def test_machine_code_is_compared_whatever_names_are(
+    tool: ModuleType, old: str, new: str, is_same: bool
+) -> None:
+    """By the real assembler."""
+    assert old in KERNEL
+    codes = tool.code_digest(KERNEL), tool.code_digest(KERNEL.replace(old, new))
+    assert (codes[0] == codes[1]) is is_same
+
+
+def test_ptx_that_cannot_be_assembled_is_an_error(tool: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="ptxas of a kernel for sm_80"):
+        tool.code_digest(KERNEL.replace("add.s32", "add.nothing"))
+    with pytest.raises(SystemExit, match="without a target"):
+        tool.code_digest("ret;")
 
 
 def test_a_kernel_of_one_tree_is_a_difference(run: Any) -> None:

@@ -8,21 +8,29 @@
     python tools/ci/same_ptx.py --base before.json     # the same, without compiling the base again
     python tools/ci/same_ptx.py --base before.json --new tools/ci/base_ptx.json --record
 
-Each tree builds the kernels with its own generator and sources, into a cache of its own. Their PTX
-is compared without line information and comments, and with registers, labels and symbols named in
-the order in which they come. Where the text differs, numbers of machine instructions, registers and
-spilled bytes stand beside it. What ships is each distinct config and semantics that ranks first in
-an entry of a shipped table, for the architecture of its GPU.
+Each tree builds the kernels with its own generator and sources, into a cache of its own. What ships
+is each distinct config and semantics that ranks first in an entry of a shipped table, for the
+architecture of its GPU. Kernels are the same by one of two grades:
 
-A file of --write-base has the hash of each kernel's canonical PTX, its figures, the compiler's
-version and the sources' hash. It shows which kernels differ, not in which lines; the compiler must
-be the same. --new takes such a file of this tree, which must be of its sources.
+- their PTX is, without line information and comments, and with registers, labels and symbols named
+  in the order in which they come;
+- their machine code is, byte for byte, when ptxas assembles each kernel alone. Branches are
+  relative and names lie elsewhere, so that nothing has to be left out.
+
+Where both differ, machine instructions, registers, spilled bytes and CTAs an SM stand beside them,
+and which of these got worse: registers count in steps of 8, as a GPU hands them out. A change that
+merges code may change kernels; with --no-worse those pass that are no worse.
+
+A file of --write-base has the hashes of each kernel's canonical PTX and of its machine code, its
+figures, the compiler's version and the sources' hash. It shows which kernels differ, not in which
+lines; the compiler must be the same. A file without hashes of machine code knows the first grade
+only. --new takes such a file of this tree, which must be of its sources.
 
 With --record, and without --set, the sources of both trees are written down as equivalent, of each
-family none of whose kernels differs: figures measured with the base tree's stay valid. A kernel
+family whose kernels are all the same: figures measured with the base tree's stay valid. A kernel
 that a file lacks, since it did not ship then, says nothing of the others.
 
-The exit status is 1 when a kernel differs, or only one tree has it.
+The exit status is 1 when a kernel differs (with --no-worse: is worse), or only one tree has it.
 """
 
 from __future__ import annotations
@@ -38,16 +46,20 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from flashsmith.builder.cubin import kernel_code
 from flashsmith.builder.sources import EQUIVALENT_SOURCES, equivalent_sources, source_hash
+from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import (
     KernelConfig,
     Semantics,
+    device_spec,
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
@@ -56,6 +68,8 @@ TREE = Path(__file__).resolve().parents[2]
 SHOWN_LINES = 6
 # A machine instruction, from sm_70 on.
 INSTRUCTION_BYTES = 16
+# Registers a thread are handed out so many at a time.
+REGISTER_STEP = 8
 
 _LINE_INFORMATION = re.compile(r"\s*\.(loc|file|section|b8|b32|b64)\b.*")
 _DEBUG_LABEL = re.compile(r"\$L__info_string\d+:?")
@@ -80,17 +94,52 @@ class Kernel:
     instructions: int
     registers: int
     spilled_bytes: int
+    code: str = ""  # the hash of its machine code; empty where nobody has asked for it
     # Empty for a kernel that a file recorded.
     text: tuple[str, ...] = ()
+    ptx: str = ""
 
     def statistics(self) -> tuple[int, int, int]:
         return self.instructions, self.registers, self.spilled_bytes
 
-    def figures(self) -> str:
+    def figures(self, ctas: int | None = None) -> str:
+        fits = "" if ctas is None else f", {ctas} CTAs an SM"
         return (
             f"{self.instructions} instructions, {self.registers} registers, "
-            f"{self.spilled_bytes} bytes spilled"
+            f"{self.spilled_bytes} bytes spilled{fits}"
         )
+
+    def with_code(self) -> Kernel:
+        """The same with the hash of its machine code, as far as its PTX is at hand."""
+        return self if self.code or not self.ptx else replace(self, code=code_digest(self.ptx))
+
+
+def code_digest(ptx: str) -> str:
+    """The hash of the machine code that ptxas makes of a kernel alone."""
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    if target is None:
+        raise SystemExit(f"PTX without a target: it begins with {ptx[:60]!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(ptx)
+        ptxas = find_toolchain().nvcc.parent / "ptxas"
+        command = [str(ptxas), "-O3", f"-arch={target[1]}", str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"ptxas of a kernel for {target[1]}: {done.stderr}")
+        return code_hash(made.read_bytes())
+
+
+def code_hash(cubin: bytes) -> str:
+    """One hash of the machine code of a cubin's kernels, whatever they are called."""
+    codes = sorted(kernel_code(cubin).values())
+    return hashlib.sha256(b"".join(codes)).hexdigest()[:32]
+
+
+def with_codes(kernels: Mapping[Key, Kernel]) -> dict[Key, Kernel]:
+    """All of them with their machine code's hashes."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(kernels, pool.map(Kernel.with_code, kernels.values()), strict=True))
 
 
 Key = tuple[int, str, str]  # arch, semantics, short form
@@ -107,7 +156,9 @@ class Compiled:
     def write(self, path: Path) -> None:
         """A line for each kernel."""
         lines = [
-            json.dumps([*key, kernel.digest, *kernel.statistics()])
+            json.dumps(
+                [*key, kernel.digest, *kernel.statistics(), *([kernel.code] * bool(kernel.code))]
+            )
             for key, kernel in sorted(self.kernels.items())
         ]
         kernels = ",\n".join(lines)
@@ -191,13 +242,15 @@ def compiled_in(cache: Path) -> Compiled:
         sources[data["family"]] = data["source_hash"]
         semantics = str(Semantics(**data["semantics"]))
         for kernel in data["kernels"]:
-            text = canonical((manifest.parent / kernel["ptx_file"]).read_text())
+            ptx = (manifest.parent / kernel["ptx_file"]).read_text()
+            text = canonical(ptx)
             kernels[data["arch"], semantics, kernel["short_form"]] = Kernel(
                 hashlib.sha256("\n".join(text).encode()).hexdigest()[:32],
                 kernel["code_bytes"] // INSTRUCTION_BYTES,
                 kernel["registers"],
                 kernel["spill_store_bytes"] + kernel["spill_load_bytes"],
-                text,
+                text=text,
+                ptx=ptx,
             )
     return Compiled(" and ".join(sorted(versions)), sources, kernels)
 
@@ -225,6 +278,44 @@ def recorded(
     return dict(sorted(found.items()))
 
 
+def is_same(before: Kernel, now: Kernel) -> bool:
+    """Whether two kernels are the same by either grade."""
+    if before.digest == now.digest:
+        return True
+    codes = before.with_code().code, now.with_code().code
+    return bool(codes[0]) and codes[0] == codes[1] and before.statistics() == now.statistics()
+
+
+def ctas_per_sm(key: Key, kernel: Kernel) -> int:
+    """CTAs of a kernel that an SM of its architecture holds."""
+    arch, _, form = key
+    config = parse_kernel_name_into_config(form)
+    return config.num_ctas_per_sm(device_spec(arch).max_smem_per_sm, kernel.registers)
+
+
+def what_is_worse(key: Key, before: Kernel, now: Kernel) -> list[str]:
+    """What a kernel has more of than before, or, of CTAs, fewer."""
+
+    def steps(kernel: Kernel) -> int:
+        return -(-kernel.registers // REGISTER_STEP)
+
+    more = {
+        "instructions": now.instructions > before.instructions,
+        "registers": steps(now) > steps(before),
+        "spilled bytes": now.spilled_bytes > before.spilled_bytes,
+        "CTAs an SM": ctas_per_sm(key, now) < ctas_per_sm(key, before),
+    }
+    return [name for name, worse in more.items() if worse]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A kernel that is not the same in both trees."""
+
+    text: str
+    is_worse: bool  # or of one tree only
+
+
 def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
     """Families with kernels in both, none of which differs, and how many these are."""
     counts: Counter[str] = Counter()
@@ -232,7 +323,7 @@ def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
     for key in base.kernels.keys() & new.kernels.keys():
         family = parse_kernel_name_into_config(key[2]).FAMILY
         counts[family] += 1
-        if base.kernels[key].digest != new.kernels[key].digest:
+        if not is_same(base.kernels[key], new.kernels[key]):
             changed.add(family)
     return {family: count for family, count in sorted(counts.items()) if family not in changed}
 
@@ -246,23 +337,28 @@ def read_new(path: Path) -> Compiled:
     return found
 
 
-def differences(base: dict[Key, Kernel], new: dict[Key, Kernel]) -> Iterator[str]:
-    """A paragraph for each kernel that is not the same in both."""
+def differences(base: dict[Key, Kernel], new: dict[Key, Kernel]) -> Iterator[Difference]:
+    """Each kernel that is not the same in both."""
     for key in sorted(base.keys() | new.keys()):
         named = f"{key[2]} [{key[1]}] for sm_{key[0]}"
         before, now = base.get(key), new.get(key)
         if before is None or now is None:
-            yield f"{named}: only in {'the new' if before is None else 'the base'} tree"
-        elif before.digest != now.digest:
+            tree = "the new" if before is None else "the base"
+            yield Difference(f"{named}: only in {tree} tree", is_worse=True)
+        elif not is_same(before, now):
             count, shown = "some", ""
             if before.text:
                 changed = difflib.unified_diff(before.text, now.text, n=0, lineterm="")
                 lines = [line for line in changed if not line.startswith(("---", "+++", "@@"))]
                 count = str(len(lines))
                 shown = "".join(f"\n    {line}" for line in islice(lines, SHOWN_LINES))
-            yield (
-                f"{named}: {count} lines differ\n  base: {before.figures()}\n"
-                f"  new:  {now.figures()}{shown}"
+            worse = what_is_worse(key, before, now)
+            yield Difference(
+                f"{named}: {count} lines differ, {'worse: ' if worse else 'no worse'}"
+                f"{', '.join(worse)}\n"
+                f"  base: {before.figures(ctas_per_sm(key, before))}\n"
+                f"  new:  {now.figures(ctas_per_sm(key, now))}{shown}",
+                is_worse=bool(worse),
             )
 
 
@@ -276,6 +372,9 @@ def main() -> int:
     parser.add_argument("--set", help="a key of KERNELS, instead of cover and what ships")
     parser.add_argument("--arch", default="sm_80", help="with --set")
     parser.add_argument("--semantics", default="plain", help="with --set")
+    parser.add_argument(
+        "--no-worse", action="store_true", help="let kernels differ that are no worse"
+    )
     parser.add_argument("--record", action="store_true", help="write down that they are equivalent")
     options = parser.parse_args()
     if options.record and options.set:
@@ -293,6 +392,7 @@ def main() -> int:
     else:
         base = compiled_from(options.base_tree.resolve(), jobs)
     if options.write_base:
+        base = replace(base, kernels=with_codes(base.kernels))
         base.write(options.write_base)
         print(f"{len(base.kernels)} kernels of nvcc {base.nvcc_version}: {options.write_base}")
         return 0 if base.kernels else 1
@@ -303,10 +403,11 @@ def main() -> int:
             f"{new.nvcc_version}: compile both with one"
         )
     found = list(differences(base.kernels, new.kernels))
-    for paragraph in found:
-        print(paragraph)
+    for difference in found:
+        print(difference.text)
     kernels = len(base.kernels.keys() | new.kernels.keys())
     print(f"{kernels} kernels, {kernels - len(found)} the same, {len(found)} not")
+    refused = [one for one in found if one.is_worse or not options.no_worse]
     if options.record:
         same = unchanged_families(base, new)
         sources = {family: base.sources[family] for family in same}
@@ -314,7 +415,7 @@ def main() -> int:
         EQUIVALENT_SOURCES.write_text(json.dumps(equivalent, indent=1) + "\n")
         listed = ", ".join(f"{family} ({count} kernels)" for family, count in same.items())
         print(f"equivalent sources recorded: {listed or 'of no family'}")
-    return 1 if found or not kernels else 0
+    return 1 if refused or not kernels else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sizes of kernels in a cubin, read from its ELF section headers."""
+"""The machine code of kernels in a cubin, found by its ELF section headers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,33 @@ def kernel_code_bytes(cubin: bytes) -> dict[str, int]:
 
     Raises ValueError when ``cubin`` is not such a file.
     """
+    return {name: len(code) for name, code in kernel_code(cubin).items()}
+
+
+def kernel_code(cubin: bytes) -> dict[str, bytes]:
+    """The machine code of every kernel in a 64-bit cubin, by mangled name.
+
+    Raises ValueError when ``cubin`` is not such a file.
+    """
     try:
         return _text_sections(cubin)
     except (struct.error, IndexError) as error:
         raise ValueError(f"cubin of {len(cubin)} bytes is truncated or malformed") from error
 
 
-def _text_sections(cubin: bytes) -> dict[str, int]:
+def _text_sections(cubin: bytes) -> dict[str, bytes]:
     if cubin[:5] != b"\x7fELF\x02":
         raise ValueError(f"not a 64-bit ELF file: it begins with {cubin[:5]!r}")
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry_size) for i in range(count)]
     names = headers[names_index][4]
-    sizes = {}
-    for name_offset, _type, _flags, _address, _offset, size in headers:
+    found = {}
+    for name_offset, _type, _flags, _address, offset, size in headers:
         start = names + name_offset
         name = cubin[start : cubin.index(b"\0", start)]
         if name.startswith(_TEXT):
-            sizes[name[len(_TEXT) :].decode()] = size
-    return sizes
+            if offset + size > len(cubin):
+                raise IndexError(offset + size)
+            found[name[len(_TEXT) :].decode()] = cubin[offset : offset + size]
+    return found
