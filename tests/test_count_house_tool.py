@@ -67,11 +67,9 @@ def test_the_figures_of_a_small_package(
     assert (base["lines of runtime/"], base["lines of b/"]) == ("0", "5")
 
 
-def test_no_python_outside_semantics_knows_which_masks_there_are(
+def test_nothing_outside_semantics_knows_which_masks_there_are(
     load_tool: Callable[[str], ModuleType],
 ) -> None:
-    """What a mask and a score are is read from their values."""
+    """What a mask and a score are is read from their values, in Python and in CUDA C++."""
     tool = load_tool("ci/count_house.py")
-    found = tool.mask_branches(tool.ROOT / "src" / "flashsmith")
-    assert [name for name in found if name.endswith(".py")] == []
-    assert sum(map(len, found.values())) <= 50  # CUDA's
+    assert tool.mask_branches(tool.ROOT / "src" / "flashsmith") == {}

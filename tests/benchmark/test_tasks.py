@@ -13,7 +13,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime.target import choose_target
-from flashsmith.semantics.compiled import MASKS
+from flashsmith.semantics import MASKS
 
 SEMANTICS = [
     Semantics(mask, softcap, packed, uneven)

@@ -78,7 +78,7 @@ int device_count();
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_kernel_count() {
     return flashsmith::kernel_library().configs.size();
 }
-extern "C" __attribute__((visibility("default"))) int __tvm_ffi_mask_kind() {
+extern "C" __attribute__((visibility("default"))) int __tvm_ffi_semantics_checksum() {
     return flashsmith::kernel_library().semantics[0];
 }
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_device_count() {

@@ -22,7 +22,7 @@ from flashsmith.families import (
     get_kernel_progression_configs,
     legal_completions,
 )
-from flashsmith.semantics.compiled import MASKS
+from flashsmith.semantics.cuda import semantics_numbers
 
 FIRST, *_, BUFFERED, LAST = get_kernel_progression_configs()
 shared_kernels.want([FIRST, BUFFERED, LAST])
@@ -132,7 +132,8 @@ def test_libraries_are_kept_apart_by_semantics(cache_root, tiny_csrc):
         assert found is not None
         assert found.path == library.path
         code = ctypes.CDLL(str(library.so_path))
-        assert code.__tvm_ffi_mask_kind() == MASKS.index(kind.mask)
+        checksum = code.__tvm_ffi_semantics_checksum() % 2**32
+        assert checksum == semantics_numbers(kind)[0]
         names |= {library.entry(cfg).ptx_entry for cfg in CONFIGS}
     assert len(names) == len(kinds) * len(CONFIGS)
     window = Semantics("window")

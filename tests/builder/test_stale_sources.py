@@ -17,12 +17,12 @@ from flashsmith.builder.sources import family_sources, package_sources, source_h
 from flashsmith.families import FAMILIES
 
 SHARED = {"common", "host"}
-# What a family may include of another.
+# What some families share.
 BORROWED = {
-    "mma_sync_backward": {"backward", "mma_sync"},
-    "wgmma_backward": {"backward", "wgmma"},
-    "wgmma_dq": {"backward", "wgmma", "wgmma_backward"},
-    "mma_sync_decode": {"mma_sync", "mma_sync_backward"},
+    "mma_sync_backward": {"backward"},
+    "wgmma": {"sm90"},
+    "wgmma_backward": {"backward", "sm90"},
+    "wgmma_dq": {"backward", "sm90"},
 }
 
 

@@ -25,7 +25,7 @@ from flashsmith.families import (
     is_legal,
     parse_kernel_name_into_config,
 )
-from flashsmith.semantics.compiled import MASKS
+from flashsmith.semantics import MASKS
 
 H200 = device_spec("H200")
 TEXT = "b16 s4096 h16 d128 bf16 backward"

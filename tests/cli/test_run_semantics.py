@@ -19,7 +19,7 @@ from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.cli import app
 from flashsmith.errors import EmulatorError, FlashsmithError
 from flashsmith.families import Problem, Semantics, parse_kernel_name_into_config
-from flashsmith.semantics.compiled import MASKS
+from flashsmith.semantics import MASKS
 from flashsmith.verify import prove
 
 DECODE = "(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2"

@@ -20,7 +20,6 @@ from flashsmith.builder import find_toolchain
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
 from flashsmith.runtime.libraries import LibraryFunctions
-from flashsmith.semantics.compiled import FLAGS, MASKS
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "src" / "flashsmith" / "csrc"
@@ -58,10 +57,10 @@ const KernelLibrary& kernel_library() {{
     return library;
 }}
 }}
-extern "C" void pretended_semantics(int mask, bool softcap, bool packed, bool uneven,
-                                    bool partial) {{
-    const auto kind = static_cast<flashsmith::MaskKind>(mask);
-    flashsmith::the_semantics = {{kind, softcap, packed, uneven, partial}};
+extern "C" void pretended_semantics(bool hides_earlier, bool hides_later, bool takes_limits,
+                                    bool changes_scores, bool packed, bool uneven, bool partial) {{
+    flashsmith::the_semantics = {{hides_earlier,  hides_later, takes_limits, changes_scores,
+                                 packed,         uneven,      partial}};
 }}
 """
 
@@ -160,8 +159,7 @@ class PretendedLibrary:
 
     def compute(self, semantics: Semantics) -> None:
         """What the kernels are for from now on."""
-        flags = (getattr(semantics, name) for name in FLAGS)
-        self.cuda.pretended_semantics(MASKS.index(semantics.mask), *flags)
+        self.cuda.pretended_semantics(*semantics.cpp_fields().values())
 
     def plan(self, cfg: KernelConfig, call: ForwardCall) -> LaunchPlan:
         """The launch that a call becomes. Raises ValueError as the library does."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flashsmith.families import KNOB_VALUES, DType, FlashForwardKernelConfig, Semantics
 from flashsmith.families.knob import knob
-from flashsmith.semantics.compiled import MASKS
+from flashsmith.semantics import MASKS
 
 LADDER_TOP = FlashForwardKernelConfig(
     DType.FP16, 128, 64, 64, 4, True, True, True, 0, 2, 2, False, True

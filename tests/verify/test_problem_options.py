@@ -10,7 +10,7 @@ import pytest
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
-from flashsmith.semantics.compiled import MASKS
+from flashsmith.semantics import MASKS
 from flashsmith.verify import Attention
 from flashsmith.verify.forward_reference import semantics_of
 from flashsmith.verify.problem_options import problem_options

@@ -37,7 +37,12 @@ def main(argv: list[str] | None = None) -> int:
     except FlashsmithError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for path in (*sources.shards, sources.map_header, sources.library):
+    for path in (
+        *sources.shards,
+        sources.semantics_header,
+        sources.map_header,
+        sources.library,
+    ):
         print(path)
     return 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from flashsmith.builder.manifest import FORMAT
 from flashsmith.builder.toolchain import Toolchain
 from flashsmith.families import KernelConfig, Semantics, device_spec, family_named
+from flashsmith.semantics.cuda import semantics_header
 
 # Hidden and without GNU unique symbols: several libraries live in one process, and each must keep
 # the `forward_kernels` map of its own.
@@ -79,6 +80,7 @@ class LibrarySpec:
             self.family,
             self.arch,
             asdict(self.semantics),
+            semantics_header(self.semantics),
             self.kernel_flags(),
             self.common_key(),
         )

@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.semantics.compiled import FLAGS, MASKS, Semantics
+from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.mask import MASKS, WINDOW, known_masks
 from flashsmith.semantics.sizes import Sizes
 
 SEMANTIC_WORDS = (*MASKS[1:], *FLAGS)
@@ -240,7 +241,10 @@ class Operation:
 
     def check_semantics(self, semantics: Semantics) -> None:
         """Raises ArgumentError for semantics that the operation does not support."""
-        unknown = [word for word in semantics.words() if word not in self.semantics]
+        # Kernels that have windows take any mask from the header of their library.
+        others = known_masks()[len(MASKS) :] if WINDOW in self.semantics else ()
+        supported = {*self.semantics, *others}
+        unknown = [word for word in semantics.words() if word not in supported]
         if unknown:
             known = ", ".join(word for word in SEMANTIC_WORDS if word in self.semantics) or "none"
             raise ArgumentError(

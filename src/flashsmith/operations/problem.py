@@ -12,8 +12,9 @@ from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
 from flashsmith.printable import quoted
-from flashsmith.semantics.compiled import FLAGS, MASKS, Semantics
+from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.mask import known_masks
 from flashsmith.semantics.sizes import (
     GRADIENT_WORDS,
     PAGE,
@@ -29,7 +30,6 @@ _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1
 TYPICAL_WINDOW = 1024
 TYPICAL_NUMBERS = {"softcap": 30.0}
 _PLAIN = "plain"
-_SEMANTIC_WORDS = (*MASKS, *FLAGS, _PLAIN)
 _NAMES_AN_OPERATION = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _DTYPE_WORDS = {
     word for dtype in DType for word in (dtype.name.lower(), dtype.numpy_name, str(int(dtype)))
@@ -232,6 +232,11 @@ class Problem:
             raise ArgumentError(f"problem={quoted(text)}: {error}") from None
 
 
+def _semantic_words() -> tuple[str, ...]:
+    """The words of semantics that a text may have."""
+    return (*known_masks(), *FLAGS, _PLAIN)
+
+
 def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
     """What differs from the plain case, with a window's class: ['window_4096', 'packed']."""
     mask, *flags = semantics.words() or [""]
@@ -272,17 +277,17 @@ def parse_kind(text: str) -> ProblemKind:
     if len(gradients) > 1:
         raise ArgumentError(f"gradients={quoted('+'.join(gradients))}: give one")
     words = [word for word in words if word not in pages and word not in gradients]
-    names = [word for word in words if word not in _SEMANTIC_WORDS and known_operation(word)]
+    names = [word for word in words if word not in _semantic_words() and known_operation(word)]
     if len(names) > 1:
         raise ArgumentError(f"operation={quoted('+'.join(names))}: give one")
     semantics = "+".join(word for word in words if word not in names)
-    strangers = [w for w in words if w not in _SEMANTIC_WORDS and w not in names]
+    strangers = [w for w in words if w not in _semantic_words() and w not in names]
     if strangers and _NAMES_AN_OPERATION.fullmatch(strangers[0]):
-        hint = did_you_mean(strangers[0], (*_SEMANTIC_WORDS, *OPERATIONS)) or ";"
+        hint = did_you_mean(strangers[0], (*_semantic_words(), *OPERATIONS)) or ";"
         raise ArgumentError(
             f"semantics={quoted(text)}: {quoted(strangers[0])} is no word of semantics, and no "
             f"operation of that name is registered{hint} known are "
-            f"{', '.join((*_SEMANTIC_WORDS, *OPERATIONS))}. Install or import the package that "
+            f"{', '.join((*_semantic_words(), *OPERATIONS))}. Install or import the package that "
             "registers it"
         )
     computed = names[0] if names else DEFAULT
@@ -291,7 +296,7 @@ def parse_kind(text: str) -> ProblemKind:
 
 
 def _is_of_kind(word: str) -> bool:
-    if word in _SEMANTIC_WORDS or word in GRADIENT_WORDS:
+    if word in _semantic_words() or word in GRADIENT_WORDS:
         return True
     if PAGE.fullmatch(word) or WINDOW_KEYS.fullmatch(word):
         return True
@@ -304,10 +309,10 @@ def _unknown(word: str) -> str:
     wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
     operations = [name for name in OPERATIONS if name != DEFAULT]
     dtypes = (dtype.name.lower() for dtype in DType)
-    hint = did_you_mean(wrong, (*_SEMANTIC_WORDS, *operations, *dtypes))
+    hint = did_you_mean(wrong, (*_semantic_words(), *operations, *dtypes))
     return (
         f"unknown word {quoted(wrong)}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 "
-        f"or h32:8, d64), fp16 or bf16, and {', '.join((*_SEMANTIC_WORDS, *operations))}, and an "
+        f"or h32:8, d64), fp16 or bf16, and {', '.join((*_semantic_words(), *operations))}, and an "
         "operation's name where the package that registers it is installed"
     )
 

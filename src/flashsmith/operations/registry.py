@@ -12,8 +12,8 @@ from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
 from flashsmith.printable import quoted
-from flashsmith.semantics.compiled import MASKS
 from flashsmith.semantics.dtype import DType
+from flashsmith.semantics.mask import MASKS
 from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
 # The operation of every Problem that names none; texts leave it out.

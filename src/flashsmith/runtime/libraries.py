@@ -45,7 +45,7 @@ from flashsmith.runtime.driver import check_runs, fill
 from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
-from flashsmith.semantics.compiled import MASKS
+from flashsmith.semantics.cuda import semantics_numbers
 from flashsmith.system_errors import is_from_system
 
 _log = logging.getLogger("flashsmith")
@@ -258,8 +258,8 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     functions, costs = _load_functions(library.so_path, family)
     config_class = family.config_class
     compiled: list[KernelConfig] = [config_class(*ints) for ints in functions.configs()]
-    semantics = _semantics(*functions.semantics())
-    if set(compiled) != set(library.configs) or semantics != library.manifest.semantics:
+    numbers = semantics_numbers(library.manifest.semantics)
+    if set(compiled) != set(library.configs) or tuple(functions.semantics()) != numbers:
         raise LaunchError(
             f"{library.so_path}: holds other kernels than its manifest lists; "
             "'flashsmith cache clear' and build again"
@@ -301,10 +301,6 @@ def _load_functions(
         raise DamagedLibraryError(
             f"{so_path}: damaged: {error}; 'flashsmith cache clear' and build again"
         ) from error
-
-
-def _semantics(mask: int, *flags: int) -> Semantics:
-    return Semantics(MASKS[mask], *map(bool, flags))
 
 
 Key = tuple[KernelConfig, int, Semantics]

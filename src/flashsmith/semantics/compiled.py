@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.semantics.mask import CAUSAL, MASKS, NONE, Mask, mask_named
+from flashsmith.semantics.mask import CAUSAL, NONE, Mask, known_masks, mask_named
 from flashsmith.semantics.score import Score, capped_by
 
 FLAGS = ("softcap", "packed", "uneven", "partial")
@@ -80,10 +80,10 @@ class Semantics:
             ArgumentError: a word is unknown, or there are two masks.
         """
         words = [] if text.strip() == _PLAIN else [word.strip() for word in text.split("+")]
-        masks = [word for word in words if word in MASKS]
+        masks = [word for word in words if word in known_masks()]
         flags = {word: True for word in words if word in FLAGS}
         if len(masks) > 1 or len(masks) + len(flags) != len(words):
-            known = (*MASKS, *FLAGS, _PLAIN)
+            known = (*known_masks(), *FLAGS, _PLAIN)
             hint = "".join(did_you_mean(word, known) for word in words if word not in known)
             raise ArgumentError(
                 f"semantics={quoted(text)}: allowed are '{_PLAIN}', or a mask (causal or window), "
@@ -94,11 +94,18 @@ class Semantics:
 
     def to_cpp_struct(self) -> str:
         """A C++20 expression for these semantics, with designated initialisers."""
-        # A later field is left out where it is false: older semantics have the text they had.
-        shown = [knob.name for knob in fields(self) if knob.name != "partial" or self.partial]
-        values = ", ".join(f".{name} = {self._literal(name)}" for name in shown)
+        values = ", ".join(f".{name} = {str(it).lower()}" for name, it in self.cpp_fields().items())
         return f"Semantics{{{values}}}"
 
-    def _literal(self, name: str) -> str:
-        value = getattr(self, name)
-        return f"MaskKind::{value}" if name == "mask" else str(value).lower()
+    def cpp_fields(self) -> dict[str, bool]:
+        """The fields of csrc's Semantics."""
+        mask = self.key_mask
+        return {
+            "hides_earlier": mask.hides_earlier,
+            "hides_later": mask.hides_later,
+            "takes_limits": mask.takes_limits,
+            "changes_scores": not self.score.is_plain,
+            "packed": self.packed,
+            "uneven": self.uneven,
+            "partial": self.partial,
+        }

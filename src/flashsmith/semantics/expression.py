@@ -144,6 +144,14 @@ class Expression:
             return _literal(self.operands[0])
         return _FUNCTIONS[self.function].cpp.format(*(it.cpp(names) for it in self.operands))
 
+    def replace(self, part: Expression, other: Expression) -> Expression:
+        """The same expression with ``other`` in every place of ``part``."""
+        if self == part:
+            return other
+        if self.function in ("symbol", "constant"):
+            return self
+        return _call(self.function, *(it.replace(part, other) for it in self.operands))
+
     def derivative(self, name: str) -> Expression:
         """Its derivative with respect to the symbol ``name``.
 
@@ -221,8 +229,8 @@ def _call(function: str, *operands: Expression | Number) -> Expression:
 
 
 def _simplified(function: str, given: tuple[Expression, ...]) -> Expression | None:
-    """What derivatives would otherwise be full of: sums with 0, products with 0 and 1, and
-    functions of numbers alone."""
+    """What derivatives would otherwise be full of: sums with 0, products with 0 and 1, fractions
+    that cancel, and functions of numbers alone."""
     zero, one = constant(0), constant(1)
     if all(it.function == "constant" for it in given) and function not in ("less_equal", "where"):
         return constant(_FUNCTIONS[function].numbers(*(it.operands[0] for it in given)))
@@ -236,6 +244,9 @@ def _simplified(function: str, given: tuple[Expression, ...]) -> Expression | No
         return given[0]
     if function == "multiply" and given[0] == one:
         return given[1]
+    if function == "multiply" and given[1].function == "divide":
+        numerator, denominator = given[1].operands
+        return numerator if given[0] == denominator else given[0] * numerator / denominator
     if function == "divide" and given[0] == zero:
         return zero
     return None

@@ -143,8 +143,28 @@ WINDOW = Mask(
     first_row=KEY - RIGHT,
     last_row=KEY + LEFT,
 )
-# In the order of csrc's MaskKind.
+# The package's own. Others are registered.
 MASKS: tuple[Mask, ...] = (NONE, CAUSAL, WINDOW)
+_KNOWN: dict[str, Mask] = {str(mask): mask for mask in MASKS}
+
+
+def known_masks() -> tuple[Mask, ...]:
+    """The package's own masks, and those that were registered."""
+    return tuple(_KNOWN.values())
+
+
+def register_mask(mask: Mask) -> Mask:
+    """Lets texts of problems, tables and libraries name a mask; returns it. The same mask may be
+    registered again.
+
+    Raises:
+        ArgumentError: another mask has the name.
+    """
+    known = _KNOWN.setdefault(str(mask), mask)
+    ends = ("first", "last", "first_row", "last_row")
+    if any(getattr(known, end) != getattr(mask, end) for end in ends):
+        raise ArgumentError(f"mask={quoted(mask)}: another mask has that name; give it its own")
+    return known
 
 
 def mask_named(mask: str) -> Mask:
@@ -155,7 +175,7 @@ def mask_named(mask: str) -> Mask:
     """
     if isinstance(mask, Mask):
         return mask
-    found = next((one for one in MASKS if isinstance(mask, str) and one == mask), None)
+    found = _KNOWN.get(mask) if isinstance(mask, str) else None
     if found is None:
-        raise ArgumentError(f"mask={quoted(mask)}: allowed are {', '.join(MASKS)}")
+        raise ArgumentError(f"mask={quoted(mask)}: allowed are {', '.join(_KNOWN)}")
     return found

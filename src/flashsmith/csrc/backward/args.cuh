@@ -53,7 +53,7 @@ struct BackwardKernelArgs {
     float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
                        // softcap * log2(e)
     float scale;
-    float softcap_scale_2log2e;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
+    float score_argument;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
 };
 
 }  // namespace flashsmith

@@ -92,7 +92,7 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     args.window_right = static_cast<int32_t>(std::min(p.window_right, int64_t{kUnlimited}));
     args.scale = p.scale;
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
-    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
+    args.score_argument = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
     return {p, args};
 }
 

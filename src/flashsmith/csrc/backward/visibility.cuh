@@ -20,20 +20,18 @@ struct Visibility {
     FS_DEVICE KeyRange keys(int row) const {
         const int position = row + seq_k - seq_q;
         KeyRange keys{0, seq_k - 1};
-        if constexpr (SEMANTICS.mask == MaskKind::causal) keys.last = min(keys.last, position);
-        if constexpr (SEMANTICS.mask == MaskKind::window) {
-            keys.last = min(keys.last, position + right);
-            keys.first = max(keys.first, position - left);
-        }
+        if constexpr (SEMANTICS.hides_later)
+            keys.last = min(keys.last, Mask::last_key(position, left, right));
+        if constexpr (SEMANTICS.hides_earlier)
+            keys.first = max(keys.first, Mask::first_key(position, left, right));
         return keys;
     }
 
     // The first row that sees a key; all behind it do. seq_q where none does.
     FS_DEVICE int first_seeing_row() const {
         if (seq_k == 0) return seq_q;
-        if constexpr (SEMANTICS.mask == MaskKind::none) return 0;
-        const int reach = SEMANTICS.mask == MaskKind::causal ? 0 : right;
-        return min(seq_q, max(0, seq_q - seq_k - reach));
+        if constexpr (!kHidesKeys<SEMANTICS>) return 0;
+        return min(seq_q, max(0, seq_q - seq_k + Mask::first_row(0, left, right)));
     }
 
     // Blocks of B_r queries that meet the keys from first_key on; of those in full range every
@@ -45,14 +43,13 @@ struct Visibility {
         // Rows [begin, end) see a key, [full_begin, full_end) see all; sums may exceed 32 bits.
         int64_t begin = 0, end = seq_q, full_begin = 0, full_end = seq_q;
         const int64_t shift = int64_t{seq_q} - seq_k;
-        if constexpr (SEMANTICS.mask != MaskKind::none) {
-            const int reach = SEMANTICS.mask == MaskKind::causal ? 0 : right;
-            begin = max(begin, first_key - reach + shift);
-            full_begin = max(full_begin, last_key - reach + shift);
+        if constexpr (SEMANTICS.hides_later) {
+            begin = max(begin, Mask::first_row(first_key, left, right) + shift);
+            full_begin = max(full_begin, Mask::first_row(last_key, left, right) + shift);
         }
-        if constexpr (SEMANTICS.mask == MaskKind::window) {
-            end = min(end, last_key + left + shift + 1);
-            full_end = min(full_end, first_key + left + shift + 1);
+        if constexpr (SEMANTICS.hides_earlier) {
+            end = min(end, Mask::last_row(last_key, left, right) + shift + 1);
+            full_end = min(full_end, Mask::last_row(first_key, left, right) + shift + 1);
         }
         // Keys that are not there must not be seen by anybody.
         if (first_key + keys > seq_k) full_end = 0;

@@ -54,7 +54,7 @@ struct ForwardKernelArgs {
 
     float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
                        // softcap * log2(e)
-    float softcap_scale_2log2e;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
+    float score_argument;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
 
     int32_t n_whole_tiles;  // split_keys: tiles from here on are computed in parts
 };

@@ -22,33 +22,6 @@ FS_DEVICE float room_to_grow(float sum) {
     return fminf(log2_approx(fmaf(sum, kMaxShare, 1.00001f)), kMaxGrowth);
 }
 
-// tanh x of y = 2 log2(e) x, within 8e-7 of itself however small: a large cap leaves small
-// tangents, and the logit is the cap times them. 1 - 2 / (e^2x + 1) cancels there (at x = 1e-4 it
-// is off by 1e-3), so that an odd polynomial serves below |x| = 0.25, where it is off by 4e-7
-// (least maximum of the relative error) and the other formula by up to 8e-7. A rational function of
-// y, with one special function in place of two, takes 9% longer; the hardware's tanh is off by
-// 2^-11, with a cap of 30 an error of 1.5e-2 in a logit.
-FS_DEVICE float tanh_of_2log2e(float y) {
-    constexpr float kSmall = 0.7213475f;  // 0.25 x 2 log2(e)
-    const float square = y * y;
-    float p = fmaf(square, 6.420915e-4f, -1.38712712e-2f);
-    p = fmaf(square, p, 0.34657344f);
-    const float large = fmaf(-2.0f, reciprocal_approx(exp2_approx(y) + 1.0f), 1.0f);
-    return fabsf(y) < kSmall ? y * p : large;
-}
-
-// scores -> tanh(scores * scale), with `scale_2log2e` = 2 log2(e) scale.
-template <int kMTiles, int kNTiles>
-FS_DEVICE void tanh_scaled(float (&scores)[kMTiles][kNTiles][4], float scale_2log2e) {
-#pragma unroll
-    for (int m = 0; m < kMTiles; ++m)
-#pragma unroll
-        for (int n = 0; n < kNTiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                scores[m][n][e] = tanh_of_2log2e(scores[m][n][e] * scale_2log2e);
-}
-
 // Row statistics of 16 kMTiles rows: two rows a lane and tile.
 //
 // kFoldScale (optimized_softmax): the maximum is kept in raw scores and the scale is folded into

@@ -69,11 +69,12 @@ struct VisibleKeys {
     FS_DEVICE KeyRange keys(int row) const {
         const int position = row + seq_k - seq_q;
         KeyRange keys{0, seq_k - 1};
-        if constexpr (SEMANTICS.mask == MaskKind::causal) keys.last = min(keys.last, position);
-        if constexpr (SEMANTICS.mask == MaskKind::window) {
-            keys.last = min(keys.last, position + args.window_right);
-            keys.first = max(keys.first, position - args.window_left);
-        }
+        if constexpr (SEMANTICS.hides_later)
+            keys.last =
+                min(keys.last, Mask::last_key(position, args.window_left, args.window_right));
+        if constexpr (SEMANTICS.hides_earlier)
+            keys.first =
+                max(keys.first, Mask::first_key(position, args.window_left, args.window_right));
         return keys;
     }
 
@@ -108,7 +109,7 @@ struct VisibleKeys {
 #pragma unroll
                     for (int e = 0; e < 2; ++e)
                         if (8 * n + e > columns.last ||
-                            (SEMANTICS.mask == MaskKind::window && 8 * n + e < columns.first))
+                            (SEMANTICS.hides_earlier && 8 * n + e < columns.first))
                             scores[m][n][2 * r + e] = -INFINITY;
             }
     }

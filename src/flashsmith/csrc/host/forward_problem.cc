@@ -98,7 +98,7 @@ ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     args.window_left = static_cast<int32_t>(std::min(p.window_left, kMaxLength));
     args.window_right = static_cast<int32_t>(std::min(p.window_right, kMaxLength));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
-    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
+    args.score_argument = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
     return args;
 }
 
@@ -116,20 +116,14 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
                 std::to_string(d_head));
 
     require(p.packed == semantics.packed, kOtherKind);
-    require((p.softcap > 0) == semantics.softcap,
+    require((p.softcap > 0) == semantics.changes_scores,
             "softcap: this library's kernels lack or need one");
     require(p.window_left >= 0 && p.window_right >= 0, "window limits must not be negative");
     const bool left = p.window_left < kUnlimited, right = p.window_right < kUnlimited;
-    switch (semantics.mask) {
-        case MaskKind::none:
-            require(!left && !right, "mask: this library's kernels have none");
-            break;
-        case MaskKind::causal:
-            require(!left && p.window_right == 0, "mask: this library's kernels are causal");
-            break;
-        case MaskKind::window:
-            break;
-    }
+    if (!semantics.hides_keys())
+        require(!left && !right, "mask: this library's kernels have none");
+    else if (!semantics.takes_limits)
+        require(!left && p.window_right == 0, "mask: this library's kernels take no limits");
     // Two steps, so that no product can overflow.
     const int64_t sequences = p.batch * p.heads_q;
     require(sequences <= INT_MAX && sequences * tiles_of(p.seq_q, B_r) <= INT_MAX,
@@ -139,7 +133,7 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
 int64_t tiles_to_split(const ForwardProblem& p, const Semantics& semantics, int parts, int B_r,
                        int B_c, int64_t tiles, int64_t at_once) {
     if (parts == 0 || p.seq_k <= B_c || tiles == 0) return 0;
-    if (semantics.mask == MaskKind::causal) {
+    if (semantics.is_triangular()) {
         // Twice the keys that a tile sees on average, against the longest's.
         const int64_t seen = p.seq_q <= p.seq_k ? std::min(2 * p.seq_k - p.seq_q + B_r, 2 * p.seq_k)
                                                 : (p.seq_k + B_r) * p.seq_k / p.seq_q;

@@ -1,6 +1,7 @@
 // The FlashAttention-2 forward pass on mma.sync: one CTA computes one Q block of one head.
 #pragma once
 
+#include "common/changed_scores.cuh"
 #include "common/split_keys.cuh"
 #include "mma_sync/static_kernel_configuration.cuh"
 
@@ -39,8 +40,7 @@ struct Coordinates {
         const uint32_t sequence = first + (heads == 1 ? block / args.n_Q_blocks : block % heads);
         Q_block = heads == 1 ? block % args.n_Q_blocks : block / heads;
         // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
-        if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal)
-            Q_block = args.n_Q_blocks - 1 - Q_block;
+        if constexpr (kTriangular<Kernel::SEMANTICS>) Q_block = args.n_Q_blocks - 1 - Q_block;
         batch = sequence / tiled_heads(args);
         head = sequence % tiled_heads(args);
         group = Kernel::packs_gqa ? args.heads_q / args.heads_k : 1;
@@ -206,7 +206,7 @@ struct ForwardBlock {
     template <bool kMask, bool kFirst>
     FS_DEVICE void compute_probabilities(typename Kernel::S_accum_t& S, int block,
                                          const BlockRange& blocks) {
-        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        change_scores<SEMANTICS>(S, args.score_argument);
         if constexpr (Kernel::masked && kMask)
             if (Kernel::trim_masks || blocks.needs_mask(block)) {
                 const Coordinates<Kernel> at(args);

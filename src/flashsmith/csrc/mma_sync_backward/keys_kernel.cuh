@@ -8,6 +8,7 @@
 #pragma once
 
 #include "common/barrier.cuh"
+#include "common/changed_scores.cuh"
 #include "mma_sync_backward/common_parts.cuh"
 
 namespace flashsmith {
@@ -170,7 +171,7 @@ struct KeysBlock {
 
     // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
     FS_DEVICE void zero_unattended_rows(const Step& at) const {
-        if constexpr (SEMANTICS.mask == MaskKind::none) return;
+        if constexpr (!kHidesKeys<SEMANTICS>) return;
         const int rows = min(visibility.first_seeing_row() - at.block * Kernel::B_r, Kernel::B_r);
         if (rows <= 0) return;
         constexpr int kChunks = Kernel::d_head / kChunkElements;
@@ -251,7 +252,7 @@ struct KeysBlock {
     // S becomes P, also where a query does not see a key. With a softcap P is rounded, 0 there, and
     // S becomes P times 1 - tanh^2, the cap's own gradient.
     FS_DEVICE void exponentiate(Rounded& rounded, Scores& S, const Step& at, bool needs_mask) {
-        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        change_scores<SEMANTICS>(S, args.score_argument);
         Scores P;
 #pragma unroll
         for (int n = 0; n < Kernel::query_tiles; ++n) {
@@ -263,7 +264,7 @@ struct KeysBlock {
                     P[m][n][e] = exp2_approx(
                         fmaf(S[m][n][e], args.scale_log2, e % 2 == 0 ? -lse_log2.x : -lse_log2.y));
         }
-        if constexpr (SEMANTICS.softcap) {
+        if constexpr (SEMANTICS.changes_scores) {
             if constexpr (Kernel::masked)
                 if (needs_mask) mask(P, at);
             round_to<value_t>(rounded, P);
@@ -274,15 +275,13 @@ struct KeysBlock {
             for (int n = 0; n < Kernel::query_tiles; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    S[m][n][e] = SEMANTICS.softcap
-                                     ? P[m][n][e] * fmaf(-S[m][n][e], S[m][n][e], 1.0f)
-                                     : P[m][n][e];
+                    S[m][n][e] = times_slope<SEMANTICS>(P[m][n][e], S[m][n][e]);
     }
 
     // dP becomes dS = P (dP - D), and is rounded; without a softcap P, too. Where a query does not
     // see a key, both are 0.
     FS_DEVICE void compute_dS(Rounded& rounded, Rounded& rounded_P, Scores& P, Scores& dP,
-                                 const Step& at, bool needs_mask) {
+                              const Step& at, bool needs_mask) {
 #pragma unroll
         for (int n = 0; n < Kernel::query_tiles; ++n) {
             const float2 D = row_statistic(at, 1, n);
@@ -296,9 +295,9 @@ struct KeysBlock {
         if constexpr (Kernel::masked)
             if (needs_mask) {
                 mask(dP, at);
-                if constexpr (!SEMANTICS.softcap) mask(P, at);
+                if constexpr (!SEMANTICS.changes_scores) mask(P, at);
             }
-        if constexpr (!SEMANTICS.softcap) round_to<value_t>(rounded_P, P);
+        if constexpr (!SEMANTICS.changes_scores) round_to<value_t>(rounded_P, P);
         round_to<value_t>(rounded, dP);
     }
 
@@ -408,7 +407,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     // Heads one after the other, whose sums of dq then stay in L2, each from its first keys on,
     // which most queries see. The last heads go together, longest first: no SM is left with a long
     // CTA when the others have no more.
-    if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal) {
+    if constexpr (kTriangular<Kernel::SEMANTICS>) {
         const uint32_t n_sequences = gridDim.x / n_blocks;
         const uint32_t together = min((kLastCtas + n_blocks - 1) / n_blocks, n_sequences);
         const uint32_t alone = n_sequences - together;

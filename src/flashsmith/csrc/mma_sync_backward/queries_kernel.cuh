@@ -3,6 +3,7 @@
 // neither fp32 sums in memory nor an order among CTAs.
 #pragma once
 
+#include "common/changed_scores.cuh"
 #include "mma_sync_backward/common_parts.cuh"
 
 namespace flashsmith {
@@ -132,15 +133,13 @@ struct QueriesBlock {
         zero(dP);
         multiply<value_t, Kernel::d_steps>(dP, rows(Kernel::kept_do_offset),
                                            RowsB<Layout>(V_tile(stage), lane));
-        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        change_scores<SEMANTICS>(S, args.score_argument);
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float tangent = S[0][n][e];  // of a softcap; the score itself without one
-                const float P = exp2_approx(fmaf(tangent, args.scale_log2, -lse_log2[e / 2]));
-                const float factor = SEMANTICS.softcap ? P * fmaf(-tangent, tangent, 1.0f) : P;
-                dP[0][n][e] = factor * (dP[0][n][e] - D[e / 2]);
+                const float P = exp2_approx(fmaf(S[0][n][e], args.scale_log2, -lse_log2[e / 2]));
+                dP[0][n][e] = times_slope<SEMANTICS>(P, S[0][n][e]) * (dP[0][n][e] - D[e / 2]);
             }
         if constexpr (Kernel::masked)
             if (needs_mask) mask(dP, block);
@@ -207,7 +206,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const uint32_t sequence = block_index() / n_blocks;
     int block = block_index() % n_blocks;
     // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
-    if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal) block = n_blocks - 1 - block;
+    if constexpr (kTriangular<Kernel::SEMANTICS>) block = n_blocks - 1 - block;
     const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
     constexpr bool kPacked = Kernel::SEMANTICS.packed;
     const SequenceRows q =

@@ -21,7 +21,7 @@ struct Append {
         const int64_t row = first_query + query;
         if (part >= 2 * args.heads_k) {
             const int head = part - 2 * args.heads_k;
-            const bool moves = SEMANTICS.mask != MaskKind::none;
+            const bool moves = kHidesKeys<SEMANTICS>;
             turn(address(args.q_source, args.q_source_strides, batch, row, head),
                  address(args.q_rotated, args.q_strides, batch, row, head),
                  position(length, moves ? query : 0));

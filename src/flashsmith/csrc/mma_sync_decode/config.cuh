@@ -200,7 +200,7 @@ struct DecodeKernelArgs {
     int32_t kept_levels, kept_level_bytes;
     Divisor by_group, by_page, by_merged_rows;
 
-    float softcap_scale_2log2e;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
+    float score_argument;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
 
     // Of sequences with many rows: parts at most, blocks of B_c keys that a part has at least, and
     // where their states are: rows from the first state to theirs, and from one K/V head, batch or

@@ -10,6 +10,7 @@
 // there is the same with larger tiles (chunk_kernel.cuh); each part is a run.
 #pragma once
 
+#include "common/changed_scores.cuh"
 #include "common/warp_mma.cuh"
 #include "mma_sync_decode/own_rows.cuh"
 #include "mma_sync_decode/part_merge.cuh"
@@ -136,7 +137,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         Scores scores;
         zero(scores);
         multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
-        if constexpr (SEMANTICS.softcap) tanh_scaled(scores, args.softcap_scale_2log2e);
+        change_scores<SEMANTICS>(scores, args.score_argument);
         if (key < full_begin || key + kKeys > full_end) mask(scores, key);
         softmax.template update<false>(scores, o);
         InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;

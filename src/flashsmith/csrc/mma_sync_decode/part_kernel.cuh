@@ -10,9 +10,9 @@ namespace flashsmith {
 template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_keys(const DecodeKernelArgs& args) {
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
-                  Kernel::SEMANTICS.mask != MaskKind::window && Kernel::has_whole_runs)
+                  !Kernel::SEMANTICS.hides_earlier && Kernel::has_whole_runs)
         if ((args.flags & kPrefetchesRuns) != 0) prefetch_run<Kernel>(args);
-    if constexpr (Kernel::uses_pdl && Kernel::SEMANTICS.mask != MaskKind::window)
+    if constexpr (Kernel::uses_pdl && !Kernel::SEMANTICS.hides_earlier)
         if (args.log2_prefetched_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
 }
 

@@ -333,7 +333,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     args.window_left = static_cast<int32_t>(std::min(p.window_left, int64_t{kUnlimited}));
     args.window_right = static_cast<int32_t>(std::min(p.window_right, int64_t{kUnlimited}));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
-    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
+    args.score_argument = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
     const bool turns = tensors[cos_table] != 0;
     if (turns) args.q_strides = {p.packed ? 0 : p.seq_q * p.heads_q * p.d, p.heads_q * p.d, p.d};
 

@@ -60,13 +60,14 @@ struct RunTile {
     FS_DEVICE KeyRange keys_of_row(int row) const {
         const DecodeSequence& s = item.sequence;
         KeyRange keys{0, s.keys - 1};
-        if constexpr (SEMANTICS.mask != MaskKind::none) {
+        if constexpr (kHidesKeys<SEMANTICS>) {
             const int position = query_of_row(row) + s.keys - s.queries;
-            if constexpr (SEMANTICS.mask == MaskKind::causal) keys.last = min(keys.last, position);
-            if constexpr (SEMANTICS.mask == MaskKind::window) {
-                keys.last = min(keys.last, position + args.window_right);
-                keys.first = max(keys.first, position - args.window_left);
-            }
+            if constexpr (SEMANTICS.hides_later)
+                keys.last =
+                    min(keys.last, Mask::last_key(position, args.window_left, args.window_right));
+            if constexpr (SEMANTICS.hides_earlier)
+                keys.first =
+                    max(keys.first, Mask::first_key(position, args.window_left, args.window_right));
         }
         return keys;
     }

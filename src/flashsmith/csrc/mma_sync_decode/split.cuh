@@ -69,8 +69,9 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
     s.keys = min(max(lengths.of(args, batch), 0), args.capacity);
     if (args.new_k != nullptr) s.keys = min(s.keys + s.queries, args.capacity);
     s.begin = 0;
-    if constexpr (SEMANTICS.mask == MaskKind::window)
-        s.begin = max(s.keys - s.queries - args.window_left, 0) & ~(Kernel::B_c - 1);
+    if constexpr (SEMANTICS.hides_earlier)
+        s.begin = max(Mask::first_key(s.keys - s.queries, args.window_left, args.window_right), 0) &
+                  ~(Kernel::B_c - 1);
     return s;
 }
 

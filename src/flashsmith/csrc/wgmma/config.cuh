@@ -78,8 +78,8 @@ struct HopperForwardKernelConfig {
 // need the whole sequence's length, which parts do not have.
 constexpr bool splits_last_tiles(const HopperForwardKernelConfig& config,
                                  const Semantics& semantics) {
-    return semantics.mask == MaskKind::none && config.n_warpgroups > 1 &&
-           config.cluster_size == 1 && config.split_keys == 0;
+    return !semantics.hides_keys() && config.n_warpgroups > 1 && config.cluster_size == 1 &&
+           config.split_keys == 0;
 }
 
 // Whether the tiles that are short of rows come last of all, as far as the heads that SMs end with
@@ -87,7 +87,7 @@ constexpr bool splits_last_tiles(const HopperForwardKernelConfig& config,
 // other tiles of their head, which read the same K and V at the same time.
 constexpr bool keeps_short_tiles_back(const HopperForwardKernelConfig& config,
                                       const Semantics& semantics) {
-    return semantics.mask == MaskKind::none && !semantics.packed && config.n_warpgroups > 1 &&
+    return !semantics.hides_keys() && !semantics.packed && config.n_warpgroups > 1 &&
            config.cluster_size == 1 && config.tile_order == TileOrder::by_head;
 }
 

@@ -1,6 +1,7 @@
 // A consumer warpgroup: attention for 64 rows of Q of one tile after the other.
 #pragma once
 
+#include "common/changed_scores.cuh"
 #include "wgmma/max_policy.cuh"
 #include "wgmma/output.cuh"
 #include "wgmma/stage_order.cuh"
@@ -249,9 +250,9 @@ struct Consumer {
     // From a block's scores to its probabilities.
     template <bool kFirst>
     FS_DEVICE void compute_probabilities(int block, const BlockRange& blocks) {
-        if constexpr (SEMANTICS.softcap) tanh_scaled(S, problem.softcap_scale_2log2e);
+        change_scores<SEMANTICS>(S, problem.score_argument);
         // Without a mask a row sees all keys: only the last, in the first block, may be missing.
-        if constexpr (Kernel::masked && (kFirst || SEMANTICS.mask != MaskKind::none))
+        if constexpr (Kernel::masked && (kFirst || kHidesKeys<SEMANTICS>))
             if (blocks.needs_mask(block))
                 VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, token_of_lane(), block * Kernel::B_c);

@@ -2,6 +2,7 @@
 // may be stale. A policy is part of a Consumer and works on its state.
 #pragma once
 
+#include "common/changed_scores.cuh"
 #include "common/visible_keys.cuh"
 #include "wgmma/row_softmax.cuh"
 #include "wgmma/static_kernel_configuration.cuh"
@@ -172,7 +173,7 @@ struct StaleMax {
             mma_m16n8k16<typename Kernel::value_t>(scores[0][0], q, {k[0], k[1]});
             mma_m16n8k16<typename Kernel::value_t>(scores[0][1], q, {k[2], k[3]});
         }
-        if constexpr (SEMANTICS.softcap) tanh_scaled(scores, consumer.problem.softcap_scale_2log2e);
+        change_scores<SEMANTICS>(scores, consumer.problem.score_argument);
     }
 };
 

@@ -302,7 +302,7 @@ struct TileScheduler {
         int first = tile_of_head * kWarpgroups, end = first + kWarpgroups;
         const int all = (count + kWarpgroupRows - 1) / kWarpgroupRows;
         const int last = (all + kWarpgroups - 1) / kWarpgroups - 1;  // tile
-        if constexpr (SEMANTICS.mask != MaskKind::none) {
+        if constexpr (kHidesKeys<SEMANTICS>) {
             const int missing = (last + 1) * kWarpgroups - all;
             if (tile_of_head <= last) {
                 first = max(first - missing, 0);

@@ -33,7 +33,7 @@ struct StaticHopperKernelConfig {
     // Under a mask a tile's last rows see the most keys. Where a softmax takes longer than the
     // other warpgroups' GEMMs, they are the first warpgroup's, which was the first to finish the
     // tile before.
-    static constexpr bool last_rows_first = SEMANTICS.mask != MaskKind::none && d_head < 128;
+    static constexpr bool last_rows_first = kHidesKeys<SEMANTICS> && d_head < 128;
 
     // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
@@ -78,7 +78,7 @@ struct StaticHopperKernelConfig {
     static constexpr int V_barriers = K_barriers + 16 * CFG.kv_stages;
     static constexpr int info_offset = (V_barriers + 16 * CFG.kv_stages + 31) / 32 * 32;
     // Masks stand at the end of a sequence, and packed ones differ.
-    static constexpr bool info_has_q_count = SEMANTICS.packed && SEMANTICS.mask != MaskKind::none;
+    static constexpr bool info_has_q_count = SEMANTICS.packed && kHidesKeys<SEMANTICS>;
     static constexpr int info_bytes = info_has_q_count || splits_keys ? 48 : 32;
     // The tile's number that the first CTA of a cluster broadcasts, and its barriers.
     static constexpr int broadcast_offset = info_offset + info_bytes * Q_slots;

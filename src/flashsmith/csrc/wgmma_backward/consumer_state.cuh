@@ -103,7 +103,7 @@ struct ConsumerState {
 
     // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
     FS_DEVICE void zero_unattended_rows() const {
-        if constexpr (SEMANTICS.mask == MaskKind::none) return;
+        if constexpr (!kHidesKeys<SEMANTICS>) return;
         const int rows = min(visibility.first_seeing_row() - block * Kernel::B_r, Kernel::B_r);
         if (rows <= 0) return;
         mbarrier_wait(d_o.full(), d_o.state.phase());

@@ -16,7 +16,7 @@ struct KeyBlock {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
     // Whether the first blocks of keys of several heads come before their second ones.
-    static constexpr bool kTogether = kOrdered || SEMANTICS.mask == MaskKind::causal;
+    static constexpr bool kTogether = kOrdered || kTriangular<SEMANTICS>;
     // About as many as a GPU of sm_90 holds at once.
     static constexpr uint32_t kResidentCtas = 128;
 

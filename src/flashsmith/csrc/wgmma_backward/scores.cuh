@@ -1,6 +1,7 @@
 // What a consumer warpgroup computes between its GEMMs: P of S, dS of dP, both masked and rounded.
 #pragma once
 
+#include "common/changed_scores.cuh"
 #include "common/softmax.cuh"
 #include "wgmma_backward/consumer_state.cuh"
 
@@ -23,7 +24,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
     // instructions are in the queue before theirs, though: with early_rows those of so many tiles
     // of S come first, and with still more registers D's too.
     // A softcap leaves none: P lives beside S, and tanh takes some.
-    static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.softcap;
+    static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.changes_scores;
     static constexpr bool kLoadsRowsEarly =
         kRowsMayWait &&
         Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
@@ -41,7 +42,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
 
     // With a softcap S is no P any more.
     static constexpr bool kRoundsPEarly =
-        CFG.order != StepOrder::scores_together || SEMANTICS.softcap;
+        CFG.order != StepOrder::scores_together || SEMANTICS.changes_scores;
 
     // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient; where a query does not
     // see a key, P is 0.
@@ -51,7 +52,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
         exponentiate(lse);
     }
     FS_DEVICE void exponentiate(const RowPairs& lse) {
-        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        change_scores<SEMANTICS>(S, args.score_argument);
         typename Kernel::Scores p;
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n) {
@@ -66,9 +67,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                S[0][n][e] = SEMANTICS.softcap ? p[0][n][e] * fmaf(-S[0][n][e], S[0][n][e], 1.0f)
-                                               : p[0][n][e];
+            for (int e = 0; e < 4; ++e) S[0][n][e] = times_slope<SEMANTICS>(p[0][n][e], S[0][n][e]);
     }
 
     // ptxas moves exponentials below a wait for wgmma, but not beyond the end of a basic block: a
@@ -105,14 +104,17 @@ struct ConsumerScores : ConsumerState<Kernel> {
     FS_DEVICE void mask(typename Kernel::Scores& x) const {
         const int key = first_key + warp * kWarpRows + lane / 4;
         const int query = block * Kernel::B_r + lane % 4 * 2;
-        if constexpr (SEMANTICS.mask != MaskKind::window) {
+        if constexpr (!kHidesKeys<SEMANTICS> ||
+                      (kTriangular<SEMANTICS> && Mask::kLastIsOneFurther)) {
             // One comparison for an element, or two, with what follows from its place in the tile.
             constexpr int kFar = 1 << 30;
             int ahead[2];  // of the key in row r: how far the first query's last key is
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                ahead[r] = SEMANTICS.mask == MaskKind::causal
-                               ? query + visibility.seq_k - visibility.seq_q - key - 8 * r
+                ahead[r] = kHidesKeys<SEMANTICS>
+                               ? Mask::last_key(query + visibility.seq_k - visibility.seq_q,
+                                                visibility.left, visibility.right) -
+                                     key - 8 * r
                                : kFar;
                 if (SEMANTICS.uneven && key + 8 * r >= visibility.seq_k) ahead[r] = -kFar;
             }

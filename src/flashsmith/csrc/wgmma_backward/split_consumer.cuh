@@ -23,7 +23,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         const PipelineBarriers barriers{smem + Kernel::P_barriers};
         mbarrier_init(barriers.full(0), kWarpsPerWarpgroup);
         mbarrier_init(barriers.empty(0), kWarpsPerWarpgroup);
-        if constexpr (Kernel::SEMANTICS.mask != MaskKind::none)
+        if constexpr (kHidesKeys<Kernel::SEMANTICS>)
             mbarrier_init(smem + Kernel::rows_barrier, Kernel::consumer_threads);
     }
     FS_DEVICE PipelineBarriers P_barriers() const { return {smem + Kernel::P_barriers}; }

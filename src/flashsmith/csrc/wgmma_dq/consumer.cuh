@@ -7,6 +7,7 @@
 
 #include "backward/store_gradient.cuh"
 #include "common/accumulators.cuh"
+#include "common/changed_scores.cuh"
 #include "common/opaque.cuh"
 #include "common/softmax.cuh"
 #include "sm90/pipeline.cuh"
@@ -178,13 +179,13 @@ struct DqConsumer {
 
     // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient.
     FS_DEVICE void exponentiate() {
-        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        change_scores<SEMANTICS>(S, args.score_argument);
 #pragma unroll
         for (int n = 0; n < Kernel::B_c / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const float p = exp2_approx(fmaf(S[0][n][e], args.scale_log2, -lse[e / 2]));
-                S[0][n][e] = SEMANTICS.softcap ? p * fmaf(-S[0][n][e], S[0][n][e], 1.0f) : p;
+                S[0][n][e] = times_slope<SEMANTICS>(p, S[0][n][e]);
             }
     }
 
@@ -213,7 +214,7 @@ struct DqConsumer {
 #pragma unroll
                 for (int e = 0; e < 2; ++e)
                     if (8 * n + e > columns.last ||
-                        (SEMANTICS.mask == MaskKind::window && 8 * n + e < columns.first))
+                        (SEMANTICS.hides_earlier && 8 * n + e < columns.first))
                         dP[0][n][2 * r + e] = 0.0f;
         }
     }

@@ -23,8 +23,7 @@ struct QueryBlock {
         const uint32_t n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
         const uint32_t sequence = number / n_blocks;
         const uint32_t place = number - sequence * n_blocks;
-        first_row =
-            (SEMANTICS.mask == MaskKind::causal ? n_blocks - 1 - place : place) * Kernel::B_r;
+        first_row = (kTriangular<SEMANTICS> ? n_blocks - 1 - place : place) * Kernel::B_r;
         batch = sequence / args.heads_q;
         head = sequence % args.heads_q;
         head_k = head / (args.heads_q / args.heads_k);

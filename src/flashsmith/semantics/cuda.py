@@ -1,0 +1,99 @@
+"""The CUDA C++ of semantics: what a library's kernels call for its mask and its score."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.expression import constant, symbol, tanh
+from flashsmith.semantics.mask import POSITION, UNLIMITED, Mask
+from flashsmith.semantics.score import SCORE, Score
+
+HEADER = "semantics.cuh"
+
+
+def semantics_header(semantics: Semantics) -> str:
+    """The text of the header that a library's kernels include first: the struct Mask, by which they
+    know what rows and keys see of each other, and the struct Score, by which scores change.
+
+    Raises:
+        ArgumentError: kernels cannot compute the score.
+    """
+    mask, score = semantics.key_mask, semantics.score
+    includes = "" if score.is_plain else '#include "common/score.cuh"\n\n'
+    return f"""\
+#pragma once
+
+{includes}namespace flashsmith {{
+
+// {mask}: keys and positions of one sequence; a row stands at the key of its position.
+struct Mask {{
+    // Whether the last key that a row sees is one further on in the next row.
+    static constexpr bool kLastIsOneFurther = {_bool(_is_one_further(mask))};
+{_mask_functions(mask)}}};
+
+// {score}
+struct Score {{
+{_score_functions(score)}}};
+
+}}  // namespace flashsmith
+"""
+
+
+def semantics_numbers(semantics: Semantics) -> tuple[int, ...]:
+    """What a library says of its semantics: a checksum of their header, and csrc's fields."""
+    return crc32(semantics_header(semantics).encode()), *map(int, semantics.cpp_fields().values())
+
+
+def _mask_functions(mask: Mask) -> str:
+    """The ends of what rows and keys see; without one, a place beyond any sequence."""
+    ends = (
+        ("first_key", "position", mask.first, -UNLIMITED),
+        ("last_key", "position", mask.last, UNLIMITED),
+        ("first_row", "key", mask.first_row, -UNLIMITED),
+        ("last_row", "key", mask.last_row, UNLIMITED),
+    )
+    text = ""
+    for name, of, end, default in ends:
+        value = constant(default) if end is None else end
+        text += (
+            f"    __device__ __forceinline__ static int {name}(int {of}, int left, int right) {{\n"
+            f"        return {value.cpp({it: it for it in value.symbols()})};\n"
+            "    }\n"
+        )
+    return text
+
+
+def _is_one_further(mask: Mask) -> bool:
+    return mask.last is not None and mask.last.derivative(POSITION.operands[0]) == constant(1)
+
+
+def _score_functions(score: Score) -> str:
+    """What a raw score becomes but for the factor, by which the host multiplies the logarithm's
+    base; and the derivative with respect to the score, of what it has become."""
+    changed = symbol("changed")
+    slope = score.slope.replace(score.body, changed)
+    if score.is_plain:
+        change = "score"
+    elif score.body == tanh(SCORE / score.factor) and slope.symbols() == ("changed",):
+        # The host folds scale, cap and what turns e^2x into a power of 2 into one argument.
+        change = "tanh_of_2log2e(score * argument)"
+    else:
+        raise ArgumentError(
+            f"score={quoted(score.name)}: kernels compute a * tanh(score / a) alone, and this is "
+            f"{score.value}"
+        )
+    return (
+        "    __device__ __forceinline__ static float change(float score, float argument) {\n"
+        f"        return {change};\n"
+        "    }\n"
+        "    __device__ __forceinline__ static float slope(float changed) {\n"
+        f"        return {slope.cpp({'changed': 'changed'})};\n"
+        "    }\n"
+    )
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
