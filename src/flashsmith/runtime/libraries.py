@@ -154,7 +154,8 @@ class LoadedKernel:
             # A config of one kernel launches it once.
             len(self.plan(call).launched) if self.entry.beside else 1,
             0 if framework is None else int(block_bytes),
-            f"launching {self.config} for {call.problem} on GPU {ordinal}",
+            self.config,
+            call.problem,
             len(call.addresses),
             Device("cuda", ordinal),
             framework,
@@ -211,7 +212,8 @@ class PreparedLaunch:
     function: Callable[..., Any]
     n_kernels: int
     block_bytes: int
-    what: str
+    config: KernelConfig
+    problem: Problem
     n_tensors: int
     device: Device
     framework: Framework | None
@@ -235,7 +237,8 @@ class PreparedLaunch:
 
     def refused(self, error: RuntimeError) -> LaunchError:
         """The error that a caller of ``function`` raises for one of its."""
-        return LaunchError(f"{self.what}: {error}")
+        what = f"launching {self.config} for {self.problem} on GPU {self.device.ordinal}"
+        return LaunchError(f"{what}: {error}")
 
 
 @dataclass(frozen=True)

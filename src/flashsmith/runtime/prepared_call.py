@@ -11,7 +11,6 @@ from flashsmith.operations.operation import shape_of
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch
 from flashsmith.runtime.request import Request
-from flashsmith.runtime.tensors import view_tensor
 
 if TYPE_CHECKING:
     from flashsmith.runtime.emulation import EmulationResult, Observer
@@ -108,18 +107,24 @@ def prepare(
     problem, operation = request.problem, request.problem.computed
     views, first = dict(request.views), request.first
     outputs: dict[str, Any] = {}
+    framework = first.framework
     for tensor in operation.outputs:
         name = tensor.name
         if name in request.wanted:
+            shape = shape_of(tensor, problem, request.sizes)
             dtype = tensor.dtype_of(problem, request.options)
-            made = first.framework.allocate(
-                first.source,
-                shape_of(tensor, problem, request.sizes),
-                dtype,
-                poisoned=poisoned and "float" in dtype,
+            other = None if dtype == first.dtype else dtype  # a framework's own takes less time
+            made = framework.allocate(
+                first.source, shape, other, poisoned=poisoned and "float" in dtype
             )
             outputs[name] = made
-            views[name] = view_tensor(name, made, (dtype,))
+            if 0 in shape:  # each framework has strides of its own
+                views[name] = framework.view(name, made)
+            else:  # without another look at it
+                views[name] = TensorView(
+                    *(name, framework, dtype, shape, contiguous_strides(shape)),
+                    *(framework.address(made), first.device, True, made),
+                )
         elif name in views and tensor.is_written(views):
             outputs[name] = views[name].source
 
