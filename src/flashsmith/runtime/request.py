@@ -46,9 +46,9 @@ class Request(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute: no output has an element."""
-        if not any(0 in view.shape for view in self.views.values()):
-            return False
+        """Whether there is nothing to compute: no output has an element, or there is none."""
+        if self.wanted and not any(0 in view.shape for view in self.views.values()):
+            return False  # most calls
         p, views = self.problem, self.views
         return all(
             0 in (views[it.name].shape if it.name in views else shape_of(it, p, self.sizes))
