@@ -132,8 +132,9 @@ def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
     prepare = LoadedKernel.prepare
 
     def noting(kernel: LoadedKernel, call: Any, ordinal: int, **options: Any) -> Any:
-        arguments = (kernel.index, *call.library_arguments(), ordinal, options["timed"])
-        function, block_bytes = kernel.functions.prepare(*arguments)
+        function, block_bytes = kernel.planned_by(
+            kernel.functions.prepare, call, ordinal, options["timed"]
+        )
         adapter = framework_of(torch.Tensor)
         stream = adapter.current_stream(ordinal)
         addresses = call.addresses

@@ -226,10 +226,9 @@ class Problem:
         (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
         try:
             parsed = parse_kind("+".join(kind))
-            sizes = batch, seq_q, seq_k, heads_q, heads_k, d
-            return cls(*sizes, dtype, *parsed)
         except ArgumentError as error:
             raise ArgumentError(f"problem={quoted(text)}: {error}") from None
+        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, *parsed)
 
 
 def _semantic_words() -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class LoadedKernel:
         Raises ArgumentError when the kernel cannot serve the problem or the device.
         """
         try:
-            described = self._planned(self.functions.plan, call)
+            described = self.planned_by(self.functions.plan, call)
         except ValueError as error:
             raise ArgumentError(str(error)) from None
         return plan_from_library(self.entry.ptx_entries, described)
@@ -145,7 +145,7 @@ class LoadedKernel:
         """
         check_runs(self.library.manifest.nvcc_version)
         try:
-            function, block_bytes = self._planned(self.functions.prepare, call, ordinal, timed)
+            function, block_bytes = self.planned_by(self.functions.prepare, call, ordinal, timed)
         except ValueError as error:
             raise ArgumentError(str(error)) from None
 
@@ -162,7 +162,7 @@ class LoadedKernel:
             poisoned,
         )
 
-    def _planned(self, function: Callable[..., Any], call: LibraryCall, *more: int) -> Any:
+    def planned_by(self, function: Callable[..., Any], call: LibraryCall, *more: int) -> Any:
         """What one of the library's functions makes of a call, by the costs of the call's GPU."""
         if self.costs is None:
             return function(self.index, *call.library_arguments(), *more)

@@ -28,8 +28,10 @@ MAX_UNCAPPED_SCALE = 2.0**27
 NO_WINDOW = (None, None)
 _PAIR = "tuple[int | None, int | None]"
 _TENSOR = "Array | None"
-# Of an argument without a default.
-REQUIRED: Any = object()
+
+
+class REQUIRED:
+    """Of an argument without a default. A class, as torch.compile traces a comparison with one."""
 
 
 class Argument(NamedTuple):
