@@ -34,7 +34,8 @@ from flashsmith.families.covering_array import cover
 from flashsmith.runtime import OperationResult, emulation, run_operation
 from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.launch_plan import LaunchPlan
-from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
+from flashsmith.runtime.operation_run import prepare_operation
+from flashsmith.runtime.prepared_call import PreparedCall
 from flashsmith.verify import prove
 from flashsmith.verify.decode_reference import DecodeReference, rotated
 from ptxlab.checks import BankConflicts, all_checks
@@ -381,7 +382,7 @@ def planned(
     caches: Mapping[str, np.ndarray],
     cfg: FlashDecodeKernelConfig = SMALL,
     device: DeviceSpec = EIGHT_SMS,
-) -> tuple[PreparedOperation, LaunchPlan]:
+) -> tuple[PreparedCall, LaunchPlan]:
     """A call that can be run again, and its plan."""
     slots, d = caches["k_cache"].shape[1], sequences[0].q.shape[-1]
     pages = caches["page_table"].shape[1] if "page_table" in caches else 1
