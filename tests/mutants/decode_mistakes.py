@@ -64,6 +64,7 @@ class AskedDecode(Asked):
 
 
 _PART, _SPLIT = "mma_sync_decode/part_kernel.cuh", "mma_sync_decode/split.cuh"
+_RANGE = "common/visible_keys.cuh"
 _TILE, _COPIES = "mma_sync_decode/run_tile.cuh", "mma_sync_decode/run_copies.cuh"
 _RUN, _PART_MERGE = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/part_merge.cuh"
 _CLUSTER = "mma_sync_decode/cluster_merge.cuh"
@@ -130,11 +131,11 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "(int64_t{batch} * args.heads_k + head_k)", "(int64_t{batch} * args.heads_k)"),
         SourcePatch("keys behind the run", _TILE, "if (item.end_part < s.parts) end =",
                     "if (item.end_part < s.parts - 1) end ="),
-        SourcePatch("the last key is not seen", _TILE, "KeyRange keys{0, s.keys - 1};",
-                    "KeyRange keys{0, s.keys - 2};"),
+        SourcePatch("the last key is not seen", _RANGE, "KeyRange keys{0, seq_k - 1};",
+                    "KeyRange keys{0, seq_k - 2};"),
         SourcePatch("no mask", _RUN,
                     "if (key < full_begin || key + kKeys > full_end) mask(scores, key);", ";"),
-        SourcePatch("the diagonal is not seen", _TILE,
+        SourcePatch("the diagonal is not seen", _RANGE,
                     "Mask::last_key(position, ", "Mask::last_key(position - 1, "),
         SourcePatch("top left", _TILE, "query_of_row(row) + s.keys - s.queries;",
                     "query_of_row(row);"),
@@ -490,11 +491,10 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("keys in front of a window are there", _COPIES,
                     "const bool present = key >= begin && key < end;",
                     "const bool present = key < end;"),
-        SourcePatch("windows begin a key late", _TILE,
+        SourcePatch("windows begin a key late", _RANGE,
                     "Mask::first_key(position, ", "Mask::first_key(position + 1, "),
-        SourcePatch("windows end a key early", _TILE,
-                    "Mask::last_key(position, args.window_left, args.window_right));",
-                    "Mask::last_key(position - 1, args.window_left, args.window_right));"),
+        SourcePatch("windows end a key early", _RANGE,
+                    "Mask::last_key(position, ", "Mask::last_key(position - 1, "),
         SourcePatch("parts begin behind a window", _SPLIT,
                     "Mask::first_key(s.keys - s.queries, ",
                     "Mask::first_key(s.keys + Kernel::B_c, "),

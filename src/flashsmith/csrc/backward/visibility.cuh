@@ -11,27 +11,24 @@ template <Semantics SEMANTICS>
 struct Visibility {
     static constexpr bool kMasked = SEMANTICS.masked();
     int seq_q, seq_k;
-    int left, right;  // limits of a window
+    int window_left, window_right;
 
     FS_DEVICE Visibility(const BackwardKernelArgs& args, int seq_q, int seq_k)
-        : seq_q(seq_q), seq_k(seq_k), left(args.window_left), right(args.window_right) {}
+        : seq_q(seq_q),
+          seq_k(seq_k),
+          window_left(args.window_left),
+          window_right(args.window_right) {}
 
     // Of a row that there is.
     FS_DEVICE KeyRange keys(int row) const {
-        const int position = row + seq_k - seq_q;
-        KeyRange keys{0, seq_k - 1};
-        if constexpr (SEMANTICS.hides_later)
-            keys.last = min(keys.last, Mask::last_key(position, left, right));
-        if constexpr (SEMANTICS.hides_earlier)
-            keys.first = max(keys.first, Mask::first_key(position, left, right));
-        return keys;
+        return visible_range<SEMANTICS>(*this, row + seq_k - seq_q, seq_k);
     }
 
     // The first row that sees a key; all behind it do. seq_q where none does.
     FS_DEVICE int first_seeing_row() const {
         if (seq_k == 0) return seq_q;
         if constexpr (!kHidesKeys<SEMANTICS>) return 0;
-        return min(seq_q, max(0, seq_q - seq_k + Mask::first_row(0, left, right)));
+        return min(seq_q, max(0, seq_q - seq_k + Mask::first_row(0, window_left, window_right)));
     }
 
     // Blocks of B_r queries that meet the keys from first_key on; of those in full range every
@@ -44,12 +41,14 @@ struct Visibility {
         int64_t begin = 0, end = seq_q, full_begin = 0, full_end = seq_q;
         const int64_t shift = int64_t{seq_q} - seq_k;
         if constexpr (SEMANTICS.hides_later) {
-            begin = max(begin, Mask::first_row(first_key, left, right) + shift);
-            full_begin = max(full_begin, Mask::first_row(last_key, left, right) + shift);
+            begin = max(begin, Mask::first_row(first_key, window_left, window_right) + shift);
+            full_begin =
+                max(full_begin, Mask::first_row(last_key, window_left, window_right) + shift);
         }
         if constexpr (SEMANTICS.hides_earlier) {
-            end = min(end, Mask::last_row(last_key, left, right) + shift + 1);
-            full_end = min(full_end, Mask::last_row(first_key, left, right) + shift + 1);
+            end = min(end, Mask::last_row(last_key, window_left, window_right) + shift + 1);
+            full_end =
+                min(full_end, Mask::last_row(first_key, window_left, window_right) + shift + 1);
         }
         // Keys that are not there must not be seen by anybody.
         if (first_key + keys > seq_k) full_end = 0;

@@ -57,6 +57,65 @@ struct BlockRange {
     FS_DEVICE bool needs_mask(int block) const { return block < full_begin || block >= full_end; }
 };
 
+// The keys that a query at `position` sees, of `seq_k` in its sequence, by struct Mask of the
+// library's semantics.cuh. `window` has window_left and window_right.
+template <Semantics SEMANTICS, class Window>
+FS_DEVICE KeyRange visible_range(const Window& window, int position, int seq_k) {
+    KeyRange keys{0, seq_k - 1};
+    if constexpr (SEMANTICS.hides_later)
+        keys.last =
+            min(keys.last, Mask::last_key(position, window.window_left, window.window_right));
+    if constexpr (SEMANTICS.hides_earlier)
+        keys.first =
+            max(keys.first, Mask::first_key(position, window.window_left, window.window_right));
+    return keys;
+}
+
+// Elements of a tile of queries by keys whose key its row does not see become `hidden`: -inf of
+// scores, 0 of gradients. `seen(m, r)` is what a row of the lane sees, `first_key` that of the
+// tiles' first column.
+template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Seen>
+FS_DEVICE void mask_keys(float (&x)[kMTiles][kNTiles][4], const int& lane, int first_key,
+                         const Seen& seen, float hidden) {
+    const int first_column = first_key + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const KeyRange keys = seen(m, r);
+            const KeyRange columns{keys.first - first_column, keys.last - first_column};
+#pragma unroll
+            for (int n = 0; n < kNTiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    if (8 * n + e > columns.last ||
+                        (SEMANTICS.hides_earlier && 8 * n + e < columns.first))
+                        x[m][n][2 * r + e] = hidden;
+        }
+}
+
+// The same of a tile of keys by queries. `seen(n, i)` is what the lane's i-th query of the n-th
+// tiles sees, `first_key` the lane's first.
+template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Seen>
+FS_DEVICE void mask_queries(float (&x)[kMTiles][kNTiles][4], int first_key, const Seen& seen,
+                            float hidden) {
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const KeyRange keys = seen(n, i);
+#pragma unroll
+            for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int key = first_key + 16 * m + 8 * r;
+                    const bool sees =
+                        SEMANTICS.hides_earlier ? keys.contains(key) : key <= keys.last;
+                    if (!sees) x[m][n][2 * r + i] = hidden;
+                }
+        }
+}
+
 template <Semantics SEMANTICS>
 struct VisibleKeys {
     const ForwardKernelArgs& args;
@@ -67,15 +126,7 @@ struct VisibleKeys {
         : args(args), seq_q(seq_q), seq_k(seq_k) {}
 
     FS_DEVICE KeyRange keys(int row) const {
-        const int position = row + seq_k - seq_q;
-        KeyRange keys{0, seq_k - 1};
-        if constexpr (SEMANTICS.hides_later)
-            keys.last =
-                min(keys.last, Mask::last_key(position, args.window_left, args.window_right));
-        if constexpr (SEMANTICS.hides_earlier)
-            keys.first =
-                max(keys.first, Mask::first_key(position, args.window_left, args.window_right));
-        return keys;
+        return visible_range<SEMANTICS>(args, row + seq_k - seq_q, seq_k);
     }
 
     // For rows first_row .. first_row + rows - 1, as far as they exist.
@@ -97,21 +148,8 @@ struct VisibleKeys {
     template <int kMTiles, int kNTiles, class Row>
     FS_DEVICE void mask(float (&scores)[kMTiles][kNTiles][4], const int& lane, const Row& row,
                         int first_key) const {
-        const int first_column = first_key + lane % 4 * 2;
-#pragma unroll
-        for (int m = 0; m < kMTiles; ++m)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const KeyRange keys = this->keys(row(m, r));
-                const KeyRange columns{keys.first - first_column, keys.last - first_column};
-#pragma unroll
-                for (int n = 0; n < kNTiles; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        if (8 * n + e > columns.last ||
-                            (SEMANTICS.hides_earlier && 8 * n + e < columns.first))
-                            scores[m][n][2 * r + e] = -INFINITY;
-            }
+        mask_keys<SEMANTICS>(
+            scores, lane, first_key, [&](int m, int r) { return keys(row(m, r)); }, -INFINITY);
     }
 };
 

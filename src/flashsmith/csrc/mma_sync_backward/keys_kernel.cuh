@@ -303,20 +303,13 @@ struct KeysBlock {
 
     // Elements of keys that a query does not see, or of queries that there are not, become 0.
     FS_DEVICE void mask(Scores& x, const Step& at) const {
-        const int key = first_key + warp_key() + lane / 4;
         const int query = at.block * Kernel::B_r + warp_query() + lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < Kernel::query_tiles; ++n)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                KeyRange keys = visibility.keys(query + 8 * n + i);
-                if (SEMANTICS.uneven && query + 8 * n + i >= q.count) keys.last = -1;
-#pragma unroll
-                for (int m = 0; m < Kernel::key_tiles; ++m)
-#pragma unroll
-                    for (int r = 0; r < 2; ++r)
-                        if (!keys.contains(key + 16 * m + 8 * r)) x[m][n][2 * r + i] = 0.0f;
-            }
+        const auto seen = [&](int n, int i) {
+            KeyRange keys = visibility.keys(query + 8 * n + i);
+            if (SEMANTICS.uneven && query + 8 * n + i >= q.count) keys.last = -1;
+            return keys;
+        };
+        mask_queries<SEMANTICS>(x, first_key + warp_key() + lane / 4, seen, 0.0f);
     }
 
     // This warp's part of P^T or dS^T, for all to read.

@@ -153,16 +153,8 @@ struct QueriesBlock {
 
     // Elements of keys that a query does not see become 0, whatever they are.
     FS_DEVICE void mask(Scores& dS, int block) const {
-        const int key = block * Kernel::step_keys + lane % 4 * 2;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const KeyRange keys = visibility.keys(lane_row() + 8 * r);
-#pragma unroll
-            for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    if (!keys.contains(key + 8 * n + i)) dS[0][n][2 * r + i] = 0.0f;
-        }
+        const auto seen = [&](int, int r) { return visibility.keys(lane_row() + 8 * r); };
+        mask_keys<SEMANTICS>(dS, lane, block * Kernel::step_keys, seen, 0.0f);
     }
 
     // ---- the epilogue ----

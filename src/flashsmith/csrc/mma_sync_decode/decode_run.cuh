@@ -147,19 +147,10 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
     }
 
     FS_DEVICE void mask(Scores& scores, int first_key) const {
-        const int first_column = first_key + lane % 4 * 2;
-#pragma unroll
-        for (int m = 0; m < Kernel::row_tiles; ++m)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const KeyRange keys = keys_of_row(warp_row() + 16 * m + 8 * r + lane / 4);
-#pragma unroll
-                for (int n = 0; n < Kernel::key_tiles; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        if (!keys.contains(first_column + 8 * n + e))
-                            scores[m][n][2 * r + e] = -INFINITY;
-            }
+        const auto seen = [&](int m, int r) {
+            return keys_of_row(warp_row() + 16 * m + 8 * r + lane / 4);
+        };
+        mask_keys<SEMANTICS>(scores, lane, first_key, seen, -INFINITY);
     }
 
     // ---- clusters ----

@@ -59,17 +59,8 @@ struct RunTile {
     // Of a row of the tile.
     FS_DEVICE KeyRange keys_of_row(int row) const {
         const DecodeSequence& s = item.sequence;
-        KeyRange keys{0, s.keys - 1};
-        if constexpr (kHidesKeys<SEMANTICS>) {
-            const int position = query_of_row(row) + s.keys - s.queries;
-            if constexpr (SEMANTICS.hides_later)
-                keys.last =
-                    min(keys.last, Mask::last_key(position, args.window_left, args.window_right));
-            if constexpr (SEMANTICS.hides_earlier)
-                keys.first =
-                    max(keys.first, Mask::first_key(position, args.window_left, args.window_right));
-        }
-        return keys;
+        const int position = query_of_row(row) + s.keys - s.queries;
+        return visible_range<SEMANTICS>(args, position, s.keys);
     }
 
     // The warp's first row in the tile.

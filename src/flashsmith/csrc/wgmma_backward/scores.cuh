@@ -113,7 +113,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
             for (int r = 0; r < 2; ++r) {
                 ahead[r] = kHidesKeys<SEMANTICS>
                                ? Mask::last_key(query + visibility.seq_k - visibility.seq_q,
-                                                visibility.left, visibility.right) -
+                                                visibility.window_left, visibility.window_right) -
                                      key - 8 * r
                                : kFar;
                 if (SEMANTICS.uneven && key + 8 * r >= visibility.seq_k) ahead[r] = -kFar;
@@ -128,16 +128,12 @@ struct ConsumerScores : ConsumerState<Kernel> {
                 }
             return;
         }
-#pragma unroll
-        for (int n = 0; n < Kernel::B_r / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                KeyRange seen = visibility.keys(query + 8 * n + i);
-                if (SEMANTICS.uneven && query + 8 * n + i >= visibility.seq_q) seen.last = -1;
-#pragma unroll
-                for (int r = 0; r < 2; ++r)
-                    if (!seen.contains(key + 8 * r)) x[0][n][2 * r + i] = 0.0f;
-            }
+        const auto seen = [&](int n, int i) {
+            KeyRange keys = visibility.keys(query + 8 * n + i);
+            if (SEMANTICS.uneven && query + 8 * n + i >= visibility.seq_q) keys.last = -1;
+            return keys;
+        };
+        mask_queries<SEMANTICS>(x, key, seen, 0.0f);
     }
 
     // This warpgroup's keys of dS, queries by keys, for all to read once committed: the fence takes

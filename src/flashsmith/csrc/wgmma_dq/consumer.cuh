@@ -204,19 +204,8 @@ struct DqConsumer {
 
     // dS of keys that a row does not see becomes 0.
     FS_DEVICE void mask() {
-        const int first_column = block * Kernel::B_c + lane % 4 * 2;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const KeyRange seen = tile.visibility.keys(row + 8 * r);
-            const KeyRange columns{seen.first - first_column, seen.last - first_column};
-#pragma unroll
-            for (int n = 0; n < Kernel::B_c / 8; ++n)
-#pragma unroll
-                for (int e = 0; e < 2; ++e)
-                    if (8 * n + e > columns.last ||
-                        (SEMANTICS.hides_earlier && 8 * n + e < columns.first))
-                        dP[0][n][2 * r + e] = 0.0f;
-        }
+        const auto seen = [&](int, int r) { return tile.visibility.keys(row + 8 * r); };
+        mask_keys<SEMANTICS>(dP, lane, block * Kernel::B_c, seen, 0.0f);
     }
 
     // ---- the end ----
