@@ -14,8 +14,8 @@ _TOGETHER, _DS = "wgmma_backward/scores_together.cuh", "wgmma_backward/ds_stages
 _STORE = "backward/store_gradient.cuh"
 _SPLIT = "wgmma_backward/split_consumer.cuh"
 _PRODUCER, _ORDER = "wgmma_backward/producer.cuh", "wgmma_backward/dq_order.cuh"
-_RANGE = "common/visible_keys.cuh"
-_ROWS, _SEEN = "backward/rows_kernels.cuh", "backward/visibility.cuh"
+_RANGE = "common/key_mask.cuh"
+_ROWS, _SEEN = "backward/rows_kernels.cuh", "backward/key_mask.cuh"
 _PLACES = "backward/rows.cuh"
 _DQ, _DQ_BLOCK = "wgmma_dq/consumer.cuh", "wgmma_dq/query_block.cuh"
 _DQ_PRODUCER = "wgmma_dq/producer.cuh"
@@ -161,7 +161,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     ";"),
         SourcePatch("dropped mask of dS in dq", _QUERIES, "if (needs_mask) mask(dP, block);", ";"),
         SourcePatch("sums of rows that see nothing in dq", _QUERIES,
-                    "if (lane_row() + e / 2 * 8 < visibility.first_seeing_row())", "if (false)"),
+                    "if (lane_row() + e / 2 * 8 < key_mask.first_attending_row())", "if (false)"),
         SourcePatch("scale twice in dq", _QUERIES, "(tile, dq, args.scale, 16 * warp",
                     "(tile, dq, args.scale * args.scale, 16 * warp"),
         SourcePatch("no scale in dq", _QUERIES, "(tile, dq, args.scale, 16 * warp",

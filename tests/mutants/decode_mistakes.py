@@ -64,7 +64,7 @@ class AskedDecode(Asked):
 
 
 _PART, _SPLIT = "mma_sync_decode/part_kernel.cuh", "mma_sync_decode/split.cuh"
-_RANGE = "common/visible_keys.cuh"
+_RANGE = "common/key_mask.cuh"
 _TILE, _COPIES = "mma_sync_decode/run_tile.cuh", "mma_sync_decode/run_copies.cuh"
 _RUN, _PART_MERGE = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/part_merge.cuh"
 _CLUSTER = "mma_sync_decode/cluster_merge.cuh"

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "backward/rows.cuh"
+#include "common/key_mask.cuh"
 #include "common/layout.cuh"
-#include "common/visible_keys.cuh"
 
 namespace flashsmith {
 

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "common/constants.cuh"
+#include "common/key_mask.cuh"
 #include "common/merge.cuh"
-#include "common/visible_keys.cuh"
 
 namespace flashsmith {
 

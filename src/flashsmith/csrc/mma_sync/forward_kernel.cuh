@@ -14,17 +14,17 @@ namespace flashsmith {
 // read again each time one of these is made: values kept over the loop would cost registers where
 // kernels with 32 rows a warp have none to spare.
 template <class Kernel>
-struct Coordinates {
+struct TileCoord {
     int warp, lane, Q_block, batch;
     int head;   // of the queries; pack_gqa: of the keys, whose group's heads are the rows
     int group;  // rows of a token
     SequenceRows q, k;
 
-    FS_DEVICE explicit Coordinates(const ForwardKernelArgs& args)
+    FS_DEVICE explicit TileCoord(const ForwardKernelArgs& args)
         : warp(thread_index() / kWarpSize), lane(thread_index() % kWarpSize) {
         find(args, tile_of_block(args));
     }
-    FS_DEVICE Coordinates(const ForwardKernelArgs& args, uint32_t tile) : warp(0), lane(0) {
+    FS_DEVICE TileCoord(const ForwardKernelArgs& args, uint32_t tile) : warp(0), lane(0) {
         find(args, tile);
     }
 
@@ -83,7 +83,7 @@ struct ForwardBlock {
     const char *q, *k, *v;  // the Q block, and the first K and V rows of this sequence and head
     uint32_t smem;
     int Q_rows, K_rows;  // rows of q and k from there on
-    VisibleKeys<SEMANTICS> visible;
+    KeyMask<SEMANTICS> visible;
 
     typename Kernel::Q_t Q;
     typename Kernel::K_t K;
@@ -92,7 +92,7 @@ struct ForwardBlock {
     typename Kernel::O_accum_t O = {};
 
     FS_DEVICE ForwardBlock(const ForwardKernelArgs& args, uint32_t smem,
-                           const Coordinates<Kernel>& at)
+                           const TileCoord<Kernel>& at)
         : args(args),
           smem(smem),
           Q_rows(at.rows() - at.first_row()),
@@ -155,7 +155,7 @@ struct ForwardBlock {
             if (is_part()) blocks = part_of<Kernel::CFG.split_keys>(blocks, part());
         if ((!Kernel::masked && !Kernel::splits_keys) || blocks.begin < blocks.end)
             Kernel::MainLoop::run(*this, blocks);
-        const Coordinates<Kernel> at(args);
+        const TileCoord<Kernel> at(args);
         float weights[N::m_tiles][2];
         const bool no_sinks = SEMANTICS.partial || is_part() || args.sinks == nullptr;
         if constexpr (Kernel::packs_gqa)
@@ -209,7 +209,7 @@ struct ForwardBlock {
         change_scores<SEMANTICS>(S, args.score_argument);
         if constexpr (Kernel::masked && kMask)
             if (Kernel::trim_masks || blocks.needs_mask(block)) {
-                const Coordinates<Kernel> at(args);
+                const TileCoord<Kernel> at(args);
                 const auto row = [&](int m, int r) {
                     return at.token(at.first_row() + at.lane_row(m, r));
                 };
@@ -226,7 +226,7 @@ struct ForwardBlock {
     }
     // Whether a row of this warp sees a key of the block.
     FS_DEVICE bool sees(int block) const {
-        const Coordinates<Kernel> at(args);
+        const TileCoord<Kernel> at(args);
         const int row = at.first_row() + at.warp_row();
         return visible.keys(at.token(row)).first < (block + 1) * Kernel::B_c &&
                visible.keys(at.token(row + N::rows_per_warp - 1)).last >= block * Kernel::B_c;
@@ -236,7 +236,7 @@ struct ForwardBlock {
 
     // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
     // other warp reads these rows.
-    FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
+    FS_DEVICE void store_O(const TileCoord<Kernel>& at) {
         // All lanes have left Q. Without a ring a barrier of the whole CTA has seen to that.
         if constexpr (Kernel::kv_stages > 0) __syncwarp();
         const uint32_t tile = smem + Kernel::Q_offset;
@@ -261,7 +261,7 @@ struct ForwardBlock {
     }
 
     // Not rounded, straight from registers.
-    FS_DEVICE void store_O_fp32(const Coordinates<Kernel>& at) const {
+    FS_DEVICE void store_O_fp32(const TileCoord<Kernel>& at) const {
         auto* o = static_cast<float*>(args.o) + at.batch * args.o_batch_stride +
                   at.head_of(0) * args.o_head_stride +
                   (at.q.first + first_even_row(at)) * args.o_seq_stride + at.lane % 4 * 2;
@@ -269,7 +269,7 @@ struct ForwardBlock {
     }
 
     // The same to the rows of a part, and their statistics.
-    FS_DEVICE void store_part(const Coordinates<Kernel>& at) const {
+    FS_DEVICE void store_part(const TileCoord<Kernel>& at) const {
         const int64_t first = int64_t{block_index() - args.n_whole_tiles} * Kernel::B_r;
         store_rows(at, args.parts + first * Kernel::d_head + at.lane % 4 * 2,
                    int64_t{Kernel::d_head});
@@ -286,7 +286,7 @@ struct ForwardBlock {
 
   private:
     // Whether the CTA has a part of its tile's keys, and which. Read again for each, as
-    // Coordinates.
+    // TileCoord.
     FS_DEVICE bool is_part() const {
         return Kernel::splits_keys && block_index() >= args.n_whole_tiles;
     }
@@ -299,7 +299,7 @@ struct ForwardBlock {
     // Four lanes write 32 bytes of a row, a whole sector. `o` is where this lane's columns of the Q
     // block's first row begin.
     template <class Rows>
-    FS_DEVICE void store_rows(const Coordinates<Kernel>& at, float* o, Rows rows) const {
+    FS_DEVICE void store_rows(const TileCoord<Kernel>& at, float* o, Rows rows) const {
 #pragma unroll
         for (int m = 0; m < N::m_tiles; ++m)
 #pragma unroll
@@ -316,7 +316,7 @@ struct ForwardBlock {
 
     // K/V blocks that some row of the Q block sees.
     FS_DEVICE BlockRange visible_blocks() const {
-        const Coordinates<Kernel> at(args);
+        const TileCoord<Kernel> at(args);
         const int first = at.first_row();
         if constexpr (!Kernel::packs_gqa) return visible.blocks(first, Kernel::B_r, Kernel::B_c);
         const int tokens = at.token(first + Kernel::B_r - 1) - at.token(first) + 1;
@@ -327,13 +327,13 @@ struct ForwardBlock {
     // they are the heads of a group, from the sequence's first on.
     FS_DEVICE auto query_rows(int64_t seq_stride, int64_t head_stride, int64_t unit) const {
         if constexpr (Kernel::packs_gqa) {
-            const Coordinates<Kernel> at(args);
+            const TileCoord<Kernel> at(args);
             return GroupRows{at.first_row(), at.group, seq_stride * unit, head_stride * unit};
         } else {
             return seq_stride * unit;
         }
     }
-    FS_DEVICE static int first_even_row(const Coordinates<Kernel>& at) {
+    FS_DEVICE static int first_even_row(const TileCoord<Kernel>& at) {
         return Kernel::packs_gqa ? 0 : at.first_row();
     }
     FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
@@ -359,7 +359,7 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
     flash_forward_kernel(const ForwardKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const Coordinates<Kernel> at(args);
+    const TileCoord<Kernel> at(args);
     // A packed batch has as many Q blocks per sequence as its longest one needs.
     if (Kernel::SEMANTICS.packed && at.first_row() >= at.rows()) return;
     ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(kPartMergeThreads)
     flash_merge_kernel(const ForwardKernelArgs args) {
     const MergeThread<Kernel> thread;
     if (thread.tile * Kernel::CFG.split_keys * Kernel::B_r >= args.part_rows) return;
-    const Coordinates<Kernel> at(args, args.n_whole_tiles + thread.tile);
+    const TileCoord<Kernel> at(args, args.n_whole_tiles + thread.tile);
     const int row = at.first_row() + thread.tile_row;
     if (row >= at.rows() || thread.column >= args.d) return;
     merge_parts<Kernel>(

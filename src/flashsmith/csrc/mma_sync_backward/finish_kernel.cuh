@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const int warp_row = warp / Kernel::dq_column_warps, turn = warp % Kernel::dq_column_warps;
 
     const int unseeing =
-        Visibility<SEMANTICS>(args, q.count, k.count).first_seeing_row() - first_row;
+        BackwardKeyMask<SEMANTICS>(args, q.count, k.count).first_attending_row() - first_row;
     const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first) + first_row;
     const float* sums = first_dq_sums<Kernel>(args, statistic, warp, lane);
     const int64_t origin = batch * args.dq_batch_stride + head * args.dq_head_stride;

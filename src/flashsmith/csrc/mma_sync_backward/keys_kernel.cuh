@@ -27,7 +27,7 @@ struct KeysBlock {
     const int warp, lane;
     const int batch, head_k, first_key;
     const SequenceRows q, k;
-    const Visibility<SEMANTICS> visibility;
+    const BackwardKeyMask<SEMANTICS> key_mask;
 
     Gradient dk = {}, dv = {};
 
@@ -42,7 +42,7 @@ struct KeysBlock {
           first_key(block * Kernel::B_c),
           q(q),
           k(k),
-          visibility(args, q.count, k.count) {}
+          key_mask(args, q.count, k.count) {}
 
     // Which rows of S^T and of dk and dv a warp has, and its turn among those of the same rows.
     FS_DEVICE int warp_key() const { return warp / Kernel::column_warps * Kernel::keys_per_warp; }
@@ -59,7 +59,7 @@ struct KeysBlock {
     };
 
     FS_DEVICE void run() {
-        const BlockRange blocks = visibility.query_blocks(first_key, Kernel::B_c, Kernel::B_r);
+        const BlockRange blocks = key_mask.query_blocks(first_key, Kernel::B_c, Kernel::B_r);
         if (blocks.begin < blocks.end) {
             start_keys();
             if (args.dk != nullptr && args.dv != nullptr &&
@@ -172,7 +172,7 @@ struct KeysBlock {
     // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
     FS_DEVICE void zero_unattended_rows(const Step& at) const {
         if constexpr (!kHidesKeys<SEMANTICS>) return;
-        const int rows = min(visibility.first_seeing_row() - at.block * Kernel::B_r, Kernel::B_r);
+        const int rows = min(key_mask.first_attending_row() - at.block * Kernel::B_r, Kernel::B_r);
         if (rows <= 0) return;
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         for (int i = thread_index(); i < rows * kChunks; i += Kernel::n_threads) {
@@ -305,7 +305,7 @@ struct KeysBlock {
     FS_DEVICE void mask(Scores& x, const Step& at) const {
         const int query = at.block * Kernel::B_r + warp_query() + lane % 4 * 2;
         const auto seen = [&](int n, int i) {
-            KeyRange keys = visibility.keys(query + 8 * n + i);
+            KeyRange keys = key_mask.keys(query + 8 * n + i);
             if (SEMANTICS.uneven && query + 8 * n + i >= q.count) keys.last = -1;
             return keys;
         };

@@ -17,14 +17,14 @@ struct QueriesBlock {
     static constexpr int kKeySteps = Kernel::step_keys / 16;
     static constexpr int kColumnTiles = Kernel::d_head / 8;
     using Scores = float[1][kKeyTiles][4];
-    using Layout = typename Kernel::MetLayout;
+    using Layout = typename Kernel::StreamedLayout;
 
     const BackwardKernelArgs& args;
     const uint32_t smem;
     const int warp, lane;
     const int batch, head, first_row;
     const SequenceRows q, k;
-    const Visibility<SEMANTICS> visibility;
+    const BackwardKeyMask<SEMANTICS> key_mask;
     float lse_log2[2], D[2];  // of rows lane / 4 and lane / 4 + 8 of the warp's
 
     float dq[1][kColumnTiles][4] = {};
@@ -40,7 +40,7 @@ struct QueriesBlock {
           first_row(block * Kernel::dq_rows),
           q(q),
           k(k),
-          visibility(args, q.count, k.count) {
+          key_mask(args, q.count, k.count) {
         const int64_t row = first_statistic<SEMANTICS>(args, batch, head, q.first) + lane_row();
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -53,7 +53,7 @@ struct QueriesBlock {
 
     FS_DEVICE void run() {
         const BlockRange blocks =
-            visibility.key_blocks(first_row, Kernel::dq_rows, Kernel::step_keys);
+            key_mask.key_blocks(first_row, Kernel::dq_rows, Kernel::step_keys);
         start_queries();
         if (blocks.begin < blocks.end) start_keys(blocks.begin, 0);
         cp_async_commit();
@@ -84,15 +84,15 @@ struct QueriesBlock {
     FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
 
     FS_DEVICE void start_queries() const {
-        const typename Kernel::CopyKept copy(thread_index());
+        const typename Kernel::CopyResident copy(thread_index());
         const TileExtent present = extent(q.count - first_row);
         copy.global_to_shared_async(
-            smem + Kernel::kept_Q_offset,
+            smem + Kernel::resident_Q_offset,
             row_address<value_t>(args.q, batch * args.q_batch_stride + head * args.q_head_stride,
                                  q.first + first_row, args.q_seq_stride),
             args.q_seq_stride * int64_t{sizeof(value_t)}, present);
         copy.global_to_shared_async(
-            smem + Kernel::kept_do_offset,
+            smem + Kernel::resident_do_offset,
             row_address<value_t>(args.d_o,
                                  batch * args.do_batch_stride + head * args.do_head_stride,
                                  q.first + first_row, args.do_seq_stride),
@@ -100,14 +100,14 @@ struct QueriesBlock {
     }
 
     FS_DEVICE uint32_t K_tile(int stage) const {
-        return smem + Kernel::met_K_offset + stage * Layout::kBytes;
+        return smem + Kernel::streamed_K_offset + stage * Layout::kBytes;
     }
     FS_DEVICE uint32_t V_tile(int stage) const {
-        return smem + Kernel::met_V_offset + stage * Layout::kBytes;
+        return smem + Kernel::streamed_V_offset + stage * Layout::kBytes;
     }
 
     FS_DEVICE void start_keys(int block, int stage) const {
-        const typename Kernel::CopyMet copy(thread_index());
+        const typename Kernel::CopyStreamed copy(thread_index());
         const int head_k = head / (args.heads_q / args.heads_k);
         const int first_key = block * Kernel::step_keys;
         const TileExtent present = extent(k.count - first_key);
@@ -128,10 +128,10 @@ struct QueriesBlock {
     FS_DEVICE void step(int block, int stage, bool needs_mask) {
         Scores S, dP;
         zero(S);
-        multiply<value_t, Kernel::d_steps>(S, rows(Kernel::kept_Q_offset),
+        multiply<value_t, Kernel::d_steps>(S, rows(Kernel::resident_Q_offset),
                                            RowsB<Layout>(K_tile(stage), lane));
         zero(dP);
-        multiply<value_t, Kernel::d_steps>(dP, rows(Kernel::kept_do_offset),
+        multiply<value_t, Kernel::d_steps>(dP, rows(Kernel::resident_do_offset),
                                            RowsB<Layout>(V_tile(stage), lane));
         change_scores<SEMANTICS>(S, args.score_argument);
 #pragma unroll
@@ -148,12 +148,14 @@ struct QueriesBlock {
         multiply<value_t, kKeySteps>(dq, dS, ColumnsB<Layout, 1>(K_tile(stage), lane));
     }
 
-    using Kept = RowsA<typename Kernel::KeptLayout, 1>;
-    FS_DEVICE Kept rows(int offset) const { return Kept(smem + offset, lane, 16 * warp); }
+    using ResidentRows = RowsA<typename Kernel::ResidentLayout, 1>;
+    FS_DEVICE ResidentRows rows(int offset) const {
+        return ResidentRows(smem + offset, lane, 16 * warp);
+    }
 
     // Elements of keys that a query does not see become 0, whatever they are.
     FS_DEVICE void mask(Scores& dS, int block) const {
-        const auto seen = [&](int, int r) { return visibility.keys(lane_row() + 8 * r); };
+        const auto seen = [&](int, int r) { return key_mask.keys(lane_row() + 8 * r); };
         mask_keys<SEMANTICS>(dS, lane, block * Kernel::step_keys, seen, 0.0f);
     }
 
@@ -166,7 +168,7 @@ struct QueriesBlock {
             for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (lane_row() + e / 2 * 8 < visibility.first_seeing_row()) dq[0][n][e] = 0.0f;
+                    if (lane_row() + e / 2 * 8 < key_mask.first_attending_row()) dq[0][n][e] = 0.0f;
         const int64_t origin = batch * args.dq_batch_stride + head * args.dq_head_stride;
         const int rows = q.count - first_row;
         if (args.grads_fp32) {
@@ -177,13 +179,13 @@ struct QueriesBlock {
             return;
         }
         // A warp's own rows of Q are where its dq goes.
-        using KeptLayout = typename Kernel::KeptLayout;
-        const uint32_t tile = smem + Kernel::kept_Q_offset;
-        stage_gradient<KeptLayout, value_t, 1>(tile, dq, args.scale, 16 * warp, 0, lane);
+        using ResidentLayout = typename Kernel::ResidentLayout;
+        const uint32_t tile = smem + Kernel::resident_Q_offset;
+        stage_gradient<ResidentLayout, value_t, 1>(tile, dq, args.scale, 16 * warp, 0, lane);
         __syncwarp();
         char* const first = const_cast<char*>(
             row_address<value_t>(args.dq, origin, q.first + first_row, args.dq_seq_stride));
-        TileCopy<KeptLayout, 16, kWarpSize, SEMANTICS.uneven>(lane, 16 * warp)
+        TileCopy<ResidentLayout, 16, kWarpSize, SEMANTICS.uneven>(lane, 16 * warp)
             .shared_to_global(first, tile, args.dq_seq_stride * int64_t{sizeof(value_t)},
                               extent(rows));
     }

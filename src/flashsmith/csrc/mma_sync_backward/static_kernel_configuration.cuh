@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "backward/visibility.cuh"
+#include "backward/key_mask.cuh"
 #include "common/constants.cuh"
 #include "common/softmax.cuh"
 #include "common/tile_copy.cuh"
@@ -100,16 +100,16 @@ struct StaticBackwardKernelConfig {
     // --- a CTA that keeps queries, 16 a warp, and meets B_r keys a step ---
     static constexpr int dq_rows = CFG.dq_rows();
     static constexpr int step_keys = B_r;
-    using KeptLayout = SmemLayout<dq_rows, d_head, true>;
-    using MetLayout = SmemLayout<step_keys, d_head, true>;
-    static constexpr int kept_Q_offset = 0;
-    static constexpr int kept_do_offset = kept_Q_offset + KeptLayout::kBytes;
-    static constexpr int met_K_offset = kept_do_offset + KeptLayout::kBytes;
-    static constexpr int met_V_offset = met_K_offset + stages * MetLayout::kBytes;
-    static_assert(met_V_offset + stages * MetLayout::kBytes == CFG.queries_smem_bytes());
+    using ResidentLayout = SmemLayout<dq_rows, d_head, true>;
+    using StreamedLayout = SmemLayout<step_keys, d_head, true>;
+    static constexpr int resident_Q_offset = 0;
+    static constexpr int resident_do_offset = resident_Q_offset + ResidentLayout::kBytes;
+    static constexpr int streamed_K_offset = resident_do_offset + ResidentLayout::kBytes;
+    static constexpr int streamed_V_offset = streamed_K_offset + stages * StreamedLayout::kBytes;
+    static_assert(streamed_V_offset + stages * StreamedLayout::kBytes == CFG.queries_smem_bytes());
 
-    using CopyKept = TileCopy<KeptLayout, dq_rows, n_threads, SEMANTICS.uneven>;
-    using CopyMet = TileCopy<MetLayout, step_keys, n_threads, SEMANTICS.uneven>;
+    using CopyResident = TileCopy<ResidentLayout, dq_rows, n_threads, SEMANTICS.uneven>;
+    using CopyStreamed = TileCopy<StreamedLayout, step_keys, n_threads, SEMANTICS.uneven>;
 
     // What the types above and the kernels take for granted. `flashsmith explain` has all rules and
     // their reasons.

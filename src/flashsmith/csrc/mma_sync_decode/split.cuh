@@ -7,7 +7,7 @@
 // and merges it itself. How long runs are follows from the batch, and changes no bit.
 #pragma once
 
-#include "common/visible_keys.cuh"
+#include "common/key_mask.cuh"
 #include "mma_sync_decode/row_state.cuh"
 #include "mma_sync_decode/static_kernel_configuration.cuh"
 

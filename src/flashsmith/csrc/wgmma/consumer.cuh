@@ -144,7 +144,7 @@ struct Consumer {
         if constexpr (!Kernel::has_short_blocks) return Kernel::PV_steps;
         const int end = token_of<Kernel>(args, tile.first_row + kWarpgroupRows);
         const int last = min(end, tile.q_count) - 1;
-        const VisibleKeys<SEMANTICS> visible(problem, tile.q_count, tile.k_count);
+        const KeyMask<SEMANTICS> visible(problem, tile.q_count, tile.k_count);
         return (visible.keys(last).last - block * Kernel::B_c) / 16 + 1;
     }
     // Whether fewer than all steps serve.
@@ -254,7 +254,7 @@ struct Consumer {
         // Without a mask a row sees all keys: only the last, in the first block, may be missing.
         if constexpr (Kernel::masked && (kFirst || kHidesKeys<SEMANTICS>))
             if (blocks.needs_mask(block))
-                VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
+                KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, token_of_lane(), block * Kernel::B_c);
         // If maxima are asked for, every row's is exact.
         const float threshold =
@@ -311,8 +311,8 @@ struct Consumer {
         if (tile.first_row >= tile.row_end) return {tile.block_end, tile.block_end, 0, 0};
         if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
         BlockRange blocks =
-            visible_blocks<Kernel>(VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count),
-                                   args, tile.first_row, kWarpgroupRows);
+            visible_blocks<Kernel>(KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count), args,
+                                   tile.first_row, kWarpgroupRows);
         if constexpr (Kernel::splits_keys) {
             blocks.begin = max(blocks.begin, tile.block_begin);
             blocks.end = min(blocks.end, tile.block_end);

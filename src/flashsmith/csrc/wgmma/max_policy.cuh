@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/changed_scores.cuh"
-#include "common/visible_keys.cuh"
+#include "common/key_mask.cuh"
 #include "wgmma/row_softmax.cuh"
 #include "wgmma/static_kernel_configuration.cuh"
 

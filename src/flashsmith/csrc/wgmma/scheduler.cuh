@@ -27,7 +27,7 @@ FS_DEVICE int head_of(const HopperForwardKernelArgs& args, int head, int row) {
 
 // K/V blocks that some of so many rows see.
 template <class Kernel>
-FS_DEVICE BlockRange visible_blocks(const VisibleKeys<Kernel::SEMANTICS>& visible,
+FS_DEVICE BlockRange visible_blocks(const KeyMask<Kernel::SEMANTICS>& visible,
                                     const HopperForwardKernelArgs& args, int first_row, int rows) {
     if constexpr (!Kernel::packs_gqa) return visible.blocks(first_row, rows, Kernel::B_c);
     const int first = token_of<Kernel>(args, first_row);
@@ -241,8 +241,8 @@ struct TileScheduler {
         if constexpr (Kernel::packs_gqa) q_rows *= args.heads_per_kv_head.divisor;
         const auto [first_row, row_end] = rows_of(tile_of_head, part, q_rows);
         const int rows = kCtas > 1 ? kRows : row_end - first_row;
-        BlockRange blocks = visible_blocks<Kernel>(VisibleKeys<SEMANTICS>(p, q.count, k.count),
-                                                   args, first_row, rows);
+        BlockRange blocks =
+            visible_blocks<Kernel>(KeyMask<SEMANTICS>(p, q.count, k.count), args, first_row, rows);
         if constexpr (Kernel::splits_keys)
             if (part_row != kNoPart) blocks = part_of<CFG.split_keys>(blocks, part_of_keys);
         const WorkTileInfo info = {

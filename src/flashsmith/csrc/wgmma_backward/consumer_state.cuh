@@ -39,7 +39,7 @@ struct ConsumerState {
     const int warpgroup, warp, lane;
     int first_key;  // of this warpgroup
     BlockRange blocks;
-    Visibility<SEMANTICS> visibility;
+    BackwardKeyMask<SEMANTICS> key_mask;
     int block;            // of queries
     int rounds_until_dq;  // steps until this warpgroup computes dq, where they alternate
     int dq_block;         // that of the last dq, and where this lane's part of it belongs
@@ -66,7 +66,7 @@ struct ConsumerState {
           warpgroup(warpgroup),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
-          visibility(args, 0, 0),
+          key_mask(args, 0, 0),
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
           V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
@@ -104,7 +104,7 @@ struct ConsumerState {
     // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
     FS_DEVICE void zero_unattended_rows() const {
         if constexpr (!kHidesKeys<SEMANTICS>) return;
-        const int rows = min(visibility.first_seeing_row() - block * Kernel::B_r, Kernel::B_r);
+        const int rows = min(key_mask.first_attending_row() - block * Kernel::B_r, Kernel::B_r);
         if (rows <= 0) return;
         mbarrier_wait(d_o.full(), d_o.state.phase());
         constexpr int kChunks = Kernel::d_head / 8;

@@ -124,7 +124,7 @@ struct dQTurns {
         const uint32_t turn = keys.direction < 0 ? place : (keys.k.count - 1) / Kernel::B_c - place;
         BlockRange shared{};
         if (turn > 0)
-            shared = Visibility<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
+            shared = BackwardKeyMask<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
                          .query_blocks(keys.first_key + keys.direction * Kernel::B_c, Kernel::B_c,
                                        Kernel::B_r);
         // As KeyBlock advances, with the fewest registers.

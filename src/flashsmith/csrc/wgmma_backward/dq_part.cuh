@@ -26,7 +26,7 @@ struct dQPart : ConsumerScores<Kernel> {
     using Base::args, Base::blocks, Base::direction, Base::dq, Base::dq_block, Base::dq_head,
         Base::dq_sums, Base::kSumsBesideScores, Base::lane, Base::n_heads, Base::odd_turns,
         Base::smem, Base::stages, Base::warp, Base::warpgroup, Base::block, Base::first_key,
-        Base::first_row, Base::head, Base::rounds_until_dq, Base::visibility;
+        Base::first_row, Base::head, Base::rounds_until_dq, Base::key_mask;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
 
@@ -37,7 +37,7 @@ struct dQPart : ConsumerScores<Kernel> {
         const Keys keys(args, number);
         first_key = keys.first_key + first_row();
         blocks = keys.blocks;
-        visibility = Visibility<SEMANTICS>(args, keys.q.count, keys.k.count);
+        key_mask = BackwardKeyMask<SEMANTICS>(args, keys.q.count, keys.k.count);
         block = keys.first_step().block;
         dq_block = blocks.begin - 1;
         n_heads = keys.n_heads;

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
     const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first) + first_row;
     const float* const sums = args.dq_sums + Kernel::first_dq_sum(statistic) +
                               part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
-    const int unseeing = Visibility<SEMANTICS>(args, q.count, k.count).first_seeing_row() - row;
+    const int unseeing =
+        BackwardKeyMask<SEMANTICS>(args, q.count, k.count).first_attending_row() - row;
     float dq[1][kTiles][4];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {

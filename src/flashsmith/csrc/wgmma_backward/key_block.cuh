@@ -2,8 +2,8 @@
 // every head that shares the keys.
 #pragma once
 
+#include "backward/key_mask.cuh"
 #include "backward/rows.cuh"
-#include "backward/visibility.cuh"
 #include "wgmma_backward/static_kernel_configuration.cuh"
 
 namespace flashsmith {
@@ -62,7 +62,7 @@ struct KeyBlock {
         k = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
         n_heads = args.heads_q / args.heads_k;
         first_head = head_k * n_heads;
-        blocks = Visibility<SEMANTICS>(args, q.count, k.count)
+        blocks = BackwardKeyMask<SEMANTICS>(args, q.count, k.count)
                      .query_blocks(first_key, Kernel::B_c, Kernel::B_r);
     }
 

@@ -13,7 +13,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
     using value_t = typename Kernel::value_t;
     using Base::args, Base::block, Base::blocks, Base::dP, Base::dS, Base::d_o, Base::first_key,
         Base::kSumsBesideScores, Base::lane, Base::P, Base::Q, Base::S, Base::smem, Base::stages,
-        Base::visibility, Base::warp;
+        Base::key_mask, Base::warp;
     using typename Base::RowPairs;
     static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
@@ -112,13 +112,13 @@ struct ConsumerScores : ConsumerState<Kernel> {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 ahead[r] = kHidesKeys<SEMANTICS>
-                               ? Mask::last_key(query + visibility.seq_k - visibility.seq_q,
-                                                visibility.window_left, visibility.window_right) -
+                               ? Mask::last_key(query + key_mask.seq_k - key_mask.seq_q,
+                                                key_mask.window_left, key_mask.window_right) -
                                      key - 8 * r
                                : kFar;
-                if (SEMANTICS.uneven && key + 8 * r >= visibility.seq_k) ahead[r] = -kFar;
+                if (SEMANTICS.uneven && key + 8 * r >= key_mask.seq_k) ahead[r] = -kFar;
             }
-            const int left = visibility.seq_q - query;
+            const int left = key_mask.seq_q - query;
 #pragma unroll
             for (int n = 0; n < Kernel::B_r / 8; ++n)
 #pragma unroll
@@ -129,8 +129,8 @@ struct ConsumerScores : ConsumerState<Kernel> {
             return;
         }
         const auto seen = [&](int n, int i) {
-            KeyRange keys = visibility.keys(query + 8 * n + i);
-            if (SEMANTICS.uneven && query + 8 * n + i >= visibility.seq_q) keys.last = -1;
+            KeyRange keys = key_mask.keys(query + 8 * n + i);
+            if (SEMANTICS.uneven && query + 8 * n + i >= key_mask.seq_q) keys.last = -1;
             return keys;
         };
         mask_queries<SEMANTICS>(x, key, seen, 0.0f);

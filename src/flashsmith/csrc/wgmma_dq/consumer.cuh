@@ -204,7 +204,7 @@ struct DqConsumer {
 
     // dS of keys that a row does not see becomes 0.
     FS_DEVICE void mask() {
-        const auto seen = [&](int, int r) { return tile.visibility.keys(row + 8 * r); };
+        const auto seen = [&](int, int r) { return tile.key_mask.keys(row + 8 * r); };
         mask_keys<SEMANTICS>(dP, lane, block * Kernel::B_c, seen, 0.0f);
     }
 
@@ -212,7 +212,7 @@ struct DqConsumer {
 
     FS_DEVICE void store() {
         // 0 times NaN was added to rows that see no key, where some key holds NaN.
-        const int unseeing = tile.visibility.first_seeing_row();
+        const int unseeing = tile.key_mask.first_attending_row();
 #pragma unroll
         for (int n = 0; n < Kernel::d_head / 8; ++n)
 #pragma unroll

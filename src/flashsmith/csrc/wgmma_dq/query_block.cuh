@@ -1,8 +1,8 @@
 // What a CTA has to do: a block of queries of one head, and the blocks of keys that they see.
 #pragma once
 
+#include "backward/key_mask.cuh"
 #include "backward/rows.cuh"
-#include "backward/visibility.cuh"
 #include "wgmma_dq/static_kernel_configuration.cuh"
 
 namespace flashsmith {
@@ -13,13 +13,13 @@ struct QueryBlock {
 
     int batch, head, head_k, first_row;
     SequenceRows q, k;
-    Visibility<SEMANTICS> visibility;
+    BackwardKeyMask<SEMANTICS> key_mask;
     BlockRange blocks;  // of keys
 
     // The blocks of a head, and the heads of a group, are neighbours: they find its keys in L2.
     // Under a causal mask the last queries see the most keys, and go first.
     FS_DEVICE QueryBlock(const BackwardKernelArgs& args, uint32_t number)
-        : visibility(args, 0, 0), blocks{0, 0, 0, 0} {
+        : key_mask(args, 0, 0), blocks{0, 0, 0, 0} {
         const uint32_t n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
         const uint32_t sequence = number / n_blocks;
         const uint32_t place = number - sequence * n_blocks;
@@ -29,8 +29,8 @@ struct QueryBlock {
         head_k = head / (args.heads_q / args.heads_k);
         q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
         k = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
-        visibility = Visibility<SEMANTICS>(args, q.count, k.count);
-        if (exists()) blocks = visibility.key_blocks(first_row, Kernel::B_r, Kernel::B_c);
+        key_mask = BackwardKeyMask<SEMANTICS>(args, q.count, k.count);
+        if (exists()) blocks = key_mask.key_blocks(first_row, Kernel::B_r, Kernel::B_c);
     }
 
     // A packed batch has as many blocks per sequence as its longest one needs.

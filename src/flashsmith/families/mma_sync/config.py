@@ -205,7 +205,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         default=0,
         lowest=0,
         effect=describe.group,
-        where="Coordinates",
+        where="TileCoord",
     )
     split_keys: int = split_keys_knob(default=0)
     pack_gqa: bool = pack_gqa_knob(default=False)

@@ -117,12 +117,12 @@ FS_DEVICE void mask_queries(float (&x)[kMTiles][kNTiles][4], int first_key, cons
 }
 
 template <Semantics SEMANTICS>
-struct VisibleKeys {
+struct KeyMask {
     const ForwardKernelArgs& args;
     int seq_q, seq_k;
     static constexpr bool kMasked = SEMANTICS.masked();
 
-    FS_DEVICE VisibleKeys(const ForwardKernelArgs& args, int seq_q, int seq_k)
+    FS_DEVICE KeyMask(const ForwardKernelArgs& args, int seq_q, int seq_k)
         : args(args), seq_q(seq_q), seq_k(seq_k) {}
 
     FS_DEVICE KeyRange keys(int row) const {

@@ -3,17 +3,17 @@
 #pragma once
 
 #include "backward/args.cuh"
-#include "common/visible_keys.cuh"
+#include "common/key_mask.cuh"
 
 namespace flashsmith {
 
 template <Semantics SEMANTICS>
-struct Visibility {
+struct BackwardKeyMask {
     static constexpr bool kMasked = SEMANTICS.masked();
     int seq_q, seq_k;
     int window_left, window_right;
 
-    FS_DEVICE Visibility(const BackwardKernelArgs& args, int seq_q, int seq_k)
+    FS_DEVICE BackwardKeyMask(const BackwardKernelArgs& args, int seq_q, int seq_k)
         : seq_q(seq_q),
           seq_k(seq_k),
           window_left(args.window_left),
@@ -25,7 +25,7 @@ struct Visibility {
     }
 
     // The first row that sees a key; all behind it do. seq_q where none does.
-    FS_DEVICE int first_seeing_row() const {
+    FS_DEVICE int first_attending_row() const {
         if (seq_k == 0) return seq_q;
         if constexpr (!kHidesKeys<SEMANTICS>) return 0;
         return min(seq_q, max(0, seq_q - seq_k + Mask::first_row(0, window_left, window_right)));
