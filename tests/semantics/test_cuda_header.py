@@ -13,6 +13,7 @@ import pytest
 from flashsmith.builder.sources import package_sources
 from flashsmith.errors import ArgumentError
 from flashsmith.semantics import MASKS, PLAIN, SOFTCAP, UNLIMITED, Mask, Score, Semantics
+from flashsmith.semantics import mask as masks
 from flashsmith.semantics.cuda import semantics_header, semantics_numbers
 from flashsmith.semantics.expression import exp, maximum, symbol, where
 from flashsmith.semantics.mask import KEY, POSITION, RIGHT
@@ -29,6 +30,12 @@ using std::max, std::min;
 #define __device__
 #define __forceinline__ inline
 """
+
+
+@pytest.fixture(autouse=True)
+def _known_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that a test uses is registered for that test alone."""
+    monkeypatch.setattr(masks, "_KNOWN", dict(masks._KNOWN))
 
 
 @pytest.mark.parametrize("mask", [*MASKS, PREFIX])

@@ -12,6 +12,7 @@ import pytest
 
 from flashsmith.errors import ArgumentError
 from flashsmith.semantics import CAUSAL, MASKS, NONE, UNLIMITED, WINDOW, Mask, Semantics
+from flashsmith.semantics import mask as masks
 from flashsmith.semantics.expression import maximum, symbol, where
 from flashsmith.semantics.mask import KEY, LEFT, POSITION, RIGHT
 
@@ -71,6 +72,22 @@ def test_a_mask_is_its_name() -> None:
     assert Semantics("causal") == Semantics(CAUSAL)
     assert Semantics("causal").key_mask is CAUSAL
     assert repr(Semantics("window")).startswith("Semantics(mask='window', softcap=False")
+
+
+@pytest.fixture(autouse=True)
+def _known_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that a test uses is registered for that test alone."""
+    monkeypatch.setattr(masks, "_KNOWN", dict(masks._KNOWN))
+
+
+def test_two_masks_of_one_name_are_not_taken_for_each_other() -> None:
+    """They are equal, and so would be the names of their kernels."""
+    other = Mask("causal", last=POSITION + 1, first_row=KEY - 1)
+    with pytest.raises(ArgumentError, match="mask='causal': another mask has that name"):
+        Semantics(other)
+    Semantics(PREFIX)
+    with pytest.raises(ArgumentError, match="mask='prefix': another mask has that name"):
+        Semantics(Mask("prefix", last=POSITION, first_row=KEY))
 
 
 def test_semantics_take_a_mask_of_ones_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
@@ -51,7 +52,7 @@ class Semantics:
     @property
     def key_mask(self) -> Mask:
         """The mask as a value."""
-        return mask_named(self.mask)
+        return cast(Mask, self.mask)
 
     @property
     def causal(self) -> bool:

@@ -168,13 +168,15 @@ def register_mask(mask: Mask) -> Mask:
 
 
 def mask_named(mask: str) -> Mask:
-    """A Mask itself, or the one of that name.
+    """A Mask itself, which is registered, or the one of that name.
+
+    Masks equal their names, and kernels are kept by them: two of one name cannot be told apart.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: there is none, or another Mask has its name.
     """
     if isinstance(mask, Mask):
-        return mask
+        return register_mask(mask)
     found = _KNOWN.get(mask) if isinstance(mask, str) else None
     if found is None:
         raise ArgumentError(f"mask={quoted(mask)}: allowed are {', '.join(_KNOWN)}")
