@@ -30,7 +30,10 @@ from flashsmith.benchmark.workload import (
 )
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
-from flashsmith.operations import BACKWARD, DECODE
+from flashsmith.operations import BACKWARD, DECODE, Call
+from flashsmith.runtime.arguments import check_request
+from flashsmith.runtime.request import check_operation
+from flashsmith.semantics.signature import ForwardOptions
 from flashsmith.verify import compute_references, engine, forward_reference, reference_of
 from flashsmith.verify.proof_inputs import default_scale
 from flashsmith.verify.tolerance import MIN_OUTPUTS
@@ -249,6 +252,34 @@ def reference_attention(q, k, v, *, return_lse: bool, causal: bool, window=(None
         q, k, v, scale, causal=causal, window=window, softcap=softcap, **lens
     )
     return found.o.astype(q.dtype), found.lse.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "b2 s96:64 h4:2 d32 bf16",
+        "b2 s64 h2 d64 fp16 causal softcap",
+        "b2 s64:96 h2 d64 fp16 window",
+        "b2 s40 h2 d64 fp16 causal packed",
+    ],
+)
+def test_its_tensors_and_options_make_the_request_of_forward(text: str) -> None:
+    """So that a kernel that is not among those built can be launched as any other."""
+    w = workload(text)
+    asked = check_operation(w.problem, w.tensors, options=w.call_options)
+    of_forward = check_request((w.q, w.k, w.v, w.o), ForwardOptions(**w.options))
+    both = asked, of_forward
+    problems = [one.problem.required_semantics(CFG) for one in both]
+    addresses = [{name: view.address for name, view in one.views.items()} for one in both]
+    strides = [{name: view.strides for name, view in one.views.items()} for one in both]
+    numbers = [
+        w.problem.computed.numbers(Call(w.problem, of_one, one.sizes, one.options))
+        for one, of_one in zip(both, strides, strict=True)
+    ]
+    assert problems[0] == problems[1]
+    assert addresses[0] == addresses[1]
+    assert numbers[0] == pytest.approx(numbers[1])
+    assert list(asked.wanted) == list(of_forward.wanted) == []
 
 
 @pytest.fixture

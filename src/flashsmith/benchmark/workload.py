@@ -104,6 +104,17 @@ class Workload:
             }
         return asked
 
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The tensors of a call by the operation's names, its outputs among them."""
+        return self._named("q", "k", "v", "o", "cu_seqlens_q", "cu_seqlens_k")
+
+    @property
+    def call_options(self) -> dict[str, Any]:
+        """The operation's options by name, as far as they are not its defaults."""
+        left, right = self.problem.window or NO_WINDOW
+        return {"left": left, "right": right, "softcap": self.problem.softcap}
+
     def call(self, config: KernelConfig) -> Callable[[], Any]:
         """One call of a config's kernel, which writes o."""
         return partial(forward, config, self.q, self.k, self.v, self.o, **self.options)
@@ -126,6 +137,10 @@ class Workload:
         samples, case = self._case_of(scores or self._most_scores)
         rows = [self._rows(output, self.problem.seq_q, sample) for sample in samples]
         return case.verdict({"o": np.concatenate(rows)})
+
+    def _named(self, *names: str) -> dict[str, Any]:
+        """Those of these attributes that the problem has."""
+        return {name: it for name in names if (it := getattr(self, name)) is not None}
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         p = self.problem
@@ -200,14 +215,14 @@ class BackwardWorkload(Workload):
             if f"d{name}" in needed
         }
 
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """Those of the forward pass, do, lse and the gradients."""
+        return {**super().tensors, **self._named("do", "lse"), **self.gradients}
+
     def call(self, config: KernelConfig) -> Callable[[], Any]:
         """One call of a config's kernels, which write the gradients."""
-        names = ("do", "q", "k", "v", "o", "lse", "cu_seqlens_q", "cu_seqlens_k")
-        inputs = {name: getattr(self, name) for name in names if self.packed or name[:2] != "cu"}
-        left, right = self.problem.window or NO_WINDOW
-        options = {"left": left, "right": right, "softcap": self.problem.softcap}
-        tensors = {**inputs, **self.gradients}
-        return prepare_operation(config, self.problem, tensors, options=options).run
+        return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     @property
     def has_autograd(self) -> bool:
@@ -346,13 +361,15 @@ class DecodeWorkload(Workload):
             asked |= {"cu_seqlens_q": self.cu_seqlens_q, "max_seqlen_q": self.problem.seq_q}
         return asked
 
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """q, the cache, its lengths and pages, and o."""
+        names = ("q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "cu_seqlens_q")
+        return self._named(*names)
+
     def call(self, config: KernelConfig) -> Callable[[], Any]:
         """One call of a config's kernels, which write o."""
-        names = ("q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "cu_seqlens_q")
-        tensors = {name: it for name in names if (it := getattr(self, name)) is not None}
-        left, right = self.problem.window or NO_WINDOW
-        options = {"left": left, "right": right, "softcap": self.problem.softcap}
-        return prepare_operation(config, self.problem, tensors, options=options).run
+        return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def judge(self, output: Any, scores: int | None = None) -> Comparison:
         """Verify's rule on groups of heads that share one of k, of sequences from the first to the
@@ -430,11 +447,19 @@ class OperationWorkload:
             blank[t.name] for t in written if t.name in blank and "float" in t.dtype_of(problem)
         ]
 
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The tensors of a call by the operation's names, its outputs among them."""
+        return {**self.inputs, **self.output}
+
+    @property
+    def call_options(self) -> dict[str, Any]:
+        """The operation's options by name, as the reference takes them."""
+        return self._reference.call_options(self.problem, self._case.options)
+
     def call(self, config: KernelConfig) -> Callable[[], Any]:
         """One call of a config's kernel, which writes the outputs."""
-        tensors = {**self.inputs, **self.output}
-        options = self._reference.call_options(self.problem, self._case.options)
-        return prepare_operation(config, self.problem, tensors, options=options).run
+        return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def poison(self) -> None:
         """Fills the outputs with NaN; what a kernel reads, too, stays."""

@@ -1,0 +1,142 @@
+"""Pairs of a kernel and a problem that it serves, and their kernels in two versions of csrc."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ci"))
+
+from same_ptx import canonical, code_digest
+
+from flashsmith.builder import KernelLibrary
+from flashsmith.builder.kernel_cache import Cache
+from flashsmith.builder.library_build import build_from
+from flashsmith.builder.sources import source_hash
+from flashsmith.builder.user_cache import cache_dir
+from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.winners import WinnersTable
+from flashsmith.families import (
+    KernelConfig,
+    Problem,
+    Semantics,
+    device_spec,
+    parse_kernel_name_into_config,
+)
+from flashsmith.runtime.libraries import LoadedKernel, load_library
+
+ARCH = 90
+RESOURCES = "registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A kernel, and a problem that it serves."""
+
+    config: KernelConfig
+    problem: Problem
+
+    @property
+    def semantics(self) -> Semantics:
+        return self.problem.required_semantics(self.config)
+
+    @property
+    def kernel(self) -> tuple[KernelConfig, Semantics]:
+        return self.config, self.semantics
+
+    def __str__(self) -> str:
+        return f"{self.problem} {self.config} [{self.semantics}]"
+
+
+Libraries = Mapping[tuple[KernelConfig, Semantics], KernelLibrary]
+
+
+def first_ranked(
+    operations: Collection[str], softcap: bool = False, family: str | None = None
+) -> list[Pair]:
+    """Every config with the semantics in which an entry of the shipped table, of these operations,
+    ranks it first, or of a family what would serve the entries' problems on their GPU if there were
+    no other."""
+    found: dict[tuple[KernelConfig, Semantics], Pair] = {}
+    for entry in WinnersTable.shipped():
+        problem = entry.problem
+        if problem.operation not in operations:
+            continue
+        if softcap:
+            problem = replace(problem, semantics=replace(problem.semantics, softcap=True))
+        config = parse_kernel_name_into_config(entry.best.config)
+        if family is not None:
+            config = choose_config(problem, device_spec(entry.key.gpu), family)
+        pair = Pair(config, problem)
+        found.setdefault(pair.kernel, pair)
+    return list(found.values())
+
+
+def library_of(csrc: Path, configs: set[KernelConfig], semantics: Semantics) -> KernelLibrary:
+    """A library of these sources that holds the configs: from the cache, or built."""
+    (family,) = {config.FAMILY for config in configs}
+    cache, sources = Cache(cache_dir()), source_hash(family, csrc)
+    for manifest in cache.manifests():
+        held = {kernel.config for kernel in manifest.kernels}
+        alike = manifest.source_hash == sources and manifest.arch == ARCH
+        if alike and manifest.semantics == semantics and configs <= held:
+            library = cache.open(manifest.key)
+            if library is not None:
+                return library
+    return build_from(csrc, configs, arch=ARCH, semantics=semantics)
+
+
+def libraries_of(csrc: Path, pairs: Iterable[Pair]) -> Libraries:
+    """The library of each pair's kernel."""
+    wanted: dict[tuple[str, Semantics], set[KernelConfig]] = {}
+    for pair in pairs:
+        wanted.setdefault((pair.config.FAMILY, pair.semantics), set()).add(pair.config)
+    found: dict[tuple[KernelConfig, Semantics], KernelLibrary] = {}
+    for (family, semantics), configs in wanted.items():
+        library = library_of(csrc, configs, semantics)
+        print(f"{csrc}: {len(library)} kernels, {family}, {semantics}", flush=True)
+        found |= {(config, semantics): library for config in configs}
+    return found
+
+
+def loaded(libraries: Libraries) -> dict[tuple[KernelConfig, Semantics], LoadedKernel]:
+    """The kernels of the libraries, each of which is loaded once."""
+    by_path = {library.path: library for library in libraries.values()}
+    kernels = {path: load_library(library) for path, library in by_path.items()}
+    return {key: kernels[library.path][key[0]] for key, library in libraries.items()}
+
+
+def changed_resources(base: Libraries, new: Libraries) -> Iterator[str]:
+    """What the compiler reports otherwise of the new kernels, a line each."""
+    for key, library in new.items():
+        before, now = (one.entry(key[0]) for one in (base[key], library))
+        for name in RESOURCES:
+            if getattr(before, name) != getattr(now, name):
+                change = f"{getattr(before, name)} -> {getattr(now, name)}"
+                yield f"{name} {change}: {key[0]} [{key[1]}]"
+
+
+def changed_pairs(pairs: Collection[Pair], base: Libraries, new: Libraries) -> list[Pair]:
+    """The pairs whose machine code is not the same, byte for byte, in both libraries."""
+    with ThreadPoolExecutor() as pool:
+        same = pool.map(partial(_is_same_code, base, new), pairs)
+        return [pair for pair, alike in zip(pairs, same, strict=True) if not alike]
+
+
+def _is_same_code(base: Libraries, new: Libraries, pair: Pair) -> bool:
+    before, now = (_all_ptx(one[pair.kernel], pair.config) for one in (base, new))
+    if len(before) != len(now):
+        return False
+    return all(
+        canonical(one) == canonical(other) or code_digest(one) == code_digest(other)
+        for one, other in zip(before, now, strict=True)
+    )
+
+
+def _all_ptx(library: KernelLibrary, config: KernelConfig) -> list[str]:
+    """Of all kernels that the config launches."""
+    return [library.ptx(config), *library.ptx_beside(config).values()]
