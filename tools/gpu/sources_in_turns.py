@@ -159,7 +159,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--changed-only", action="store_true", help="not those of equal code")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--again", type=float, default=0.98, help="below: twenty rounds more")
-    parser.add_argument("--least", type=float, default=0.0, help="allowed geometric mean")
+    parser.add_argument("--least", type=float, default=0.0, help="of the mean, by its interval")
     parser.add_argument("--build-only", action="store_true")
     options = parser.parse_args()
     options.sources = {BASE: options.base.resolve(), NEW: options.new.resolve()}

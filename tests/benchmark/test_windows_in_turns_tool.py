@@ -1,0 +1,64 @@
+"""tools/gpu/windows_in_turns.py on made-up times: its kernels, its rows, and that it can fail."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flashsmith.benchmark.environment import Environment
+from flashsmith.families import device_spec
+
+PROBLEM = "b4 s8192 h16 d64 bf16"
+
+
+@pytest.fixture
+def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The tool on an H200 that is not there: of each window the first kernel takes a millisecond,
+    each other one a tenth longer than the one before."""
+    module = load_tool("gpu/windows_in_turns.py")
+    environment = Environment.collect(None)
+    monkeypatch.setattr(module, "query_gpu", lambda ordinal: device_spec("H200"))
+    monkeypatch.setattr(module.Environment, "collect", lambda ordinal: environment)
+
+    def rounds_of(problem: Any, kernels: Any, rounds: int) -> Iterator[dict[str, float]]:
+        for _ in range(rounds):
+            yield {str(kernel): 1.0 + number / 10 for number, kernel in enumerate(kernels)}
+
+    monkeypatch.setattr(module, "rounds_of", rounds_of)
+    return module
+
+
+def test_each_kernel_is_timed_on_every_window(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.csv"
+    assert tool.main([str(out), PROBLEM, "--rounds", "2"]) == 0
+    rows = list(csv.DictReader(out.open()))
+    chosen = tool.choices(PROBLEM, tool.WINDOWS, device_spec("H200"))
+    kernels = set(map(str, chosen.values()))
+    assert len(kernels) > 1, "windows of 64 and of 8,192 keys have other kernels"
+    assert len(rows) == len(tool.WINDOWS) * len(kernels) * 2
+    for problem, config in chosen.items():
+        of_one = [row for row in rows if row["problem"] == str(problem)]
+        assert {row["config"] for row in of_one} == kernels
+        assert {row["config"] for row in of_one if row["chosen"] == "True"} == {str(config)}
+    assert "  1.1000: " in capsys.readouterr().out
+
+
+def test_it_fails_where_an_output_is_wrong(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rounds_of(problem: Any, kernels: Any, rounds: int) -> Iterator[dict[str, float]]:
+        if "window_64" in str(problem):
+            raise ValueError(f"{problem}: {kernels[0]}: 3 outputs are NaN")
+        yield {str(kernel): 1.0 for kernel in kernels}
+
+    monkeypatch.setattr(tool, "rounds_of", rounds_of)
+    out = tmp_path / "rows.csv"
+    assert tool.main([str(out), PROBLEM, "--windows", "64", "8192"]) == 1
+    assert {row["problem"] for row in csv.DictReader(out.open())} == {f"{PROBLEM} window_8192"}
