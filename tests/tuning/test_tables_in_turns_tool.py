@@ -310,3 +310,27 @@ def test_a_wrong_output_fails(tool: ModuleType, tmp_path: Path) -> None:
     tool.wrong, tool.times = (other,), {other: 0.5}
     assert tool.main([str(tmp_path / "rows.csv"), "--table", str(tmp_path / "mine.json")]) == 1
     assert rows(tmp_path / "rows.csv") == []
+
+
+def test_replays_that_write_the_same_tensor_are_judged_one_by_one(
+    load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = load_tool("gpu/tables_in_turns.py")
+    written = SimpleNamespace(by="")
+
+    def judge(output: Any, scores: int) -> SimpleNamespace:
+        return SimpleNamespace(reasons=() if output.by == "cudnn" else ("wrong",), max_error=0.0)
+
+    def captured(name: str, *_: Any, least: int) -> tuple[Any, Any]:
+        written.by = name
+        return SimpleNamespace(launch=lambda: None), written
+
+    workload = SimpleNamespace(judge=judge, memory=None)
+    monkeypatch.setattr(tool, "workload_of", lambda problem: workload)
+    monkeypatch.setattr(tool, "kernel_implementation", lambda config, workload: None)
+    monkeypatch.setitem(tool.PEERS, "cudnn", SimpleNamespace(prepare=lambda workload: None))
+    monkeypatch.setattr(tool, "captured", captured)
+    monkeypatch.setattr(tool, "CudaEvents", lambda: None)
+    cell = tool.Cell(Problem.parse("b1 s64 h2 d64 fp16"), {"ours": None})
+    contenders, _, _ = tool.prepared(cell, replays=True)
+    assert {one.name: one.why_wrong() for one in contenders} == {"ours": "wrong", "cudnn": ""}
