@@ -12,11 +12,36 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import shared_kernels
+from stand_ins import HostMemory
 
 from flashsmith.benchmark.timing import Replay
+from flashsmith.benchmark.workload import workload_of
 from flashsmith.builder.sources import package_sources
-from flashsmith.families import Problem
+from flashsmith.families import (
+    KernelConfig,
+    Problem,
+    device_spec,
+    parse_kernel_name_into_config,
+)
+from flashsmith.runtime.libraries import load_library, loaded_kernels
 
+# Kernels that other tests have, too.
+LAUNCHED = [
+    (parse_kernel_name_into_config(config), Problem.parse(text))
+    for config, text in (
+        (
+            "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+            "b2 s63 h2:1 d64 fp16 causal",
+        ),
+        (
+            "(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2",
+            "b2 s1:130 h4:2 d64 fp16 causal decode page16",
+        ),
+    )
+]
+for _config, _problem in LAUNCHED:
+    shared_kernels.want([_config], _problem.required_semantics(_config))
 CACHES = [
     ("b1 s1:8192 h32:8 d128 bf16 decode", True),
     ("b64 s1:8192 h32:8 d128 bf16 decode", False),
@@ -207,6 +232,22 @@ def test_a_small_cache_is_measured_in_graphs(tool: ModuleType, text: str, in_gra
     protocol = tool.protocol_of(Problem.parse(text))
     assert protocol.in_graphs is in_graphs
     assert protocol.flush_l2 is not in_graphs
+
+
+@pytest.mark.parametrize(("config", "problem"), LAUNCHED)
+def test_a_pair_is_launched_by_just_the_kernel_that_is_given(
+    tool: ModuleType, config: KernelConfig, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the emulator, which runs host tensors; no other library is looked for."""
+    library = shared_kernels.load([config], problem.required_semantics(config))
+    kernel = load_library(library)[config]
+    monkeypatch.setattr(tool, "query_gpu", lambda ordinal: device_spec(80))
+    monkeypatch.setattr(loaded_kernels, "get", None)
+    workload = workload_of(problem, memory=HostMemory())
+    implementation = tool.implementation("new", kernel, workload)
+    assert (implementation.name, implementation.config) == ("new", config)
+    verdict = workload.judge(implementation.output())
+    assert verdict.ok, verdict.reasons
 
 
 def test_kernels_in_graphs_that_write_the_same_tensor_are_judged_one_by_one(
