@@ -14,6 +14,7 @@ from ptxlab.machine.group import Group
 from ptxlab.machine.memory import GlobalMemory
 from ptxlab.machine.random_schedule import RandomSchedule
 from ptxlab.machine.scheduler import Scheduler
+from ptxlab.machine.tensor_cores import TENSOR_CORES, TensorCore
 from ptxlab.machine.tensor_maps import TensorMap, TensorMapSpec
 from ptxlab.machine.wave import Wave
 from ptxlab.ptx import ParsedModule
@@ -47,6 +48,7 @@ def emulate(
     seed: int | None = None,
     sm_count: int | None = None,
     programmatic: bool = False,
+    exact_mma: bool = False,
 ) -> EmulationResult:
     """Run one kernel launch on the CPU.
 
@@ -64,6 +66,8 @@ def emulate(
     the kernel's launch bounds promise; None: for all. It matters where CTAs wait for each other.
     - ``programmatic``: the launch may begin before the one is over that observers saw before it
     (programmatic dependent launch). Here it does not, but the checks know.
+    - ``exact_mma``: mma, wgmma and wmma have the bits of the target's tensor cores
+    (machine/tensor_cores.py) instead of sums in float32.
 
     Raises EmulatorError for PTX that is not supported, for a deadlock or an endless loop, for a
     trap, and for an access outside memory unless an observer handles it; ArgumentError for a launch
@@ -73,6 +77,7 @@ def emulate(
     memory = memory.extended()
     launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
     launch = replace(launch, programmatic=programmatic)
+    tensor_core = _tensor_core(module) if exact_mma else None
     maps = {spec.argument_offset: TensorMap(spec, memory) for spec in tensor_maps}
     constants = _ModuleMemory(module, translated, argument_bytes, memory, variables or {})
     counts = [0] * len(translated.block_mnemonics)
@@ -88,6 +93,7 @@ def emulate(
         for observer in observers:
             observer.wave(first, ctas)
         wave = _make_wave(translated, launch, first, ctas, memory, observers)
+        wave.tensor_core = tensor_core
         wave.ctas_to_come = launch.cta_count - first - ctas
         wave.bulk.maps = maps
         wave.line_sites = translated.line_sites
@@ -150,6 +156,17 @@ def _check_launch(
         shared = translated.dynamic_shared_offset + smem_bytes
     name = translated.entry.name
     return Launch(name, grid, block, cluster, translated.static_shared_bytes, shared, memory)
+
+
+def _tensor_core(module: ParsedModule) -> TensorCore:
+    core = TENSOR_CORES.get(module.arch)
+    if core is None:
+        known = ", ".join(f"sm_{arch}" for arch in TENSOR_CORES)
+        raise ArgumentError(
+            f"exact_mma: the sums of {module.target}'s tensor cores are not known; compile for one "
+            f"of {known}, or leave exact_mma out"
+        )
+    return core
 
 
 def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:

@@ -95,6 +95,7 @@ class Module:
         observers: Sequence[Observer] = (),
         seed: int | None = None,
         sm_count: int | None = None,
+        exact_mma: bool = False,
     ) -> EmulationResult:
         """Runs a kernel, and waits until it is done.
 
@@ -117,6 +118,9 @@ class Module:
             seed: a number selects a random schedule of the threads; None is a fixed one.
             sm_count: SMs of the GPU, for kernels whose CTAs wait for each other; None: as many as
                 it takes.
+            exact_mma: sums of mma, wgmma and wmma as the tensor cores of the PTX's target take
+                them, to the last bit (sm_80 to sm_90); else they are float32's in any order. A
+                kernel that multiplies much takes two to four times as long.
 
         Returns:
             What ran: ``findings`` of the checks, an empty list where all is well, and
@@ -147,6 +151,7 @@ class Module:
             observers=[*(all_checks() if checks else ()), *observers],
             seed=seed,
             sm_count=sm_count,
+            exact_mma=exact_mma,
         )
 
     def _entry(self, kernel: str) -> Entry:
@@ -161,8 +166,7 @@ class Module:
         if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, int | np.integer):
             raise ArgumentError(f"shared_bytes: got {shared_bytes!r}; give a number of bytes")
         static = sum(v.size for v in entry.variables if v.space == "shared")
-        arch = int("".join(filter(str.isdigit, self._parsed.target)) or 0)
-        most = 1024 * _SHARED_KIB.get(arch, _MOST_SHARED_KIB)
+        most = 1024 * _SHARED_KIB.get(self._parsed.arch, _MOST_SHARED_KIB)
         if not 0 <= shared_bytes <= most - static:
             beside = f" beside {static} static ones" if static else ""
             raise ArgumentError(

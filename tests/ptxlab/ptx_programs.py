@@ -111,6 +111,7 @@ def run(
     cluster: int = 1,
     sm_count: int | None = None,
     programmatic: bool = False,
+    exact_mma: bool = False,
 ) -> EmulationResult:
     """Launch ``main`` on (array, writable) tensors."""
     memory = GlobalMemory()
@@ -134,6 +135,7 @@ def run(
         cluster=(cluster, 1, 1),
         sm_count=sm_count,
         programmatic=programmatic,
+        exact_mma=exact_mma,
     )
 
 

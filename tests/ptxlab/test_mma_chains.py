@@ -46,7 +46,7 @@ def text_of(body: str) -> str:
     return program(body + "ret;", 2, DECLARATIONS)
 
 
-def result(text: str, kind: str, *, fuse: bool) -> np.ndarray:
+def result(text: str, kind: str, *, fuse: bool, exact_mma: bool = False) -> np.ndarray:
     rng = np.random.default_rng(7)
     values = rng.standard_normal((64, 128)).astype(np.float32)
     if kind == "f16":
@@ -54,7 +54,7 @@ def result(text: str, kind: str, *, fuse: bool) -> np.ndarray:
     else:
         source = (values.view(np.uint32) >> 16).astype(np.uint16)
     out = np.full((64, 64), np.nan, np.float32)
-    run(text, [(out, True), (source, False)], threads=64, fuse=fuse)
+    run(text, [(out, True), (source, False)], threads=64, fuse=fuse, exact_mma=exact_mma)
     return out
 
 

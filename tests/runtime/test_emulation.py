@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flashsmith.errors import ArgumentError, EmulatorError, FlashsmithError
-from flashsmith.runtime.emulation import parse_entry, run_in_emulator
+from flashsmith.runtime.emulation import exact_mma, parse_entry, run_in_emulator
 from flashsmith.runtime.launch_plan import Launch, LaunchPlan
 from ptxlab.errors import PtxlabError
 
@@ -61,6 +61,7 @@ KERNEL = """.version 8.0
 {
     .reg .b64 %rd<3>;
     .reg .b32 %r<3>;
+    .reg .f32 %f<5>;
     ld.param.u64 %rd1, [to];
     BODY
     ret;
@@ -82,6 +83,31 @@ def run_body(body: str, **writable: np.ndarray) -> None:
     )
     plan = LaunchPlan(launches=(launch,), workspaces=())
     run_in_emulator(KERNEL.replace("BODY", body), plan, readable={}, writable=writable)
+
+
+# To 1 in each accumulator come sixteen products of 2**-25.
+PRODUCTS = (
+    "mov.b32 %r1, 0x0C000C00; mov.b32 %r2, 0x08000800; mov.f32 %f1, 0f3F800000;"
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+    "{%f1,%f2,%f3,%f4}, {%r1,%r1,%r1,%r1}, {%r2,%r2}, {%f1,%f1,%f1,%f1};"
+    "st.global.f32 [%rd1], %f1;"
+)
+
+
+def sum_of_products() -> float:
+    to = np.zeros(4, np.float32)
+    run_body(PRODUCTS, to=to)
+    return float(to[0])
+
+
+def test_exact_mma_lasts_as_long_as_its_block() -> None:
+    assert sum_of_products() == 1 + 2.0**-21
+    with exact_mma():
+        assert sum_of_products() == 1
+    assert sum_of_products() == 1 + 2.0**-21
+    with pytest.raises(EmulatorError), exact_mma():
+        run_body("frob.b32 %r1, %r2;", to=np.zeros(4, np.uint32))
+    assert sum_of_products() == 1 + 2.0**-21
 
 
 @pytest.mark.parametrize(

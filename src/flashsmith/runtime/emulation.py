@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 
 import numpy as np
@@ -31,10 +32,14 @@ __all__ = [
     "Finding",
     "Observer",
     "all_checks",
+    "exact_mma",
     "instruction_mix",
     "parse_entry",
     "run_in_emulator",
 ]
+
+
+_exact_mma: ContextVar[bool] = ContextVar("exact_mma", default=False)
 
 
 @contextmanager
@@ -46,6 +51,21 @@ def flashsmith_errors() -> Iterator[None]:
         raise EmulatorError(str(error)) from error
     except PtxlabArgumentError as error:
         raise ArgumentError(str(error)) from error
+
+
+@contextmanager
+def exact_mma() -> Iterator[None]:
+    """Kernels that this thread emulates meanwhile have the MMA of their architecture, to the last
+    bit; outside, sums of products are float32's in any order. Takes two to four times as long.
+
+    ``with exact_mma(): o = attention(q, k, v)``. Raises ArgumentError where a kernel is compiled
+    for an architecture whose sums are not known (of sm_80 to sm_90 they are).
+    """
+    before = _exact_mma.set(True)
+    try:
+        yield
+    finally:
+        _exact_mma.reset(before)
 
 
 def parse_entry(ptx: str, entry: str) -> Entry:
@@ -102,6 +122,7 @@ def run_in_emulator(
             seed=schedule_seed,
             sm_count=sm_count,
             programmatic=launch.programmatic,
+            exact_mma=_exact_mma.get(),
         )
         total.add(result)
     total.findings = [finding for observer in observers for finding in observer.findings]

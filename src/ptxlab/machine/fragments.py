@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ptxlab.machine.numeric import HALF_TABLE, u2, u4
+from ptxlab.machine.numeric import u2, u4
+from ptxlab.machine.tensor_cores import OperandType, TensorCore
 
 
 def _stack(values: Sequence[Any], threads: int, dtype: Any) -> np.ndarray:
@@ -47,28 +48,14 @@ def registers_to_matrix_rows(values: Sequence[Any], threads: int, transpose: boo
     return elements.copy().view(np.complex128).reshape(-1)
 
 
-def halves_to_floats(words: np.ndarray) -> np.ndarray:
-    """float32 of contiguous float16x2 words; the last axis doubles."""
-    return HALF_TABLE.take(words.view(u2))
-
-
-def bfloats_to_floats(words: np.ndarray) -> np.ndarray:
-    """float32 of contiguous bfloat16x2 words; the last axis doubles."""
-    return (words.view(u2).astype(u4) << u4(16)).view(np.float32)
-
-
-def tf32_to_floats(words: np.ndarray) -> np.ndarray:
-    """float32 of tf32 words, whose lower 13 bits do not count."""
-    return (words & u4(0xFFFFE000)).view(np.float32)
-
-
 def matrix_multiply(
-    convert: Any,
+    kind: OperandType,
     a: Sequence[Any],
     b: Sequence[Any],
     c: Sequence[Any],
     shape: tuple[int, int, int, int],
     threads: int,
+    core: TensorCore | None,
 ) -> np.ndarray:
     """``m`` x ``n`` tiles of chains of ``k`` mma.sync with float32 accumulators.
 
@@ -79,6 +66,7 @@ def matrix_multiply(
       a register r, half h: row g + 8 (r % 2), column 8 (r // 2) + 2t + h
       b register r, half h: row 8r + 2t + h, column g
       c register r:         row g + 8 (r // 2), column 2t + r % 2
+    Sums are those of ``core``, or float32's in any order where it is None.
     """
     m, n, k, chunks = shape
     warps = threads // 32
@@ -86,13 +74,22 @@ def matrix_multiply(
     left = np.ascontiguousarray(left.transpose(4, 0, 3, 5, 1, 2, 6))
     right = _stack(b, threads, u4).reshape(n, k, chunks, warps, 8, 4)
     right = np.ascontiguousarray(right.transpose(3, 0, 4, 1, 2, 5))
-    product = np.matmul(
-        convert(left).reshape(warps, m * 16, -1),
-        convert(right).reshape(warps, n * 8, -1).transpose(0, 2, 1),
-    )
-    tiles = product.reshape(warps, m, 2, 8, n, 4, 2).transpose(1, 4, 2, 6, 0, 3, 5)
-    rows = np.ascontiguousarray(tiles).reshape(m * n * 4, threads)
+    rows = kind.floats(left).reshape(warps, m * 16, -1)
+    columns = kind.floats(right).reshape(warps, n * 8, -1).transpose(0, 2, 1)
+    if core is not None:
+        before = _stack(c, threads, np.float32).reshape(m, n, 2, 2, warps, 8, 4)
+        tiles = before.transpose(4, 0, 2, 5, 1, 6, 3).reshape(warps, m * 16, n * 8)
+        depth = rows.shape[2] // k
+        return _to_registers(core.multiply_add(rows, columns, tiles, kind, depth), shape, threads)
+    product = _to_registers(np.matmul(rows, columns), shape, threads)
     if all(value.ndim == 0 and value == 0 for value in c):
-        return rows
-    rows += _stack(c, threads, np.float32)
-    return rows
+        return product
+    product += _stack(c, threads, np.float32)
+    return product
+
+
+def _to_registers(tiles: np.ndarray, shape: tuple[int, ...], threads: int) -> np.ndarray:
+    """(warps, 16 m, 8 n) as rows of registers c[m][n][4]."""
+    m, n = shape[:2]
+    parts = tiles.reshape(-1, m, 2, 8, n, 4, 2).transpose(1, 4, 2, 6, 0, 3, 5)
+    return np.ascontiguousarray(parts).reshape(m * n * 4, threads)

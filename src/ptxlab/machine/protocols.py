@@ -15,6 +15,7 @@ from ptxlab.interface import Observer, Site
 from ptxlab.machine.geometry import Geometry
 from ptxlab.machine.memory import BankedMemory, GlobalMemory
 from ptxlab.machine.random_schedule import RandomSchedule
+from ptxlab.machine.tensor_cores import TensorCore
 
 
 class Reports(Protocol):
@@ -56,6 +57,12 @@ class HoldsShared(Wakes, Protocol):
     """And holds the shared memories of the CTAs."""
 
     shared: BankedMemory
+
+
+class RunsWgmma(HoldsShared, Protocol):
+    """And knows the tensor cores whose sums it takes; None: float32's."""
+
+    tensor_core: TensorCore | None
 
 
 class HoldsMemories(HoldsShared, Protocol):

@@ -17,11 +17,11 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ptxlab.errors import EmulatorError
 from ptxlab.interface import Engine, EngineAccess, EngineDone, Site
-from ptxlab.machine.fragments import bfloats_to_floats, halves_to_floats
 from ptxlab.machine.geometry import WARP, WARPGROUP
 from ptxlab.machine.group import Group
 from ptxlab.machine.layouts import PIECE, Layout, starts_of
-from ptxlab.machine.protocols import HoldsShared
+from ptxlab.machine.protocols import RunsWgmma
+from ptxlab.machine.tensor_cores import OperandType
 
 _DEPTH, _ROWS = 16, 64
 _ONE_THREAD = 1 << 18
@@ -33,7 +33,7 @@ class Form:
     """One wgmma instruction: m64 x n x k16 of a type (f16 or bf16), its literals."""
 
     n: int
-    kind: str
+    kind: OperandType
     negate_a: bool
     negate_b: bool
     #: K-major operands; A in registers has no layout.
@@ -41,10 +41,6 @@ class Form:
     k_major_b: bool
     #: Registers of A, none when it is in shared memory.
     fragment: tuple[str, ...]
-
-    def floats(self, words: np.ndarray) -> np.ndarray:
-        """float32 of 16-bit words."""
-        return halves_to_floats(words) if self.kind == "f16" else bfloats_to_floats(words)
 
 
 class InFlight(NDArrayOperatorsMixin):
@@ -174,7 +170,7 @@ class Wgmma:
             for row, value in enumerate(self.a):
                 words[row] = value
             pairs = words.reshape(2, 2, -1, 8, 4).transpose(2, 1, 3, 0, 4)
-            matrix = self.form.floats(np.ascontiguousarray(pairs)).reshape(-1, rows, _DEPTH)
+            matrix = self.form.kind.floats(np.ascontiguousarray(pairs)).reshape(-1, rows, _DEPTH)
         else:
             matrix = self._gather(self.a_addresses())
             if not self.form.k_major_a:
@@ -193,7 +189,7 @@ class Wgmma:
         shared.check(addresses.reshape(-1), PIECE, PIECE)
         base = self.base[:: self.unit, None, None]
         pieces = shared.views[PIECE].take((addresses + base) >> 4)
-        return self.form.floats(pieces.view(u2))
+        return self.form.kind.floats(pieces.view(u2))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """A and B as they are when this is first asked for."""
@@ -210,10 +206,20 @@ class Wgmma:
             b = np.concatenate([b for _, b in pairs], axis=1)
             for one in chain:
                 one.operands = None
-            rows = _to_registers(_multiply(a, b), self.form.n)
-            chain[0]._accumulate(rows)
-            self.result = rows
+            self.result = self._sums(a, b, chain[0]._before())
         return self.result
+
+    def _sums(self, a: np.ndarray, b: np.ndarray, before: np.ndarray | None) -> np.ndarray:
+        """before + a b, (register, thread); ``before`` None is zero."""
+        n, core = self.form.n, self.pipe.wave.tensor_core
+        if core is None:
+            rows = _to_registers(_multiply(a, b), n)
+            if before is not None:
+                rows += before
+            return rows
+        shape = (*a.shape[:2], n)
+        c = np.zeros(shape, f4) if before is None else _to_tiles(before, shape)
+        return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
         """This wgmma and its predecessors that only it continues, the first one first."""
@@ -229,18 +235,19 @@ class Wgmma:
                 return chain
             chain.insert(0, before)
 
-    def _accumulate(self, rows: np.ndarray) -> None:
+    def _before(self) -> np.ndarray | None:
+        """What this is added to, (register, thread); None for zero."""
         if self.addend is None:
-            return
+            return None
         if isinstance(self.addend, Wgmma):
             before = self.addend.of(self.index)
         else:
-            before = np.empty_like(rows)
+            before = np.empty((len(self.addend), self.index.size), f4)
             for row, value in enumerate(self.addend):
                 before[row] = value.view(f4)
         if np.ndim(self.accumulate):
             before = np.where(self.accumulate, before, f4(0))
-        rows += before
+        return before
 
     def of(self, index: np.ndarray) -> np.ndarray:
         """Accumulators of some of its threads, by wave thread number."""
@@ -272,11 +279,17 @@ def _to_registers(tiles: np.ndarray, n: int) -> np.ndarray:
     return np.ascontiguousarray(parts).reshape(n // 2, -1)
 
 
+def _to_tiles(rows: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """(register, thread) to (units, rows, n): back from _to_registers."""
+    parts = rows.reshape(shape[2] // 8, 2, 2, -1, 8, 4).transpose(3, 1, 4, 0, 5, 2)
+    return np.ascontiguousarray(parts).reshape(shape)
+
+
 class WgmmaPipe:
     """The wgmma instructions that generated code calls; those in flight are kept in their
     groups."""
 
-    def __init__(self, wave: HoldsShared) -> None:
+    def __init__(self, wave: RunsWgmma) -> None:
         self.wave = wave
 
     def issue(

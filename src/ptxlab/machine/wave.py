@@ -33,6 +33,7 @@ from ptxlab.machine.polls import Poll
 from ptxlab.machine.random_schedule import RandomSchedule
 from ptxlab.machine.register_pool import RegisterPool
 from ptxlab.machine.scheduler import Scheduler
+from ptxlab.machine.tensor_cores import TensorCore
 from ptxlab.machine.waits import Wait
 from ptxlab.machine.warpgroup_mma import WgmmaPipe
 from ptxlab.machine.wave_memory import WaveMemory
@@ -63,6 +64,8 @@ class Wave(WaveMemory):
         self.bulk = BulkCopies(self, self.mbarriers)
         self.wgmma = WgmmaPipe(self)
         self.registers = RegisterPool(self)
+        #: Whose sums mma and wgmma take; None: float32's in any order.
+        self.tensor_core: TensorCore | None = None
         #: CTAs of the launch that start when those of this wave are done.
         self.ctas_to_come = 0
         #: Backward jumps left before a launch counts as endless.
@@ -183,6 +186,11 @@ class Wave(WaveMemory):
     def trapped(self, group: Group) -> None:
         """trap."""
         raise EmulatorError(f"trap reached by thread {int(group.threads[0])}")
+
+    def require_float_sums(self, what: str) -> None:
+        """An instruction whose sums are not float32, of which no tensor core's are known."""
+        if self.tensor_core is not None:
+            raise EmulatorError(f"{what} has no exact_mma; use .f32 sums, or leave exact_mma out")
 
     def called(self, group: Group, name: str) -> None:
         """A call of a function without a body: assertions, printf, malloc."""

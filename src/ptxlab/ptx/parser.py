@@ -32,6 +32,11 @@ class ParsedModule:
     _functions: dict[str, Entry] = field(default_factory=dict, repr=False)
 
     @property
+    def arch(self) -> int:
+        """The target's compute capability, 90 of sm_90a; 0 where there is none."""
+        return int("".join(filter(str.isdigit, self.target)) or 0)
+
+    @property
     def entry_names(self) -> tuple[str, ...]:
         """Mangled names of all entries, in text order."""
         return tuple(self.entry_heads)

@@ -10,24 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ptxlab.machine.fragments import (
-    bfloats_to_floats,
-    halves_to_floats,
-    matrix_multiply,
-    tf32_to_floats,
-)
+from ptxlab.machine.fragments import matrix_multiply
+from ptxlab.machine.tensor_cores import OPERAND_TYPES
 from ptxlab.ptx.syntax import Instruction, Operand, Register, Vector
 from ptxlab.translate.emitter import Emitter
 from ptxlab.translate.flow import Step
 
 Words = tuple[str, ...]
 _HALVES = {"m16n8k16": 2, "m16n8k8": 1}
-#: By operand type: what makes floats of its registers, and chunks of A by shape.
-_OPERANDS = {
-    "f16": (halves_to_floats, _HALVES),
-    "bf16": (bfloats_to_floats, _HALVES),
-    "tf32": (tf32_to_floats, {"m16n8k8": 2, "m16n8k4": 1}),
-}
+#: By operand type: chunks of A by shape.
+_CHUNKS = {"f16": _HALVES, "bf16": _HALVES, "tf32": {"m16n8k8": 2, "m16n8k4": 1}}
 
 
 @dataclass(eq=False)
@@ -148,7 +140,7 @@ class MmaChains:
         self.captured.discard(register)
 
     def _flavour(self, instruction: Instruction) -> tuple[str, int]:
-        """(conversion function, 8-column chunks of A) of an mma mnemonic."""
+        """(name of the operands' type, 8-column chunks of A) of an mma mnemonic."""
         emitter = self.emitter
         emitter.instruction = instruction
         modifiers = list(instruction.modifiers)
@@ -157,14 +149,13 @@ class MmaChains:
         _, _, shape, row, column, d, a, b, c = modifiers
         if (row, column, d, c) != ("row", "col", "f32", "f32") or a != b:
             raise emitter.error("this form of mma is not supported")
-        if a not in _OPERANDS:
+        if a not in _CHUNKS:
             raise emitter.error(f"mma operand type .{a} is not supported")
-        convert, chunks = _OPERANDS[a]
-        if shape not in chunks:
+        if shape not in _CHUNKS[a]:
             raise emitter.error(f"mma shape .{shape} of .{a} is not supported")
         emitter.namespace["matrix_multiply"] = matrix_multiply
-        emitter.namespace[convert.__name__] = convert
-        return convert.__name__, chunks[shape]
+        emitter.namespace[f"operands_{a}"] = OPERAND_TYPES[a]
+        return a, _CHUNKS[a][shape]
 
     # Output
 
@@ -183,7 +174,7 @@ class MmaChains:
         emitter = self.emitter
         first = rows[0][0]
         emitter.instruction = first.instruction
-        convert, chunks = first.flavour
+        kind, chunks = first.flavour
         a = ", ".join(word for row in rows for words in row[0].a for word in words)
         b = ", ".join(word for chain in rows[0] for words in chain.b for word in words)
         c = ", ".join(word for row in rows for chain in row for word in chain.addend)
@@ -191,7 +182,8 @@ class MmaChains:
         results = [name for row in rows for chain in row for name in chain.results]
         targets = ", ".join(emitter.name(name) for name in results)
         emitter.emit("if not G.whole: G.require_whole('mma.sync')")
-        emitter.emit(f"{targets} = matrix_multiply({convert}, ({a},), ({b},), ({c},), {shape}, nt)")
+        operands = f"operands_{kind}, ({a},), ({b},), ({c},)"
+        emitter.emit(f"{targets} = matrix_multiply({operands}, {shape}, nt, W.tensor_core)")
         for name in results:
             if emitter.storage_of(name) != "f4":
                 python = emitter.name(name)

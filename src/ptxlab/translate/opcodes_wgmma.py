@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ptxlab.machine.tensor_cores import OPERAND_TYPES
 from ptxlab.machine.warpgroup_mma import Form
 from ptxlab.ptx.syntax import Immediate, Instruction, Operand, Register, Vector
 from ptxlab.translate.emitter import Emitter, Handler
@@ -47,8 +48,8 @@ def _product(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     negate_a, negate_b, *major = numbers
     major_a = 0 if in_registers else major[0]
     form = Form(
-        n, modifiers[2], negate_a == -1, negate_b == -1, major_a == 0, major[-1] == 0,
-        fragment_of(i),
+        n, OPERAND_TYPES[modifiers[2]], negate_a == -1, negate_b == -1, major_a == 0,
+        major[-1] == 0, fragment_of(i),
     )  # fmt: skip
     name = f"F{i.index}"
     t.namespace[name] = form

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ptxlab.machine.fragments import bfloats_to_floats, halves_to_floats, matrix_multiply
+from ptxlab.machine.fragments import matrix_multiply
 from ptxlab.machine.numeric import u4
+from ptxlab.machine.tensor_cores import OPERAND_TYPES
 from ptxlab.ptx.syntax import TYPE_SIZES, Instruction, Operand, Vector
 from ptxlab.translate.emitter import DTYPES, Emitter, Handler
 from ptxlab.translate.opcodes_memory import kept, see
 
 _SPACES = ("global", "shared")
-_FORMATS = {"f16": halves_to_floats, "bf16": bfloats_to_floats}
+_FORMATS = ("f16", "bf16")
 
 
 def matrix(t: Emitter, i: Instruction) -> None:
@@ -138,15 +139,18 @@ def _multiply(t: Emitter, i: Instruction) -> None:
     if not set(layouts) <= {"row", "col"} or not {types[0], types[-1]} <= {"f16", "f32"}:
         raise t.error(f"{i.mnemonic} is not supported")
     d, a, b, c = i.operands
-    convert = _FORMATS[given]
-    for function in (convert, matrix_multiply):
-        t.namespace[function.__name__] = function
+    t.namespace["matrix_multiply"] = matrix_multiply
+    t.namespace[f"operands_{given}"] = OPERAND_TYPES[given]
+    if "f16" in (types[0], types[-1]):
+        t.emit("W.require_float_sums('wmma.mma with .f16 sums')")
     left = ", ".join(t.use(e, "b32") for e in _elements(t, a, 4, 8)[:4])
     right = ", ".join(t.use(e, "b32") for e in _elements(t, b, 4, 8)[:4])
     sums = ", ".join(_sums(t, c, types[-1]))
     rows = t.temporary()
     operands = f"({left},), ({right},), ({sums},)"
-    t.emit(f"{rows} = matrix_multiply({convert.__name__}, {operands}, (1, 2, 1, 2), nt)")
+    t.emit(
+        f"{rows} = matrix_multiply(operands_{given}, {operands}, (1, 2, 1, 2), nt, W.tensor_core)"
+    )
     if types[0] == "f32":
         for number, register in enumerate(_elements(t, d, 8)):
             t.define(register, f"{rows}[{number}]", DTYPES["f32"])

@@ -1,0 +1,239 @@
+"""What tensor cores multiply, and how they add, to the last bit.
+
+mma.sync and wgmma run in steps. A step takes the products of up to ``depth`` pairs of elements, and
+the accumulator. Products are exact. Each product, and the accumulator, is aligned to the largest
+exponent among all of them and cut off, towards zero, so many bits behind that exponent's point.
+The sum of what is left is exact, and is cut off in its turn, towards zero, to float32.
+
+- An exponent is that of the format's field: a product's is the sum of its factors', so that its
+  significand lies between 1 and 4; a subnormal's is that of the smallest normal number. Products
+  that are zero have none. The accumulator's is at least float32's -126, also where it is zero.
+- A sum of zero is +0, whatever the signs of its terms. 2**128 and more is infinity.
+- Infinities and NaN follow IEEE 754, and every NaN is 0x7FFFFFFF.
+
+The model is that of MMA-Sim (arXiv 2511.10909), which compared it with GPUs of these generations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ptxlab.machine.numeric import HALF_TABLE, f4, f8, i4, i8, u2, u4
+
+
+def halves_to_floats(words: np.ndarray) -> np.ndarray:
+    """float32 of contiguous float16x2 words; the last axis doubles."""
+    return HALF_TABLE.take(words.view(u2))
+
+
+def bfloats_to_floats(words: np.ndarray) -> np.ndarray:
+    """float32 of contiguous bfloat16x2 words; the last axis doubles."""
+    return (words.view(u2).astype(u4) << u4(16)).view(f4)
+
+
+def tf32_to_floats(words: np.ndarray) -> np.ndarray:
+    """float32 of tf32 words, whose lower 13 bits do not count."""
+    return (words & u4(0xFFFFE000)).view(f4)
+
+
+@dataclass(frozen=True)
+class OperandType:
+    """A type of A and B, by its name in PTX: float32 of its registers, an element's bytes, and the
+    least exponent."""
+
+    name: str
+    floats: Callable[[np.ndarray], np.ndarray]
+    nbytes: int
+    least_exponent: int
+
+
+OPERAND_TYPES = {
+    "f16": OperandType("f16", halves_to_floats, 2, -14),
+    "bf16": OperandType("bf16", bfloats_to_floats, 2, -126),
+    "tf32": OperandType("tf32", tf32_to_floats, 4, -126),
+}
+
+_LEAST_EXPONENT, _MANTISSA_BITS, _FIELD = -126, 23, 255
+_LEAST_NORMAL, _LEAST_SUBNORMAL = 2.0**-126, 2.0**-149
+_NAN = u4(0x7FFFFFFF).view(f4)
+#: Bits of a float64 that a float32 has no room for.
+_BITS_TOO_MANY = 29
+
+#: Accumulators that are computed together: products and integers of a step stay in the L2 cache.
+_BLOCK = 8192
+
+#: Exponents of factors, lowest and highest, whose products, and what they are scaled to, are exact
+#: in float32.
+_LOWEST_IN_FLOAT32, _HIGHEST_IN_FLOAT32 = -100, 125
+
+
+@dataclass(frozen=True)
+class TensorCore:
+    """A generation's: bytes of an operand's row that a step takes, and how many bits of a term
+    behind the largest exponent's point it keeps."""
+
+    step_bytes: int
+    fraction_bits: int
+
+    def multiply_add(
+        self, a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: OperandType, depth: int
+    ) -> np.ndarray:
+        """c + a b: float32 (units, m, k) by (units, k, n), on (units, m, n), of instructions that
+        are ``depth`` deep."""
+        units, rows, columns = c.shape
+        sums = np.empty_like(c)
+        height = min(rows, max(1, _BLOCK // columns))
+        together = min(units, max(1, _BLOCK // (height * columns)))
+        scratch = _Scratch(min(depth, self.step_bytes // kind.nbytes), together * height * columns)
+        with np.errstate(all="ignore"):
+            for unit in range(0, units, together):
+                some = slice(unit, unit + together)
+                right = _Factors(b[some], kind)
+                for row in range(0, rows, height):
+                    part = (some, slice(row, row + height))
+                    block = _Block(_Factors(a[part], kind), right, self.fraction_bits, scratch)
+                    sums[part] = block.added_to(c[part])
+        return sums
+
+
+#: By compute capability: what is known.
+_AMPERE, _HOPPER = TensorCore(16, 24), TensorCore(32, 25)
+TENSOR_CORES = {80: _AMPERE, 86: _AMPERE, 87: _AMPERE, 89: _AMPERE, 90: _HOPPER}
+
+
+class _Scratch:
+    """Memory of a step's products, and of what is left of them. Allocated for every step it would
+    be returned to the system each time."""
+
+    def __init__(self, depth: int, accumulators: int) -> None:
+        self.depth = depth
+        self.products = np.empty(depth * accumulators, f4)
+        self.integers = np.empty(depth * accumulators, i4)
+
+    def of(self, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both in a shape that is at most as large."""
+        size = int(np.prod(shape))
+        return self.products[:size].reshape(shape), self.integers[:size].reshape(shape)
+
+
+class _Factors:
+    """One operand of a block of accumulators."""
+
+    def __init__(self, given: np.ndarray, kind: OperandType) -> None:
+        self.given = given
+        #: With 0 in the place of what is not finite.
+        self.values, self.all_finite = _finite(np.ascontiguousarray(given))
+        self.zeros = self.values == 0
+        self.exponents = _exponents(self.values, kind.least_exponent)
+        counted = np.where(self.zeros, 0, self.exponents)
+        #: Zeros count as 1 here.
+        self.lowest, self.highest = int(counted.min()), int(counted.max())
+
+    @cached_property
+    def powers(self) -> np.ndarray:
+        """256**exponent, and 0 of zeros; float64."""
+        return np.where(self.zeros, 0.0, _power_of_two(8 * self.exponents))
+
+    @cached_property
+    def far_exponents(self) -> np.ndarray:
+        """Exponents, those of zeros so low that no product with one is the largest."""
+        return np.where(self.zeros, -1024, self.exponents)
+
+
+class _Block:
+    """Accumulators that are computed together."""
+
+    def __init__(self, a: _Factors, b: _Factors, bits: int, scratch: _Scratch) -> None:
+        self.a, self.b, self.bits, self.scratch = a, b, bits, scratch
+        self.in_float32 = (
+            a.lowest + b.lowest >= _LOWEST_IN_FLOAT32
+            and a.highest + b.highest <= _HIGHEST_IN_FLOAT32
+        )
+
+    def added_to(self, c: np.ndarray) -> np.ndarray:
+        """All steps, the first one with ``c`` as its accumulator."""
+        depth = self.scratch.depth
+        for first in range(0, self.a.given.shape[2], depth):
+            c = self._step(slice(first, first + depth), c)
+        return c
+
+    def _step(self, k: slice, c: np.ndarray) -> np.ndarray:
+        addend, finite = _finite(c)
+        sums = self._finite_step(k, addend)
+        if finite and self.a.all_finite and self.b.all_finite:
+            return sums
+        # float64 has room for any sum of products, so what is not finite here comes from a term.
+        a, b = self.a.given[:, :, k].astype(f8), self.b.given[:, k].astype(f8)
+        special = np.matmul(a, b) + c
+        finite = np.isfinite(special)
+        return np.where(finite, sums, np.where(np.isnan(special), _NAN, special.astype(f4)))
+
+    def _finite_step(self, k: slice, c: np.ndarray) -> np.ndarray:
+        largest = self._largest_exponents(k)
+        np.maximum(largest, _exponents(c, _LEAST_EXPONENT), out=largest)
+        scale = _power_of_two(self.bits - largest)
+        sums = np.trunc(c * scale)
+        sums += self._sums_of_products(k, scale)
+        sums *= _power_of_two(largest - self.bits)
+        lowest = int(largest.min()) - self.bits
+        return _cut_to_float32(sums, has_subnormals=lowest < _LEAST_EXPONENT)
+
+    def _largest_exponents(self, k: slice) -> np.ndarray:
+        """The largest exponent of each accumulator's products, int64; very low where all are 0."""
+        if not self.in_float32:
+            rows = self.a.far_exponents[:, :, k].transpose(2, 0, 1)
+            columns = self.b.far_exponents[:, k].transpose(1, 0, 2)
+            return np.max(rows[..., None] + columns[:, :, None], axis=0)
+        # With 256**exponent in the place of each factor, the sum of 16 products is less than 16
+        # times the largest, and its exponent shows that one's.
+        powers = np.matmul(self.a.powers[:, :, k], self.b.powers[:, k]).view(i8)
+        powers >>= 52
+        powers -= 1023
+        powers >>= 3
+        return powers
+
+    def _sums_of_products(self, k: slice, scale: np.ndarray) -> np.ndarray:
+        """Sums of what is left of the products, in units of the last bit that is kept."""
+        a, b = self.a.values[:, :, k], self.b.values[:, k]
+        if not self.in_float32:
+            wide = np.einsum("umk,ukn->kumn", a.astype(f8), b.astype(f8))
+            return np.trunc(wide * scale).sum(axis=0)
+        products, integers = self.scratch.of(a.shape[2], *scale.shape)
+        np.einsum("umk,ukn->kumn", a, b, out=products)
+        # Where products are all zero, the scale may be too large for float32.
+        products *= np.minimum(scale, 2.0**127).astype(f4)
+        np.copyto(integers, products, casting="unsafe")
+        # Sixteen terms, each at most 2**27 less the last of its 22 bits: no overflow.
+        return np.add.reduce(integers, axis=0, dtype=i4)
+
+
+def _finite(x: np.ndarray) -> tuple[np.ndarray, bool]:
+    """With 0 in the place of what is not, and whether all is."""
+    finite = np.isfinite(x)
+    every = bool(finite.all())
+    return (x if every else np.where(finite, x, f4(0))), every
+
+
+def _exponents(x: np.ndarray, least: int) -> np.ndarray:
+    """Exponents of finite float32 numbers, at least ``least``, int64."""
+    field = (x.view(i4) >> _MANTISSA_BITS) & _FIELD
+    return np.maximum(field - 127, least).astype(i8)
+
+
+def _power_of_two(exponents: np.ndarray) -> np.ndarray:
+    """float64 of exponents from -1022 to 1023."""
+    return ((exponents + 1023) << 52).view(f8)
+
+
+def _cut_to_float32(x: np.ndarray, *, has_subnormals: bool) -> np.ndarray:
+    """float32 of float64 (which is changed), rounded towards zero."""
+    bits = x.view(i8)
+    bits &= -1 << _BITS_TOO_MANY
+    if has_subnormals:
+        small = np.abs(x) < _LEAST_NORMAL
+        x[small] = np.trunc(x[small] / _LEAST_SUBNORMAL) * _LEAST_SUBNORMAL
+    return x.astype(f4)
