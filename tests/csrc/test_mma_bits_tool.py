@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,7 @@ def no_gpu(ordinal: int) -> Iterator[None]:
 def run(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, wrong: str = "nothing"
 ) -> tuple[int, list[dict[str, str]]]:
-    monkeypatch.setattr(tool, "call", Driver(tool, wrong))
+    monkeypatch.setattr(sys.modules["gpu_kernels"], "call", Driver(tool, wrong))
     monkeypatch.setattr(tool, "current_gpu", no_gpu)
     cubin, rows = folder / "kernels.cubin", folder / "rows.csv"
     cubin.write_bytes(b"cubin")
@@ -167,7 +168,7 @@ class Emulated:
 
     def __init__(self, tool: ModuleType) -> None:
         self.tool, self.arrays = tool, {}
-        self.module = ptxlab.load(tool.compiled("ptx"))
+        self.module = ptxlab.load(tool.compiled(tool.SOURCE, "ptx"))
 
     def put(self, name: str, array: np.ndarray) -> None:
         self.arrays[name] = np.ascontiguousarray(array)

@@ -20,10 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import ctypes
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +30,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-import flashsmith
-from flashsmith.builder.toolchain import find_toolchain
-from flashsmith.runtime.driver import call, current_gpu
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gpu_kernels import GpuKernels, compiled
+
+from flashsmith.runtime.driver import current_gpu
 from ptxlab.machine.tensor_cores import OPERAND_TYPES, TENSOR_CORES
 
 SOURCE = Path(__file__).with_suffix(".cu")
-CSRC = Path(flashsmith.__file__).parent / "csrc"
 
 #: A tile of A and one of B, as in mma_bits.cu, and the largest k.
 ROWS, COLUMNS, DEPTH = 64, 256, 1024
@@ -250,74 +248,27 @@ class Device(Protocol):
 
 
 class Gpu:
-    """The first GPU, through the driver."""
+    """The first GPU."""
 
     def __init__(self, image: bytes, tiles: int) -> None:
-        self.module, self.count = ctypes.c_void_p(), tiles * tiles * ROWS * COLUMNS
-        call("cuModuleLoadData", ctypes.byref(self.module), image)
-        self.memory: dict[str, tuple[int, int]] = {}
+        self.kernels, self.count = GpuKernels(image), tiles * tiles * ROWS * COLUMNS
+        self.put = self.kernels.put
         for name in ("mma", "wgmma"):
-            self._allocate(name, 4 * self.count)
-
-    def _allocate(self, name: str, nbytes: int) -> int:
-        if name not in self.memory:
-            pointer = ctypes.c_uint64()
-            call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(nbytes))
-            self.memory[name] = (pointer.value, nbytes)
-        address, room = self.memory[name]
-        assert nbytes == room, f"{name} has room for {room} bytes, not {nbytes}"
-        return address
-
-    def _launch(self, kernel: str, ctas: int, *arguments: ctypes._SimpleCData) -> None:
-        function = ctypes.c_void_p()
-        call("cuModuleGetFunction", ctypes.byref(function), self.module, kernel.encode())
-        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        call("cuLaunchKernel", function, ctas, 1, 1, THREADS, 1, 1, 0, None, pointers, None)
-
-    def _address(self, name: str) -> ctypes.c_uint64:
-        return ctypes.c_uint64(self.memory[name][0])
-
-    def put(self, name: str, array: np.ndarray) -> None:
-        whole = np.ascontiguousarray(array)
-        address = ctypes.c_uint64(self._allocate(name, whole.nbytes))
-        data, size = ctypes.c_void_p(whole.ctypes.data), ctypes.c_size_t(whole.nbytes)
-        call("cuMemcpyHtoD_v2", address, data, size)
+            self.kernels.allocate(name, 4 * self.count)
 
     def sums(self, kernel: str, into: str, tiles: int, steps: int, accumulate: bool) -> None:
-        numbers = map(ctypes.c_int, (steps, DEPTH, tiles, int(accumulate)))
-        self._launch(kernel, tiles * tiles, *map(self._address, ("a", "b", "c", into)), *numbers)
+        numbers = (steps, DEPTH, tiles, int(accumulate))
+        self.kernels.launch(kernel, tiles * tiles, THREADS, "a", "b", "c", into, *numbers)
 
     def differing(self, one: str, other: str) -> int:
         found = np.zeros(1, np.uint64)
         self.put("differing", found)
-        arrays, count = map(self._address, (one, other)), ctypes.c_int(self.count)
-        self._launch("count_differences", 264, *arrays, count, self._address("differing"))
-        return int(self._fetch("differing", found)[0])
+        arguments = (one, other, self.count, "differing")
+        self.kernels.launch("count_differences", 264, THREADS, *arguments)
+        return int(self.kernels.fetch("differing", found)[0])
 
     def first(self, name: str) -> np.ndarray:
-        return self._fetch(name, np.empty((ROWS, COLUMNS), f4))
-
-    def _fetch(self, name: str, array: np.ndarray) -> np.ndarray:
-        data, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
-        call("cuMemcpyDtoH_v2", data, self._address(name), size)
-        return array
-
-
-def compiled(form: str) -> bytes:
-    """The kernels as a cubin, or as PTX (``form`` "ptx"), by the builder's compiler."""
-    tools = find_toolchain()
-    code = f"code={'compute' if form == 'ptx' else 'sm'}_90a"
-    headers = [f"-I{folder}" for folder in (*tools.include_dirs, CSRC)]
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / form
-        command = [
-            *(str(tools.nvcc), "-std=c++20", "-O3", f"-gencode=arch=compute_90a,{code}"),
-            *(f"-{form}", "-o", str(out), *headers, str(SOURCE)),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return out.read_bytes()
+        return self.kernels.fetch(name, np.empty((ROWS, COLUMNS), f4))
 
 
 # The comparison ----------------------------------------------------------------------------------
@@ -440,12 +391,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     given = parse_arguments(arguments)
     if given.build:
-        given.build.write_bytes(compiled("cubin"))
+        given.build.write_bytes(compiled(SOURCE))
         return 0
     if given.check:
         return summary(list(check(dict(np.load(given.check)))))
     with timed("compiler"):
-        image = given.cubin.read_bytes() if given.cubin else compiled("cubin")
+        image = given.cubin.read_bytes() if given.cubin else compiled(SOURCE)
     sample: Sample | None = {} if given.sample else None
     rows: list[Row] = []
     with current_gpu(0), timed("comparison"), given.rows.open("w", newline="") as file:

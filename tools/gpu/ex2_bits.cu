@@ -1,0 +1,9 @@
+// 2^x as the special function unit gives it, element by element: ex2_bits.py asks for every float.
+#include "common/ptx_functions.cuh"
+
+extern "C" __global__ void exp2_each(const float* x, float* y, int count) {
+    const int threads = blockDim.x * gridDim.x;
+    for (int i = flashsmith::block_index() * blockDim.x + flashsmith::thread_index(); i < count;
+         i += threads)
+        y[i] = flashsmith::exp2_approx(x[i]);
+}
