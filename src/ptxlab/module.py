@@ -119,7 +119,7 @@ class Module:
             sm_count: SMs of the GPU, for kernels whose CTAs wait for each other; None: as many as
                 it takes.
             exact_mma: sums of mma, wgmma and wmma as the tensor cores of the PTX's target take
-                them, to the last bit (sm_80 to sm_90); else they are float32's in any order. A
+                them, to the last bit (sm_80 and later); else they are float32's in any order. A
                 kernel that multiplies much takes two to four times as long.
 
         Returns:

@@ -40,18 +40,26 @@ def float32_bits(value: Fraction) -> int:
     return sign | ((power + 126 << 23) + steps if steps >> 23 else steps)
 
 
-def step(a: Sequence[float], b: Sequence[float], c: float, kind: str, fraction_bits: int) -> int:
+def step(
+    a: Sequence[float],
+    b: Sequence[float],
+    c: float,
+    kind: str,
+    fraction_bits: int,
+    zero_exponent: int,
+) -> int:
     """The bits of c + a[0] b[0] + a[1] b[1] + ... of one step."""
     terms = [x * y for x, y in zip(a, b, strict=True)] + [c]  # float64: exact
     if any(math.isnan(term) for term in terms) or {math.inf, -math.inf} <= set(terms):
         return NAN
     if math.inf in terms or -math.inf in terms:
         return INFINITY | (SIGN if -math.inf in terms else 0)
-    exact = [(Fraction(c), exponent(Fraction(c), LEAST["f32"]))]
+    exact = [(Fraction(c), exponent(Fraction(c), LEAST["f32"]) if c else zero_exponent)]
     for factors in zip(a, b, strict=True):
         x, y = map(Fraction, factors)
-        if x and y:
-            exact.append((x * y, exponent(x, LEAST[kind]) + exponent(y, LEAST[kind])))
+        power = exponent(x, LEAST[kind]) + exponent(y, LEAST[kind])
+        exact.append((x * y, power if x and y else zero_exponent))
     unit = Fraction(2) ** (max(power for _, power in exact) - fraction_bits)
     total = sum((cut(value, unit) for value, _ in exact), Fraction(0))
-    return float32_bits(total) if total else 0
+    bits = float32_bits(total) if total else 0
+    return 0 if bits == SIGN else bits

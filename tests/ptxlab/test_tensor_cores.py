@@ -92,7 +92,7 @@ def by_fractions(
             sum_before = float(found[unit, row, column : column + 1].view(f4)[0])
             found[unit, row, column] = step(
                 a[unit, row, k : k + depth].tolist(), b[unit, k : k + depth, column].tolist(),
-                sum_before, kind, core.fraction_bits,
+                sum_before, kind, core.fraction_bits, core.zero_exponent,
             )  # fmt: skip
     return found
 
@@ -194,6 +194,21 @@ def test_zeros_infinities_and_nan() -> None:
     assert bits(one([(1.0, 1.0)], -np.inf)) == 0xFF800000
     for pairs in ([(np.inf, 0.0)], [(np.inf, 1.0), (-np.inf, 1.0)], [(np.nan, 0.0)]):
         assert bits(one(pairs, -1.0)) == 0x7FFFFFFF
+
+
+def test_beside_a_zero_the_smallest_products_are_lost() -> None:
+    """Hopper's zeros have the exponent -133, other addends -126 at least: what is below 2**-158 or
+    2**-151 is cut off."""
+    sixteenth = (2.0**-76, 2.0**-77)  # of float32's least number
+    assert one([sixteenth] * 16, 0.0, "bf16") == 2.0**-149
+    assert one([sixteenth] * 16, 2.0**-149, "bf16") == 2.0**-149
+    # Together exactly 2**-149 and a little, if nothing of the fifteen were lost.
+    less = (255 / 128 * 2.0**-77, 2.0**-77)
+    more = (1.0625 * 2.0**-76, 2.0**-77)
+    assert 15 * less[0] * less[1] + more[0] * more[1] > 2.0**-149
+    assert one([less] * 15 + [more], 0.0, "bf16") == 0
+    # A negative sum that is cut off to zero is +0.
+    assert np.signbit(one([(-(2.0**-76), 2.0**-77)], 0.0, "bf16")) == 0
 
 
 def test_products_beyond_float32_cancel() -> None:
@@ -349,7 +364,7 @@ def test_what_has_no_exact_mma_says_so() -> None:
     text = program("ret;", 0).replace("sm_80", "sm_75")
     with pytest.raises(
         ArgumentError,
-        match=r"exact_mma: the sums of sm_75's .* not known; compile for one of sm_80, .*sm_90",
+        match=r"exact_mma: the sums of sm_75's .* not known; compile for one of sm_80, .*sm_121,",
     ):
         ptxlab.load(text).launch("main", [], grid=1, block=32, exact_mma=True)
 

@@ -59,7 +59,7 @@ def exact_mma() -> Iterator[None]:
     bit; outside, sums of products are float32's in any order. Takes two to four times as long.
 
     ``with exact_mma(): o = attention(q, k, v)``. Raises ArgumentError where a kernel is compiled
-    for an architecture whose sums are not known (of sm_80 to sm_90 they are).
+    for an architecture whose sums are not known (from sm_80 on they are).
     """
     before = _exact_mma.set(True)
     try:

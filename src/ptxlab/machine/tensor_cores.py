@@ -6,12 +6,13 @@ exponent among all of them and cut off, towards zero, so many bits behind that e
 The sum of what is left is exact, and is cut off in its turn, towards zero, to float32.
 
 - An exponent is that of the format's field: a product's is the sum of its factors', so that its
-  significand lies between 1 and 4; a subnormal's is that of the smallest normal number. Products
-  that are zero have none. The accumulator's is at least float32's -126, also where it is zero.
-- A sum of zero is +0, whatever the signs of its terms. 2**128 and more is infinity.
+  significand lies between 1 and 4; a subnormal's is that of the smallest normal number. A zero has
+  a very low one (-133 on Hopper), so that products far below it are lost beside a zero.
+- A result of zero is +0, whatever the signs of its terms. 2**128 and more is infinity.
 - Infinities and NaN follow IEEE 754, and every NaN is 0x7FFFFFFF.
 
-The model is that of MMA-Sim (arXiv 2511.10909), which compared it with GPUs of these generations.
+The model is that of MMA-Sim (arXiv 2511.10909; version 2.1), which compared it with GPUs of these
+generations.
 """
 
 from __future__ import annotations
@@ -73,11 +74,12 @@ _LOWEST_IN_FLOAT32, _HIGHEST_IN_FLOAT32 = -100, 125
 
 @dataclass(frozen=True)
 class TensorCore:
-    """A generation's: bytes of an operand's row that a step takes, and how many bits of a term
-    behind the largest exponent's point it keeps."""
+    """A generation's: bytes of an operand's row that a step takes, how many bits of a term behind
+    the largest exponent's point it keeps, and the exponent of a term that is zero."""
 
     step_bytes: int
     fraction_bits: int
+    zero_exponent: int
 
     def multiply_add(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: OperandType, depth: int
@@ -95,14 +97,18 @@ class TensorCore:
                 right = _Factors(b[some], kind)
                 for row in range(0, rows, height):
                     part = (some, slice(row, row + height))
-                    block = _Block(_Factors(a[part], kind), right, self.fraction_bits, scratch)
+                    block = _Block(_Factors(a[part], kind), right, self, scratch)
                     sums[part] = block.added_to(c[part])
         return sums
 
 
-#: By compute capability: what is known.
-_AMPERE, _HOPPER = TensorCore(16, 24), TensorCore(32, 25)
-TENSOR_CORES = {80: _AMPERE, 86: _AMPERE, 87: _AMPERE, 89: _AMPERE, 90: _HOPPER}
+#: Of Ampere and Ada; of Hopper and Blackwell.
+_AMPERE, _HOPPER = TensorCore(16, 24, -132), TensorCore(32, 25, -133)
+#: What is known, by compute capability.
+TENSOR_CORES = {
+    **dict.fromkeys((80, 86, 87, 89), _AMPERE),
+    **dict.fromkeys((90, 100, 103, 120, 121), _HOPPER),
+}
 
 
 class _Scratch:
@@ -147,8 +153,8 @@ class _Factors:
 class _Block:
     """Accumulators that are computed together."""
 
-    def __init__(self, a: _Factors, b: _Factors, bits: int, scratch: _Scratch) -> None:
-        self.a, self.b, self.bits, self.scratch = a, b, bits, scratch
+    def __init__(self, a: _Factors, b: _Factors, core: TensorCore, scratch: _Scratch) -> None:
+        self.a, self.b, self.core, self.scratch = a, b, core, scratch
         self.in_float32 = (
             a.lowest + b.lowest >= _LOWEST_IN_FLOAT32
             and a.highest + b.highest <= _HIGHEST_IN_FLOAT32
@@ -173,13 +179,14 @@ class _Block:
         return np.where(finite, sums, np.where(np.isnan(special), _NAN, special.astype(f4)))
 
     def _finite_step(self, k: slice, c: np.ndarray) -> np.ndarray:
-        largest = self._largest_exponents(k)
-        np.maximum(largest, _exponents(c, _LEAST_EXPONENT), out=largest)
-        scale = _power_of_two(self.bits - largest)
+        bits, largest = self.core.fraction_bits, self._largest_exponents(k)
+        of_c = np.where(c == 0, self.core.zero_exponent, _exponents(c, _LEAST_EXPONENT))
+        np.maximum(largest, of_c, out=largest)
+        scale = _power_of_two(bits - largest)
         sums = np.trunc(c * scale)
         sums += self._sums_of_products(k, scale)
-        sums *= _power_of_two(largest - self.bits)
-        lowest = int(largest.min()) - self.bits
+        sums *= _power_of_two(largest - bits)
+        lowest = int(largest.min()) - bits
         return _cut_to_float32(sums, has_subnormals=lowest < _LEAST_EXPONENT)
 
     def _largest_exponents(self, k: slice) -> np.ndarray:
@@ -236,4 +243,5 @@ def _cut_to_float32(x: np.ndarray, *, has_subnormals: bool) -> np.ndarray:
     if has_subnormals:
         small = np.abs(x) < _LEAST_NORMAL
         x[small] = np.trunc(x[small] / _LEAST_SUBNORMAL) * _LEAST_SUBNORMAL
+        x += 0.0  # -0 becomes +0
     return x.astype(f4)
