@@ -105,5 +105,8 @@ class HostMemory:
     def poison(self, tensor: Any) -> None:
         tensor.fill(math.nan)
 
+    def nonfinite(self, tensor: Any) -> int:
+        return int((~np.isfinite(self.fetch(tensor).astype(np.float32))).sum())
+
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
         return np.asarray(tensor[at][..., head, :])

@@ -21,6 +21,7 @@ from flashsmith.benchmark.implementations import (
     attention_implementation,
     kernel_implementation,
 )
+from flashsmith.benchmark.tensor_memory import TorchMemory
 from flashsmith.benchmark.workload import (
     BackwardWorkload,
     DecodeWorkload,
@@ -132,6 +133,54 @@ def test_a_wrong_output_is_seen(text: str, damage: Callable, monkeypatch) -> Non
     assert not w.judge(o).ok
 
 
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_no_head_may_hold_what_is_not_finite(text: str) -> None:
+    """Of the first sequence the last head is not compared, and of the last the first."""
+    w = workload(text)
+    last = w.problem.batch - 1, w.problem.heads_q - 1
+    for sequence, head, value in ((0, last[1], np.nan), (last[0], 0, -np.inf)):
+        o = right_answer(w)
+        at = (sequence * w.problem.seq_q,) if w.packed else (sequence, 0)
+        o[(*at, head)][3] = value
+        verdict = w.judge(o)
+        assert verdict.reasons == ("1 outputs are NaN or infinite",)
+        assert verdict.max_error < verdict.bound
+
+
+def test_rows_between_those_that_are_compared_must_be_finite() -> None:
+    w = workload("b1 s96 h1 d32 fp16")
+    o = right_answer(w)
+    assert w.judge(o, scores=960).outputs == 3 * 3 * 32
+    o[0, 10, 0, 0] = np.nan
+    assert w.judge(o, scores=960).reasons == ("1 outputs are NaN or infinite",)
+
+
+def test_a_head_that_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = workload("b1 s64 h3 d64 fp16")
+
+    def lazy(q, k, v, *, out, causal) -> None:
+        out[:, :, ::2] = right_answer(w)[:, :, ::2]
+
+    monkeypatch.setattr(implementations, "attention", lazy)
+    implementation = attention_implementation(CFG, w)
+    w.o[:] = right_answer(w)
+    assert w.judge(w.o).ok
+    assert w.judge(implementation.output()).reasons == ("4096 outputs are NaN or infinite",)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_pytorch_counts_where_the_tensor_is(dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    memory = TorchMemory()
+    tensor = torch.full(
+        (2, 5, 3, 8), 7e4 if dtype != "float16" else 6e4, dtype=getattr(torch, dtype)
+    )
+    assert memory.nonfinite(tensor) == 0
+    tensor[1, 2, 1, 3], tensor[0, 0, 0, 0] = torch.nan, -torch.inf
+    assert memory.nonfinite(tensor) == memory.nonfinite(tensor.transpose(1, 2)) == 2
+
+
 def test_how_much_is_judged_can_be_said_for_each_output(monkeypatch) -> None:
     made = []
     right = forward_reference.compute_references
@@ -220,7 +269,7 @@ def test_what_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.torch
 @pytest.mark.parametrize("text", ["b2 s300 h4:2 d64 bf16 causal", "b2 s256 h4 d64 fp16 packed"])
 def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
-    from flashsmith.benchmark.tensor_memory import DriverMemory, TorchMemory
+    from flashsmith.benchmark.tensor_memory import DriverMemory
     from flashsmith.families import FlashForwardKernelConfig
 
     problem = Problem.parse(text)
@@ -317,6 +366,12 @@ def test_right_gradients_pass_and_wrong_ones_do_not(text: str, backward: Callabl
             wrong = {**right, name: right[name].copy()}
             wrong[name][place] += 1.0
             assert not w.judge(wrong).ok, (name, place)
+        # The first sequence's last head is not compared.
+        wrong = {**right, name: right[name].copy()}
+        wrong[name][(0,) * (wrong[name].ndim - 2)][-1, 0] = np.nan
+        if w.problem.heads_k > 1:
+            assert w.judge(wrong).reasons == ("1 outputs are NaN or infinite",)
+        assert not w.judge(wrong).ok
     w.poison()
     assert not w.judge(w.output).ok
 

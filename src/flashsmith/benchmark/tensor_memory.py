@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import math
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -33,6 +35,10 @@ class TensorMemory(Protocol):
 
     def poison(self, tensor: Any) -> None:
         """Fills a tensor with NaN."""
+
+    def nonfinite(self, tensor: Any) -> int:
+        """How many elements are NaN or infinite. Raises LaunchError when a kernel before it
+        failed."""
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
         """One head of the rows ``at`` of (batch, seq, heads, d) or (total, heads, d), on the host:
@@ -64,10 +70,8 @@ class TorchMemory:
     def fetch(self, tensor: Any) -> np.ndarray:
         import torch
 
-        try:
+        with _failures_as_launch_errors():
             host = tensor.contiguous().cpu()
-        except RuntimeError as error:  # a kernel before it has failed
-            raise LaunchError(str(error).splitlines()[0]) from None
         if host.dtype is torch.bfloat16:
             bits: np.ndarray = host.view(torch.int16).numpy()
             return bits.view(ml_dtypes.bfloat16)
@@ -77,8 +81,27 @@ class TorchMemory:
     def poison(self, tensor: Any) -> None:
         tensor.fill_(math.nan)
 
+    def nonfinite(self, tensor: Any) -> int:
+        import torch
+
+        with _failures_as_launch_errors():
+            # Both ends are NaN if any element is. This takes no memory, unlike isfinite() of all.
+            ends = torch.stack(torch.aminmax(tensor))
+            if torch.isfinite(ends).all():
+                return 0
+            return int(tensor.numel() - torch.isfinite(tensor).sum())
+
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
         return self.fetch(tensor[at][..., head, :])
+
+
+@contextlib.contextmanager
+def _failures_as_launch_errors() -> Iterator[None]:
+    """What PyTorch reports of a kernel that failed before, at the next call that waits for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LaunchError(str(error).splitlines()[0]) from None
 
 
 class DriverMemory:
@@ -99,6 +122,9 @@ class DriverMemory:
         with driver.current_gpu(tensor.ordinal):
             address, size = ctypes.c_uint64(tensor.address), ctypes.c_size_t(tensor.nbytes)
             driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0xFF), size)
+
+    def nonfinite(self, tensor: DeviceArray) -> int:
+        return int((~np.isfinite(tensor.to_host().astype(np.float32))).sum())
 
     def head(self, tensor: DeviceArray, at: tuple[int | slice, ...], head: int) -> np.ndarray:
         return tensor.to_host()[at][..., head, :]

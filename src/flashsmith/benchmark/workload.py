@@ -129,14 +129,22 @@ class Workload:
         self.memory.poison(self.o)
 
     def judge(self, output: Any, scores: int | None = None) -> Comparison:
-        """Verify's rule on the first head of the first sequence and the last of the last.
+        """Verify's rule on the first head of the first sequence and the last of the last; the rest
+        must be finite, as all references of these inputs are.
 
         ``output`` has q's layout. Sequences whose heads have more than ``scores`` scores are judged
         on some of their rows; None: only the longest are.
         """
         samples, case = self._case_of(scores or self._most_scores)
         rows = [self._rows(output, self.problem.seq_q, sample) for sample in samples]
-        return case.verdict({"o": np.concatenate(rows)})
+        return self._if_finite(case.verdict({"o": np.concatenate(rows)}), [output])
+
+    def _if_finite(self, found: Comparison, outputs: Iterable[Any]) -> Comparison:
+        """The verdict on a part of some outputs, unless they are NaN or infinite elsewhere."""
+        wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
+        if not wrong:
+            return found
+        return replace(found, reasons=(f"{wrong} outputs are NaN or infinite",))
 
     def _named(self, *names: str) -> dict[str, Any]:
         """Those of these attributes that the problem has."""
@@ -257,12 +265,12 @@ class BackwardWorkload(Workload):
 
     def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
         """Verify's rule on the gradients of the first head of k of the first sequence, and of the
-        last of the last, and of all heads of q that share them.
+        last of the last, and of all heads of q that share them; the rest must be finite.
 
         ``scores`` does not matter: gradients are of whole sequences.
         """
         got = {name: self._of_groups(output[name], name) for name in self.gradients}
-        return self._case.verdict(got)
+        return self._if_finite(self._case.verdict(got), (output[name] for name in self.gradients))
 
     @cached_property
     def _groups(self) -> list[tuple[int, int]]:
@@ -376,11 +384,7 @@ class DecodeWorkload(Workload):
         last; the rest must be finite. ``scores`` does not matter."""
         groups, case = self._expected_groups
         got = np.concatenate([self._rows_of(output, *group) for group in groups])
-        found = case.verdict({"o": got})
-        wrong = ~np.isfinite(self.memory.fetch(output).astype(np.float32))
-        if found.ok and wrong.any():
-            return replace(found, reasons=(f"{wrong.sum()} outputs are NaN or infinite",))
-        return found
+        return self._if_finite(case.verdict({"o": got}), [output])
 
     @cached_property
     def _expected_groups(self) -> tuple[list[tuple[int, int]], Case]:
