@@ -21,7 +21,7 @@ from types import UnionType
 from typing import Any, TextIO, TypeVar, Union, get_args, get_origin
 
 from flashsmith.benchmark.measurement import Measurement
-from flashsmith.benchmark.records import checked_cells, for_json, hints_of, required_of
+from flashsmith.benchmark.records import for_json, hints_of, read_record, required_of
 from flashsmith.builder.safe_files import written_beside
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import quoted
@@ -364,7 +364,7 @@ def checked_row(
             f"{where}: lacks {', '.join(missing)}; these are no rows of a benchmark"
         )
     try:
-        return cls(**checked_cells(cls, record, _FIELD_OF))
+        return read_record(cls, record, _COLUMN_OF)
     except ValueError as error:
         raise ArgumentError(f"{where}: {error}") from error
 

@@ -6,10 +6,9 @@ of FlashAttention-2, are those of `flashsmith bench` and need a GPU. An ablation
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +18,7 @@ from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.peers import BASELINE, get_peers
 from flashsmith.benchmark.problems import default_problem
 from flashsmith.benchmark.progress import ProgressReporter
-from flashsmith.benchmark.records import checked_fields
+from flashsmith.benchmark.records import LARGEST, read_record
 from flashsmith.benchmark.run import Options, Report, run_kernels
 from flashsmith.benchmark.tasks import EMULATED, default_size
 from flashsmith.benchmark.timing import CudaEvents
@@ -50,6 +49,12 @@ class StepTime:
     tflops: float
     peer_ms: float | None
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            least = 0.0 if name == "spread" else SHORTEST
+            if value is not None and not least <= value <= LARGEST:
+                raise ValueError(f"{name} is {value:g}, not finite and above 0")
+
     @property
     def share(self) -> float | None:
         """Throughput over the peer's; None without a peer."""
@@ -69,6 +74,11 @@ class Step(KernelFacts):
     problems: tuple[str, ...]
     time: StepTime | None
     counted_seq: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is int and value < 0:
+                raise ValueError(f"{name} is {value}, below 0")
 
     @property
     def ok(self) -> bool:
@@ -123,41 +133,10 @@ class Ablation:
         listed = data.get("steps")
         if not isinstance(listed, list) or not 0 < len(listed) <= MOST_STEPS:
             raise ArgumentError(f"the ablation: steps must be a list of 1 to {MOST_STEPS}")
-        steps = tuple(_step(number, step) for number, step in enumerate(listed, 1))
         try:
-            return cls(**checked_fields(cls, data, _PLAIN_FIELDS), steps=steps)
+            return read_record(cls, data)
         except ValueError as error:
             raise ArgumentError(f"the ablation: {error}") from error
-
-
-def _step(number: int, data: Any) -> Step:
-    try:
-        if isinstance(data, dict):
-            data = _DEFAULTS_OF_A_STEP | data
-        found = checked_fields(Step, data, _PLAIN_FIELDS_OF_A_STEP)
-        negative = [name for name, value in found.items() if type(value) is int and value < 0]
-        if negative:
-            raise ValueError(f"{negative[0]} is {found[negative[0]]}, below 0")
-        return Step(**found, time=_time(data.get("time")))
-    except ValueError as error:
-        raise ArgumentError(f"step {number} of the ablation: {error}") from error
-
-
-def _time(data: Any) -> StepTime | None:
-    if data is None:
-        return None
-    found = checked_fields(StepTime, data)
-    for name, value in found.items():
-        least = 0.0 if name == "spread" else SHORTEST
-        if value is not None and not least <= value < math.inf:
-            raise ValueError(f"{name} is {value:g}, not finite and above 0")
-    return StepTime(**found)
-
-
-_PLAIN_FIELDS = tuple(field.name for field in fields(Ablation) if field.name != "steps")
-_PLAIN_FIELDS_OF_A_STEP = tuple(field.name for field in fields(Step) if field.name != "time")
-# What files of before did not have.
-_DEFAULTS_OF_A_STEP = {"counted_seq": 0}
 
 
 # --- differences ----------------------------------------------------------------------------------

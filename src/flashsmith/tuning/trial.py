@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Proof
-from flashsmith.benchmark.records import checked_fields
+from flashsmith.benchmark.records import read_record
 from flashsmith.benchmark.timing import Samples
 from flashsmith.chooser.winners.staleness import is_of_other_sources, sources_here
 from flashsmith.families import (
@@ -188,15 +188,13 @@ class Record:
         if any(is_of_other_sources({"csrc": sources[family]}, family) for family in sources):
             return None
         parts = {
-            name: kind(**checked_fields(kind, found[name]))
-            for name, kind in _TYPES.items()
-            if name in found
+            name: read_record(kind, found[name]) for name, kind in _TYPES.items() if name in found
         }
         return cls(
             stage=found["stage"],
             problem=None if found["problem"] is None else Problem.parse(str(found["problem"])),
             builds=tuple(_build(*texts) for texts in found["kernels"]),
-            samples=tuple(Samples(**checked_fields(Samples, one)) for one in found["samples"]),
+            samples=tuple(read_record(Samples, one) for one in found["samples"]),
             origin=dict(found["origin"]),
             failure=found["failure"] and (found["failure"][0], str(found["failure"][1])),
             **parts,

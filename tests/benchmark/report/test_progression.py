@@ -124,9 +124,23 @@ def broken(path: tuple, value: object) -> dict:
         (broken(("kind",), "else"), "kind='else'"),
         (broken(("device",), KeyError), "'device' is missing"),
         (broken(("steps",), 3), "the ablation"),
-        (broken(("steps", 1, "registers"), KeyError), "step 2 of the ablation: 'registers'"),
-        (broken(("steps", 1, "time", "ms"), KeyError), "step 2 of the ablation: 'ms'"),
-        (broken(("steps", 0), 3), "step 1"),
+        (
+            broken(("steps", 1, "registers"), KeyError),
+            r"the ablation: 'steps\[1\].registers' is missing",
+        ),
+        (
+            broken(("steps", 1, "time", "ms"), KeyError),
+            r"the ablation: 'steps\[1\].time.ms' is missing",
+        ),
+        (broken(("steps", 0), 3), r"steps\[0\]=3 is no object"),
+        (broken(("steps", 0, "counted_seq"), -1), r"steps\[0\]: counted_seq is -1, below 0"),
+        (broken(("steps", 0, "registers"), 10**30), r"steps\[0\].registers=10+ is too large"),
+        (
+            broken(("steps", 0, "config"), "x" * 10**6),
+            r"steps\[0\].config='x+'\.* .*at most 100,000",
+        ),
+        (broken(("steps", 1, "time", "peer_ms"), 1e30), "peer_ms is 1e\\+30, not finite"),
+        (broken(("steps", 0, "conflicts"), {"O st": "x"}), r"conflicts\[...\]=.* is no float"),
     ],
 )
 def test_a_broken_ablation_is_refused_with_the_place(data: dict, named: str) -> None:

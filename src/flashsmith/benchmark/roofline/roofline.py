@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
 
-from flashsmith.benchmark.records import checked_fields
+from flashsmith.benchmark.records import LARGEST, read_record
 from flashsmith.builder.safe_files import written_beside
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics
@@ -53,6 +53,10 @@ class Ceiling:
     error: float | None = None
     wrong: bool = False
     note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not 0 < self.rate <= LARGEST:
+            raise ValueError(f"rate is {self.rate}, not finite and above 0")
 
 
 @dataclass(frozen=True)
@@ -103,34 +107,14 @@ class Roofline:
                 f"roofline: schema {quoted(value.get('schema'), 80)} is not this version's "
                 f"({SCHEMA}); measure again with 'flashsmith roofline'"
             )
-        listed = value.get("ceilings")
-        if not isinstance(listed, list):
-            raise _foreign("ceilings must be a list")
-        ceilings = tuple(_ceiling(number, one) for number, one in enumerate(listed, 1))
         try:
-            return cls(**checked_fields(cls, value, _FACTS), ceilings=ceilings)
+            return read_record(cls, value)
         except ValueError as error:
             raise _foreign(str(error)) from error
 
 
-_FACTS = tuple(field.name for field in fields(Roofline) if field.name != "ceilings")
-_REQUIRED = {field.name for field in fields(Ceiling) if field.default is MISSING}
-
-
 def _foreign(reason: str) -> ArgumentError:
     return ArgumentError(f"roofline: not what 'flashsmith roofline' wrote: {reason}")
-
-
-def _ceiling(number: int, found: Any) -> Ceiling:
-    given = set(found) if isinstance(found, dict) else set()
-    known = tuple(field.name for field in fields(Ceiling) if field.name in _REQUIRED | given)
-    try:
-        ceiling = Ceiling(**checked_fields(Ceiling, found, known))
-        if ceiling.rate is not None and not 0 < ceiling.rate < math.inf:
-            raise ValueError(f"rate is {ceiling.rate}, not finite and above 0")
-    except ValueError as error:
-        raise _foreign(f"ceiling {number}: {error}") from error
-    return ceiling
 
 
 # --- files: one for each GPU, in the user's data folder -------------------------------------------

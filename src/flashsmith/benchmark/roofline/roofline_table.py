@@ -94,8 +94,7 @@ def parse_roofline(text: str) -> Roofline | None:
             ceilings=tuple(_parsed(key, cells) for key, cells in facts.items()),
         )
         # With the checks that any other file's figures pass.
-        value = found.to_json()
-        return Roofline.from_json(value | {"ceilings": list(value["ceilings"])})
+        return Roofline.from_json(found.to_json())
     except (KeyError, ValueError, ArgumentError):
         return None
 
