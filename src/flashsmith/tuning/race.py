@@ -349,89 +349,113 @@ def follow(
     what the reference has timed so far, the best of that first. closed: whether the search ends
     early; what was not timed at all is out.
     """
-    problem, halving = race.problem, race.halving
-    joined = known.of(problem, race.builds)
-    active = {name: trial for name, trial in joined.items() if trial.active}
-    dropped: dict[str, tuple[Status, str]] = {}
-    incumbents = [build.name for build in race.incumbents]
-    rung, first_rung_complete = 0, False
+    course = _Course(race, known, closed)
+    if race.problem in known.unprepared:
+        reason = f"the problem cannot be set up: {known.unprepared[race.problem]}"
+        course.drop(list(course.active), "not reached", reason)
+    order: dict[str, float] = {}
+    if reference is not None:
+        if not (reference.first_rung_complete or reference.closed or early or closed):
+            return course.state(waiting=True)
+        if reference.first_rung_complete or reference.closed or early:
+            margin, where = race.halving.entry_margin, f"on {reference.problem}"
+            course.keep(reference.first_times, margin, where, reference.joined)
+        if early:
+            order = _times(reference.joined.values(), rung_stage(0))
+    for refined in range(race.refinements + 1):
+        pending = course.run_rungs()
+        if pending:
+            pending.sort(key=lambda t: (t.proof is None, order.get(t.name, math.inf)))
+            return course.state(pending=tuple(pending))
+        if refined == race.refinements or not course.refine():
+            break
+    return course.state(searched=True)
 
-    def drop(names: Iterable[str], status: Status, reason: str) -> None:
+
+class _Course:
+    """What follow() works out, a rung at a time: which kernels have ``joined`` a race, which are
+    still ``active``, and why the others were ``dropped``."""
+
+    def __init__(self, race: Race, known: Trials, closed: bool) -> None:
+        self.race, self.known, self.closed = race, known, closed
+        self.joined = known.of(race.problem, race.builds)
+        self.active = {name: trial for name, trial in self.joined.items() if trial.active}
+        self.dropped: dict[str, tuple[Status, str]] = {}
+        self._incumbents = [build.name for build in race.incumbents]
+        self._rung, self._first_rung_complete = 0, False
+
+    def drop(self, names: Iterable[str], status: Status, reason: str) -> None:
+        """Takes those out that are still in."""
         for name in names:
-            if active.pop(name, None) is not None:
-                dropped[name] = status, reason
+            if self.active.pop(name, None) is not None:
+                self.dropped[name] = status, reason
 
     def keep(
-        times: Mapping[str, float], margin: float, where: str, trials: Mapping[str, Trial]
+        self, times: Mapping[str, float], margin: float, where: str, trials: Mapping[str, Trial]
     ) -> None:
+        """Drops what does not survive these times."""
         best = min(times.values(), default=0.0)
         kept = {
             name
             for group in (times, _of_deterministic(times, trials))
-            for name in halving.survivors(group, margin)
+            for name in self.race.halving.survivors(group, margin)
         }
-        kept.update(incumbents)
+        kept.update(self._incumbents)
         for name in times.keys() - kept:
-            drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
+            self.drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
 
-    def state(**facts: Any) -> RaceState:
-        timed = _times(active.values(), rung_stage(max(0, rung - 1)))
-        groups = timed, _of_deterministic(timed, active)
-        of_groups = (name for group in groups for name in halving.final_of(group))
-        standing = (name for name in incumbents if name in timed)
+    def run_rungs(self) -> list[Trial]:
+        """As many rungs as were timed; the trials that the next one waits for, if it does."""
+        if self.closed:
+            untimed = [name for name, trial in self.active.items() if not trial.samples]
+            self.drop(untimed, "not reached", "the budget ended before it was timed")
+        rungs = self.race.halving.rungs
+        for self._rung, rule in enumerate(rungs):
+            stage, active = rung_stage(self._rung), self.active.values()
+            pending = [t for t in active if t.proof is None or stage not in t.samples]
+            if pending:
+                return pending
+            self.keep(_times(active, stage), rule.margin, f"of {stage}", self.joined)
+            self._first_rung_complete = True
+        self._rung = len(rungs)
+        return []
+
+    def refine(self) -> bool:
+        """Lets the leaders' neighbours join; False: there are none that may be timed."""
+        problem, joined = self.race.problem, self.joined
+        times = _times(self.active.values(), rung_stage(self._rung - 1))
+        leaders = _ranked(times)[: self.race.halving.leaders]
+        near = (_builds_beside(problem, joined[name].build.config) for name in leaders)
+        new = [build for builds in near for build in builds if build.name not in joined]
+        joining = self.known.of(problem, new)
+        if not joining or (self.closed and not any(t.samples for t in joining.values())):
+            return False
+        self.joined |= joining
+        self.active |= {name: trial for name, trial in joining.items() if trial.active}
+        return True
+
+    def state(self, **facts: Any) -> RaceState:
+        """Where the race is."""
+        timed = _times(self.active.values(), rung_stage(max(0, self._rung - 1)))
+        groups = timed, _of_deterministic(timed, self.active)
+        of_groups = (name for group in groups for name in self.race.halving.final_of(group))
+        standing = (name for name in self._incumbents if name in timed)
         finalists = list(dict.fromkeys((*of_groups, *standing)))
-        ran = problem, frozenset(finalists)
-        final = known.finals.get(ran)
+        ran = self.race.problem, frozenset(finalists)
+        final = self.known.finals.get(ran)
         return RaceState(
-            race,
-            joined | _timed_in(final, joined),
-            tuple(active.values()),
-            dropped,
-            rung,
-            first_rung_complete=first_rung_complete,
-            closed=closed,
-            finalists=tuple(joined[name] for name in finalists),
+            self.race,
+            self.joined | _timed_in(final, self.joined),
+            tuple(self.active.values()),
+            self.dropped,
+            self._rung,
+            first_rung_complete=self._first_rung_complete,
+            closed=self.closed,
+            finalists=tuple(self.joined[name] for name in finalists),
             decided=final is not None,
-            failed_finals=known.failed_finals[ran],
+            failed_finals=self.known.failed_finals[ran],
             **facts,
         )
-
-    if problem in known.unprepared:
-        reason = f"the problem cannot be set up: {known.unprepared[problem]}"
-        drop(list(active), "not reached", reason)
-    if reference is not None:
-        if reference.first_rung_complete or reference.closed or early:
-            keep(
-                reference.first_times,
-                halving.entry_margin,
-                f"on {reference.problem}",
-                reference.joined,
-            )
-        elif not closed:
-            return state(waiting=True)
-    order = _times(reference.joined.values(), rung_stage(0)) if early and reference else {}
-    for refined in range(race.refinements + 1):
-        if closed:
-            untimed = [name for name, trial in active.items() if not trial.samples]
-            drop(untimed, "not reached", "the budget ended before it was timed")
-        for rung, rule in enumerate(halving.rungs):
-            stage = rung_stage(rung)
-            pending = [t for t in active.values() if t.proof is None or stage not in t.samples]
-            if pending:
-                pending.sort(key=lambda t: (t.proof is None, order.get(t.name, math.inf)))
-                return state(pending=tuple(pending))
-            keep(_times(active.values(), stage), rule.margin, f"of {stage}", joined)
-            first_rung_complete = True
-        rung = len(halving.rungs)
-        times = _times(active.values(), stage)
-        leaders = _ranked(times)[: halving.leaders if refined < race.refinements else 0]
-        near = (_builds_beside(problem, joined[name].build.config) for name in leaders)
-        joining = known.of(problem, [b for builds in near for b in builds if b.name not in joined])
-        if not joining or (closed and not any(trial.samples for trial in joining.values())):
-            break
-        joined |= joining
-        active |= {name: trial for name, trial in joining.items() if trial.active}
-    return state(searched=True)
 
 
 def _of_deterministic(times: Mapping[str, float], trials: Mapping[str, Trial]) -> dict[str, float]:
