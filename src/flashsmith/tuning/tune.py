@@ -204,39 +204,19 @@ def tune_fleets(
     """
     began = time.monotonic()
     interrupted = False
-    failures: list[TableError] = []
     with contextlib.ExitStack() as stack:
         stack.callback(executor.close)
         path = table or require_user_table_path()
         check_table(path)
         shipped = WinnersTable.shipped() if table is None else None
+        winners = _Winners(out / "winners.json", path, shipped)
         keys = [journal_key(fleet.runner) for fleet in fleets]
         journal = Journal(out / "journal.jsonl", *keys, fresh=fresh)
         stack.callback(journal.close)
 
-        # By what they were when the tables had them: each of many is not written twice.
-        recorded: dict[tuple[str, Problem], RaceState] = {}
-
-        def record(state: RaceState, runner: Runner) -> list[TableError]:
-            failures = list[TableError]()
-            place = runner.device.name, state.problem
-            if recorded.get(place) is state:
-                return failures
-            for write in (
-                lambda: record_alone(state, runner, out / "winners.json"),
-                lambda: record_beside(state, runner, path, shipped),
-            ):
-                try:
-                    write()
-                except TableError as error:
-                    failures.append(error)
-            if not failures:
-                recorded[place] = state
-            return failures
-
         def on_finished(state: RaceState, runner: Runner) -> None:
             # A failed write is tried once more at the end; the journal has everything.
-            for failure in record(state, runner):
+            for failure in winners.record(state, runner):
                 progress.say(str(failure))
             which = f"{runner.device.name}, " if len(fleets) > 1 else ""
             progress.say(f"done {which}{_outcome(state)}")
@@ -267,30 +247,64 @@ def tune_fleets(
             finally:
                 # Also those that were over: a kernel may have been found wrong later, on another
                 # problem.
-                for states, runner in ended:
-                    for state in states:
-                        failures += record(state, runner)
+                failures = [
+                    failure
+                    for states, runner in ended
+                    for state in states
+                    for failure in winners.record(state, runner)
+                ]
                 forget_choices()
     if failures:
         raise TableError(
             f"{failures[0]}\nThe ranking is in {out}; correct this, and run again to enter it"
         )
-    races = [state for states, _ in ended for state in states]
+    names = [runner.device.name for states, runner in ended for _ in states]
+    tuned = Tuned([state for states, _ in ended for state in states], interrupted, names)
+    _report_end(tuned, time.monotonic() - began, out, progress)
+    return tuned
+
+
+class _Winners:
+    """The tables that races are entered in: the sweep's own, and the one at ``path`` beside what
+    that or the shipped one has."""
+
+    def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
+        self._own, self._path, self._shipped = own, path, shipped
+        # By what they were when the tables had them: each of many is not written twice.
+        self._recorded: dict[tuple[str, Problem], RaceState] = {}
+
+    def record(self, state: RaceState, runner: Runner) -> list[TableError]:
+        """Enters a race; what of that failed."""
+        failures: list[TableError] = []
+        place = runner.device.name, state.problem
+        if self._recorded.get(place) is state:
+            return failures
+        for write in (
+            lambda: record_alone(state, runner, self._own),
+            lambda: record_beside(state, runner, self._path, self._shipped),
+        ):
+            try:
+                write()
+            except TableError as error:
+                failures.append(error)
+        if not failures:
+            self._recorded[place] = state
+        return failures
+
+
+def _report_end(tuned: Tuned, took: float, out: Path, progress: SweepProgress) -> None:
+    races = tuned.races
     _report_undecided(races, out, progress)
     won = sum(bool(state.ranked) for state in races)
-    took = time.monotonic() - began
     progress.say(f"{won} of {len(races)} problems have a winner, in {format_seconds(took)}")
-    undecided = [str(state.problem) for state in races if not state.finished]
     progress.emit(
         "end",
         problems=len(races),
         winners=won,
-        unfinished=undecided,
+        unfinished=[str(state.problem) for state in races if not state.finished],
         seconds=took,
-        interrupted=interrupted,
+        interrupted=tuned.interrupted,
     )
-    names = [runner.device.name for states, runner in ended for _ in states]
-    return Tuned(races, interrupted, names)
 
 
 def build_ahead(
