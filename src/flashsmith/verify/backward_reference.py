@@ -17,13 +17,13 @@ from flashsmith.families import DType, KernelConfig, Problem
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.semantics.signature import check_scale
-from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window, offsets
+from flashsmith.verify.attention_semantics import Attention, Lens, offsets
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import repeated_over_heads
 from flashsmith.verify.gradient_tolerance import compare_gradients
 from flashsmith.verify.gradients import Rows, compute_gradients
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
-from flashsmith.verify.problem_options import problem_options
+from flashsmith.verify.problem_options import options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import compute_references
 from flashsmith.verify.tolerance import Comparison, Expected, heads_for_enough_outputs
@@ -77,18 +77,12 @@ class BackwardReference(OperationReference):
 
     kinds = tuple(_OF_QKV)
 
-    def options(  # type: ignore[override]
+    def options(
         self,
         problem: Problem,
         *,
         seed: int = 0,
-        causal: bool | None = None,
-        window: Window | None = None,
-        left: int | None = None,
-        right: int | None = None,
-        softcap: float | None = None,
         scale: float | None = None,
-        sinks: bool = False,
         dlse: bool = False,
         lens_q: Lens | None = None,
         lens_k: Lens | None = None,
@@ -97,34 +91,23 @@ class BackwardReference(OperationReference):
         unneeded: tuple[str, ...] = (),
         grad_dtype: str | None = None,
         deterministic: bool = False,
+        **asked: Any,
     ) -> dict[str, Any]:
-        """A window as ``window`` or as ``left`` and ``right``; ``causal`` is what the problem's
-        semantics are."""
-        if causal is not None and causal != problem.semantics.causal:
-            raise ArgumentError(
-                f"causal={causal}: the mask of '{problem}' is {problem.semantics.mask!r}; leave it "
-                "out"
-            )
+        """``asked`` as of options_by_limits()."""
         unknown = [name for name in unneeded if name not in GRADIENTS]
-        if unknown or (set(unneeded) >= set(GRADIENTS[:3]) and not sinks):
+        if unknown or (set(unneeded) >= set(GRADIENTS[:3]) and not asked.get("sinks")):
             raise ArgumentError(
                 f"unneeded={quoted(', '.join(unneeded))}: give some of {', '.join(GRADIENTS)}, but "
                 "not all"
             )
-        if (left, right) != NO_WINDOW:
-            window = (left, right)
         absent = [it.name for it in problem.computed.outputs if not it.is_of_kind(problem)]
         unneeded = tuple(name for name in GRADIENTS if name in (*unneeded, *absent))
-        found = problem_options(problem, window=window, softcap=softcap, sinks=sinks, seed=seed)
-        left, right = found["window"]
+        found = options_by_limits(problem, seed=seed, **asked)
         if lens_q is None:
             lens_q, lens_k = found.get("lens_q"), found.get("lens_k")
         said = {
             "scale": scale,
-            "softcap": found["softcap"],
-            "left": left,
-            "right": right,
-            "sinks": sinks,
+            **{name: found[name] for name in ("softcap", "left", "right", "sinks")},
             "dlse": dlse,
             "lens_q": lens_q,
             "lens_k": lens_k,
@@ -134,12 +117,7 @@ class BackwardReference(OperationReference):
             "grad_dtype": grad_dtype,
             "deterministic": deterministic,
         }
-        # A window's limit of 0 says something; no other 0 does.
-        return {
-            name: value
-            for name, value in said.items()
-            if value or (name in ("left", "right") and value is not None)
-        }
+        return without_defaults(said)
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
         attention = attention_of(problem, options)

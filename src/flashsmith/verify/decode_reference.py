@@ -18,16 +18,14 @@ from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.semantics.signature import check_scale
 from flashsmith.verify.attention_semantics import (
-    NO_WINDOW,
     Attention,
     Lens,
-    Window,
     offsets,
     row_slices,
 )
 from flashsmith.verify.forward_reference import check_lens, repeated_over_heads
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
-from flashsmith.verify.problem_options import problem_options
+from flashsmith.verify.problem_options import options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import References, compute_references
 from flashsmith.verify.tolerance import Comparison, Element, Expected, compare
@@ -74,18 +72,12 @@ class DecodeReference(OperationReference):
         "huge",
     )  # fmt: skip
 
-    def options(  # type: ignore[override]
+    def options(
         self,
         problem: Problem,
         *,
         seed: int = 0,
-        causal: bool | None = None,
-        window: Window | None = None,
-        left: int | None = None,
-        right: int | None = None,
-        softcap: float | None = None,
         scale: float | None = None,
-        sinks: bool = False,
         lens_q: Lens | None = None,
         lens_k: Lens | None = None,
         append: bool = False,
@@ -95,18 +87,13 @@ class DecodeReference(OperationReference):
         capacity: int = 0,
         layout: str = LAYOUTS[0],
         split: str | None = None,
+        **asked: Any,
     ) -> dict[str, Any]:
-        """A window as ``window`` or as ``left`` and ``right``; ``causal`` is what the problem's
-        semantics are. Lengths that are not given are drawn: some are 0 and 1, and next to the
-        boundaries of pages and of parts.
+        """``asked`` as of options_by_limits(). Lengths that are not given are drawn: some are 0 and
+        1, and next to the boundaries of pages and of parts.
 
         Raises ArgumentError for what makes no call.
         """
-        if causal is not None and causal != problem.semantics.causal:
-            raise ArgumentError(
-                f"causal={causal}: the mask of '{problem}' is {problem.semantics.mask!r}; leave it "
-                "out"
-            )
         for name, value, allowed in (("rotary", rotary, ROTARY), ("layout", layout, LAYOUTS)):
             if value not in allowed:
                 raise ArgumentError(
@@ -114,10 +101,7 @@ class DecodeReference(OperationReference):
                 )
         if rotary and not append:
             raise ArgumentError(f"rotary={quoted(rotary)}: is of what is appended; add append=True")
-        if (left, right) != NO_WINDOW:
-            window = (left, right)
-        found = problem_options(problem, window=window, softcap=softcap, sinks=sinks, seed=seed)
-        left, right = found["window"]
+        found = options_by_limits(problem, seed=seed, **asked)
         if problem.semantics.packed:
             lens_q = lens_q or found["lens_q"]
         queries = lens_q or (problem.seq_q,) * problem.batch
@@ -135,10 +119,7 @@ class DecodeReference(OperationReference):
             )
         said = {
             "scale": scale,
-            "softcap": found["softcap"],
-            "left": left,
-            "right": right,
-            "sinks": sinks,
+            **{name: found[name] for name in ("softcap", "left", "right", "sinks")},
             "lens_q": lens_q,
             "lens_k": lens_k,
             "append": append,
@@ -149,12 +130,7 @@ class DecodeReference(OperationReference):
             "layout": layout if layout != LAYOUTS[0] else None,
             "split": None if split is None else check_split(split),
         }
-        # A window's limit of 0 says something; no other 0 does.
-        return {
-            name: value
-            for name, value in said.items()
-            if value or (name in ("left", "right") and value is not None)
-        }
+        return without_defaults(said)
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
         known = super().call_options(problem, options)

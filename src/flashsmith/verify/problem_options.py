@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from flashsmith.errors import ArgumentError
@@ -56,6 +57,40 @@ def problem_options(
         rows = sum(options["lens_k"]) if semantics.packed else p.seq_k
         options["ranges"] = drawn_ranges(p.batch, rows, p.seq_k, draw)
     return options
+
+
+def options_by_limits(
+    problem: Problem,
+    *,
+    causal: bool | None = None,
+    window: Window | None = None,
+    left: int | None = None,
+    right: int | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """The same for an operation whose options are a window's limits, ``left`` and ``right``, which
+    may be given as ``window``. ``causal`` is what the problem's semantics are.
+
+    Raises what problem_options() raises, and ArgumentError for another ``causal``.
+    """
+    if causal is not None and causal != problem.semantics.causal:
+        raise ArgumentError(
+            f"causal={causal}: the mask of '{problem}' is {problem.semantics.mask!r}; leave it out"
+        )
+    if (left, right) != NO_WINDOW:
+        window = (left, right)
+    found = problem_options(problem, window=window, **asked)
+    found["left"], found["right"] = found.pop("window")
+    return found
+
+
+def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that say something: a window's limit of 0 does, and no other 0."""
+    return {
+        name: value
+        for name, value in options.items()
+        if value or (name in ("left", "right") and value is not None)
+    }
 
 
 def drawn_ranges(batch: int, rows: int, longest: int, draw: random.Random) -> Ranges:
