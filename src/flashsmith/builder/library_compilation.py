@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashsmith.builder.cubin import kernel_code_bytes
 from flashsmith.builder.demangle import demangle
@@ -16,7 +16,11 @@ from flashsmith.builder.library_spec import LibrarySpec
 from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
-from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
+from flashsmith.builder.ptxas_report import (
+    ResourceReport,
+    nameless_warnings,
+    parse_ptxas_report,
+)
 from flashsmith.builder.sources import family_sources, source_hash
 from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
@@ -39,6 +43,16 @@ class _HostObject:
     name: str
     command: Command
     path: Path
+
+
+class _Shard(NamedTuple):
+    """What compiling a shard left, by the kernels' mangled names, and these by config and role."""
+
+    modules: dict[str, str]
+    reports: dict[str, ResourceReport]
+    code_bytes: dict[str, int]
+    nameless: dict[str, tuple[str, ...]]
+    names: dict[KernelConfig, dict[str, str]]
 
 
 def _object_name(source: str) -> str:
@@ -172,77 +186,69 @@ class Compilation:
 
     def _kernels(self, index: int, done: Finished) -> list[KernelEntry]:
         """The shard's kernels, their PTX written to the library."""
-        configs = self.sources.shard_configs[index]
-        keep = self.build / f"keep_{index}"
         try:
-            ptx = (keep / f"shard_{index}.ptx").read_text()
-            modules = split_ptx(ptx, self._source_roots())
-            reports = parse_ptxas_report(done.output)
-            nameless = self._nameless(modules, done.output)
-            sizes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
-            names = {self._kernel_of(name): name for name in modules}
-            kernels = {
-                cfg: cfg.family.kernel_templates(cfg)  # the templates by role
-                for cfg in configs
-            }
-            missing = [
-                f"{cfg} ({template})"
-                for cfg, templates in kernels.items()
-                for template in templates.values()
-                if (cfg, template) not in names
-            ]
-            if missing:
-                raise ValueError(f"no kernel for {missing[0]} in {sorted(modules)}")
-            unknown = [name for name in names.values() if name not in reports or name not in sizes]
-            if unknown:
-                raise ValueError(f"no report on {unknown[0]}")
+            shard = self._read_shard(index, done.output)
         except (ValueError, FileNotFoundError) as error:
             raise CompileError(
                 f"shard_{index}: the output of {self.spec.toolchain.nvcc} "
                 f"({self.spec.toolchain.nvcc_version}) was not understood: {error}"
             ) from error
-
-        shard_bytes = sum(map(len, modules.values()))
-        shared_seconds = done.seconds - sum(reports[name].ptxas_seconds for name in modules)
-
-        def compiled(cfg: KernelConfig, role: str, template: str) -> dict[str, Any]:
-            """The facts about one compiled kernel; writes its PTX to the library."""
-            name = names[cfg, template]
-            ptx_file = f"ptx/{cfg.kernel_name()}{role and '_' + role}.ptx"
-            (self.library / ptx_file).write_text(modules[name])
-            report = reports[name]
-            return {
-                "ptx_entry": name,
-                "ptx_file": ptx_file,
-                "registers": report.registers,
-                "stack_bytes": report.stack_bytes,
-                "spill_store_bytes": report.spill_store_bytes,
-                "spill_load_bytes": report.spill_load_bytes,
-                "static_smem_bytes": report.static_smem_bytes,
-                "ptx_bytes": len(modules[name]),
-                "code_bytes": sizes[name],
-                "warnings": (*report.warnings, *nameless.get(name, ())),
-            }
-
+        ptx_bytes = sum(map(len, shard.modules.values()))
+        ptxas_seconds = sum(shard.reports[name].ptxas_seconds for name in shard.modules)
+        shared_seconds = max(0.0, done.seconds - ptxas_seconds)
         entries = []
-        for cfg, templates in kernels.items():
-            (_, main), *others = templates.items()
-            of_config = [names[cfg, template] for template in templates.values()]
-            share = sum(len(modules[name]) for name in of_config) / shard_bytes
-            seconds = sum(reports[name].ptxas_seconds for name in of_config)
+        for cfg, names in shard.names.items():
+            (_, main), *others = names.items()
+            share = sum(len(shard.modules[name]) for name in names.values()) / ptx_bytes
+            seconds = sum(shard.reports[name].ptxas_seconds for name in names.values())
             entries.append(
                 KernelEntry(
                     config=cfg,
                     short_form=cfg.short_form(),
-                    compile_seconds=round(seconds + share * max(0.0, shared_seconds), 3),
+                    compile_seconds=round(seconds + share * shared_seconds, 3),
                     beside=tuple(
-                        KernelBeside(role=role, **compiled(cfg, role, template))
-                        for role, template in others
+                        KernelBeside(role=role, **self._compiled(cfg, role, shard, name))
+                        for role, name in others
                     ),
-                    **compiled(cfg, "", main),
+                    **self._compiled(cfg, "", shard, main),
                 )
             )
         return entries
+
+    def _read_shard(self, index: int, output: str) -> _Shard:
+        """Raises ValueError or FileNotFoundError for what the compilers of no shard leave."""
+        keep = self.build / f"keep_{index}"
+        ptx = (keep / f"shard_{index}.ptx").read_text()
+        modules = split_ptx(ptx, self._source_roots())
+        reports = parse_ptxas_report(output)
+        code_bytes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
+        by_kernel = {self._kernel_of(name): name for name in modules}
+        names: dict[KernelConfig, dict[str, str]] = {}
+        for cfg in self.sources.shard_configs[index]:
+            for role, template in cfg.family.kernel_templates(cfg).items():
+                name = by_kernel.get((cfg, template))
+                if name is None:
+                    raise ValueError(f"no kernel for {cfg} ({template}) in {sorted(modules)}")
+                names.setdefault(cfg, {})[role] = name
+        unknown = [name for name in modules if name not in reports or name not in code_bytes]
+        if unknown:
+            raise ValueError(f"no report on {unknown[0]}")
+        return _Shard(modules, reports, code_bytes, self._nameless(modules, output), names)
+
+    def _compiled(self, cfg: KernelConfig, role: str, shard: _Shard, name: str) -> dict[str, Any]:
+        """The facts about one compiled kernel; writes its PTX to the library."""
+        ptx_file = f"ptx/{cfg.kernel_name()}{role and '_' + role}.ptx"
+        (self.library / ptx_file).write_text(shard.modules[name])
+        facts = asdict(shard.reports[name])
+        del facts["ptxas_seconds"]
+        facts["warnings"] += shard.nameless.get(name, ())
+        return {
+            "ptx_entry": name,
+            "ptx_file": ptx_file,
+            "ptx_bytes": len(shard.modules[name]),
+            "code_bytes": shard.code_bytes[name],
+            **facts,
+        }
 
     @staticmethod
     def _kernel_of(name: str) -> tuple[KernelConfig, str]:
