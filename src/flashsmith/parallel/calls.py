@@ -258,6 +258,54 @@ def _check(
             "parallel.attention() out of the graph"
         )
     packed = asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None
+    _check_tensors(q, k, v, packed)
+    heads_k, d = k.shape[-2:]
+    schedule = check_schedule(asked.schedule)
+    if schedule == "ulysses" and heads_k % group.size:
+        raise ArgumentError(
+            f"schedule='ulysses': k has {heads_k} heads, which {group.size} ranks do not divide; "
+            "take 'zigzag' or 'allgather'"
+        )
+    mask = check_mask(asked.causal, asked.window)
+    scale = check_scale(asked.scale, d)
+    softcap = check_softcap(asked.softcap, scale)
+    check_attention_config(asked.config)
+    check_backward_config("backward_config", asked.backward_config)
+    deterministic = resolve_deterministic(asked.deterministic, q)
+    flags = {
+        name: check_flag(name, getattr(asked, name))
+        for name in ("return_lse", "return_row_max", "emulate")
+    }
+    needs = _check_vectors(q, k, v, asked)
+    lens_q, lens_k = _check_lengths(asked, packed)
+    configs = {name: getattr(asked, name) for name in ("config", "backward_config")}
+    facts.update(
+        {
+            "schedule": schedule,
+            "dtype": str(q.dtype),
+            "device": str(q.device),
+            "batch": None if packed else q.shape[0],
+            "heads": (q.shape[-2], heads_k),
+            "d": d,
+            "mask": list(mask),
+            "scale": scale,
+            "softcap": softcap,
+            "sinks": asked.sinks is not None,
+            "requires_grad": needs,
+            "deterministic": deterministic,
+            **flags,
+            **{name: None if it is None else str(it)[:200] for name, it in configs.items()},
+            "cu_seqlens_q": _digest(lens_q),
+            "cu_seqlens_k": _digest(lens_k),
+            "q_rows": q.shape[-3],
+            "k_rows": k.shape[-3],
+        }
+    )
+    return lens_q, lens_k
+
+
+def _check_tensors(q: Any, k: Any, v: Any, packed: bool) -> None:
+    """Checks shapes, dtypes and devices."""
     dims = "(rows, heads, d)" if packed else "(batch, rows, heads, d)"
     for name, it in (("q", q), ("k", k), ("v", v)):
         if it.dim() != (3 if packed else 4):
@@ -283,24 +331,10 @@ def _check(
         raise ArgumentError(
             f"q: has {heads_q} heads, and k {heads_k}; must be a multiple of them, and not 0"
         )
-    sides = tuple(heads_q if name == "q" else heads_k for name in "qk")
-    schedule = check_schedule(asked.schedule)
-    if schedule == "ulysses" and heads_k % group.size:
-        raise ArgumentError(
-            f"schedule='ulysses': k has {heads_k} heads, which {group.size} ranks do not divide; "
-            "take 'zigzag' or 'allgather'"
-        )
-    mask = check_mask(asked.causal, asked.window)
-    scale = check_scale(asked.scale, d)
-    softcap = check_softcap(asked.softcap, scale)
-    check_attention_config(asked.config)
-    check_backward_config("backward_config", asked.backward_config)
-    deterministic = resolve_deterministic(asked.deterministic, q)
-    flags = {
-        name: check_flag(name, getattr(asked, name))
-        for name in ("return_lse", "return_row_max", "emulate")
-    }
-    needs = _check_vectors(q, k, v, asked)
+
+
+def _check_lengths(asked: CallOptions, packed: bool) -> list[Any]:
+    """The lengths of packed sequences of q and of k, or None for either."""
     lengths: list[Any] = [None, None]
     for place, name in enumerate("qk"):
         limit = getattr(asked, f"max_seqlen_{name}")
@@ -314,32 +348,7 @@ def _check(
             f"cu_seqlens_k: describes {len(lengths[1])} sequences and cu_seqlens_q "
             f"{len(lengths[0])}; must be as many"
         )
-    facts.update(
-        {
-            "schedule": schedule,
-            "dtype": str(q.dtype),
-            "device": str(q.device),
-            "batch": None if packed else q.shape[0],
-            "heads": sides,
-            "d": d,
-            "mask": list(mask),
-            "scale": scale,
-            "softcap": softcap,
-            "sinks": asked.sinks is not None,
-            "requires_grad": needs,
-            "deterministic": deterministic,
-            **flags,
-            "config": None if asked.config is None else str(asked.config)[:200],
-            "backward_config": (
-                None if asked.backward_config is None else str(asked.backward_config)[:200]
-            ),
-            "cu_seqlens_q": _digest(lengths[0]),
-            "cu_seqlens_k": _digest(lengths[1]),
-            "q_rows": q.shape[-3],
-            "k_rows": k.shape[-3],
-        }
-    )
-    return lengths[0], lengths[1]
+    return lengths
 
 
 def _check_vectors(q: Any, k: Any, v: Any, asked: CallOptions) -> list[bool]:

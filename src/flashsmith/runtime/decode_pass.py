@@ -168,19 +168,8 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     """
     check_given([name for name, it in tensors._asdict().items() if it is not None])
     packed = tensors.cu_seqlens_q is not None
-    q = view_tensor("q", tensors.q)
-    _check_rank(
-        q,
-        3 if packed else 4,
-        "(total_q, heads_q, d) with cu_seqlens_q"
-        if packed
-        else "(batch, seq_q, heads_q, d), or (total_q, heads_q, d) with cu_seqlens_q",
-    )
-    *rows, heads_q, d = q.shape
-    if not d or d % D_STEP:
-        raise ArgumentError(
-            f"q: d_head {d} (shape {q.shape}); must be a multiple of {D_STEP}: {padding_advice(d)}"
-        )
+    q = _view_q(tensors.q, packed)
+    heads_q, d = q.shape[-2:]
     views = {"q": q}
     _add_caches(views, tensors)
     _, slots, heads_k, _ = views["k_cache"].shape
@@ -189,23 +178,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
             f"k_cache: {heads_k} heads and q {heads_q}; q's must be a multiple of the cache's: "
             "check that heads are the last dimension but one"
         )
-    lens = view_vector("cache_lens", tensors.cache_lens, "int32")
-    check_beside(lens, q)
-    views["cache_lens"] = lens
-    batch, seq_q = lens.shape[0], rows[0]
-    if packed:
-        batch_q, seq_q = _packed(tensors, asked, q, views)
-    else:
-        if asked.max_seqlen_q is not None:
-            raise ArgumentError(
-                f"max_seqlen_q={asked.max_seqlen_q}: is of packed sequences; give cu_seqlens_q "
-                "too, or leave it out"
-            )
-        batch_q, seq_q = rows
-    if batch != batch_q:
-        raise ArgumentError(
-            f"cache_lens: {batch} lengths, and q has {batch_q} sequences; give one of each"
-        )
+    batch, seq_q = _add_lengths(views, tensors, asked)
     capacity = _capacity(tensors, views, batch)
     _add_new(views, tensors, q, heads_k)
     _add_rotary(views, tensors, q)
@@ -237,6 +210,48 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     }
     wanted = ["lse"] if check_flag("return_lse", asked.return_lse) else []
     return Request(problem, views, options, {}, wanted)
+
+
+def _view_q(tensor: Any, packed: bool) -> TensorView:
+    q = view_tensor("q", tensor)
+    _check_rank(
+        q,
+        3 if packed else 4,
+        "(total_q, heads_q, d) with cu_seqlens_q"
+        if packed
+        else "(batch, seq_q, heads_q, d), or (total_q, heads_q, d) with cu_seqlens_q",
+    )
+    d = q.shape[-1]
+    if not d or d % D_STEP:
+        raise ArgumentError(
+            f"q: d_head {d} (shape {q.shape}); must be a multiple of {D_STEP}: {padding_advice(d)}"
+        )
+    return q
+
+
+def _add_lengths(
+    views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
+) -> tuple[int, int]:
+    """How many sequences there are, and how many queries none of them exceeds."""
+    q = views["q"]
+    lens = view_vector("cache_lens", tensors.cache_lens, "int32")
+    check_beside(lens, q)
+    views["cache_lens"] = lens
+    if tensors.cu_seqlens_q is not None:
+        batch_q, seq_q = _packed(tensors, asked, q, views)
+    else:
+        if asked.max_seqlen_q is not None:
+            raise ArgumentError(
+                f"max_seqlen_q={asked.max_seqlen_q}: is of packed sequences; give cu_seqlens_q "
+                "too, or leave it out"
+            )
+        batch_q, seq_q = q.shape[:2]
+    batch = lens.shape[0]
+    if batch != batch_q:
+        raise ArgumentError(
+            f"cache_lens: {batch} lengths, and q has {batch_q} sequences; give one of each"
+        )
+    return batch, seq_q
 
 
 def _check_rank(view: TensorView, rank: int, meaning: str) -> None:

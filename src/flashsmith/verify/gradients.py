@@ -95,24 +95,7 @@ def compute_gradients(
                 _Sequence(engine, attention, rows, inputs, "float32", product)
                 for product in (_cut_product, _plain_product, _aligned_product)[: 2 + aligned]
             ]
-            for one in (exact, *orders):
-                one.run()
-            for name, part in (("dq", rows.of_queries), ("dk", rows.of_keys), ("dv", rows.of_keys)):
-                its_exact = exact.result(name)
-                part(found.exact[name])[:] = its_exact
-                results = [one.result(name) for one in orders]
-                result = reduce(partial(_further_off, its_exact), results)
-                part(found.rounded[name])[:] = result.astype(found.rounded[name].dtype)
-                part(found.idle[name])[:] = exact.idle(name)
-                largest = NEARLY_TOO_LARGE * _largest(found.rounded[name].dtype)
-                for one, one_result in zip(orders, results, strict=True):
-                    part(found.tainted[name])[:] |= one.tainted(name)
-                    part(found.tainted[name])[:] |= np.abs(one_result) > largest
-            if "sinks" in inputs:
-                of_sinks, size = exact.of_sinks()
-                found.exact["dsinks"][:] += of_sinks
-                found.sinks_size[:] += size
-                found.rounded["dsinks"][:] += orders[0].of_sinks()[0]
+            _enter(found, rows, exact, orders)
     if aligned:
         return found
     again = partial(
@@ -127,6 +110,30 @@ def compute_gradients(
         aligned=True,
     )
     return replace(found, recompute=again)
+
+
+def _enter(
+    found: ExpectedGradients, rows: Rows, exact: _Sequence, orders: Sequence[_Sequence]
+) -> None:
+    """Computes a sequence's gradients, exact and by each order of the sums, and enters them."""
+    for one in (exact, *orders):
+        one.run()
+    for name, part in (("dq", rows.of_queries), ("dk", rows.of_keys), ("dv", rows.of_keys)):
+        its_exact = exact.result(name)
+        part(found.exact[name])[:] = its_exact
+        results = [one.result(name) for one in orders]
+        result = reduce(partial(_further_off, its_exact), results)
+        part(found.rounded[name])[:] = result.astype(found.rounded[name].dtype)
+        part(found.idle[name])[:] = exact.idle(name)
+        largest = NEARLY_TOO_LARGE * _largest(found.rounded[name].dtype)
+        for one, one_result in zip(orders, results, strict=True):
+            part(found.tainted[name])[:] |= one.tainted(name)
+            part(found.tainted[name])[:] |= np.abs(one_result) > largest
+    if "dsinks" in found.exact:
+        of_sinks, size = exact.of_sinks()
+        found.exact["dsinks"][:] += of_sinks
+        found.sinks_size[:] += size
+        found.rounded["dsinks"][:] += orders[0].of_sinks()[0]
 
 
 def _further_off(exact: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
