@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 from hopper_sources import FAULTY_B_C, write_hopper_sources
+from shipped_kernels import shipped_kernels
 
 from flashsmith.builder import KernelEntry, find_library
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import KernelBeside, Manifest
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
 from flashsmith.builder.slow_kernels import losses, slow_kernels
-from flashsmith.chooser.shipped_kernels import shipped_kernels
 from flashsmith.families import (
     Semantics,
     get_hopper_configs,

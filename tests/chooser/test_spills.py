@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from shipped_kernels import shipped_kernels
 
 from flashsmith.builder import KernelEntry, slow_kernels
 from flashsmith.chooser import choose, forget_choices
@@ -19,7 +20,6 @@ from flashsmith.chooser import spills as spills_module
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS as DECODE_CHOOSERS
 from flashsmith.chooser.evidence import gather
-from flashsmith.chooser.shipped_kernels import shipped_kernels
 from flashsmith.chooser.winners import Ranked, WinnersTable
 from flashsmith.families import (
     Problem,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark import bench as plan_module
-from flashsmith.benchmark import implementations, kernel_launches
-from flashsmith.benchmark.kernel_launches import launch_named, make_plan, parse_arguments
+from flashsmith.benchmark import implementations
 from flashsmith.benchmark.peers import PEERS, PeerImplementation
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import INTERLEAVED, Protocol
@@ -40,20 +42,32 @@ def calls_of_attention(monkeypatch) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def clock(monkeypatch) -> PretendedClock:
+def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("benchmark/run_kernels.py")
+
+
+@dataclass
+class Launches:
+    """What the tool launches, by a clock that pretends."""
+
+    tool: ModuleType
+    clock: PretendedClock
+
+    def __call__(self, *arguments: str) -> list[str]:
+        plan = self.tool.make_plan(self.tool.parse_arguments(arguments))
+        return list(self.tool.launch_named(plan, A100, self.clock, ProgressReporter(quiet=True)))
+
+
+@pytest.fixture
+def launched(tool: ModuleType, monkeypatch) -> Launches:
     monkeypatch.setattr(
-        kernel_launches, "workload_of", lambda problem, seed: Workload(problem, seed, HostMemory())
+        tool, "workload_of", lambda problem, seed: Workload(problem, seed, HostMemory())
     )
-    return PretendedClock()
-
-
-def launched(clock: PretendedClock, *arguments: str) -> list[str]:
-    plan = make_plan(parse_arguments(arguments))
-    return list(launch_named(plan, A100, clock, ProgressReporter(quiet=True)))
+    return Launches(tool, PretendedClock())
 
 
 def test_every_kernel_is_launched_so_many_times(
-    clock: PretendedClock, calls_of_attention: list[dict[str, Any]], monkeypatch
+    launched: Launches, calls_of_attention: list[dict[str, Any]], monkeypatch
 ) -> None:
     calls = []
     make = implementations.kernel_implementation
@@ -64,7 +78,7 @@ def test_every_kernel_is_launched_so_many_times(
 
     monkeypatch.setattr(plan_module, "kernel_implementation", counted)
     lines = launched(
-        clock, "--kernels", str(CFG), "--runs", "3", "--num_warmups", "1",
+        "--kernels", str(CFG), "--runs", "3", "--num_warmups", "1",
         "--problems", "b1 s64 h2 d64 fp16;b1 s128 h2 d64 fp16",
     )  # fmt: skip
     assert calls == ["b1 s64 h2 d64 fp16"] * 4 + ["b1 s128 h2 d64 fp16"] * 4
@@ -72,10 +86,10 @@ def test_every_kernel_is_launched_so_many_times(
     assert len(lines) == 2
     assert not calls_of_attention
     # Nothing is flushed or marked between them.
-    assert clock.log == ["begin", "wait", "end"] * 2
+    assert launched.clock.log == ["begin", "wait", "end"] * 2
 
 
-def test_a_peer_is_launched_the_same_way(clock: PretendedClock, monkeypatch) -> None:
+def test_a_peer_is_launched_the_same_way(launched: Launches, monkeypatch) -> None:
     calls = []
 
     class Here:
@@ -87,29 +101,29 @@ def test_a_peer_is_launched_the_same_way(clock: PretendedClock, monkeypatch) -> 
         def prepare(self, workload: Workload) -> PeerImplementation:
             return PeerImplementation("fa2", lambda: calls.append("fa2"), lambda returned: returned)
 
-    monkeypatch.setattr(kernel_launches, "get_peers", lambda names: (Here(),))
+    monkeypatch.setattr(launched.tool, "get_peers", lambda names: (Here(),))
     problem = "b1 s64 h2 d64 fp16"
-    lines = launched(clock, "--ref", "fa2", "--runs", "2", "--problems", problem)
+    lines = launched("--ref", "fa2", "--runs", "2", "--problems", problem)
     assert calls == ["fa2"] * 2
     assert lines == [f"{problem}: fa2: 2 launches"]
 
 
 def test_attention_itself_can_be_named(
-    clock: PretendedClock, calls_of_attention: list[dict[str, Any]]
+    launched: Launches, calls_of_attention: list[dict[str, Any]]
 ) -> None:
     problem = "b1 s64 h2 d64 fp16 causal"
-    launched(clock, "--kernels", "ours", "--runs", "2", "--problems", problem)
+    launched("--kernels", "ours", "--runs", "2", "--problems", problem)
     assert [options["causal"] for options in calls_of_attention] == [True, True]
 
 
-def test_what_cannot_be_launched_is_an_error_and_no_gap(clock: PretendedClock) -> None:
+def test_what_cannot_be_launched_is_an_error_and_no_gap(launched: Launches) -> None:
     illegal = "(FP16, 64, 512, 512, 4): async+swizzled+load_0_0_0_tiles"
     with pytest.raises(ArgumentError, match="shared memory"):
-        launched(clock, "--kernels", illegal, "--problems", "b1 s64 h2 d64 fp16")
+        launched("--kernels", illegal, "--problems", "b1 s64 h2 d64 fp16")
     absent = "flash_attn_3"
     if PEERS[absent].absence(make_problem()) is not None:
         with pytest.raises(ArgumentError, match=f"ref='{absent}' on 'b1 s64 h2 d64 fp16': "):
-            launched(clock, "--ref", absent, "--problems", "b1 s64 h2 d64 fp16")
+            launched("--ref", absent, "--problems", "b1 s64 h2 d64 fp16")
 
 
 def make_problem() -> Any:
@@ -118,17 +132,18 @@ def make_problem() -> Any:
     return Problem.parse("b1 s64 h2 d64 fp16")
 
 
-def test_kernels_come_from_the_environment(monkeypatch) -> None:
+def test_kernels_come_from_the_environment(tool: ModuleType, monkeypatch) -> None:
     monkeypatch.setenv("KERNELS", "prog")
-    plan = make_plan(parse_arguments(["--causal"]))
+    plan = tool.make_plan(tool.parse_arguments(["--causal"]))
     assert len(plan.configs) == 7
     assert [str(problem) for problem in plan.problems] == ["b16 s4096 h16 d128 fp16 causal"]
     assert not plan.ours
 
 
-def test_only_what_is_timed_is_launched_as_often_as_the_protocol_says() -> None:
+def test_only_what_is_timed_is_launched_as_often_as_the_protocol_says(tool: ModuleType) -> None:
     def protocol(*options: str) -> Protocol:
-        return make_plan(parse_arguments(["--kernels", str(CFG), *options])).protocol
+        arguments = tool.parse_arguments(["--kernels", str(CFG), *options])
+        return tool.make_plan(arguments).protocol
 
     assert protocol("--time") == INTERLEAVED
     assert protocol("--time", "--runs", "7").runs == 7
@@ -137,9 +152,9 @@ def test_only_what_is_timed_is_launched_as_often_as_the_protocol_says() -> None:
     assert (plain.runs, plain.num_warmups) == (1, 0)
 
 
-def test_nobody_named_is_an_error_that_lists_the_keys() -> None:
+def test_nobody_named_is_an_error_that_lists_the_keys(tool: ModuleType) -> None:
     with pytest.raises(SelectionError, match=r"KERNELS is unset.*prog"):
-        make_plan(parse_arguments([]))
+        tool.make_plan(tool.parse_arguments([]))
 
 
 # --- the scripts ----------------------------------------------------------------------------------
@@ -191,12 +206,10 @@ def test_the_sweep_refuses_what_it_does_not_know(sweep, arguments: tuple[str, ..
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_named_kernels_run_and_are_timed(capsys) -> None:
-    from flashsmith.benchmark.kernel_launches import main
-
+def test_on_a_gpu_named_kernels_run_and_are_timed(tool: ModuleType, capsys) -> None:
     problem = "b2 s256 h4 d64 fp16"
-    assert main(["--kernels", str(CFG), "--runs", "2", "--problems", problem]) == 0
+    assert tool.main(["--kernels", str(CFG), "--runs", "2", "--problems", problem]) == 0
     assert capsys.readouterr().out == f"{problem}: {CFG}: 2 launches\n"
     timed = ["--kernels", str(CFG), "--runs", "5", "--problems", problem, "--time"]
-    assert main(timed) == 0
+    assert tool.main(timed) == 0
     assert "| pass " in capsys.readouterr().out
