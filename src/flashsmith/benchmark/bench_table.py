@@ -12,31 +12,15 @@ from rich.text import Text
 from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.peers import BASELINE
-from flashsmith.benchmark.table import Cell, Column, print_table, print_text
+from flashsmith.benchmark.table import Cell, make_columns, print_table, print_text
 from flashsmith.benchmark.timing import CALLS_IN_GRAPH, IN_GRAPHS, SETS_BYTES
 from flashsmith.operations import BACKWARD, DEFAULT
 from flashsmith.operations.backward import n_products
 
-_COLUMNS = (
-    Column("problem"),
-    Column("implementation"),
-    Column("verdict"),
-    Column("ms", True),
-    Column("us", True),
-    Column("spread", True),
-    Column("TB/s", True),
-    Column("TFLOP/s", True),
-    Column("% of\nFA2", True),
-    Column("% of\nbest peer", True),
-    Column("error", True),
-    Column("bound", True),
-    Column("regs", True),
-    Column("spilled\nbytes", True),
-    Column("smem\nKiB", True),
-    Column("CTAs\n/SM", True),
-    Column("MHz", True),
-    Column("W", True),
-    Column("kernel, version, or why not", prose=True),
+_COLUMNS = make_columns(
+    "problem | implementation | verdict | ms> | us> | spread> | TB/s> | TFLOP/s> | % of\nFA2> | "
+    "% of\nbest peer> | error> | bound> | regs> | spilled\nbytes> | smem\nKiB> | CTAs\n/SM> | "
+    "MHz> | W> | kernel, version, or why not~"
 )
 _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "dim"}
 

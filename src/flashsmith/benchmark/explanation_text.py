@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flashsmith.benchmark.explain import Explanation
-from flashsmith.benchmark.table import Column, print_table, print_text
+from flashsmith.benchmark.table import make_columns, print_table, print_text
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
@@ -36,12 +36,7 @@ def _rules(console: Console, explanation: Explanation) -> None:
     _section(console, f"Rules: {verdict}")
     print_table(
         console,
-        [
-            Column("holds"),
-            Column("rule"),
-            Column("here", prose=True),
-            Column("what it asks", prose=True),
-        ],
+        make_columns("holds | rule | here~ | what it asks~"),
         [
             (
                 Text("yes", "green") if rule.holds else Text("NO", "bold red"),
@@ -62,12 +57,7 @@ def _knobs(console: Console, explanation: Explanation) -> None:
     _section(console, "Knobs")
     print_table(
         console,
-        [
-            Column("knob"),
-            Column("value"),
-            Column("what it does", prose=True),
-            Column("where in csrc/"),
-        ],
+        make_columns("knob | value | what it does~ | where in csrc/"),
         [(k.knob, k.value, k.effect, k.where) for k in explanation.knobs],
     )
 
@@ -76,7 +66,7 @@ def _shared_memory(console: Console, explanation: Explanation) -> None:
     _section(console, f"Shared memory: {explanation.config.smem_bytes():,} bytes per CTA")
     print_table(
         console,
-        [Column("tile"), Column("from", True), Column("to", True), Column("rows x columns", True)],
+        make_columns("tile | from> | to> | rows x columns>"),
         [
             (
                 region.tile,
@@ -120,7 +110,7 @@ def _occupancy(console: Console, explanation: Explanation) -> None:
     _section(console, f"Occupancy: {found.ctas_per_sm} CTAs, {found.warps_per_sm} warps per SM")
     print_table(
         console,
-        [Column("resource"), Column("room for CTAs", True), Column("")],
+        make_columns("resource | room for CTAs> | "),
         [
             (name, str(ctas), "limits" if name in found.limited_by else "")
             for name, ctas in found.limits.items()
@@ -147,13 +137,7 @@ def _instructions(console: Console, explanation: Explanation) -> None:
     _section(console, f"Instructions: in the PTX, and executed by all warps on {verdict.problem}")
     print_table(
         console,
-        [
-            Column("class"),
-            Column("PTX", True),
-            Column("", True),
-            Column("executed", True),
-            Column("", True),
-        ],
+        make_columns("class | PTX> | > | executed> | >"),
         [
             (
                 name,
@@ -178,7 +162,7 @@ def _conflicts(console: Console, explanation: Explanation) -> None:
     _section(console, "Bank-conflict factors (1.0: none)")
     print_table(
         console,
-        [Column("access"), Column("factor", True)],
+        make_columns("access | factor>"),
         [
             (use, "-" if factor is None else f"{factor:.2f}")
             for use, factor in facts.conflicts.items()

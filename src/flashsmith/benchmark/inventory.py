@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from flashsmith.benchmark.kernel_facts import KernelFacts
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.table import make_columns, print_table
 from flashsmith.builder import CacheEntry, KernelLibrary, is_current
 from flashsmith.families import KernelConfig, Semantics, is_legal
 from flashsmith.families.kernel_sets import config_sets
@@ -24,7 +24,7 @@ MIB = 2**20
 
 def print_sets(console: Console, sizes: Mapping[str, int | None]) -> None:
     """A table of kernel_set_sizes()."""
-    columns = [Column("key"), Column("configs", True), Column("what it is", prose=True)]
+    columns = make_columns("key | configs> | what it is~")
     rows = [
         (key, "cannot be loaded" if n is None else str(n), _meaning(key))
         for key, n in sizes.items()
@@ -69,14 +69,7 @@ def config_facts(
 
 def print_configs(console: Console, facts: Sequence[dict[str, Any]]) -> None:
     """A table of config_facts()."""
-    columns = [
-        Column("kernel"),
-        Column("threads", True),
-        Column("smem\nKiB", True),
-        Column("CTAs/SM\nby smem", True),
-        Column("legal"),
-        Column("built"),
-    ]
+    columns = make_columns("kernel | threads> | smem\nKiB> | CTAs/SM\nby smem> | legal | built")
     rows = [
         (
             fact["short_form"],
@@ -105,14 +98,9 @@ def library_facts(library: KernelLibrary) -> dict[str, Any]:
 
 def print_library(console: Console, library: KernelLibrary, target: Target) -> None:
     """A table of a library's kernels."""
-    columns = [
-        Column("kernel"),
-        Column("regs", True),
-        Column("spilled\nbytes", True),
-        Column("CTAs/SM", True),
-        Column("code\nbytes", True),
-        Column("nvcc\nseconds", True),
-    ]
+    columns = make_columns(
+        "kernel | regs> | spilled\nbytes> | CTAs/SM> | code\nbytes> | nvcc\nseconds>"
+    )
     facts = [KernelFacts.of(kernel, target.device) for kernel in library.manifest.kernels]
     rows = [
         (
@@ -151,15 +139,7 @@ def entry_facts(entry: CacheEntry) -> dict[str, Any]:
 
 def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
     """A table of the cache's libraries."""
-    columns = [
-        Column("library"),
-        Column("arch"),
-        Column("semantics"),
-        Column("configs", True),
-        Column("MiB", True),
-        Column("last used"),
-        Column("state", prose=True),
-    ]
+    columns = make_columns("library | arch | semantics | configs> | MiB> | last used | state~")
     rows = [
         (
             entry.key[:12],

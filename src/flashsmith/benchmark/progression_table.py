@@ -14,7 +14,7 @@ from flashsmith.benchmark.progression import (
     step_names,
 )
 from flashsmith.benchmark.run_table import COST_COLUMNS, cost_cells, marked
-from flashsmith.benchmark.table import Cell, Column, print_table, print_text
+from flashsmith.benchmark.table import Cell, Column, make_columns, print_table, print_text
 
 _COLUMNS = (
     Column("verdict"),
@@ -29,7 +29,7 @@ def print_ablation(console: Console, ablation: Ablation) -> None:
         print_text(console, line, indent=9)
     columns = [Column("#", True), Column("step"), *_COLUMNS]
     if ablation.has_times:
-        columns += [Column("ms", True), Column("TFLOP/s", True)]
+        columns += make_columns("ms> | TFLOP/s>")
         columns += [Column(f"% of\n{ablation.peer}", True)] if _has_shares(ablation) else []
     named = zip(step_names(ablation), ablation.steps, strict=True)
     rows = [

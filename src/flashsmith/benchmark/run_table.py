@@ -7,19 +7,13 @@ from rich.text import Text
 
 from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, KernelFacts
 from flashsmith.benchmark.run import KernelRun, Report
-from flashsmith.benchmark.table import Cell, Column, print_table, print_text
+from flashsmith.benchmark.table import Cell, Column, make_columns, print_table, print_text
 from flashsmith.benchmark.tasks import describe_lengths
 from flashsmith.counted import counted
 from flashsmith.families import Semantics
 
 # Of what a kernel costs, in this table and in that of the ablation.
-COST_COLUMNS = (
-    Column("regs", True),
-    Column("spilled\nbytes", True),
-    Column("smem\nKiB", True),
-    Column("CTAs\n/SM", True),
-    Column("instr", True),
-)
+COST_COLUMNS = make_columns("regs> | spilled\nbytes> | smem\nKiB> | CTAs\n/SM> | instr>")
 _COLUMNS = (
     Column("verdict"),
     Column("error", True),
@@ -27,7 +21,7 @@ _COLUMNS = (
     *COST_COLUMNS,
     *(Column(kind.replace(" ", "\n"), True) for kind in CONFLICT_KINDS),
 )
-_TIME_COLUMNS = (Column("ms", True), Column("TFLOP/s", True))
+_TIME_COLUMNS = make_columns("ms> | TFLOP/s>")
 
 
 def print_report(console: Console, report: Report) -> None:

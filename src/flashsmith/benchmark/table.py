@@ -47,6 +47,14 @@ class Column:
     prose: bool = False
 
 
+def make_columns(headings: str) -> list[Column]:
+    """Columns by their headings, as 'kernel | ms> | note~': '>' aligns right, '~' is prose."""
+    return [
+        Column(heading.rstrip(">~"), heading.endswith(">"), heading.endswith("~"))
+        for heading in headings.split(" | ")
+    ]
+
+
 @dataclass(frozen=True)
 class _Table:
     columns: tuple[Column, ...]

@@ -10,7 +10,7 @@ import typer
 
 from flashsmith import env
 from flashsmith.benchmark.progress import ProgressReporter
-from flashsmith.benchmark.table import Column, make_console, print_table
+from flashsmith.benchmark.table import make_columns, make_console, print_table
 from flashsmith.cli.command import App
 from flashsmith.cli.options import (
     FAILED,
@@ -232,12 +232,7 @@ def show_environment(as_json: Json = False) -> None:
     else:
         print_table(
             make_console(),
-            [
-                Column("variable"),
-                Column("now"),
-                Column("default", prose=True),
-                Column("meaning", prose=True),
-            ],
+            make_columns("variable | now | default~ | meaning~"),
             [(f["name"], f["value"] or "", f["default"], f["meaning"]) for f in facts],
         )
     env.check_values()

@@ -6,23 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.table import make_columns, print_table
 from flashsmith.chooser.winners.entry import time_of
 from flashsmith.chooser.winners.table import WinnersTable
 
-_COLUMNS = [
-    Column("GPU"),
-    Column("arch"),
-    Column("class"),
-    Column("problem", prose=True),
-    Column("rank", right=True),
-    Column("config"),
-    Column("family"),
-    Column("ms", right=True),
-    Column("TFLOP/s", right=True),
-    Column("measured"),
-    Column("table"),
-]
+_COLUMNS = make_columns(
+    "GPU | arch | class | problem~ | rank> | config | family | ms> | TFLOP/s> | measured | table"
+)
 
 
 def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dict[str, Any]]:

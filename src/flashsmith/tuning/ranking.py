@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flashsmith.benchmark.measurement import Measurement, Proof, Times, Verdict, now
 from flashsmith.benchmark.measurement_files import write_rows
-from flashsmith.benchmark.table import Column, print_table, print_text
+from flashsmith.benchmark.table import make_columns, print_table, print_text
 from flashsmith.chooser.winners import Ranked, WinnersTable, join_winners, record_winners
 from flashsmith.chooser.winners.staleness import sources_here
 from flashsmith.tuning.race import RaceState
@@ -129,14 +129,7 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
     """The best configs of every problem, and what attention() takes by the shipped tables; of
     several kinds of GPU with the kind of each."""
     several = len(set(gpus)) > 1
-    columns = [
-        Column("problem"),
-        Column("config"),
-        Column("ms", True),
-        Column("TFLOP/s", True),
-        Column("behind", True),
-        Column("stage"),
-    ]
+    columns = make_columns("problem | config | ms> | TFLOP/s> | behind> | stage")
     rows = []
     for number, state in enumerate(states):
         problem = f"{gpus[number]}: {state.problem}" if several else str(state.problem)
@@ -162,7 +155,7 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
 
 def print_plan(console: Console, states: Sequence[RaceState]) -> None:
     """What would be tried, and what is culled, before anything runs."""
-    columns = [Column("problem"), Column("candidates", True), Column("culled", True)]
+    columns = make_columns("problem | candidates> | culled>")
     rows = []
     for state in states:
         tried = len(state.active)

@@ -7,26 +7,12 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from flashsmith.benchmark.ncu.rows import ProfileRow
-from flashsmith.benchmark.table import Column, print_table, print_text
+from flashsmith.benchmark.table import make_columns, print_table, print_text
 
-_COLUMNS = (
-    Column("kernel"),
-    Column("problem"),
-    Column("us", right=True),
-    Column("TFLOP/s", right=True),
-    Column("MHz", right=True),
-    Column("tensor\n%", right=True),
-    Column("MUFU\n%", right=True),
-    Column("issue\n%", right=True),
-    Column("occupancy\n% of %", right=True),
-    Column("regs", right=True),
-    Column("wavefronts\nover ideal", right=True),
-    Column("emulated", right=True),
-    Column("L2\nGB", right=True),
-    Column("DRAM\nGB", right=True),
-    Column("DRAM\nTB/s", right=True),
-    Column("waits, cycles per issue", prose=True),
-    Column("note", prose=True),
+_COLUMNS = make_columns(
+    "kernel | problem | us> | TFLOP/s> | MHz> | tensor\n%> | MUFU\n%> | issue\n%> | "
+    "occupancy\n% of %> | regs> | wavefronts\nover ideal> | emulated> | L2\nGB> | DRAM\nGB> | "
+    "DRAM\nTB/s> | waits, cycles per issue~ | note~"
 )
 
 

@@ -8,20 +8,11 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from flashsmith.benchmark.roofline.roofline import SCALE, Ceiling, Roofline
-from flashsmith.benchmark.table import Column, print_table, print_text
+from flashsmith.benchmark.table import make_columns, print_table, print_text
 from flashsmith.errors import ArgumentError
 
-_COLUMNS = (
-    Column("ceiling"),
-    Column("what", prose=True),
-    Column("rate", right=True),
-    Column("unit"),
-    Column("per SM\nand clock", right=True),
-    Column("MHz", right=True),
-    Column("W", right=True),
-    Column("spread\n%", right=True),
-    Column("error", right=True),
-    Column("note", prose=True),
+_COLUMNS = make_columns(
+    "ceiling | what~ | rate> | unit | per SM\nand clock> | MHz> | W> | spread\n%> | error> | note~"
 )
 
 _WHAT = {
