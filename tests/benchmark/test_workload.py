@@ -183,13 +183,13 @@ def test_pytorch_counts_where_the_tensor_is(dtype: str) -> None:
 
 def test_how_much_is_judged_can_be_said_for_each_output(monkeypatch) -> None:
     made = []
-    right = forward_reference.compute_references
+    right = forward_reference.references_of
 
-    def counted(*tensors, **options):
-        made.append(tensors[0].shape[1])
-        return right(*tensors, **options)
+    def counted(attention, q, *others, **options):
+        made.append(q.shape[1])
+        return right(attention, q, *others, **options)
 
-    monkeypatch.setattr(forward_reference, "compute_references", counted)
+    monkeypatch.setattr(forward_reference, "references_of", counted)
     w = workload("b2 s96 h4 d32 fp16 causal")
     o = right_answer(w)
     made.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,8 +120,8 @@ def test_a_wrong_kernel_is_wrong_for_its_semantics(monkeypatch: pytest.MonkeyPat
         module = __import__("importlib").import_module("flashsmith.verify.forward_reference")
         right = module.inputs_and_references
 
-        def unmasked(spec: Any, causal: bool, *rest: Any) -> Any:
-            return right(spec, False, *rest)
+        def unmasked(spec: Any, attention: Any, *rest: Any) -> Any:
+            return right(spec, replace(attention, causal=False), *rest)
 
         with monkeypatch.context() as patch:
             patch.setattr(module, "inputs_and_references", unmasked)

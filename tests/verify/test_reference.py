@@ -12,7 +12,7 @@ from plain_attention import plain_attention, sees
 
 from flashsmith.families import DType
 from flashsmith.verify import engine
-from flashsmith.verify.attention_semantics import row_slices
+from flashsmith.verify.attention_semantics import Attention, row_slices
 from flashsmith.verify.proof_inputs import Inputs, InputSpec, default_scale, make_inputs
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
 
@@ -145,7 +145,7 @@ def test_cached_references_cannot_be_written() -> None:
 def test_cached_references_have_their_mask() -> None:
     spec = InputSpec("random", DType.FP16, 1, 4, 4, 1, 8, SCALE)
     _, full = inputs_and_references(spec)
-    _, causal = inputs_and_references(spec, True)
+    _, causal = inputs_and_references(spec, Attention(SCALE, causal=True))
     assert not np.allclose(full.o, causal.o)
 
 

@@ -25,7 +25,7 @@ from flashsmith.verify.gradients import Rows, compute_gradients
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
 from flashsmith.verify.problem_options import options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
-from flashsmith.verify.reference import compute_references
+from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import Comparison, Expected, heads_for_enough_outputs
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
@@ -389,28 +389,15 @@ def _forward(
     q, sinks = inputs["q"], inputs.get("sinks")
     statistics = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     o, lse = np.full(q.shape, math.nan), np.full(statistics, math.nan)
+    own = replace(attention, lens_q=None, lens_k=None)
     for rows in sequences:
         own_q = rows.of_queries(q)[None]
-        found = compute_references(
-            own_q,
-            rows.of_keys(inputs["k"])[None],
-            rows.of_keys(inputs["v"])[None],
-            attention.scale,
-            causal=attention.causal,
-            window=attention.window,
-            softcap=attention.softcap,
-            sinks=sinks,
-            on_gpu=on_gpu,
-        )
+        k, v = (rows.of_keys(inputs[name])[None] for name in "kv")
+        found = references_of(own, own_q, k, v, sinks, on_gpu=on_gpu)
         its_o, its_lse = found.o[0], found.lse[0]
         if more is not None:
-            others = compute_references(
-                own_q,
-                *more,
-                scale=attention.scale,
-                softcap=attention.softcap,
-                on_gpu=on_gpu,
-            )
+            all_seen = Attention(attention.scale, softcap=attention.softcap)
+            others = references_of(all_seen, own_q, *more, on_gpu=on_gpu)
             with np.errstate(invalid="ignore"):
                 both = np.logaddexp(its_lse, others.lse[0])
                 shares = [np.exp(part - both).T[..., None] for part in (its_lse, others.lse[0])]

@@ -27,7 +27,7 @@ from flashsmith.verify.forward_reference import check_lens, repeated_over_heads
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
 from flashsmith.verify.problem_options import options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
-from flashsmith.verify.reference import References, compute_references
+from flashsmith.verify.reference import References, references_of
 from flashsmith.verify.tolerance import Comparison, Element, Expected, compare
 
 ROTARY = ("", "halves", "interleaved")
@@ -488,14 +488,10 @@ def expected_of(
         keys = length + lens_q[i] * bool(new)
         for heads_k, heads_q in _head_blocks(problem, keys):
             k, v = (read_keys(caches[name][:, :, heads_k], table, i, keys) for name in "kv")
-            part = compute_references(
-                *(queries[:, heads_q], k, v, attention.scale),
-                causal=attention.causal,
-                window=attention.window,
-                softcap=attention.softcap,
+            part = references_of(
+                replace(attention, lens_q=(lens_q[i],), lens_k=(keys,)),
+                *(queries[:, heads_q], k, v),
                 sinks=None if sinks is None else sinks[heads_q],
-                lens_q=(lens_q[i],),
-                lens_k=(keys,),
                 on_gpu=on_gpu,
             )
             found.put(part, its, heads_q)

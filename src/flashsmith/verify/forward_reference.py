@@ -18,9 +18,9 @@ from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.proof_inputs import INPUT_KINDS, TILE_KINDS, InputSpec
 from flashsmith.verify.reference import (
     References,
-    compute_references,
     inputs_and_references,
     joined,
+    references_of,
 )
 from flashsmith.verify.tolerance import Comparison, Expected, compare, heads_for_enough_outputs
 
@@ -73,10 +73,7 @@ class ForwardReference(OperationReference):
             lens_k=attention.lens_k,
             sinks=bool(options.get("sinks")),
         )
-        drawn, references = inputs_and_references(
-            *(spec, attention.causal, attention.window, attention.softcap, on_gpu),
-            attention.ranges,
-        )
+        drawn, references = inputs_and_references(spec, attention, on_gpu)
         inputs = {"q": drawn.q, "k": drawn.k, "v": drawn.v}
         if attention.ranges is not None:
             counting = [at.k for at in attention.sequences(problem.batch)]
@@ -106,14 +103,7 @@ class ForwardReference(OperationReference):
         """
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         references = joined(
-            compute_references(
-                *(q[None], k[None], v[None], attention.scale),
-                causal=attention.causal,
-                window=attention.window,
-                softcap=attention.softcap,
-                on_gpu=on_gpu,
-            )
-            for q, k, v in parts
+            references_of(attention, q[None], k[None], v[None], on_gpu=on_gpu) for q, k, v in parts
         )
         return Case(problem, {}, options, _Expected(attention, references), self)
 
@@ -122,19 +112,8 @@ class ForwardReference(OperationReference):
     ) -> Expected:
         """Separate from case(), whose references are shared by a set of configs."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
-        found = compute_references(
-            inputs["q"],
-            inputs["k"],
-            inputs["v"],
-            attention.scale,
-            causal=attention.causal,
-            window=attention.window,
-            softcap=attention.softcap,
-            sinks=inputs.get("sinks"),
-            lens_q=attention.lens_q,
-            lens_k=attention.lens_k,
-            ranges=attention.ranges,
-        )
+        q, k, v = (inputs[name] for name in "qkv")
+        found = references_of(attention, q, k, v, inputs.get("sinks"))
         statistics = {"lse": found.lse, "row_max": found.row_max}
         return Expected({"o": found.o, **statistics}, {"o": found.same_precision, **statistics})
 

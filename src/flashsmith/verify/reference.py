@@ -59,12 +59,25 @@ def compute_references(
     ``on_gpu`` computes with PyTorch on the GPU; the arrays come from and return to the host.
     """
     attention = Attention(scale, causal, window, softcap, lens_q, lens_k, ranges)
+    return references_of(attention, q, k, v, sinks, on_gpu=on_gpu)
+
+
+def references_of(
+    attention: Attention,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    sinks: np.ndarray | None = None,
+    *,
+    on_gpu: bool = False,
+) -> References:
+    """compute_references() of what ``attention`` says."""
     rows, heads = q.shape[:-2], q.shape[-2]
     statistics = (*rows[:-1], heads, rows[-1])
     tainted = None
     if attention.masked and not np.isfinite(v.astype(np.float32)).all():
         tainted = np.zeros(q.shape, bool)
-    same = np.empty(q.shape, q.dtype if ranges is None else np.float32)
+    same = np.empty(q.shape, q.dtype if attention.ranges is None else np.float32)
     found = References(np.empty(q.shape), np.empty(statistics), same, np.empty(statistics), tainted)
     engine = engine_for(on_gpu)
     placed = tuple(map(engine.to_device, (q, k, v)))
@@ -252,31 +265,15 @@ def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[
 
 @lru_cache(maxsize=4)
 def inputs_and_references(
-    spec: InputSpec,
-    causal: bool = False,
-    window: Window = NO_WINDOW,
-    softcap: float = 0.0,
-    on_gpu: bool = False,
-    ranges: Ranges | None = None,
+    spec: InputSpec, attention: Attention | None = None, on_gpu: bool = False
 ) -> tuple[Inputs, References]:
-    """Inputs and references of ``spec``, read-only; kept, because a set of configs shares them."""
+    """Inputs of ``spec`` and the references of ``attention`` to them, None is plain; read-only, and
+    kept, because a set of configs shares them."""
     inputs = _tensors(replace(spec, sinks=False))
     if spec.sinks:
         inputs = replace(inputs, sinks=draw_sinks(spec))
-    references = compute_references(
-        inputs.q,
-        inputs.k,
-        inputs.v,
-        spec.scale,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        sinks=inputs.sinks,
-        lens_q=spec.lens_q,
-        lens_k=spec.lens_k,
-        ranges=ranges,
-        on_gpu=on_gpu,
-    )
+    attention = attention or Attention(spec.scale, lens_q=spec.lens_q, lens_k=spec.lens_k)
+    references = references_of(attention, inputs.q, inputs.k, inputs.v, inputs.sinks, on_gpu=on_gpu)
     for made in (inputs, references):
         for field in fields(made):
             array = getattr(made, field.name)
