@@ -6,6 +6,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import pytest
 import shared_kernels
 
@@ -291,7 +292,7 @@ SMALL = Use("b1 s128 h1 d128 fp16", str(PLAIN))
 
 def test_kernels_are_proven_outside_of_the_marks_and_launched_between_them(marks, tmp_path) -> None:
     job = Job((SMALL, replace(SMALL, config=str(SWIZZLED))), 2, str(tmp_path / "verdicts"))
-    run_job(Job.from_json(job.to_json()))
+    run_job(msgspec.json.decode(msgspec.json.encode(job), type=Job))
     assert json.loads((tmp_path / "verdicts").read_text()) == ["", ""]
     assert marks == [
         step
@@ -325,7 +326,8 @@ def test_a_launch_that_fails_ends_the_process_with_its_words(marks, tmp_path, ca
     from flashsmith.benchmark import implementations
 
     monkeypatch.setattr(implementations.KernelImplementation, "launch", crash)
-    (tmp_path / "job").write_text(Job((SMALL,), 1, str(tmp_path / "verdicts")).to_json())
+    job = Job((SMALL,), 1, str(tmp_path / "verdicts"))
+    (tmp_path / "job").write_bytes(msgspec.json.encode(job))
     assert profiled_process.main([str(tmp_path / "job")]) == 2
     assert "an illegal memory access" in capsys.readouterr().err
 

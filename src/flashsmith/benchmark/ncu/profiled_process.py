@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import Problem, parse_kernel_name_into_config
@@ -34,14 +36,6 @@ class Job:
     uses: tuple[Use, ...]
     runs: int
     verdicts: str
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        value = json.loads(text)
-        return cls(tuple(Use(**use) for use in value["uses"]), value["runs"], value["verdicts"])
 
 
 def run_job(job: Job) -> None:
@@ -84,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     """Does the job in the file that the only argument names."""
     (path,) = arguments
     try:
-        run_job(Job.from_json(Path(path).read_text()))
+        run_job(msgspec.json.decode(Path(path).read_bytes(), type=Job))
     except FlashsmithError as error:
         print(f"flashsmith: {error}", file=sys.stderr)
         return 2

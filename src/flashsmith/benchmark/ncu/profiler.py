@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from flashsmith import env
 from flashsmith.benchmark.ncu.counters import (
     CutOff,
@@ -117,7 +119,7 @@ class Profiler:
         with tempfile.TemporaryDirectory(prefix="flashsmith-ncu-") as folder:
             scratch = Path(folder)
             job = Job(uses, runs, str(scratch / "verdicts.json"))
-            (scratch / "job.json").write_text(job.to_json())
+            (scratch / "job.json").write_bytes(msgspec.json.encode(job))
             for _ in range(_MOST_ATTEMPTS):
                 ended = self._run(self._options(scratch), scratch, time_limit(uses, runs))
                 unknown = unknown_metrics(ended.log + ended.words) - self.selection.missing
