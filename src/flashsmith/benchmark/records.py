@@ -129,7 +129,6 @@ def _outsized(value: Any) -> tuple[str, Any] | None:
         parts = vars(value).items()
     for name, part in parts:
         if found := _outsized(part):
-            inner, outsized = found
-            step = f"[{name}]" if isinstance(value, tuple | Mapping) else f".{name}"
-            return step + inner, outsized
+            step = f".{name}" if is_dataclass(value) else f"[{quoted(name, 40)}]"
+            return step + found[0], found[1]
     return None

@@ -140,6 +140,7 @@ def broken(path: tuple, value: object) -> dict:
             r"steps\[0\].config='x+'\.* .*at most 100,000",
         ),
         (broken(("steps", 1, "time", "peer_ms"), 1e30), "peer_ms is 1e\\+30, not finite"),
+        (broken(("environment",), {"\x1b": 10**30}), r"environment\['\\x1b'\]=10+ is too large"),
         (broken(("steps", 0, "conflicts"), {"O st": "x"}), r"conflicts\[...\]=.* is no float"),
     ],
 )
