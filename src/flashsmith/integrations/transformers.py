@@ -11,7 +11,7 @@ one warning for each reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -202,14 +202,7 @@ def flashsmith_attention_forward(
     Raises:
         ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
     """
-    for name in _UNSERVED:
-        if keywords.get(name) is not None:
-            raise ArgumentError(
-                f"{name}: of {type(module).__name__}; the kernels have no such thing, nor has "
-                'PyTorch\'s attention: use attn_implementation="eager"'
-            )
-    if keywords.get("output_attentions") and not is_tracing():
-        note(CALLER, "output_attentions", "the kernels keep no weights; use eager attention")
+    _check_keywords(module, keywords)
     if cache is not None:  # in transformers 5.23 the attention function asks the cache
         lengths = {
             **keywords,
@@ -220,17 +213,8 @@ def flashsmith_attention_forward(
         key, value = updated(module, key, value, cache, lengths)
         cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
         attention_mask = None  # of the new tokens alone; the offsets say it all
-    pages = sequences = None
-    if (unread := unread_of(key, value)) is not None:
-        pages, key, value = unread.pages, unread.key, unread.value
-    elif keywords.get("block_table") is not None:
-        raise ArgumentError(
-            f"cache: {type(module).__name__} changes keys or values of its cache, and {CALLER} "
-            "reads tables of pages as they are: set max_blocks_per_request=0 in the "
-            "ContinuousBatchingConfig"
-        )
-    else:
-        key, value = gathered(key), gathered(value)
+    pages, key, value = _pages_and_rows(module, key, value, keywords)
+    if pages is None:
         cu_seq_lens_k, max_length_k = (of_kind(module, it) for it in (cu_seq_lens_k, max_length_k))
     if indices is not None:
         attention_mask = selected_by(attention_mask, indices, key.shape[2])
@@ -241,10 +225,10 @@ def flashsmith_attention_forward(
         hidden, filled = hidden._replace(keys=int(filled.max())), None
     if hidden.keys is not None:
         key, value = (tensor[:, :, : hidden.keys] for tensor in (key, value))
+    sequences = None
     if pages is None:
-        sequences = sequences_of(
-            (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k), query, key
-        )
+        offsets, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
+        sequences = sequences_of(offsets, longest, query, key)
     causal, window = _causality(module, hidden, is_causal, sliding_window, query, pages)
     query, key, value = under_autocast(query, key, value)
     q, k, v = _converted(query, key, value)
@@ -283,6 +267,33 @@ def flashsmith_attention_forward(
         **({} if position_bias is None else {"position_bias": position_bias}),
         **keywords,
     )
+
+
+def _check_keywords(module: Any, keywords: Mapping[str, Any]) -> None:
+    """Raises ArgumentError for what neither the kernels nor PyTorch's attention have."""
+    for name in _UNSERVED:
+        if keywords.get(name) is not None:
+            raise ArgumentError(
+                f"{name}: of {type(module).__name__}; the kernels have no such thing, nor has "
+                'PyTorch\'s attention: use attn_implementation="eager"'
+            )
+    if keywords.get("output_attentions") and not is_tracing():
+        note(CALLER, "output_attentions", "the kernels keep no weights; use eager attention")
+
+
+def _pages_and_rows(
+    module: Any, key: Any, value: Any, keywords: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """The pages that a call reads, or None, and its keys and values."""
+    if (unread := unread_of(key, value)) is not None:
+        return unread.pages, unread.key, unread.value
+    if keywords.get("block_table") is not None:
+        raise ArgumentError(
+            f"cache: {type(module).__name__} changes keys or values of its cache, and {CALLER} "
+            "reads tables of pages as they are: set max_blocks_per_request=0 in the "
+            "ContinuousBatchingConfig"
+        )
+    return None, gathered(key), gathered(value)
 
 
 def _causality(
