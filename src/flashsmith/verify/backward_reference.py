@@ -258,23 +258,7 @@ def draw_backward_inputs(
         raise ArgumentError(f"inputs={quoted(kind)}: allowed are {', '.join(_OF_QKV)}")
     p, lens_q, lens_k = problem, options.get("lens_q"), options.get("lens_k")
     attention, sequences = attention_of(p, options), sequences_of(p, options)
-    made = make_inputs(
-        InputSpec(
-            kind=_OF_QKV[kind],
-            dtype=p.dtype,
-            batch=p.batch,
-            seq_q=p.seq_q,
-            seq_k=p.seq_k,
-            heads=p.heads_q,
-            d=p.d,
-            scale=attention.scale,
-            seed=seed,
-            heads_k=p.heads_k,
-            lens_q=lens_q,
-            lens_k=lens_k,
-            sinks=bool(options.get("sinks")),
-        )
-    )
+    made = make_inputs(InputSpec.of(p, attention, _OF_QKV[kind], seed, options.get("sinks")))
     rng = np.random.default_rng([seed, 1])
     with np.errstate(over="ignore"):
         do = rng.standard_normal(made.q.shape, dtype=np.float32)

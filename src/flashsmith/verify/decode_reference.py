@@ -301,22 +301,8 @@ def draw_decode_inputs(
     lens_q, lens_k = queries_of(problem, options), options["lens_k"]
     append = bool(options.get("append"))
     cache_lens = tuple(k - n * append for n, k in zip(lens_q, lens_k, strict=True))
-    spec = InputSpec(
-        kind,
-        problem.dtype,
-        problem.batch,
-        problem.seq_q,
-        problem.seq_k,
-        problem.heads_q,
-        problem.d,
-        check_scale(options.get("scale"), problem.d),
-        seed,
-        heads_k=problem.heads_k,
-        lens_q=lens_q,
-        lens_k=lens_k,
-        sinks=bool(options.get("sinks")),
-    )
-    drawn = make_inputs(spec)
+    attention = replace(attention_of(problem, options), lens_q=lens_q, lens_k=lens_k)
+    drawn = make_inputs(InputSpec.of(problem, attention, kind, seed, options.get("sinks")))
     keys, values = (
         [np.ascontiguousarray(x[rows]) for rows in row_slices(lens_k)] for x in (drawn.k, drawn.v)
     )

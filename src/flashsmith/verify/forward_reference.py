@@ -57,22 +57,8 @@ class ForwardReference(OperationReference):
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         problem = repeated_over_heads(problem, attention.lens_q)
         problem = replace(problem, semantics=problem.required_semantics(cfg))
-        spec = InputSpec(
-            kind=kind,
-            dtype=problem.dtype,
-            batch=problem.batch,
-            seq_q=problem.seq_q,
-            seq_k=problem.seq_k,
-            heads=problem.heads_q,
-            d=problem.d,
-            scale=attention.scale,
-            seed=seed,
-            first_tile=(cfg.family.loop_tiles(cfg) or (0, 0))[1] if kind in TILE_KINDS else 0,
-            heads_k=problem.heads_k,
-            lens_q=attention.lens_q,
-            lens_k=attention.lens_k,
-            sinks=bool(options.get("sinks")),
-        )
+        tile = (cfg.family.loop_tiles(cfg) or (0, 0))[1] if kind in TILE_KINDS else 0
+        spec = InputSpec.of(problem, attention, kind, seed, options.get("sinks"), tile)
         drawn, references = inputs_and_references(spec, attention, on_gpu)
         inputs = {"q": drawn.q, "k": drawn.k, "v": drawn.v}
         if attention.ranges is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DType
-from flashsmith.verify.attention_semantics import Lens
+from flashsmith.families import DType, Problem
+from flashsmith.verify.attention_semantics import Attention, Lens
 
 # |scaled score| that 'large_scores' reaches; rounding to bf16 must not carry it over 1,000.
 LARGE_SCORE = 990.0
@@ -55,6 +56,16 @@ class InputSpec:
     lens_q: Lens | None = None
     lens_k: Lens | None = None
     sinks: bool = False
+
+    @classmethod
+    def of(
+        cls, problem: Problem, attention: Attention, kind: str, seed: int, sinks: Any, tile: int = 0
+    ) -> InputSpec:
+        """That of a problem's tensors; ``tile`` is its first_tile."""
+        sizes = problem.batch, problem.seq_q, problem.seq_k, problem.heads_q, problem.d
+        lens = attention.lens_q, attention.lens_k
+        given = kind, problem.dtype, *sizes, attention.scale, seed, tile, problem.heads_k, *lens
+        return cls(*given, sinks=bool(sinks))
 
     @property
     def group(self) -> int:
