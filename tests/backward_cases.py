@@ -10,7 +10,8 @@ import numpy as np
 
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.verify import Case, compute_references, reference_of
-from flashsmith.verify.backward_reference import attention_of, sequences_of
+from flashsmith.verify.backward_reference import sequences_of
+from flashsmith.verify.problem_options import attention_of
 from ptxlab.interface import Observer
 
 #: The case with other inputs, and which elements of gradients are not to be judged.

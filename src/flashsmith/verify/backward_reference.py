@@ -16,14 +16,13 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
-from flashsmith.semantics.signature import check_scale
 from flashsmith.verify.attention_semantics import Attention, Lens, offsets
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import repeated_over_heads
 from flashsmith.verify.gradient_tolerance import compare_gradients
 from flashsmith.verify.gradients import Rows, compute_gradients
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
-from flashsmith.verify.problem_options import options_by_limits, without_defaults
+from flashsmith.verify.problem_options import attention_of, options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import Comparison, Expected, heads_for_enough_outputs
@@ -198,18 +197,6 @@ class BackwardReference(OperationReference):
 
 def _gpu_pays(problem: Problem) -> bool:
     return gpu_engine_pays(problem.batch * problem.heads_q * problem.seq_q * problem.seq_k)
-
-
-def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
-    """What the gradients are of, in the terms of forward()'s keywords."""
-    return Attention(
-        check_scale(options.get("scale"), problem.d),
-        problem.semantics.causal,
-        (options.get("left"), options.get("right")),
-        options.get("softcap", 0.0),
-        options.get("lens_q"),
-        options.get("lens_k"),
-    )
 
 
 def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ...]:

@@ -16,16 +16,14 @@ from flashsmith.operations.decode import check_split
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
-from flashsmith.semantics.signature import check_scale
 from flashsmith.verify.attention_semantics import (
-    Attention,
     Lens,
     offsets,
     row_slices,
 )
 from flashsmith.verify.forward_reference import check_lens, repeated_over_heads
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
-from flashsmith.verify.problem_options import options_by_limits, without_defaults
+from flashsmith.verify.problem_options import attention_of, options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import References, references_of
 from flashsmith.verify.tolerance import Comparison, Element, Expected, compare
@@ -513,16 +511,6 @@ class _Found:
     def references(self) -> References:
         """The whole."""
         return References(self.o, self.lse, self.same, self.row_max, self.tainted)
-
-
-def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
-    """What is computed over the caches, in the terms of forward()'s keywords."""
-    return Attention(
-        check_scale(options.get("scale"), problem.d),
-        problem.semantics.causal,
-        (options.get("left"), options.get("right")),
-        options.get("softcap", 0.0),
-    )
 
 
 @lru_cache(maxsize=4)

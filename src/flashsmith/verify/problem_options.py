@@ -9,7 +9,7 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.semantics.signature import check_mask, check_scale, check_softcap
-from flashsmith.verify.attention_semantics import NO_WINDOW, Ranges, Window, unequal_lens
+from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Ranges, Window, unequal_lens
 
 
 def problem_options(
@@ -82,6 +82,18 @@ def options_by_limits(
     found = problem_options(problem, window=window, **asked)
     found["left"], found["right"] = found.pop("window")
     return found
+
+
+def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
+    """What such options, scale among them, have computed, in the terms of forward()'s keywords."""
+    return Attention(
+        check_scale(options.get("scale"), problem.d),
+        problem.semantics.causal,
+        (options.get("left"), options.get("right")),
+        options.get("softcap", 0.0),
+        options.get("lens_q"),
+        options.get("lens_k"),
+    )
 
 
 def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
