@@ -71,12 +71,12 @@ class Definition:
         return " ".join((ast.get_source_segment(self.source, node) or "").split())
 
 
-def public_names() -> list[str]:
-    """flashsmith.__all__, without importing it."""
-    for node in _parse(_path("flashsmith")).body:
+def public_names(module: str = "flashsmith") -> list[str]:
+    """A module's __all__, without importing it."""
+    for node in _parse(_path(module)).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
-    raise LookupError("flashsmith/__init__.py has no __all__")
+    raise LookupError(f"{module} has no __all__")
 
 
 def find(module: str, name: str) -> Definition:
