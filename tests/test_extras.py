@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from built_wheel import build_wheel
+from documents import DOCUMENTS
 
 import flashsmith
 from flashsmith.builder import cache_path, library_for
@@ -195,7 +196,7 @@ def test_the_command_is_the_one_that_names_its_extra() -> None:
 
 def test_advice_works_from_a_checkout() -> None:
     """No package index has the name, and an extra that advice names exists."""
-    texts = [*SOURCE.rglob("*.py"), ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts = [*SOURCE.rglob("*.py"), *DOCUMENTS]
     extras = project()["optional-dependencies"]
     for path in texts:
         text = path.read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import shared_kernels
+from documents import DOCUMENTS, ROOT, RUNNABLE, name_of
 
 from flashsmith.env import VARIABLES
 from flashsmith.families import (
@@ -21,12 +22,6 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-IDS = [path.name for path in DOCUMENTS]
-# add-a-family.md needs the package that it builds; tests/first_row runs what it shows.
-OF_OURS = [pytest.param(path, id=path.name) for path in DOCUMENTS if path.name != "add-a-family.md"]
-
 
 def anchors(text: str) -> set[str]:
     """What GitHub makes of a document's headings."""
@@ -34,7 +29,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -42,12 +37,12 @@ def test_links_lead_somewhere(path: Path) -> None:
             continue
         name, _, anchor = target.partition("#")
         linked = path.parent / name if name else path
-        assert linked.exists(), f"{path.name} links {target}"
+        assert linked.exists(), f"{name_of(path)} links {target}"
         if anchor:
-            assert anchor in anchors(linked.read_text()), f"{path.name} links {target}"
+            assert anchor in anchors(linked.read_text()), f"{name_of(path)} links {target}"
 
 
-@pytest.mark.parametrize("path", OF_OURS)
+@pytest.mark.parametrize("path", RUNNABLE, ids=name_of)
 def test_configs_in_the_text_parse(path: Path) -> None:
     for form in re.findall(r"\((?:FP16|BF16), [\d, ]+\): [\w+]+", path.read_text()):
         assert str(parse_kernel_name_into_config(form)) == form
@@ -100,7 +95,7 @@ def pytorch_as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pytorch_as_it_was")
-@pytest.mark.parametrize("path", OF_OURS)
+@pytest.mark.parametrize("path", RUNNABLE, ids=name_of)
 def test_python_examples_run(path: Path) -> None:
     """Those whose packages are installed; in CI all are."""
     for block in re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from documents import ROOT, RUNNABLE, name_of
 from typer.testing import CliRunner
 
 from flashsmith.benchmark.roofline import Ceiling, Roofline
@@ -27,10 +28,6 @@ from flashsmith.cli import app
 from flashsmith.errors import DependencyError, FlashsmithError, LaunchError, ProfilerError
 from flashsmith.runtime import gpu_count
 
-ROOT = Path(__file__).parents[2]
-# add-a-family.md needs the package that it builds; tests/first_row runs what it shows.
-PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "add-a-family.md"})
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 MEASURED = ROOT / "benchmarks" / "h200"
 COMMANDS = typer.main.get_command(app)
 
@@ -80,16 +77,16 @@ def shown_commands(path: Path) -> Iterator[Shown]:
     for line in lines:
         for words in simple_commands(line):
             expanded = (re.sub(r"\$(\w+)", lambda name: variables[name[1]], w) for w in words)
-            yield Shown(path.name, tuple(expanded))
+            yield Shown(name_of(path), tuple(expanded))
 
 
 def inline_commands(path: Path) -> Iterator[Shown]:
     for text in re.findall(r"`(flashsmith [^`]+)`", path.read_text()):
-        yield Shown(path.name, tuple(shlex.split(text)))
+        yield Shown(name_of(path), tuple(shlex.split(text)))
 
 
-SHOWN = [shown for path in DOCUMENTS for shown in shown_commands(path)]
-INLINE = [shown for path in DOCUMENTS for shown in inline_commands(path)]
+SHOWN = [shown for path in RUNNABLE for shown in shown_commands(path)]
+INLINE = [shown for path in RUNNABLE for shown in inline_commands(path)]
 # Each once, whatever document shows it.
 OURS = list({one.words: one for one in SHOWN if one.words[0] == "flashsmith"}.values())
 SCRIPTS = [one for one in SHOWN if any(word.startswith("tools/") for word in one.words[:2])]

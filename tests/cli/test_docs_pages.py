@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from documents import LOGS, PAGES, ROOT, RUNNABLE, name_of
 
 import flashsmith
 from flashsmith.families import Problem, device_spec
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.runtime import arguments
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 LIMITS = (ROOT / "docs" / "limits.md").read_text()
 TABLES = ROOT / "src" / "flashsmith" / "chooser" / "tables"
@@ -26,10 +26,11 @@ def section(text: str, heading: str) -> str:
     return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
-def test_the_readme_links_every_page() -> None:
-    documentation = section(README, "Documentation")
-    for path in (ROOT / "docs").glob("*.md"):
-        assert f"](docs/{path.name})" in documentation, path.name
+def test_the_site_has_every_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for path in [*PAGES, *LOGS]:
+        page = path.relative_to(ROOT / "docs")
+        assert re.search(rf"\b{page}$", navigation, re.MULTILINE), page
 
 
 @pytest.mark.parametrize(
@@ -131,9 +132,7 @@ def test_the_tables_of_the_results_are_made_from_the_committed_rows(
     assert tool.filled(page.replace("| 551 | 277 |", "| 552 | 277 |")) == page
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", RUNNABLE, ids=name_of)
 def test_a_page_that_names_the_implementation_says_how_it_is_registered(path: Path) -> None:
     """transformers knows no "flashsmith" before."""
     text = path.read_text(encoding="utf-8")

@@ -7,12 +7,13 @@ import re
 import shlex
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import shared_kernels
+from documents import README as README_PAGE
+from documents import RUNNABLE
 from typer.testing import CliRunner, Result
 
 from flashsmith.benchmark import run as run_module
@@ -34,11 +35,7 @@ for _semantics in PROVEN:
 OVER_CACHES = Semantics(), Semantics("causal")
 for _semantics in OVER_CACHES:
     shared_kernels.want([parse_kernel_name_into_config(DECODE)], _semantics)
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-# The page on families has one of its own installed where its commands run: in its own test.
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "add-a-family"]
-DOCUMENTS = [ROOT / "README.md", *PAGES]
+README = README_PAGE.read_text()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -235,7 +232,7 @@ def test_nonsense_is_refused_before_anything_is_built(
 
 def documented_runs() -> list[str]:
     """The documents' runs of other problems than plain ones."""
-    texts = [path.read_text() for path in DOCUMENTS]
+    texts = [path.read_text() for path in RUNNABLE]
     lines = [line for text in texts for line in text.splitlines() if "flashsmith run" in line]
     wanted = [line for line in lines if "--semantics" in line or "--problem" in line]
     return sorted({line.strip().strip("`") for line in wanted})

@@ -9,7 +9,9 @@ tests/cli/test_run_picture.py fails if the picture differs from a run's output.
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +26,9 @@ from flashsmith.runtime.target import choose_target
 
 # Columns of the drawn terminal: the kernels get numbers, and the picture stays legible on a page.
 WIDTH = 92
+# Rich's own form without the fonts that a browser would fetch from another host.
+RICH_FORM = inspect.signature(Console.export_svg).parameters["code_format"].default
+FORM = re.sub(r"@font-face \{\{.*?\}\}\s*", "", RICH_FORM, flags=re.DOTALL)
 
 
 def draw_run(out: Path) -> None:
@@ -38,7 +43,9 @@ def draw_run(out: Path) -> None:
     )
     print_report(console, report)
     # A fixed id: drawing the same table again changes no byte.
-    console.save_svg(str(out), title="$ flashsmith run", theme=MONOKAI, unique_id="run", clear=True)
+    console.save_svg(
+        str(out), title="$ flashsmith run", theme=MONOKAI, code_format=FORM, unique_id="run"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from flashsmith.semantics.dtype import DType
 
 # (B_r, B_c, n_warps, stages) by d_head, in order of preference; the last of each fits 101,376 bytes
 # of shared memory. The first of each leaves room for two CTAs on an SM with 233,472 bytes, which
-# have 96 to 128 KiB of copies on their way. Parts of an SM: docs/decode-log.md.
+# have 96 to 128 KiB of copies on their way. Parts of an SM: docs/log/decode.md.
 _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),

@@ -1,0 +1,41 @@
+"""Hooks of mkdocs (see mkdocs.yml): the documents and files outside of docs/ join the site."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+# The folder of this file, which mkdocs takes back from sys.path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import links
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add README as the first page, other documents as pages, and the files that pages link."""
+    linked: set[str] = set()
+    for name, place in links.PAGES.items():
+        text, found = links.for_site((links.ROOT / name).read_text(encoding="utf-8"), name)
+        linked |= found
+        files.append(File.generated(config, place, content=text))
+    for file in files.documentation_pages():
+        if file.src_uri not in links.PAGES.values():
+            linked |= links.for_site(file.content_string, f"{links.DOCS}/{file.src_uri}")[1]
+    for path in sorted(linked):
+        source = links.ROOT / path
+        if source.is_file():
+            place = f"{links.FILES}/{path}"
+            files.append(File.generated(config, place, abs_src_path=str(source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links out of docs/ lead to what :func:`on_files` added."""
+    if page.file.src_uri in links.PAGES.values():
+        return markdown
+    return links.for_site(markdown, f"{links.DOCS}/{page.file.src_uri}")[0]
