@@ -19,6 +19,7 @@ from flashsmith.runtime import arguments
 
 README = (ROOT / "README.md").read_text()
 LIMITS = (ROOT / "docs" / "limits.md").read_text()
+DEPLOYMENT = (ROOT / "docs" / "deployment.md").read_text()
 TABLES = ROOT / "src" / "flashsmith" / "chooser" / "tables"
 
 
@@ -33,14 +34,9 @@ def test_the_site_has_every_page() -> None:
         assert re.search(rf"\b{page}$", navigation, re.MULTILINE), page
 
 
-@pytest.mark.parametrize(
-    ("text", "heading"),
-    [(LIMITS, "GPUs"), (README, "GPUs, drivers, extras")],
-    ids=["limits", "readme"],
-)
-def test_the_gpus_are_those_that_are_known(text: str, heading: str) -> None:
+def test_the_gpus_are_those_that_are_known() -> None:
     """Every known one is named; as measured those, and only those, that a table ships for."""
-    rows = [line.lower() for line in section(text, heading).splitlines() if line.startswith("|")]
+    rows = [line.lower() for line in section(LIMITS, "GPUs").splitlines() if line.startswith("|")]
     for device in KNOWN_DEVICES:
         (row,) = [
             row for row in rows if re.search(rf"\b{device.name.lower()}\b", row.split("|")[1])
@@ -48,7 +44,8 @@ def test_the_gpus_are_those_that_are_known(text: str, heading: str) -> None:
         shipped = (TABLES / f"{device.name.lower()}.json").exists()
         assert shipped == bool(re.search(r"\ba (measured table|table measured)\b", row)), row
     assert sorted(path.stem for path in TABLES.glob("*.json")) == ["h100", "h200"]
-    assert "driver 580" in text
+    assert "driver 580" in LIMITS
+    assert "driver 580" in README
 
 
 @pytest.mark.parametrize("device", KNOWN_DEVICES, ids=lambda device: device.name)
@@ -74,8 +71,7 @@ def test_gradients_are_chosen_from_the_tables_that_their_page_names() -> None:
 
 def test_no_page_has_sizes_that_change_with_every_release() -> None:
     """What a command measures in a second is measured by it, not written down."""
-    table = section(README, "GPUs, drivers, extras")
-    assert not re.search(r"\| [\d,]+ \|", table)
+    assert not re.search(r"\| [\d,]+ \|", section(DEPLOYMENT, "Extras"))
 
 
 def test_the_limits_are_those_of_the_code() -> None:
@@ -95,29 +91,93 @@ def test_every_argument_of_flash_attn_is_on_its_page() -> None:
             assert name in ("q", "k", "v") or re.search(rf"`{name}\b", page), name
 
 
-def test_the_readme_names_every_extra() -> None:
+def test_the_page_on_deployment_names_every_extra() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     table = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
-    extras = re.findall(r"^(\w+) = \[", table, re.MULTILINE)
+    extras = re.findall(r"^([\w-]+) = \[", table, re.MULTILINE)
     assert len(extras) > 6
     for extra in extras:
-        assert re.search(rf"`(\.\[{extra}\]|{extra})`", README), extra
+        assert re.search(rf"`(\.\[{extra}\]|{extra})`", DEPLOYMENT), extra
+
+
+def words_of(path: str) -> str:
+    return " ".join((ROOT / path).read_text().split())
 
 
 def test_the_readmes_speed_is_that_of_the_results() -> None:
-    """One line of speed, with its conditions; the rows behind the chart are kept."""
-    readme = " ".join(README.split())
-    results = " ".join((ROOT / "docs" / "results.md").read_text().split())
-    assert "1.11 times the best of FlashAttention 4, cuDNN and FlashAttention 2" in readme
-    assert "1.06 times the best of the four" in readme
-    assert "measured on 2026-11-28" in readme
-    assert "in 28 problems 1.11 in the mean, at least 1.017" in results
-    assert "in 16 problems in bf16: 1.06, at least 1.008" in results
-    assert "1.18 times cuDNN and 1.01 times FlashAttention 4" in readme
-    assert "over the best in 24 problems 1.01" in results
-    assert "best of FA3, FA4 and cuDNN: geometric mean 1.06" in results
-    assert "Measured on 2026-11-22" in results
-    assert "the bar (mean" not in results
+    readme, full = words_of("README.md"), words_of("docs/log/results.md")
+    assert (
+        "Over 28 problems on one H200 the forward pass is **1.11 times as fast as the best of "
+        "FlashAttention 4, cuDNN and FlashAttention 2**"
+    ) in readme
+    assert "in 28 problems 1.11 in the mean, at least 1.017" in full
+    assert "behind FlashAttention 4 in 8 of 24 problems." in readme
+    assert "8 behind FlashAttention 4" in full
+    assert "d 192 causal 0.91" in full
+    assert "up to 8% slower where 32 query heads share one key head" in readme
+    assert '47.6 (`split="free"` 38.4) | 51.7 | 50.4 | 44.1' in full
+
+
+def test_the_results_in_short_are_those_in_full() -> None:
+    """The tables that stand in both pages and are not made from rows."""
+    short, full = words_of("docs/results.md"), words_of("docs/log/results.md")
+    for batch in ("1 x 1024", "1 x 65536", "8 x 8192", "64 x 1024", "128 x 8192", "20 x 4096"):
+        (row,) = re.findall(rf"\| {batch} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", short)
+        assert row in full
+    for figure in (
+        "1.097",
+        "0.945",
+        "1.28 to 1.32",
+        "0.99999988",
+        "7,871",
+        "2,238",
+        "1,466",
+        "1.152",
+    ):
+        assert figure in short
+        assert figure in full
+
+
+def test_the_readme_is_short_and_plain() -> None:
+    """At most 900 words, and no sentence with more than two figures."""
+    assert len(README.split()) <= 900
+    text = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    # A name such as H200, FlashAttention 4 or d 128 is no figure.
+    names = (
+        r"\b(FlashAttention|FA|Gemma|Phi|DeepSeek|Diffusion|d|driver|Apache-|V) ?\d[\d.]*( to \d)?"
+    )
+    text = re.sub(names, "", text)
+    for sentence in re.split(r"(?<=[.!?:])\s|\n\n|\n- |\|", text):
+        assert len(re.findall(r"(?<![\w.])\d[\d.,]*", sentence)) <= 2, sentence
+
+
+def test_the_readmes_models_are_served() -> None:
+    page = (ROOT / "docs" / "log" / "architectures.md").read_text()
+    served = re.split(r",\s+", page.partition("**Served**: ")[2].partition("\n\n")[0])
+    expected = {
+        "Llama": ["llama"],
+        "Qwen": ["qwen2", "qwen3"],
+        "Mistral": ["mistral"],
+        "Gemma 1 to 3": ["gemma", "gemma2", "gemma3"],
+        "Phi 3": ["phi3"],
+        "gpt-oss": ["gpt_oss"],
+        "DeepSeek V2 and V3": ["deepseek_v2", "deepseek_v3"],
+        "BERT": ["bert"],
+        "ViT": ["vit"],
+        "CLIP": ["clip"],
+        "Whisper": ["whisper"],
+    }
+    (row,) = [line for line in README.splitlines() if line.startswith("| Llama")]
+    assert re.split(r", | \(", row.strip("| ").partition(" ([list]")[0]) == [*expected]
+    assert {name for names in expected.values() for name in names} <= set(served)
+
+
+def test_the_picture_of_the_speed_is_made_from_the_rows(
+    load_tool: Callable[[str], ModuleType],
+) -> None:
+    drawn = load_tool("docs/speed_picture.py").picture()
+    committed = (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8")
+    assert drawn == committed, "run: python tools/docs/speed_picture.py"
 
 
 def test_the_tables_of_the_results_are_made_from_the_committed_rows(
@@ -125,7 +185,8 @@ def test_the_tables_of_the_results_are_made_from_the_committed_rows(
 ) -> None:
     """`python tools/docs/results_tables.py` writes them; here they are compared."""
     tool = load_tool("docs/results_tables.py")
-    page = tool.PAGE.read_text(encoding="utf-8")
+    short, page = (page.read_text(encoding="utf-8") for page in tool.PAGES)
+    assert tool.filled(short) == short
     assert tool.filled(page) == page
     assert set(re.findall(r"<!-- table: ([\w-]+) -->", page)) == set(tool.TABLES)
     assert page.count("| 551 | 277 |") == 1

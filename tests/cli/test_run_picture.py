@@ -39,13 +39,13 @@ def test_the_picture_is_what_a_run_prints(
     assert texts(PICTURE) == texts(drawn), "run: python tools/docs/run_picture.py"
 
 
-def test_the_readmes_text_agrees_with_the_picture(figures: list[list[str]]) -> None:
+def test_the_page_on_the_command_agrees_with_the_picture(figures: list[list[str]]) -> None:
     assert [row[0] for row in figures] == list("1234567")
     registers = [int(row[4]) for row in figures]
     ctas = [int(row[7]) for row in figures]
     instructions = [int(row[8].replace(",", "")) for row in figures]
     ldmatrix, o_stores = ([float(row[n]) for row in figures] for n in (9, 11))
-    # swizzled: the factors from 8 to 1.
+    # docs/command.md says what each step changes; swizzled: the factors from 8 to 1.
     assert (ldmatrix[:2], o_stores[:2]) == ([8.0, 1.0], [8.0, 1.0])
     # load_2_2_2: fewer registers, enough for a third CTA.
     assert registers[3] < registers[2]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the table of docs/integrations.md: which architectures of transformers are served.
+"""Write the table of docs/log/architectures.md: which architectures of transformers are served.
 
 Usage: python tools/docs/architectures.py [--record [NAME ...]] [--missing]
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from builders import Architecture
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "integrations.md"
+PAGE = ROOT / "docs" / "log" / "architectures.md"
 sys.path[:0] = [
     str(ROOT / "tests" / "integrations" / "architectures"),
     str(ROOT / "tests" / "integrations"),

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/results.md from the committed rows in benchmarks/h200 and h100.
+"""Writes the tables of docs/results.md and docs/log/results.md from the committed rows.
 
 Usage: python tools/docs/results_tables.py [--check]
 
-A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`. With --check nothing is
+The rows are in benchmarks/h200 and benchmarks/h100. A table stands between the lines
+`<!-- table: NAME -->` and `<!-- end -->`, in either page. With --check nothing is
 written, and the exit status is 1 where a table differs from its rows.
 """
 
@@ -28,7 +29,7 @@ from typing import Any
 from flashsmith.benchmark.report.comparison import describe
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "results.md"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "log" / "results.md")
 ROWS = ROOT / "benchmarks" / "h200"
 LETTERS = {"128": "A", "64": "B", "96": "C", "256": "D"}
 # Kernels of the profile that no measured problem chose: of an earlier version.
@@ -1061,14 +1062,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare only")
     check = parser.parse_args().check
-    old = PAGE.read_text(encoding="utf-8")
-    new = filled(old)
-    if check and new != old:
-        print(f"{PAGE.name}: tables differ; run python tools/docs/results_tables.py")
-        return 1
-    if not check:
-        PAGE.write_text(new, encoding="utf-8")
-    return 0
+    differ = 0
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = filled(old)
+        if check and new != old:
+            place = page.relative_to(ROOT)
+            print(f"{place}: tables differ; run python tools/docs/results_tables.py")
+            differ = 1
+        elif new != old:
+            page.write_text(new, encoding="utf-8")
+    return differ
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the sweep has found, as it is kept in recorded.json and told in docs/integrations.md."""
+"""What the sweep has found, kept in recorded.json and listed in docs/log/architectures.md."""
 
 from __future__ import annotations
 

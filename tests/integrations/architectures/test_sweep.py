@@ -2,7 +2,7 @@
 
 The kernels are replaced by exact ones, so that whole models take milliseconds, and what is tested
 is all that lies between a model and the kernels. `python tools/docs/architectures.py --record`
-records what becomes of each, and docs/integrations.md says it.
+records what becomes of each, and docs/log/architectures.md says it.
 """
 
 from __future__ import annotations
@@ -83,5 +83,5 @@ def test_masks_of_chunks_are_left_to_pytorch() -> None:
 def test_the_page_says_what_is_recorded(load_tool: Callable[[str], ModuleType]) -> None:
     tool = load_tool("docs/architectures.py")
     assert tool.rewritten(tool.PAGE.read_text()) == tool.PAGE.read_text(), (
-        "docs/integrations.md is out of date: python tools/docs/architectures.py"
+        "docs/log/architectures.md is out of date: python tools/docs/architectures.py"
     )
