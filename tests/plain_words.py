@@ -1,0 +1,67 @@
+"""Which words and sentences keep the project's texts from being plain English.
+
+``faults(text)`` lists them for prose, ``markdown_prose(text)`` takes the prose out of a page. For
+sources, pass docstrings and comments as prose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+# What is not said, and what is said instead.
+WORDS = {
+    r"whoever|whosoever": "anyone who, the user who",
+    r"lest": "so that ... not",
+    r"told|tells|hears": "set, given, reports",
+    r"asked for|asks for": "requested, given",
+    r"by turns|in turns?": "alternately, in rotation",
+    r"anew": "again, from scratch",
+    r"seen by|seen of": "visible to, used by",
+    r"lends?|lent": "provides, exposes",
+    # As a comparison; as a place 'next to' says the same.
+    r"beside": "compared with, next to, together with",
+    r"mend(s|ed)?": "fix",
+    r"at the (least|most)": "at least, at most",
+    r"thereof|therein|whence|hence": "of it, in it, from where, so",
+    r"what there is": "the list of",
+    r"so many|so manyth": "a number of, every n-th",
+    r"of (one's|yours|ours) own|of one's choice": "your own, of your choice",
+    r"is of no use": "is useless",
+    r"by itself alone|likewise": "alone, also",
+}
+LONGEST = 45
+_WORDS = [(re.compile(rf"\b({words})\b", re.IGNORECASE), advice) for words, advice in WORDS.items()]
+_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)[.!?][)\"*\]]*(?:\s+|$)")
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a paragraph."""
+    for part in _END.split(text):
+        if part.strip():
+            yield " ".join(part.split())
+
+
+def faults(paragraph: str) -> Iterator[str]:
+    """What is wrong with a paragraph of prose."""
+    for pattern, advice in _WORDS:
+        for found in pattern.finditer(paragraph):
+            around = paragraph[max(0, found.start() - 40) : found.end() + 40]
+            yield f"'{found[0]}' ({advice}): ...{' '.join(around.split())}..."
+    for sentence in sentences(paragraph):
+        if len(sentence.split()) > LONGEST:
+            yield f"{len(sentence.split())} words in a sentence: {sentence[:90]}..."
+
+
+def markdown_prose(text: str) -> Iterator[str]:
+    """The paragraphs, list items and table cells of a page, without code and link targets."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"`[^`]+`", "code", text)
+    text = re.sub(r"\]\([^)\s]+\)", "]", text)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        if block.lstrip().startswith("|"):
+            for line in block.splitlines():
+                yield from (cell.strip() for cell in line.strip().strip("|").split("|"))
+        else:
+            yield block.strip()

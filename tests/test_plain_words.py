@@ -1,0 +1,78 @@
+"""README and the pages are in plain English: no dialect, no endless sentences; and not too long.
+
+The logs keep the words of their day. docs/api.md is made from docstrings, which are not checked
+here; ``plain_words.faults`` serves for those, too.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from documents import DOCUMENTS, LOGS, PAGES, README, ROOT, name_of
+from plain_words import LONGEST, faults, markdown_prose
+
+GENERATED = ROOT / "docs" / "api.md"
+CHECKED = [path for path in DOCUMENTS if path not in (*LOGS, GENERATED)]
+
+
+@pytest.mark.parametrize("path", CHECKED, ids=name_of)
+def test_a_page_is_in_plain_words(path: Path) -> None:
+    found = [
+        fault
+        for paragraph in markdown_prose(path.read_text(encoding="utf-8"))
+        for fault in faults(paragraph)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Whoever calls it waits.",
+        "Keys that are seen by a row.",
+        "It takes 3 µs beside cuDNN.",
+        "JAX lends no streams.",
+        "It is measured anew, lest it be wrong.",
+        "The order is what the host was told, or asked for, by turns.",
+        " ".join(["word"] * (LONGEST + 1)) + ".",
+    ],
+)
+def test_dialect_is_found(text: str) -> None:
+    assert [*faults(text)]
+
+
+def test_plain_words_pass() -> None:
+    assert not [
+        *faults("The kernel reads K twice. Besides, it is besieged: a sentence of ten words.")
+    ]
+    page = "Text.\n\n```bash\nlest anew\n```\n\n| a | b `told` |\n|---|---|\n\n[x](beside.md)"
+    assert not [fault for part in markdown_prose(page) for fault in faults(part)]
+    page = "- one\n- two beside three\n\n| a | told |"
+    assert len([fault for part in markdown_prose(page) for fault in faults(part)]) == 2
+
+
+def words(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def test_the_pages_are_short() -> None:
+    """The pages of users have at most 1,500 words, the results 6,400, all pages 50,000."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    user_pages = navigation.partition("nav:")[2].partition("- Internals:")[0]
+    names = set(re.findall(r"([\w-]+\.md)$", user_pages, re.MULTILINE))
+    assert len(names) > 15
+    for path in PAGES:
+        if path.name in names - {"results.md", "api.md"}:
+            assert words(path) <= 1500, path
+    assert words(ROOT / "docs" / "results.md") <= 6400
+    assert words(README) <= 900
+    assert sum(map(words, PAGES)) <= 50_000
+
+
+def test_the_changelog_is_short() -> None:
+    """Some 300 words a version: what users must know of it."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for version in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        assert len(version.split()) <= 350, version.splitlines()[0]
