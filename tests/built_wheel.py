@@ -9,6 +9,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# Besides src/: the metadata, and what setup.py makes the description with.
+BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE", "tools/docs/links.py")
 
 
 def build_wheel(folder: Path) -> Path:
@@ -16,8 +18,9 @@ def build_wheel(folder: Path) -> Path:
     source, wheels = folder / "source", folder / "wheels"
     # The links of src/ are followed.
     shutil.copytree(ROOT / "src", source / "src")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    (source / "tools" / "docs").mkdir(parents=True)
+    for name in BUILT_FROM:
+        shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels)]
     subprocess.run([*pip, str(source)], check=True, timeout=300)
     (wheel,) = wheels.iterdir()

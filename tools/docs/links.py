@@ -23,8 +23,24 @@ PAGES = {
 # Other files that pages link, such as examples and measured rows, are copied to the site.
 FILES = "files"
 
+# Where the project is published: [tool.flashsmith] of pyproject.toml.
+_SETTING = r'^{name} = "([^"]*)"$'
+
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def published(name: str) -> str:
+    """Where the 'site' or the 'repository' is published, without a slash at the end; maybe ''.
+
+    Raises LookupError where pyproject.toml has no such setting.
+    """
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    settings = text.partition("[tool.flashsmith]\n")[2].partition("\n[")[0]
+    found = re.search(_SETTING.format(name=name), settings, re.MULTILINE)
+    if found is None:
+        raise LookupError(f"pyproject.toml: [tool.flashsmith] has no {name}")
+    return found[1].rstrip("/")
 
 
 def rewrite(text: str, target_of: Callable[[str], str | None]) -> str:

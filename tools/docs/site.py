@@ -16,6 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import links
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The site's own address, for its canonical links and its map."""
+    config.site_url = f"{site}/" if (site := links.published("site")) else None
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add README as the first page, other documents as pages, and the files that pages link."""
     linked: set[str] = set()

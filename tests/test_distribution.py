@@ -1,0 +1,122 @@
+"""The package as an index shows it, and the source distribution, which builds and tests itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from built_wheel import install_wheel
+from documents import README, ROOT
+
+import flashsmith
+
+SITE = "https://flashsmith.example/docs"
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.fixture
+def links(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("docs/links.py")
+
+
+def test_on_an_index_all_links_are_absolute(links: ModuleType) -> None:
+    text = README.read_text(encoding="utf-8")
+    shown = links.for_index(text, "README.md", SITE)
+    targets = LINK.findall(shown)
+    assert len(targets) == len(LINK.findall(text)) > 30
+    assert all(target.startswith(f"{SITE}/") for target in targets)
+    assert f"]({SITE}/attention/)" in shown
+    assert f"]({SITE}/speed.svg)" in shown
+    assert f"]({SITE}/changelog/)" in shown
+    assert f"]({SITE}/files/examples/attention_numpy.py)" in shown
+
+
+def test_without_a_site_there_are_no_links(links: ModuleType) -> None:
+    shown = links.for_index(README.read_text(encoding="utf-8"), "README.md", "")
+    assert not LINK.findall(shown)
+    assert "all results" in shown
+    assert "```bash\npip install '.[compiler]' && flashsmith run\n```" in shown
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "site", "index"),
+    [
+        ("README.md", "[a](docs/x.md#y)", "[a](x.md#y)", "[a](S/x/#y)"),
+        ("README.md", "![a](docs/x.svg)", "![a](x.svg)", "![a](S/x.svg)"),
+        ("README.md", "[a](#here)", "[a](#here)", "a"),
+        ("README.md", "[a](https://b.c/d)", "[a](https://b.c/d)", "[a](https://b.c/d)"),
+        ("docs/x.md", "[a](../CHANGELOG.md)", "[a](changelog.md)", "[a](S/changelog/)"),
+        ("docs/x.md", "[a](../README.md)", "[a](index.md)", "[a](S/)"),
+        ("docs/x.md", "[a](log/y.md)", "[a](log/y.md)", "[a](S/log/y/)"),
+        ("docs/log/x.md", "[a](../y.md)", "[a](../y.md)", "[a](S/y/)"),
+        ("docs/log/x.md", "[a](../../b/c.csv)", "[a](../files/b/c.csv)", "[a](S/files/b/c.csv)"),
+        ("docs/x.md", "```\n[a](../b)\n```", "```\n[a](../b)\n```", "```\n[a](../b)\n```"),
+    ],
+)
+def test_links_are_rewritten(
+    links: ModuleType, document: str, text: str, site: str, index: str
+) -> None:
+    assert links.for_site(text, document)[0] == site
+    assert links.for_index(text, document, "S/") == index
+
+
+def test_where_it_is_published_is_one_setting(
+    links: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'site = "' in text
+    monkeypatch.setattr(links, "ROOT", tmp_path)
+    changed = re.sub(r'^site = ".*"', f'site = "{SITE}/"', text, flags=re.MULTILINE)
+    (tmp_path / "pyproject.toml").write_text(changed)
+    assert links.published("site") == SITE
+    (tmp_path / "pyproject.toml").write_text(text.replace("\nsite = ", "\nplace = "))
+    with pytest.raises(LookupError, match="has no site"):
+        links.published("site")
+
+
+def test_every_document_has_the_version() -> None:
+    version = flashsmith.__version__
+    assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_metadata_has_no_placeholders() -> None:
+    text = "".join(
+        (ROOT / name).read_text() for name in ("pyproject.toml", "CITATION.cff", "NOTICE")
+    )
+    assert not re.search(r"(?i)todo|fixme|your[ -]name|example\.(com|org)|username", text)
+
+
+# Tests that build no kernels: of the documents, the interface and the package's structure.
+QUICK = (
+    "tests/cli/test_docs_pages.py",
+    "tests/test_architecture.py",
+    "tests/test_env.py",
+    "tests/test_public_api.py",
+)
+HELD = ("NOTICE", "CITATION.cff", "mkdocs.yml", ".ci/run", "src/flashsmith_demos/recall.npz")
+
+
+@pytest.mark.full
+def test_a_source_distribution_builds_and_tests_itself(tmp_path: Path) -> None:
+    """The wheel is built from it, and its tests run in the unpacked folder with that wheel."""
+    build = [sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=600)
+    (source,) = tmp_path.glob("*.tar.gz")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"flashsmith-{flashsmith.__version__}-py3-none-linux_x86_64.whl"
+    with tarfile.open(source) as packed:
+        packed.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / source.name.removesuffix(".tar.gz")
+    assert [name for name in HELD if not (unpacked / name).is_file()] == []
+    python = install_wheel(wheel, tmp_path / "venv") / "python"
+    tests = [str(python), "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *QUICK]
+    done = subprocess.run(tests, cwd=unpacked, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
