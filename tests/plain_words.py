@@ -1,12 +1,16 @@
 """Which words and sentences keep the project's texts from being plain English.
 
-``faults(text)`` lists them for prose, ``markdown_prose(text)`` takes the prose out of a page. For
-sources, pass docstrings and comments as prose.
+``faults(text)`` lists them for prose; ``markdown_prose(text)`` takes the prose out of a page,
+``python_prose(text)`` the docstrings and comments out of a module.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
 # What is not said, and what is said instead.
@@ -65,3 +69,24 @@ def markdown_prose(text: str) -> Iterator[str]:
                 yield from (cell.strip() for cell in line.strip().strip("|").split("|"))
         else:
             yield block.strip()
+
+
+def python_prose(text: str) -> Iterator[str]:
+    """The paragraphs of a module's docstrings, then its comments, those of neighbouring lines as
+    one."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            doc = inspect.cleandoc(ast.get_docstring(node) or "")
+            yield from (part for part in doc.split("\n\n") if part)
+    comments: list[str] = []
+    last = -2
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        if token.start[0] != last + 1 and comments:
+            yield " ".join(comments)
+            comments = []
+        comments.append(token.string.lstrip("#! "))
+        last = token.start[0]
+    if comments:
+        yield " ".join(comments)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from documents import DOCUMENTS, LOGS, PAGES, README, ROOT, name_of
-from plain_words import LONGEST, faults, markdown_prose
+from plain_words import LONGEST, faults, markdown_prose, python_prose
 
 GENERATED = ROOT / "docs" / "api.md"
-CHECKED = [path for path in DOCUMENTS if path not in (*LOGS, GENERATED)]
+LESSONS = ROOT / "docs" / "log" / "lessons.md"
+CHECKED = [*(path for path in DOCUMENTS if path not in (*LOGS, GENERATED)), LESSONS]
 
 
 @pytest.mark.parametrize("path", CHECKED, ids=name_of)
@@ -51,6 +52,28 @@ def test_plain_words_pass() -> None:
     assert not [fault for part in markdown_prose(page) for fault in faults(part)]
     page = "- one\n- two beside three\n\n| a | told |"
     assert len([fault for part in markdown_prose(page) for fault in faults(part)]) == 2
+
+
+def test_docstrings_and_comments_are_taken_from_sources() -> None:
+    source = '''"""Of the module."""
+
+STEPS = "lest"  # Each step
+# takes a turn.
+
+
+def f():
+    """What f does.
+
+    Args:
+        x: a number
+    """
+'''
+    assert [*python_prose(source)] == [
+        "Of the module.",
+        "What f does.",
+        "Args:\n    x: a number",
+        "Each step takes a turn.",
+    ]
 
 
 def words(path: Path) -> int:
