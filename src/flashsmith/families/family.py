@@ -173,6 +173,11 @@ class Family:
         chosen for all: one without the others' work; mostly `cfg` itself."""
         return cfg
 
+    def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
+        """The legal config that computes in the canonical order what `cfg` does in its own: `cfg`
+        itself if it does; None where there is none."""
+        return None
+
     def is_deterministic(self, cfg: Any) -> bool:
         """Whether all that a kernel writes has the same bits in every run."""
         return True

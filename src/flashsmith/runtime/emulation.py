@@ -84,6 +84,7 @@ def run_in_emulator(
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
     sm_count: int | None = None,
+    exact: bool = False,
 ) -> EmulationResult:
     """Executes ``plan`` on the host; its kernels may access the named arrays and the plan's
     workspaces only. Launches run in order on the same memory.
@@ -91,7 +92,8 @@ def run_in_emulator(
     ``ptx`` is the text of a module with all kernels, or of one for each, by its entry. Workspaces
     with undefined contents are filled with NaN. Observers see one launch after the other.
     ``schedule_seed`` is None for the fixed schedule, else the number that decides a random one;
-    ``sm_count`` is the GPU's, None for one with room for all CTAs at a time. The result counts the
+    ``sm_count`` is the GPU's, None for one with room for all CTAs at a time. ``exact``: with the
+    tensor cores' bits, as within exact_mma(). The result counts the
     instructions of all launches.
 
     Raises EmulatorError when a kernel cannot continue, or leaves a workspace that is to be zero
@@ -122,7 +124,7 @@ def run_in_emulator(
             seed=schedule_seed,
             sm_count=sm_count,
             programmatic=launch.programmatic,
-            exact_mma=_exact_mma.get(),
+            exact_mma=exact or _exact_mma.get(),
         )
         total.add(result)
     total.findings = [finding for observer in observers for finding in observer.findings]

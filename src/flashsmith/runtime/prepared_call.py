@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.families.canonical import version_of
 from flashsmith.operations import Call
 from flashsmith.operations.operation import shape_of
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
@@ -90,6 +91,8 @@ class PreparedCall(NamedTuple):
             observers=observers,
             schedule_seed=schedule_seed,
             sm_count=self.call.device.sm_count,
+            # Kernels that promise their bits have them here, too.
+            exact=version_of(self.kernel.config) > 0,
         )
         return OperationResult(self.outputs, None, emulation)
 

@@ -97,6 +97,10 @@ FS_DEVICE void store_global_16B(void* gmem, uint4 x) {
                  : "memory");
 }
 
+FS_DEVICE void store_global_4B(void* gmem, uint32_t x) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(gmem), "r"(x) : "memory");
+}
+
 FS_DEVICE void store_global_8B(void* gmem, uint2 x) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(gmem), "r"(x.x), "r"(x.y) : "memory");
 }
@@ -170,6 +174,12 @@ FS_DEVICE uint4 load_shared_16B(uint32_t smem) {
 FS_DEVICE float2 load_shared_float2(uint32_t smem) {
     float2 x;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(smem) : "memory");
+    return x;
+}
+
+FS_DEVICE float load_shared_float(uint32_t smem) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(smem) : "memory");
     return x;
 }
 

@@ -14,11 +14,12 @@ namespace flashsmith {
 // 2^-11, with a cap of 30 an error of 1.5e-2 in a logit.
 FS_DEVICE float tanh_of_2log2e(float y) {
     constexpr float kSmall = 0.7213475f;  // 0.25 x 2 log2(e)
-    const float square = y * y;
+    // Each with its rounding: what canonical kernels compute must not depend on ptxas.
+    const float square = __fmul_rn(y, y);
     float p = fmaf(square, 6.420915e-4f, -1.38712712e-2f);
     p = fmaf(square, p, 0.34657344f);
-    const float large = fmaf(-2.0f, reciprocal_approx(exp2_approx(y) + 1.0f), 1.0f);
-    return fabsf(y) < kSmall ? y * p : large;
+    const float large = fmaf(-2.0f, reciprocal_approx(__fadd_rn(exp2_approx(y), 1.0f)), 1.0f);
+    return fabsf(y) < kSmall ? __fmul_rn(y, p) : large;
 }
 
 }  // namespace flashsmith

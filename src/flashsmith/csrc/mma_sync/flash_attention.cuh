@@ -33,6 +33,7 @@ struct FlashForwardKernelConfig {
     int l2_group_mib;
     int split_keys;
     bool pack_gqa;  // a tile's rows are the query heads of a group, token after token
+    int canonical;  // version of the canonical order that rows' bits keep; 0: none
 
     constexpr auto operator<=>(const FlashForwardKernelConfig&) const = default;
 
@@ -41,9 +42,14 @@ struct FlashForwardKernelConfig {
     // Tiles of K, and as many of V, in shared memory.
     constexpr int kv_tiles() const { return kv_stages > 0 ? kv_stages : 1; }
 
-    // Dynamic shared memory of one CTA, bytes: a Q tile and the K and V tiles. O reuses Q's.
-    constexpr int smem_bytes(int elem_size = kElementBytes) const {
+    // Shared memory for a Q tile and the K and V tiles, bytes. O reuses Q's.
+    constexpr int tile_bytes(int elem_size = kElementBytes) const {
         return (B_r + 2 * B_c * kv_tiles()) * d_head * elem_size;
+    }
+    // Dynamic shared memory of one CTA: the tiles and, canonical, the state of a thread's rows over
+    // the chunks that are done. In fours, each thread its own.
+    constexpr int smem_bytes(int elem_size = kElementBytes) const {
+        return tile_bytes(elem_size) + (canonical > 0 ? B_r * (d_head + 8) * 4 : 0);
     }
 
     // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's

@@ -215,7 +215,56 @@ struct ForwardBlock {
                 };
                 visible.mask(S, at.lane, row, block * Kernel::B_c);
             }
-        softmax.template update<kFirst>(S, O);
+        if constexpr (Kernel::canonical)
+            softmax.update(S, O);
+        else
+            softmax.template update<kFirst>(S, O);
+    }
+
+    // ---- chunks, of canonical kernels ----
+
+    FS_DEVICE void start_chunk() {
+        softmax.reset();
+        zero(O);
+    }
+    // Its state becomes that of all chunks so far. `merges`: there was one before.
+    FS_DEVICE void finish_chunk(bool merges) {
+        softmax.finish_chunk();
+        if (!merges) return;
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m) {
+            const uint4 rows = load_shared_16B(state(m, N::PV_n_tiles));
+            const StateMerge merge[2] = {
+                softmax.merge_after(m, 0, __uint_as_float(rows.x), __uint_as_float(rows.z)),
+                softmax.merge_after(m, 1, __uint_as_float(rows.y), __uint_as_float(rows.w))};
+#pragma unroll
+            for (int n = 0; n < N::PV_n_tiles; ++n) {
+                const uint4 before = load_shared_16B(state(m, n));
+                O[m][n][0] = merge[0].merged(__uint_as_float(before.x), O[m][n][0]);
+                O[m][n][1] = merge[0].merged(__uint_as_float(before.y), O[m][n][1]);
+                O[m][n][2] = merge[1].merged(__uint_as_float(before.z), O[m][n][2]);
+                O[m][n][3] = merge[1].merged(__uint_as_float(before.w), O[m][n][3]);
+            }
+        }
+    }
+    FS_DEVICE void save_state() const {
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m) {
+            save_4(m, N::PV_n_tiles, softmax.row_max[m][0], softmax.row_max[m][1],
+                   softmax.row_sum[m][0], softmax.row_sum[m][1]);
+#pragma unroll
+            for (int n = 0; n < N::PV_n_tiles; ++n)
+                save_4(m, n, O[m][n][0], O[m][n][1], O[m][n][2], O[m][n][3]);
+        }
+    }
+    // Where this thread's n-th four floats of its m-th rows wait.
+    FS_DEVICE uint32_t state(int m, int n) const {
+        return smem + Kernel::state_offset +
+               ((m * (N::PV_n_tiles + 1) + n) * Kernel::n_threads + thread_index()) * 16;
+    }
+    FS_DEVICE void save_4(int m, int n, float a, float b, float c, float d) const {
+        store_shared_16B(state(m, n), {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c),
+                                       __float_as_uint(d)});
     }
     FS_DEVICE static void pack_P(typename Kernel::P_t& P, const typename Kernel::S_accum_t& S) {
 #pragma unroll
@@ -238,7 +287,7 @@ struct ForwardBlock {
     // other warp reads these rows.
     FS_DEVICE void store_O(const TileCoord<Kernel>& at) {
         // All lanes have left Q. Without a ring a barrier of the whole CTA has seen to that.
-        if constexpr (Kernel::kv_stages > 0) __syncwarp();
+        if constexpr (Kernel::kv_stages > 0 || Kernel::canonical) __syncwarp();
         const uint32_t tile = smem + Kernel::Q_offset;
         const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
                                                       at.lane % 4 * 4);

@@ -117,6 +117,71 @@ struct MultiStageLoop {
     }
 };
 
+// canonical: the same ring from the first block on, chunk by chunk (docs/bits.md). What a chunk
+// gives is merged with the state of those before it, which waits in shared memory.
+template <class Kernel>
+struct CanonicalLoop {
+    using Stage = StageOffset<Kernel::kv_tiles, Kernel::KVLayout::kBytes>;
+    // Without a ring a pair is waited for at once.
+    static constexpr int kAhead = Kernel::kv_tiles - 1;
+    static constexpr int kChunkBlocks = kCanonicalChunk / Kernel::B_c;
+
+    template <class Block, class Range>
+    FS_DEVICE static void run(Block& b, const Range& blocks) {
+        Stage now, filled;
+        b.start_Q();
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) start_copies(b, blocks.begin + i, blocks, filled);
+        if constexpr (Kernel::Q_t::kWhole) {
+            if constexpr (kAhead == 0) b.commit_copies();
+            b.template finish_copies<kAhead == 0 ? 0 : kAhead - 1>();
+            b.Q.load(0);
+        }
+        const int second_chunk = (blocks.begin / kChunkBlocks + 1) * kChunkBlocks;
+        for (int block = blocks.begin; block < blocks.end; ++block) {
+            if (block >= second_chunk && block % kChunkBlocks == 0) {
+                b.finish_chunk(block > second_chunk);
+                b.save_state();
+                b.start_chunk();
+            }
+            if constexpr (kAhead == 0) {
+                __syncthreads();  // every warp has left the last pair
+                start_copies(b, block, blocks, filled);
+                b.template finish_copies<0>();
+            } else {
+                b.template finish_copies<kAhead - 1>();
+                start_copies(b, block + kAhead, blocks, filled);
+            }
+            if (Kernel::trim_masks && !blocks.needs_mask(block))
+                step<false>(b, block, blocks, now);
+            else if (!Kernel::trim_masks || b.sees(block))
+                step<true>(b, block, blocks, now);
+            now.advance();
+        }
+        b.finish_chunk(blocks.end > second_chunk);
+    }
+
+  private:
+    template <bool kMask, class Block, class Range>
+    FS_DEVICE static void step(Block& b, int block, const Range& blocks, const Stage& stage) {
+        typename Kernel::S_accum_t S;
+        typename Kernel::P_t P;
+        b.QK_gemm(S, stage.bytes);
+        b.template compute_probabilities<kMask, false>(S, block, blocks);
+        b.pack_P(P, S);
+        b.PV_gemm(P, stage.bytes);
+    }
+    template <class Block, class Range>
+    FS_DEVICE static void start_copies(Block& b, int block, const Range& blocks, Stage& stage) {
+        if (block < blocks.end) {
+            b.start_K(block, stage.bytes);
+            b.start_V(block, stage.bytes);
+        }
+        b.commit_copies();
+        stage.advance();
+    }
+};
+
 // Two halves of the warps, each with one warp on every scheduler of an SM, half a block apart: one
 // half's softmax runs beside the other's GEMMs. Without an order they drift into step, and the
 // tensor cores idle while both compute maxima.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "common/canonical_sizes.cuh"
 #include "host/forward_problem.h"
 
 namespace flashsmith {
@@ -34,6 +35,9 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r);
+    require(
+        config.canonical == 0 || canonical_tile(static_cast<int>(p.d), device.arch) == config.B_c,
+        "canonical: a call of this d has other tiles; take a config of its d_head");
     const ForwardProblem rows = in_rows(p, config.pack_gqa);
     if (!semantics.uneven)
         require(p.d == config.d_head && rows.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&

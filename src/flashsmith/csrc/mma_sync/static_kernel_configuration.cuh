@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "common/softmax.cuh"
+#include "common/canonical.cuh"
 #include "common/tile_copy.cuh"
 #include "mma_sync/flash_attention.cuh"
 #include "mma_sync/gemm.cuh"
@@ -47,7 +47,7 @@ struct StaticForwardKernelConfig {
     static constexpr bool eager_load_blocks = CFG.eager_load_blocks;
     static constexpr bool optimized_softmax = CFG.optimized_softmax;
 
-    static constexpr int kv_stages = CFG.kv_stages;
+    static constexpr int kv_stages = CFG.kv_stages, kv_tiles = CFG.kv_tiles();
     static constexpr bool trim_masks = CFG.trim_masks && masked;
     static constexpr bool groups_heads = CFG.l2_group_mib > 0;
     static constexpr bool splits_keys = CFG.split_keys > 0;
@@ -60,7 +60,8 @@ struct StaticForwardKernelConfig {
     static constexpr int Q_offset = 0;
     static constexpr int K_offset = Q_offset + QLayout::kBytes;
     static constexpr int V_offset = K_offset + CFG.kv_tiles() * KVLayout::kBytes;
-    static_assert(V_offset + CFG.kv_tiles() * KVLayout::kBytes == CFG.smem_bytes());
+    static constexpr int state_offset = V_offset + CFG.kv_tiles() * KVLayout::kBytes;
+    static_assert(state_offset == CFG.tile_bytes());
 
     // All threads copy a Q, K or V tile; a warp writes its own rows of O.
     using CopyQ = TileCopy<QLayout, B_r, n_threads, SEMANTICS.uneven>;
@@ -69,7 +70,10 @@ struct StaticForwardKernelConfig {
 
     using S_accum_t = accum_t[N::m_tiles][N::QK_n_tiles][4];
     using O_accum_t = accum_t[N::m_tiles][N::PV_n_tiles][4];
-    using Softmax = OnlineSoftmax<N::m_tiles, optimized_softmax, CFG.lazy_rescale>;
+    static constexpr bool canonical = CFG.canonical > 0;
+    using Softmax =
+        std::conditional_t<canonical, CanonicalRows<N::m_tiles>,
+                           OnlineSoftmax<N::m_tiles, optimized_softmax, CFG.lazy_rescale>>;
 
     using Q_t = StreamedOperand<QLoader<QLayout, N::m_tiles>, N::QK_k_steps, CFG.Q_mma_load_K_tiles,
                                 CFG.mma_double_buffer_loads>;
@@ -82,9 +86,11 @@ struct StaticForwardKernelConfig {
     using GEMM_PV = WarpGemm<value_t, N::m_tiles, N::PV_n_tiles, P_t, V_t>;
 
     using MainLoop = std::conditional_t<
-        CFG.ping_pong, PingPongLoop<StaticForwardKernelConfig>,
-        std::conditional_t<(CFG.kv_stages > 0), MultiStageLoop<StaticForwardKernelConfig>,
-                           SingleStageLoop<StaticForwardKernelConfig>>>;
+        canonical, CanonicalLoop<StaticForwardKernelConfig>,
+        std::conditional_t<
+            CFG.ping_pong, PingPongLoop<StaticForwardKernelConfig>,
+            std::conditional_t<(CFG.kv_stages > 0), MultiStageLoop<StaticForwardKernelConfig>,
+                               SingleStageLoop<StaticForwardKernelConfig>>>>;
 
     // What the types above and the kernel assume. `flashsmith explain` has all rules and their
     // reasons.
@@ -110,6 +116,10 @@ struct StaticForwardKernelConfig {
         static_assert(
             !CFG.ping_pong || (CFG.kv_stages >= 3 && CFG.n_warps % 8 == 0),
             "ping_pong: halves of whole warpgroups, and a stage for each beside the next");
+        static_assert(!canonical || (CFG.canonical == kCanonicalVersion && optimized_softmax &&
+                                     !CFG.lazy_rescale && !CFG.ping_pong && !splits_keys &&
+                                     B_c == canonical_tile(d_head, kTargetArch)),
+                      "canonical: the order of operations is the specification's");
         return true;
     }
 

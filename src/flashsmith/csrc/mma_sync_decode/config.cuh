@@ -28,6 +28,7 @@ struct FlashDecodeKernelConfig {
     int cluster;
     bool full_tiles;
     bool own_rows;
+    int canonical;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -55,8 +56,17 @@ struct FlashDecodeKernelConfig {
         const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
         const int streamed = 2 * stages * B_c * d_head * element_bytes();
         const int in_shared = (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
-        const int statistics = own_rows ? B_r * 2 * 4 + in_shared : n_warps * B_r * 2 * 4;
+        const int statistics = own_rows        ? B_r * 2 * 4 + in_shared
+                               : canonical > 0 ? exchange_bytes()
+                                               : n_warps * B_r * 2 * 4;
         return queries + streamed + statistics + 80;
+    }
+    // Canonical: what warps exchange of a tile. Each one's maxima of all rows; of 16 keys the sums
+    // that a quad's four lanes have; and P.
+    constexpr int maxima_bytes() const { return n_warps * B_r * 4; }
+    constexpr int sums_bytes() const { return B_c / 16 * B_r * 16; }
+    constexpr int exchange_bytes() const {
+        return maxima_bytes() + sums_bytes() + B_r * B_c * element_bytes();
     }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
     // stages three CTAs of an SM have no registers for it.

@@ -4,6 +4,7 @@
 // of few runs may be taken as they arrive, while the decode kernel runs.
 #pragma once
 
+#include "common/canonical.cuh"
 #include "mma_sync_decode/row_state.cuh"
 #include "mma_sync_decode/split.cuh"
 
@@ -46,6 +47,10 @@ struct RowMerge {
         const Leaves own(*this, begin);
         if (waits && !arrive()) wait_for_decode(args);
         if (!warms_up && (s.runs == 1 || row >= s.queries * args.heads_per_group)) return;
+        if constexpr (Kernel::canonical) {
+            if (warp == 0) merge_chunks(lane, warms_up);
+            return;
+        }
         States states;
         const int count = warms_up ? 0 : end - begin;
         if (arrive())
@@ -82,6 +87,44 @@ struct RowMerge {
             store_row<typename Kernel::value_t>(args, states[c], row_end(args, states[c], head),
                                                 batch, s.first_query, query, head, column);
         }
+    }
+
+    // Chunk after chunk, each a leaf.
+    FS_DEVICE void merge_chunks(int lane, bool warms_up) const {
+        const int count = warms_up ? 1 : s.runs;
+        RowStatistics row{0.0f, 0.0f};
+        float o[kColumnSteps][4] = {};
+#pragma unroll 1
+        for (int first = 0; first < count; first += kAhead) {
+            const Leaves leaves(*this, first);
+            RowState states[kAhead][kColumnSteps];
+            if (!warms_up) {
+                load_four<0>(states, leaves, count - first, lane);
+                load_four<kAhead / 2>(states, leaves, count - first, lane);
+            }
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                const StateMerge merge(row, {states[i][0].maximum, states[i][0].sum});
+#pragma unroll
+                for (int c = 0; c < kColumnSteps; ++c)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) o[c][e] = merge.merged(o[c][e], states[i][c].o[e]);
+            }
+        }
+        const int query = args.by_group.divide(this->row);
+        const int head = head_k * args.heads_per_group + this->row - query * args.heads_per_group;
+        const CanonicalEnd end(row, args.sinks == nullptr ? nullptr : args.sinks + head);
+        if (warms_up) return;
+#pragma unroll
+        for (int c = 0; c < kColumnSteps; ++c) {
+            const int column = 128 * c + 4 * lane;
+            const auto scaled = [&](int e) { return CanonicalEnd::scaled(o[c][e], end.factor); };
+            if (column < args.d)
+                store_global_8B(row_of_o(args, batch, s.first_query, query, head, column),
+                                {pack_16bit<typename Kernel::value_t>(scaled(0), scaled(1)),
+                                 pack_16bit<typename Kernel::value_t>(scaled(2), scaled(3))});
+        }
+        if (lane == 0) store_lse(args, end.lse, batch, s.first_query, query, head);
     }
 
     FS_DEVICE RowState of_warp(int warp, int c, int lane) const {

@@ -210,7 +210,8 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
                     if (column < args.d)
                         store_columns<value_t>(first + column * kElementBytes, of_columns(n), end);
                 }
-                if (lane % 4 == 0) store_lse(args, end, run.batch, run.first_query, query, head);
+                if (lane % 4 == 0)
+                    store_lse(args, end.lse, run.batch, run.first_query, query, head);
                 continue;
             }
             if constexpr (Kernel::has_clusters) {

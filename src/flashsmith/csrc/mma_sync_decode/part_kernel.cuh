@@ -2,9 +2,14 @@
 // of its sequence's keys, run after run.
 #pragma once
 
+#include "mma_sync_decode/canonical_run.cuh"
 #include "mma_sync_decode/decode_run.cuh"
 
 namespace flashsmith {
+
+template <class Kernel, bool kPaged>
+using RunOf =
+    std::conditional_t<Kernel::canonical, CanonicalRun<Kernel, kPaged>, DecodeRun<Kernel, kPaged>>;
 
 // Keys that the CTA, or all of them, will read.
 template <class Kernel, bool kPaged>
@@ -64,7 +69,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     // Two addresses in turn: threads may still read one when the next search comes.
     uint32_t address = smem + Kernel::search_offset;
     while (found || lengths.are_guessed) {
-        const DecodeRun<Kernel, kPaged> run(args, item, smem);
+        const RunOf<Kernel, kPaged> run(args, item, smem);
         const bool has_run = found && (!Kernel::has_clusters || item.first_part < item.end_part);
         auto copies = run.first_copies(lengths.are_guessed);
         if (begins) {

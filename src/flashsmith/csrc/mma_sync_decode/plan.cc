@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/canonical_sizes.cuh"
 #include "common/constants.cuh"
 #include "host/forward_problem.h"
 
@@ -48,6 +49,9 @@ constexpr int kMergesPerSm = 8;
 // Of calls without chunks: rows an SM above which CTAs look for them, and how many CTAs an SM then
 // has, as registers allow. Up to eight runs a warp has a row to itself.
 constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
+// Canonical tiles an SM from which on each is one CTA's; and what share of a call's keys they have.
+constexpr int kWholeTilesPerSm = 2;
+constexpr float kAllParts = 1e9f;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
 
 int64_t blocks_of(int64_t rows, int64_t tile) {
@@ -337,7 +341,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool turns = tensors[cos_table] != 0;
     if (turns) args.q_strides = {p.packed ? 0 : p.seq_q * p.heads_q * p.d, p.heads_q * p.d, p.d};
 
-    const int64_t parts = most_parts(config, problem, device);
+    const bool canonical = config.canonical > 0;
+    require(!canonical || canonical_tile(static_cast<int>(p.d), device.arch) == config.B_c,
+            "canonical: a call of this d has other tiles; take a config of its d_head");
+    const int64_t parts = canonical ? std::max<int64_t>(1, blocks_of(p.seq_k, kCanonicalChunk))
+                                    : most_parts(config, problem, device);
+    require(parts <= kMostParts, "canonical: a sequence may have room for 1,024 chunks of keys");
     const int64_t rows = p.seq_q * args.heads_per_group;
     require(rows <= INT_MAX, "seq_q x heads of a group must stay within 2^31 - 1");
     // Sequences with many rows have a kernel of their own, and where none is packed all have as
@@ -347,17 +356,25 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool has_others = p.packed || !has_chunks;
     const int64_t other_rows = has_chunks ? std::min(rows, most_rows) : rows;
     const int64_t tiles = blocks_of(other_rows, config.B_r);
-    const int64_t min_units = config.min_keys / config.B_c;
+    const int64_t min_units = (canonical ? kCanonicalChunk : config.min_keys) / config.B_c;
     const int64_t units = blocks_of(p.seq_k, config.B_c);
     const int64_t parts_of_capacity = std::max<int64_t>(1, blocks_of(units, min_units));
-    const bool others_are_split = has_others && std::min(parts, parts_of_capacity) > 1;
+    // Whether canonical tiles are enough for the device, each by itself: a CTA then goes through
+    // all chunks of one, and there are no states. No bit depends on it.
+    const bool whole_tiles =
+        canonical && p.batch * p.heads_k * tiles >= kWholeTilesPerSm * int64_t{device.sm_count};
+    const bool others_are_split =
+        has_others && !whole_tiles && std::min(parts, parts_of_capacity) > 1;
     args.most_parts = static_cast<int32_t>(parts);
     args.min_units = static_cast<int32_t>(min_units);
-    args.most_slots = static_cast<int32_t>(
-        others_are_split ? std::min(parts, std::max<int64_t>(tiles, 1) * parts_of_capacity) : 0);
+    const int64_t all_parts = std::max<int64_t>(tiles, 1) * parts_of_capacity;
+    args.most_slots = static_cast<int32_t>(!others_are_split ? 0
+                                           : canonical       ? all_parts
+                                                             : std::min(parts, all_parts));
     args.slot_rows = static_cast<int32_t>(std::min<int64_t>(config.B_r, other_rows));
     // More tiles than half of the parts leave each tile one part.
-    args.merged_rows = static_cast<int32_t>(std::min(other_rows, parts / 2 * config.B_r));
+    args.merged_rows =
+        static_cast<int32_t>(canonical ? other_rows : std::min(other_rows, parts / 2 * config.B_r));
     // A CTA for each SM: one of its size is about what an SM holds.
     const int64_t chunk_parts = std::max<int64_t>(1, device.sm_count / p.heads_k);
     const int64_t chunk_units = min_units * kChunkMinKeysFactor;
@@ -380,8 +397,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // CTAs that the device holds at once, each of which takes run after run: of one part, unless
     // there may be more parts than CTAs.
     const int64_t heads = p.batch * p.heads_k;
-    const int64_t items =
-        has_others ? heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity)) : 0;
+    const int64_t items = !has_others ? 0
+                          : canonical
+                              ? heads * (others_are_split ? all_parts : tiles)
+                              : heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity));
     int fitting = ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
     if (config.most_ctas() > 0) fitting = std::min(fitting, config.most_ctas());
     const int64_t resident = fitting * int64_t{device.sm_count};
@@ -398,8 +417,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // the lengths: nothing is looked for or merged, and there is no launch for it.
     const int64_t unit_bytes = int64_t{config.B_c} * config.d_head * 2 * config.element_bytes();
     const int64_t all_tiles = heads * tiles;
-    const bool whole = config.has_whole_runs() && others_are_split && !p.packed && !has_chunks &&
-                       units * unit_bytes <= kMostWholeBytes &&
+    const bool whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed &&
+                       !has_chunks && units * unit_bytes <= kMostWholeBytes &&
                        8 * all_tiles >= 5 * int64_t{device.sm_count};
     // Where shapes say how many tiles there are, runs are as many as the GPU reads best if all are
     // as long. Else, and in a free split, which has chosen its parts so, a run is a CTA's share.
@@ -444,7 +463,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             static_cast<float>(kRaggedBytes / static_cast<double>(p.heads_k * unit_bytes));
     };
     const int beside = few_rows && !whole ? config.merge_smem_bytes() + kReservedSmem : 0;
-    if (whole || (items > resident && others_are_split)) {
+    if (canonical) {
+        args.from_large = args.from_ragged = std::numeric_limits<float>::infinity();
+        args.share = whole_tiles ? kAllParts : 0.0f;
+    } else if (whole || (items > resident && others_are_split)) {
         set_shares();
         while (
             !config.own_rows && args.kept_levels < kMostKeptLevels &&

@@ -127,11 +127,11 @@ FS_DEVICE void store_columns(char* target, const RowState& row, const RowEnd& en
     store_global_8B(target, {pack_16bit<value_t>(end.scaled(row.o[0]), end.scaled(row.o[1])),
                              pack_16bit<value_t>(end.scaled(row.o[2]), end.scaled(row.o[3]))});
 }
-FS_DEVICE void store_lse(const DecodeKernelArgs& args, const RowEnd& end, int batch,
-                         int first_query, int query, int head) {
+FS_DEVICE void store_lse(const DecodeKernelArgs& args, float lse, int batch, int first_query,
+                         int query, int head) {
     if (args.lse != nullptr)
         args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + first_query +
-                 query] = end.lse;
+                 query] = lse;
 }
 
 // Four neighbouring elements of a row of o, and by the row's first thread its log-sum-exp.
@@ -140,7 +140,7 @@ FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, cons
                          int batch, int first_query, int query, int head, int column) {
     if (column < args.d)
         store_columns<value_t>(row_of_o(args, batch, first_query, query, head, column), row, end);
-    if (column == 0) store_lse(args, end, batch, first_query, query, head);
+    if (column == 0) store_lse(args, end.lse, batch, first_query, query, head);
 }
 
 }  // namespace flashsmith

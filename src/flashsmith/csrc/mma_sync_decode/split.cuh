@@ -71,7 +71,7 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
     s.begin = 0;
     if constexpr (SEMANTICS.hides_earlier)
         s.begin = max(Mask::first_key(s.keys - s.queries, args.window_left, args.window_right), 0) &
-                  ~(Kernel::B_c - 1);
+                  ~((Kernel::canonical ? kCanonicalChunk : Kernel::B_c) - 1);
     return s;
 }
 
@@ -194,6 +194,7 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
         units_of_part = (units + parts - 1) / parts;
     }
     units_of_part = max(units_of_part, s.is_chunk ? args.min_chunk_units : args.min_units);
+    if constexpr (Kernel::canonical) units_of_part = kCanonicalChunk / Kernel::B_c;
     s.chunk = units_of_part * Kernel::B_c;
     const auto all_units = static_cast<uint32_t>(units + units_of_part - 1);
     s.parts = max(static_cast<int>(all_units / static_cast<uint32_t>(units_of_part)), 1);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "common/canonical.cuh"
 #include "common/constants.cuh"
 #include "common/layout.cuh"
 #include "mma_sync_decode/config.cuh"
@@ -45,6 +46,8 @@ struct StaticDecodeKernelConfig {
 
     // Whether a warp has 16 rows of its own and all keys of a stage, not keys of its own.
     static constexpr bool own_rows = CFG.own_rows;
+    // Whether parts are chunks of the canonical order.
+    static constexpr bool canonical = CFG.canonical > 0;
     static constexpr int multiplied_keys = own_rows ? B_c : warp_keys;
 
     static constexpr int row_tiles = own_rows ? 1 : B_r / 16;
@@ -97,9 +100,15 @@ struct StaticDecodeKernelConfig {
     static constexpr int statistics_offset =
         ring_offset + (own_rows ? 1 : n_warps) * stages * stage_bytes;
     static constexpr int saved_tiles = CFG.own_tiles_in_registers();
+    // Canonical: what warps exchange has the statistics' place.
+    static constexpr int exchange_bytes = CFG.exchange_bytes();
+    static constexpr int maxima_offset = statistics_offset;
+    static constexpr int sums_offset = maxima_offset + CFG.maxima_bytes();
+    static constexpr int P_offset = sums_offset + CFG.sums_bytes();
     static constexpr int search_offset =
-        statistics_offset +
-        (own_rows ? B_r * 8 + (column_tiles - saved_tiles) * n_threads * 16 : n_warps * B_r * 8);
+        statistics_offset + (own_rows    ? B_r * 8 + (column_tiles - saved_tiles) * n_threads * 16
+                             : canonical ? exchange_bytes
+                                         : n_warps * B_r * 8);
     static_assert(search_offset % 32 == 0, "two searches by turns");
     static constexpr int target_offset = search_offset + 32;
     static constexpr int saved_states_offset = target_offset + 48;
@@ -116,7 +125,14 @@ struct StaticDecodeKernelConfig {
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
         static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys a warp");
         static_assert(stages >= 2, "stages: one is read while another is copied");
-        if constexpr (own_rows) {
+        if constexpr (canonical) {
+            static_assert(CFG.canonical == kCanonicalVersion &&
+                              B_c == canonical_tile(d_head, kTargetArch) && !own_rows &&
+                              chunk_rows == 0 && CFG.cluster == 0,
+                          "canonical: the order of operations is the specification's");
+            static_assert(B_r * (2 * (d_head / n_warps + 16) + warp_keys) <= 32 * 192,
+                          "a thread has too many sums and scores");
+        } else if constexpr (own_rows) {
             static_assert(B_r == 16 * n_warps && !CFG.full_tiles, "own_rows: a warp has 16 rows");
             static_assert(d_head + B_c <= 192, "a thread has too many sums and scores");
         } else {

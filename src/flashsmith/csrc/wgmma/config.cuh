@@ -49,6 +49,7 @@ struct HopperForwardKernelConfig {
     int split_keys;      // parts of a tile's keys where tiles would leave SMs idle; 0: none
     bool pack_gqa;       // a tile's rows are the query heads of a group, token after token
     int register_Q;      // steps of 16 columns of Q that a tile's GEMMs read from registers
+    int canonical;       // version of the canonical order that rows' bits keep; 0: none
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 
@@ -63,6 +64,12 @@ struct HopperForwardKernelConfig {
     // Dynamic shared memory of one CTA: the tiles, and a page for barriers and tile infos.
     static constexpr int kBarrierPage = 1024;
     constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
+
+    // Canonical: what a warpgroup saves of its rows between chunks. Each thread has its sums of O,
+    // four to every eight columns, and two rows' statistics.
+    constexpr int64_t running_state_bytes() const {
+        return int64_t{kWarpgroupThreads} * (d_head / 8 + 1) * 16;
+    }
 
     // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's
     // count per thread, the same for all warps when they start; 0 leaves the register file out of

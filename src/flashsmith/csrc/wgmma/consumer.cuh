@@ -2,8 +2,10 @@
 #pragma once
 
 #include "common/changed_scores.cuh"
+#include "common/opaque.cuh"
 #include "wgmma/max_policy.cuh"
 #include "wgmma/output.cuh"
+#include "wgmma/running_state.cuh"
 #include "wgmma/stage_order.cuh"
 
 namespace flashsmith {
@@ -13,7 +15,9 @@ struct Consumer {
     static_assert(Kernel::valid_config());
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    using MaxPolicy = std::conditional_t<CFG.stale_max, StaleMax<Kernel>, CurrentMax<Kernel>>;
+    using MaxPolicy =
+        std::conditional_t<Kernel::canonical, CanonicalMax<Kernel>,
+                           std::conditional_t<CFG.stale_max, StaleMax<Kernel>, CurrentMax<Kernel>>>;
 
     // ---- state ----
 
@@ -59,6 +63,10 @@ struct Consumer {
         order.init();
         while (receive_tile()) {
             const BlockRange mine = blocks_of_warpgroup();
+            if constexpr (Kernel::canonical) {
+                run_canonically(mine);
+                continue;
+            }
             const int later = tile.block_end - mine.end;  // blocks that only others see
             const bool order_is_pending = Kernel::last_rows_first && later > 0;
             // Every warpgroup takes part in the order once for each block but the tile's first.
@@ -93,33 +101,91 @@ struct Consumer {
                 continue_after_short_block(--block, blocks, steps);
 
 #pragma unroll 1
-        while (--block >= blocks.begin) {
-            K.consumer_wait();
-            V.consumer_wait();
-            order.template wait<PingPong::gemm>();
-            if constexpr (CFG.overlap) {
-                start_QK_gemm();
-                start_PV_gemm();
-                order.template arrive<PingPong::gemm>();
-                finish_QK_gemm<1, false>();
-                compute_probabilities<false>(block, blocks);
-                if constexpr (CFG.early_exp) end_basic_block_after(S);
-                finish_PV_gemm();
-            } else {
-                start_PV_gemm();
-                finish_PV_gemm();
-                start_QK_gemm();
-                order.template arrive<PingPong::gemm>();
-                finish_QK_gemm<0, false>();
-                compute_probabilities<false>(block, blocks);
-            }
-            max_policy.finish_P(*this);
-            if (rescales_O) softmax.rescale(O, O_factors);
-        }
+        while (--block >= blocks.begin) next_block(block, blocks);
         V.consumer_wait();
         start_PV_gemm();
         finalize_rows();
         finish_PV_gemm();
+    }
+
+    // The scores and probabilities of a block, and O up to the block before it.
+    FS_DEVICE void next_block(int block, const BlockRange& blocks) {
+        K.consumer_wait();
+        V.consumer_wait();
+        order.template wait<PingPong::gemm>();
+        if constexpr (CFG.overlap) {
+            start_QK_gemm();
+            start_PV_gemm();
+            order.template arrive<PingPong::gemm>();
+            finish_QK_gemm<1, false>();
+            compute_probabilities<false>(block, blocks);
+            if constexpr (CFG.early_exp) end_basic_block_after(S);
+            finish_PV_gemm();
+        } else {
+            start_PV_gemm();
+            finish_PV_gemm();
+            start_QK_gemm();
+            order.template arrive<PingPong::gemm>();
+            finish_QK_gemm<0, false>();
+            compute_probabilities<false>(block, blocks);
+        }
+        max_policy.finish_P(*this);
+        if (rescales_O) softmax.rescale(O, O_factors);
+    }
+
+    // The same from the first block on, chunk by chunk: see docs/bits.md. Every warpgroup takes
+    // part in the order once for each block but the tile's first.
+    FS_DEVICE void run_canonically(const BlockRange& mine) {
+        const int before = mine.begin - tile.block_begin;  // blocks that only others see
+        skip_blocks(before, before, 1);
+        if (mine.begin < mine.end)
+            canonical_loop(mine);
+        else
+            finish_empty_rows();
+        skip_blocks(tile.block_end - max(mine.end, tile.block_begin), 1 << 30);
+        finish_tile();
+    }
+    FS_DEVICE void canonical_loop(const BlockRange& blocks) {
+        int block = blocks.begin;
+        zero(O);  // which no product reads, but registers have values when the loop begins
+        load_register_Q();
+        if (block > tile.block_begin) order.wait_and_arrive();
+#pragma unroll 1
+        while (true) {
+            const int end =
+                min(blocks.end, (block / Kernel::chunk_blocks + 1) * Kernel::chunk_blocks);
+            const bool is_first = block == blocks.begin, is_last = end == blocks.end;
+            compute_chunk(block, end, blocks, is_last);
+            softmax.finish_chunk();
+            if (!is_first) running_state().merge_into(softmax, O);
+            if (is_last) break;
+            running_state().store(softmax, O);
+            block = end;
+        }
+        finalize_rows();
+    }
+    // The turn of the next chunk's first block is the last PV GEMM's: the others' GEMMs go on while
+    // this chunk joins those before it.
+    FS_DEVICE void compute_chunk(int block, int end, const BlockRange& blocks, bool is_last) {
+        O_is_begun = false;
+        softmax.reset();
+        K.consumer_wait();
+        start_QK_gemm();
+        finish_QK_gemm<0, true>();
+        output.drain();
+        compute_probabilities<true>(block, blocks);
+        pack_P();
+#pragma unroll 1
+        while (++block < end) next_block(block, blocks);
+        V.consumer_wait();
+        if (!is_last) order.begin_turn();
+        start_PV_gemm();
+        finish_PV_gemm();
+        if (!is_last) order.end_turn();
+    }
+    // Where it is, is computed each time: no register of the loop is kept for it.
+    FS_DEVICE RunningState<Kernel> running_state() const {
+        return RunningState<Kernel>(problem, opaque(warpgroup));
     }
 
     // A round of the main loop whose PV GEMM has few steps: nothing needs to run beside it.
@@ -252,7 +318,8 @@ struct Consumer {
     FS_DEVICE void compute_probabilities(int block, const BlockRange& blocks) {
         change_scores<SEMANTICS>(S, problem.score_argument);
         // Without a mask a row sees all keys: only the last, in the first block, may be missing.
-        if constexpr (Kernel::masked && (kFirst || kHidesKeys<SEMANTICS>))
+        constexpr bool kMayCut = kFirst || kHidesKeys<SEMANTICS> || Kernel::canonical;
+        if constexpr (Kernel::masked && kMayCut)
             if (blocks.needs_mask(block))
                 KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, token_of_lane(), block * Kernel::B_c);
@@ -322,14 +389,14 @@ struct Consumer {
     }
 
     // Blocks that only other warpgroups need.
-    FS_DEVICE void skip_blocks(int blocks, int ordered_blocks) {
+    FS_DEVICE void skip_blocks(int blocks, int end_ordered, int first_ordered = 0) {
 #pragma unroll 1
         for (int i = 0; i < blocks; ++i) {
             K.consumer_wait();
             K.consumer_release(warp, lane);
             V.consumer_wait();
             V.consumer_release(warp, lane);
-            if (i < ordered_blocks) order.wait_and_arrive();
+            if (first_ordered <= i && i < end_ordered) order.wait_and_arrive();
         }
     }
 
@@ -364,7 +431,7 @@ struct Consumer {
         else
             softmax.template store_statistics<true, !SEMANTICS.partial>(
                 problem, lane, row_of_lane(), tile.row_end, [&] {
-                    if constexpr (Kernel::splits_keys)
+                    if constexpr (Kernel::has_states)
                         return first_statistic<SEMANTICS>(problem, tile.batch, tile.head) +
                                tile.q_first;
                     return tile.batch * problem.lse_batch_stride +

@@ -2,6 +2,7 @@
 // may be stale. A policy is part of a Consumer and works on its state.
 #pragma once
 
+#include "common/canonical.cuh"
 #include "common/changed_scores.cuh"
 #include "common/key_mask.cuh"
 #include "wgmma/row_softmax.cuh"
@@ -25,6 +26,42 @@ struct CurrentMax {
     FS_DEVICE void add(Consumer<Kernel>& consumer, bool) const {
         consumer.softmax.template add<false>(consumer.block_sums);
     }
+    FS_DEVICE void finish_P(Consumer<Kernel>& consumer) const { consumer.pack_P(); }
+};
+
+// canonical: the same by the specification's operations.
+template <class Kernel>
+struct CanonicalMax {
+    static constexpr bool kMayRecompute = false;
+    struct Softmax : CanonicalRows<1> {
+        using CanonicalRows<1>::CanonicalRows;
+        struct BlockSums {};
+
+        template <bool kFirst, int kTiles>
+        FS_DEVICE bool update_max(const float (&scores)[1][kTiles][4], float (&factors)[2], float) {
+            float both[1][2];
+            const bool grows = raise(scores, both);
+            factors[0] = both[0][0], factors[1] = both[0][1];
+            return grows;
+        }
+        template <int kTiles>
+        FS_DEVICE BlockSums exponentiate(float (&scores)[1][kTiles][4]) {
+            CanonicalRows<1>::exponentiate(scores);
+            return {};
+        }
+        template <bool>
+        FS_DEVICE void add(const BlockSums&) {}
+        template <int kTiles>
+        FS_DEVICE static void rescale(float (&o)[1][kTiles][4], const float (&factors)[2]) {
+            const float both[1][2] = {{factors[0], factors[1]}};
+            CanonicalRows<1>::rescale(o, both);
+        }
+    };
+
+    FS_DEVICE bool updates_max(const Consumer<Kernel>&, int, const BlockRange&) const {
+        return true;
+    }
+    FS_DEVICE void add(Consumer<Kernel>&, bool) const {}
     FS_DEVICE void finish_P(Consumer<Kernel>& consumer) const { consumer.pack_P(); }
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "common/canonical_sizes.cuh"
 #include "host/forward_problem.h"
 #include "sm90/copied_tensor.h"
 
@@ -156,6 +157,8 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r);
     if (config.pack_gqa) check_group(p);
+    require(config.canonical == 0 || canonical_tile(static_cast<int>(p.d), kArch) == config.B_c,
+            "canonical: a call of this d has other tiles; take a config of its d_head");
     if (!semantics.uneven)
         require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole K/V tiles and d = d_head");
@@ -190,6 +193,16 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
     if (config.schedule == Schedule::dynamic) {
         workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
         launch.addresses.push_back({offsetof(Args, tile_counter), in_workspace(0)});
+    }
+    // One chunk needs none: its state is that of all keys.
+    if (config.canonical > 0 && p.seq_k > kCanonicalChunk) {
+        launch.addresses.push_back({offsetof(Args, problem) + offsetof(ForwardKernelArgs, parts),
+                                    in_workspace(workspaces.size())});
+        workspaces.push_back(
+            {"running_states",
+             static_cast<size_t>(clusters * config.cluster_size * config.n_warpgroups *
+                                 config.running_state_bytes()),
+             Contents::undefined});
     }
     if (args.n_tiles > 0) launch.tensor_maps = tensor_maps(config, p, semantics);
     Plan plan{{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};

@@ -33,17 +33,23 @@ struct Producer {
         prefetch_maps();
         TileScheduler<Kernel> scheduler(args, smem);
         for (TileInfo tile = scheduler.find_tile(); tile.is_valid(); tile = scheduler.find_tile()) {
-            int block = tile.block_end - 1;
-            if (block >= tile.block_begin) load(K, &args.k, tile, block);
+            // Canonical from the first block on, others from the last.
+            constexpr int kNext = Kernel::canonical ? 1 : -1;
+            int block = Kernel::canonical ? tile.block_begin : tile.block_end - 1;
+            const int last = Kernel::canonical ? tile.block_end - 1 : tile.block_begin;
+            const auto is_before_last = [&] {
+                return Kernel::canonical ? block < last : block > last;
+            };
+            if (is_before_last() || block == last) load(K, &args.k, tile, block);
             load_Q(tile);
-            for (; block > tile.block_begin; --block) {
-                load(K, &args.k, tile, block - 1);
+            for (; is_before_last(); block += kNext) {
+                load(K, &args.k, tile, block + kNext);
                 load(V, &args.v, tile, block);
             }
             // Not earlier: a CTA that prefetches early has two tiles when others run out of them.
             // The number comes while the last V waits for a free stage.
             scheduler.prefetch_tile();
-            if (block == tile.block_begin) load(V, &args.v, tile, block);
+            if (block == last) load(V, &args.v, tile, block);
             scheduler.advance();
         }
         send_end();

@@ -21,6 +21,9 @@ struct StageOrder : WarpgroupOrder<Kernel::n_warpgroups, Kernel::CFG.pingpong !=
     FS_DEVICE void arrive() const {
         if constexpr (kOrdered == stage) Order::arrive();
     }
+    // Whatever the stage: for a block whose stage comes outside the loop.
+    FS_DEVICE void begin_turn() const { Order::wait(); }
+    FS_DEVICE void end_turn() const { Order::arrive(); }
     // For a block that this warpgroup skips.
     FS_DEVICE void wait_and_arrive() const {
         Order::wait();

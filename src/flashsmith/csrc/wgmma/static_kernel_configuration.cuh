@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "common/canonical_sizes.cuh"
 #include "sm90/wgmma.cuh"
 #include "wgmma/config.cuh"
 
@@ -27,6 +28,12 @@ struct StaticHopperKernelConfig {
     static constexpr bool clusters = CFG.cluster_size > 1;
     static constexpr bool splits_keys = CFG.split_keys > 0;
     static constexpr bool packs_gqa = CFG.pack_gqa;
+    static constexpr bool canonical = CFG.canonical > 0;
+    // Blocks of a chunk.
+    static constexpr int chunk_blocks = kCanonicalChunk / B_c;
+    // Whether part of the arguments says where states of rows are, not how lse and row_max lie.
+    static constexpr bool has_states = splits_keys || canonical;
+    static constexpr int64_t running_state_bytes = CFG.running_state_bytes();
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
     static constexpr int registers_at_start = 512 / ((n_warpgroups + 1) * CFG.ctas_per_sm) / 8 * 8;
 
@@ -122,6 +129,14 @@ struct StaticHopperKernelConfig {
                       "direct_O: O that leaves from registers needs no memory");
         static_assert(CFG.split_keys == 0 || (CFG.split_keys > 1 && CFG.cluster_size == 1),
                       "split_keys: CTAs of a cluster go through the same K and V");
+        static_assert(
+            !canonical ||
+                (CFG.canonical == kCanonicalVersion && B_c == canonical_tile(d_head, 90) &&
+                 CFG.rescale_threshold == 0 && !CFG.stale_max && CFG.exp2_fma_share == 0 &&
+                 CFG.short_block == 0 && !splits_keys),
+            "canonical: the order of operations is the specification's");
+        static_assert(!canonical || CFG.schedule != Schedule::one_tile,
+                      "canonical: each CTA of the grid has memory for its running state");
         return true;
     }
 

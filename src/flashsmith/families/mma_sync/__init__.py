@@ -106,6 +106,9 @@ class MmaSyncFamily(Family):
     ) -> float:
         return merge_ms(self.tile_work(cfg, device, None, None), cfg, problem, device)
 
+    def canonical(self, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> Any:
+        return sets.canonical(cfg, device)
+
     def for_heads(
         self, cfg: FlashForwardKernelConfig, problem: Problem
     ) -> FlashForwardKernelConfig:

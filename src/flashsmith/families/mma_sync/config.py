@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.mma_sync import describe
@@ -209,6 +210,7 @@ class FlashForwardKernelConfig(ForwardConfig):
     )
     split_keys: int = split_keys_knob(default=0)
     pack_gqa: bool = pack_gqa_knob(default=False)
+    canonical: int = canonical_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -233,8 +235,10 @@ class FlashForwardKernelConfig(ForwardConfig):
         return self.kv_stages or 1
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one CTA, bytes: a Q tile, the K and V tiles. O reuses Q's."""
-        return (self.B_r + 2 * self.B_c * self.kv_tiles) * self.d_head * elem_size
+        """Dynamic shared memory of one CTA, bytes: a Q tile, the K and V tiles. O reuses Q's.
+        Canonical configs keep the rows' state over the chunks that are done beside them."""
+        tiles = (self.B_r + 2 * self.B_c * self.kv_tiles) * self.d_head * elem_size
+        return tiles + (self.B_r * (self.d_head + 8) * 4 if self.canonical else 0)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel for whole tiles serves these sizes."""

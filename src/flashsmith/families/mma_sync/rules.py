@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from flashsmith.families.canonical import canonical_rules
 from flashsmith.families.config import REGISTERS_PER_SM, RESERVED_SMEM_PER_CTA
 from flashsmith.families.mma_sync.config import (
     K_TILE_COLUMNS,
@@ -94,10 +95,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "smem_within_limit",
-        "the Q, K and V tiles, 2 (B_r + 2 B_c max(1, kv_stages)) d_head bytes, must fit in the "
-        "shared memory that the device gives one CTA",
+        "the Q, K and V tiles, 2 (B_r + 2 B_c max(1, kv_stages)) d_head bytes, and with canonical "
+        "4 B_r (d_head + 8) more, must fit in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("B_r", "B_c", "d_head", "kv_stages"),
+        ("B_r", "B_c", "d_head", "kv_stages", "canonical"),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
         ),
@@ -166,9 +167,27 @@ RULES: tuple[Rule, ...] = (
             or cfg.smem_bytes() + RESERVED_SMEM_PER_CTA
             <= (device.max_smem_per_block + RESERVED_SMEM_PER_CTA) // cfg.min_ctas_per_sm
         ),
-        ("min_ctas_per_sm", "B_r", "B_c", "d_head", "kv_stages"),
+        ("min_ctas_per_sm", "B_r", "B_c", "d_head", "kv_stages", "canonical"),
         lambda cfg, device: f"{cfg.smem_bytes()} bytes a CTA on {device.name}",
     ),
     _supported("l2_group_mib", name="l2_group_supported"),
     _supported("split_keys"),
+    *canonical_rules(
+        (
+            "optimized_softmax",
+            "optimized_softmax: the scale is folded into the FMA before exp2",
+            lambda cfg: cfg.optimized_softmax,
+        ),
+        (
+            "lazy_rescale",
+            "no lazy_rescale: rows are relative to their maximum",
+            lambda cfg: not cfg.lazy_rescale,
+        ),
+        ("ping_pong", "no ping_pong: that loop has no chunks", lambda cfg: not cfg.ping_pong),
+        (
+            "split_keys",
+            "split_keys 0: parts end where chunks do not",
+            lambda cfg: cfg.split_keys == 0,
+        ),
+    ),
 )

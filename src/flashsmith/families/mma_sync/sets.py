@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import product
 
+from flashsmith.families.canonical import VERSION, canonical_tile
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.covering_array import cover
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
@@ -179,3 +180,24 @@ def _of_shape(
     return FlashForwardKernelConfig(
         dtype, d_head, rows, keys, n_warps, True, True, True, q_loads, 2, 2, True, peeled
     )
+
+
+# --- the canonical order -------------------------------------------------------------------------
+
+
+def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForwardKernelConfig | None:
+    """The config that keeps the canonical order in place of `cfg`: with its tiles' keys and no
+    knob that changes the order, and as many rows, sixteen a warp, as shared memory has room for."""
+    made = (
+        FlashForwardKernelConfig(
+            cfg.dtype, cfg.d_head, 16 * warps, canonical_tile(cfg.d_head, device.arch), warps,
+            async_copy=True, eager_load_blocks=True, swizzled=True, Q_mma_load_K_tiles=loads,
+            K_mma_load_K_tiles=2, V_mma_load_K_tiles=2, optimized_softmax=True, kv_stages=stages,
+            trim_masks=cfg.trim_masks, l2_group_mib=cfg.l2_group_mib, pack_gqa=cfg.pack_gqa,
+            canonical=VERSION,
+        )
+        for stages in (2, 0)
+        for warps in (8, 4)
+        for loads in ((0, 2) if cfg.d_head <= 128 else (2,))
+    )  # fmt: skip
+    return next((one for one in made if is_legal(one, device)), None)

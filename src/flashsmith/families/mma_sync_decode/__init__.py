@@ -79,6 +79,9 @@ class MmaSyncDecodeFamily(Family):
         own_rows = replace(entry, B_r=32, B_c=64, n_warps=2, own_rows=True)
         return [first, *(cfg for cfg in (*chunks, entry, own_rows) if is_legal(cfg, device))]
 
+    def canonical(self, cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> Any:
+        return sets.canonical(cfg, device)
+
     def for_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     ) -> FlashDecodeKernelConfig:

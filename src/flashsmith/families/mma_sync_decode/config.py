@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
+# Of the usual config: no part is worth less, and no SM more.
+MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 _STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
 _TARGET_BYTES = 80  # where the states of a CTA's run belong, and its next searches
@@ -89,7 +92,11 @@ class FlashDecodeKernelConfig(KernelConfig):
         word="least",
         default=128,
         always=True,
-        effect=lambda cfg: f"a sequence is split from {cfg.min_keys + 1} keys on",
+        effect=lambda cfg: (
+            "nothing: chunks are the parts"
+            if cfg.canonical
+            else f"a sequence is split from {cfg.min_keys + 1} keys on"
+        ),
         where="sequence_of",
     )
     parts_per_sm: int = knob(
@@ -100,6 +107,8 @@ class FlashDecodeKernelConfig(KernelConfig):
         always=True,
         effect=lambda cfg: (
             f"a long sequence alone gives an SM {cfg.parts_per_sm} parts, in all K/V heads"
+            if not cfg.canonical
+            else "nothing: chunks are the parts"
         ),
         where="most_parts",
     )
@@ -176,6 +185,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="OwnRowsMerge::finish_part",
     )
+    canonical: int = canonical_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -201,7 +211,11 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def accumulators(self) -> int:
-        """fp32 elements of o that a lane sums."""
+        """fp32 elements of o that a lane sums; canonical, a warp has some columns of all keys, in a
+        chunk and over all chunks."""
+        if self.canonical:
+            groups = -(-self.d_head // MMA_ROWS // self.n_warps)
+            return 2 * self.B_r * groups * MMA_ROWS // THREADS_PER_WARP
         return self.rows_per_warp * self.d_head // THREADS_PER_WARP
 
     @property
@@ -267,6 +281,9 @@ class FlashDecodeKernelConfig(KernelConfig):
         if self.own_rows:
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
+        elif self.canonical:
+            # What warps exchange of a tile: maxima, sums of 16 keys, and P.
+            statistics = self.B_r * (4 * self.n_warps + self.B_c + elem_size * self.B_c)
         return queries + streamed + statistics + _TARGET_BYTES
 
     def chunk_smem_bytes(self) -> int:

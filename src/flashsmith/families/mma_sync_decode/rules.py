@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
+from flashsmith.families.canonical import canonical_rules
+from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.rule import Rule, supported
 
 # fp32 sums and scores of a thread, by the keys of a warp: beside fragments and addresses in 255
@@ -50,12 +51,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "rows_fit_registers",
         "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, with "
-        "32 keys a warp 128, and (d_head + B_c) / 2 with own_rows 96: it has 255 registers",
+        "32 keys a warp 128, and (d_head + B_c) / 2 with own_rows 96; with canonical, where a warp "
+        "has some columns, B_r (2 columns + B_c / n_warps) / 32 at most 128: it has 255 registers",
         lambda cfg, device: (
             cfg.accumulators + cfg.scores
             <= (MAX_OWN_ELEMENTS if cfg.own_rows else MAX_ELEMENTS.get(cfg.keys_per_warp, 0))
         ),
-        ("B_r", "B_c", "n_warps", "d_head", "own_rows"),
+        ("B_r", "B_c", "n_warps", "d_head", "own_rows", "canonical"),
     ),
     Rule(
         "own_rows_of_all_warps",
@@ -99,10 +101,31 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: (
             max(cfg.smem_bytes(), cfg.chunk_smem_bytes()) <= device.max_smem_per_block
         ),
-        ("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows", "own_rows"),
+        ("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows", "own_rows", "canonical"),
         lambda cfg, device: (
             f"{max(cfg.smem_bytes(), cfg.chunk_smem_bytes())} of {device.max_smem_per_block} bytes "
             f"on {device.name}"
         ),
+    ),
+    *canonical_rules(
+        (
+            "min_keys",
+            f"min_keys {MIN_KEYS}, which says nothing: parts are chunks",
+            lambda cfg: cfg.min_keys == MIN_KEYS,
+        ),
+        (
+            "parts_per_sm",
+            "parts_per_sm 1, which says nothing: a sequence has as many parts as chunks",
+            lambda cfg: cfg.parts_per_sm == 1,
+        ),
+        (
+            "chunk_rows",
+            "chunk_rows 0: all tiles have one kernel",
+            lambda cfg: cfg.chunk_rows == 0,
+        ),
+        ("rounds", "rounds 1: each chunk, or all of them, is a run", lambda cfg: cfg.rounds == 1),
+        ("cluster", "cluster 0: chunks are merged in their order", lambda cfg: not cfg.cluster),
+        ("full_tiles", "no full_tiles: warps merge no states", lambda cfg: not cfg.full_tiles),
+        ("own_rows", "no own_rows: a warp has keys and columns", lambda cfg: not cfg.own_rows),
     ),
 )

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flashsmith.families.canonical import VERSION, canonical_tile
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.families.legality import is_legal
-from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
+from flashsmith.families.mma_sync_decode.config import (
+    MIN_KEYS,
+    MMA_ROWS,
+    PARTS_PER_SM,
+    FlashDecodeKernelConfig,
+)
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
@@ -21,7 +27,6 @@ _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     192: ((16, 64, 4, 2), (16, 32, 2, 3)),
     256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
-MIN_KEYS, PARTS_PER_SM = 128, 1
 # Rows of a tile of chunks, in order of preference; none was measured.
 _CHUNK_ROWS = (128, 64)
 # The d_head at which full_tiles was timed for several queries: 9% less time in large calls, and
@@ -45,6 +50,25 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecod
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
+# Of a canonical config: rows of a tile, in order of preference, and stages.
+_CANONICAL_ROWS, _CANONICAL_STAGES = (16, 32), (4, 3, 2)
+
+
+def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKernelConfig | None:
+    """The config that keeps the canonical order in place of `cfg`: its stages are tiles of the
+    order, and its warps have 32 keys each or, of short tiles, 16."""
+    tile = canonical_tile(cfg.d_head, device.arch)
+    warps = min(4, tile // MMA_ROWS)
+    made = (
+        FlashDecodeKernelConfig(
+            cfg.dtype, cfg.d_head, cfg.B_r, tile, warps, stages, MIN_KEYS, PARTS_PER_SM,
+            early=cfg.early, canonical=VERSION,
+        )
+        for stages in _CANONICAL_STAGES
+    )  # fmt: skip
+    return next((one for one in made if is_legal(one, device)), None)
+
+
 def for_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
@@ -52,6 +76,11 @@ def for_queries(
     device always of the same tiles. Where they fill two tiles, with states that are merged at once,
     which changes no bit."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
+    if cfg.canonical:
+        # No bit depends on the tile's rows.
+        made = (replace(cfg, B_r=B_r) for B_r in _CANONICAL_ROWS if rows > B_r - MMA_ROWS)
+        fitting = [one for one in made if is_legal(one, device)]
+        return fitting[-1] if fitting else cfg
     if not cfg.chunk_rows:
         made = (replace(cfg, chunk_rows=rows) for rows in _CHUNK_ROWS)
         best = next((other for other in made if is_legal(other, device)), cfg)

@@ -122,6 +122,9 @@ class WgmmaFamily(WarpgroupFamily):
         )
         return replace(cfg, register_Q=0) if spills and cfg.d_head > 128 else cfg
 
+    def canonical(self, cfg: HopperForwardKernelConfig, device: DeviceSpec) -> Any:
+        return sets.canonical(cfg, device)
+
     def pack_variants(
         self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> Sequence[HopperForwardKernelConfig]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
+from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.pack_gqa import pack_gqa_knob
@@ -269,6 +270,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         effect=describe.register_Q,
         where="Consumer::load_register_Q",
     )
+    canonical: int = canonical_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from flashsmith.families.canonical import canonical_rules
 from flashsmith.families.config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.rule import Rule, supported
@@ -27,6 +28,7 @@ from flashsmith.families.wgmma.config import (
     MIN_B_C,
     HopperForwardKernelConfig,
     PingPong,
+    Schedule,
     TileOrder,
 )
 
@@ -224,5 +226,32 @@ HOPPER_RULES: tuple[Rule, ...] = (
         "split_keys needs cluster_size 1: the CTAs of a cluster go through the same K and V",
         lambda cfg, device: cfg.split_keys == 0 or cfg.cluster_size == 1,
         ("split_keys", "cluster_size"),
+    ),
+    *canonical_rules(
+        (
+            "rescale_threshold",
+            "rescale_threshold 0: rows are relative to their maximum",
+            lambda cfg: cfg.rescale_threshold == 0,
+        ),
+        (
+            "exp2_fma_share",
+            "exp2_fma_share 0: exponentials are the special function unit's",
+            lambda cfg: cfg.exp2_fma_share == 0,
+        ),
+        (
+            "short_block",
+            "short_block 0: all tiles have as many keys",
+            lambda cfg: cfg.short_block == 0,
+        ),
+        (
+            "split_keys",
+            "split_keys 0: parts end where chunks do not",
+            lambda cfg: cfg.split_keys == 0,
+        ),
+        (
+            "schedule",
+            "a persistent schedule: each CTA has memory for the state of rows between chunks",
+            lambda cfg: cfg.schedule != Schedule.ONE_TILE,
+        ),
     ),
 )

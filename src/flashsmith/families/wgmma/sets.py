@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
+from flashsmith.families.canonical import VERSION, canonical_tile
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.legality import is_legal
@@ -145,6 +147,34 @@ def _two_warpgroups(
         early_exp=early_exp,
         direct_O=direct_O,
     )
+
+
+# --- the canonical order -------------------------------------------------------------------------
+
+
+def canonical(
+    cfg: HopperForwardKernelConfig, device: DeviceSpec
+) -> HopperForwardKernelConfig | None:
+    """The config that keeps the canonical order in place of `cfg`: with its tiles' keys and no
+    knob that changes the order, or where that is no legal config another of its d_head."""
+    tile = canonical_tile(cfg.d_head, device.arch)
+    order: dict[str, Any] = {
+        "B_c": tile,
+        "rescale_threshold": 0,
+        "exp2_fma_share": 0,
+        "stale_max": False,
+        "short_block": 0,
+        "split_keys": 0,
+        "canonical": VERSION,
+    }
+    if cfg.schedule == Schedule.ONE_TILE:
+        order["schedule"] = Schedule.DYNAMIC
+    tiles = _two_warpgroups if cfg.d_head > 128 else _three_warpgroups
+    usual = tiles(cfg.dtype, cfg.d_head, tile, cfg.tile_order)
+    wide: dict[str, Any] = {"q_buffers": 1, "direct_O": True} if cfg.d_head > 192 else {}
+    others = (replace(usual, pack_gqa=cfg.pack_gqa, section_mib=cfg.section_mib, **wide),)
+    made = (replace(one, **order) for one in (cfg, *others))
+    return next((one for one in made if is_legal(one, device)), None)
 
 
 # --- what the grid of proofs runs ----------------------------------------------------------------

@@ -1,0 +1,279 @@
+// A run of canonical kernels: whole chunks of a sequence's keys, which are its parts
+// (docs/bits.md).
+//
+// A stage is a tile of the order. Each warp multiplies the queries with keys of its own, and P with
+// columns of its own of all values: the rows' maxima, P and its sums go through shared memory, with
+// two barriers a tile. Every warp knows the statistics of all rows.
+#pragma once
+
+#include "common/canonical.cuh"
+#include "common/changed_scores.cuh"
+#include "common/warp_mma.cuh"
+#include "mma_sync_decode/run_copies.cuh"
+
+namespace flashsmith {
+
+template <class Kernel, bool kPaged>
+struct CanonicalRun : RunCopies<Kernel, kPaged> {
+    using Base = RunCopies<Kernel, kPaged>;
+    using value_t = typename Kernel::value_t;
+    using Base::args, Base::first_key, Base::full_begin, Base::full_end, Base::item,
+        Base::keys_of_row, Base::kStages, Base::K_tile, Base::lane, Base::page_of, Base::rows,
+        Base::smem, Base::start_step, Base::states, Base::warp;
+    using typename Base::Copies, typename Base::Layout, typename Base::NextRows;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    static constexpr int kMTiles = Kernel::row_tiles;
+    // Of 16 columns each; warp i of n has groups i, i + n ...
+    static constexpr int kGroups = Kernel::d_head / 16;
+    static constexpr int kOwnGroups = (kGroups + Kernel::n_warps - 1) / Kernel::n_warps;
+    static constexpr int kKeyGroups = Kernel::warp_keys / 16;
+    using Scores = float[kMTiles][Kernel::key_tiles][4];
+    using Sums = float[kMTiles][2 * kOwnGroups][4];
+    using PLayout = SmemLayout<Kernel::B_r, Kernel::B_c, true>;
+    using Rows = CanonicalRows<kMTiles>;
+
+    using Base::Base;
+
+    // Leaves at `address` in shared memory where the CTA's next search begins.
+    FS_DEVICE void run(Copies copies, WorkCursor cursor, uint32_t address) const {
+        const int first_step = copies.first_step, steps = copies.steps;
+        NextRows next_rows = copies.next_rows;
+        int next_entry = copies.pages.entries[kPaged ? kStages - 1 : 0];
+        if (thread_index() == 0) {
+            RunInfo::save(smem + Kernel::target_offset, item, args.heads_per_group);
+            cursor.index += gridDim.x;
+            cursor.save(address);
+        }
+        cp_async_wait<kStages - 2>();
+        __syncthreads();  // the queries are here
+        const RowsA<typename Kernel::QueriesLayout, kMTiles> queries(smem + Kernel::queries_offset,
+                                                                     lane, 0);
+        int step = first_step, stage = 0, steps_until = 0;
+        const int steps_of_chunk = item.sequence.chunk / Kernel::B_c;
+        Rows all(args.scale_log2);  // over the chunks so far; none before the first with keys
+        Sums all_o;
+        zero(all_o);
+        for (int part = item.first_part; part < item.end_part; ++part) {
+            Rows chunk(args.scale_log2);
+            Sums o;
+            zero(o);
+            steps_until += steps_of_chunk;
+            for (; step < min(steps, steps_until); ++step) {
+                cp_async_wait<kStages - 2>();
+                Scores scores;
+                multiply_keys(step, stage, queries, scores);
+                store_maxima(scores);
+                __syncthreads();  // maxima are here, and all of the stage; the last one is read
+                if (step + kStages - 1 < steps) {
+                    start_step(step + kStages - 1, stage_before(stage), next_entry, next_rows);
+                    next_entry = page_of(step + kStages);
+                }
+                cp_async_commit();
+                raise(chunk, o);
+                store_probabilities(chunk, scores);
+                __syncthreads();  // P and its sums are here
+                add_sums(chunk);
+                multiply_values(stage, o);
+                stage = stage == kStages - 1 ? 0 : stage + 1;
+            }
+            chunk.finish_chunk();
+            merge(all, all_o, chunk, o);
+        }
+        finish(all, all_o);
+        __syncthreads();  // the next run's queries and copies replace what is read here
+    }
+
+  private:
+    FS_DEVICE static int stage_before(int stage) { return stage == 0 ? kStages - 1 : stage - 1; }
+
+    // ---- a tile ----
+
+    FS_DEVICE void multiply_keys(int step, int stage,
+                                 const RowsA<typename Kernel::QueriesLayout, kMTiles>& queries,
+                                 Scores& scores) const {
+        zero(scores);
+        multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
+        change_scores<SEMANTICS>(scores, args.score_argument);
+        const int key = first_key(step);
+        if (key < full_begin || key + Kernel::warp_keys > full_end) {
+            const auto seen = [&](int m, int r) { return keys_of_row(16 * m + 8 * r + lane / 4); };
+            mask_keys<SEMANTICS>(scores, lane, key, seen, -INFINITY);
+        }
+    }
+    FS_DEVICE uint32_t maximum(int of_warp, int row) const {
+        return smem + Kernel::maxima_offset + (of_warp * Kernel::B_r + row) * 4;
+    }
+    FS_DEVICE void store_maxima(const Scores& scores) const {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float its = quad_max(Rows::largest(scores, m, r));
+                if (lane % 4 == 0)
+                    store_shared_4B(maximum(warp, 16 * m + 8 * r + lane / 4), __float_as_uint(its));
+            }
+    }
+    // Each warp by itself, and all alike.
+    FS_DEVICE void raise(Rows& chunk, Sums& o) const {
+        float maxima[kMTiles][2], factors[kMTiles][2];
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                maxima[m][r] = -INFINITY;
+#pragma unroll
+                for (int w = 0; w < Kernel::n_warps; ++w)
+                    maxima[m][r] = fmaxf(maxima[m][r],
+                                         load_shared_float(maximum(w, 16 * m + 8 * r + lane / 4)));
+            }
+        if (chunk.raise_to(maxima, factors)) Rows::rescale(o, factors);
+    }
+    // Of 16 keys: as a quad's four lanes have them.
+    FS_DEVICE uint32_t sum_of(int group, int row) const {
+        return smem + Kernel::sums_offset + ((group * Kernel::B_r + row) * 4 + lane % 4) * 4;
+    }
+    FS_DEVICE void store_probabilities(const Rows& chunk, Scores& scores) const {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = 16 * m + 8 * r + lane / 4;
+#pragma unroll
+                for (int g = 0; g < kKeyGroups; ++g) {
+                    float (&left)[4] = scores[m][2 * g], (&right)[4] = scores[m][2 * g + 1];
+                    const float sum = chunk.exponentiate_16_keys(left, right, m, r);
+                    store_shared_4B(sum_of(warp * kKeyGroups + g, row), __float_as_uint(sum));
+                    const int column = 16 * (warp * kKeyGroups + g);
+                    store_shared_4B(P_at(row, column),
+                                    pack_16bit<value_t>(left[2 * r], left[2 * r + 1]));
+                    store_shared_4B(P_at(row, column + 8),
+                                    pack_16bit<value_t>(right[2 * r], right[2 * r + 1]));
+                }
+            }
+    }
+    // Of the tile of eight keys from `key` on what this lane has of a row.
+    FS_DEVICE uint32_t P_at(int row, int key) const {
+        using Wide = typename PLayout::template Panel<false>;
+        using Narrow = typename PLayout::template Panel<true>;
+        const uint32_t tile = smem + Kernel::P_offset, chunk = key / 8;
+        if constexpr (PLayout::kWidePanels > 0)
+            return tile + chunk / 8 * Wide::kBytes + Wide::offset(row, chunk % 8) + lane % 4 * 4;
+        else
+            return tile + Narrow::offset(row, chunk) + lane % 4 * 4;
+    }
+    FS_DEVICE void add_sums(Rows& chunk) const {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = 16 * m + 8 * r + lane / 4;
+                float sum = load_shared_float(sum_of(0, row));
+#pragma unroll
+                for (int g = 1; g < Kernel::B_c / 16; ++g)
+                    sum = __fadd_rn(sum, load_shared_float(sum_of(g, row)));
+                chunk.add(m, r, sum);
+            }
+    }
+    FS_DEVICE bool has_group(int t) const {
+        return kGroups % Kernel::n_warps == 0 || warp + t * Kernel::n_warps < kGroups;
+    }
+    // 16 keys after the other, from all warps' stages.
+    FS_DEVICE void multiply_values(int stage, Sums& o) const {
+        const RowsA<PLayout, kMTiles> p(smem + Kernel::P_offset, lane, 0);
+#pragma unroll
+        for (int step = 0; step < Kernel::B_c / 16; ++step) {
+            uint32_t fragment[kMTiles][4];
+            p.load(fragment, step);
+            // The warp whose keys these are.
+            const uint32_t tile = smem + Kernel::ring_offset +
+                                  step / kKeyGroups * Kernel::ring_bytes +
+                                  stage * Kernel::stage_bytes + Layout::kBytes;
+            const ColumnsB<Layout, Kernel::n_warps> v(tile, lane, warp);
+#pragma unroll
+            for (int t = 0; t < kOwnGroups; ++t) {
+                if (!has_group(t)) continue;
+                uint32_t two_tiles[4];
+                v.load(two_tiles, step % kKeyGroups, t);
+                const uint32_t low[2] = {two_tiles[0], two_tiles[1]};
+                const uint32_t high[2] = {two_tiles[2], two_tiles[3]};
+#pragma unroll
+                for (int m = 0; m < kMTiles; ++m) {
+                    mma_m16n8k16<value_t>(o[m][2 * t], fragment[m], low);
+                    mma_m16n8k16<value_t>(o[m][2 * t + 1], fragment[m], high);
+                }
+            }
+        }
+    }
+
+    // ---- chunks ----
+
+    // A chunk's state joins that of those before it.
+    FS_DEVICE static void merge(Rows& all, Sums& all_o, Rows& chunk, const Sums& o) {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const StateMerge merge =
+                    chunk.merge_after(m, r, all.row_max[m][r], all.row_sum[m][r]);
+                all.row_max[m][r] = chunk.row_max[m][r];
+                all.row_sum[m][r] = chunk.row_sum[m][r];
+#pragma unroll
+                for (int n = 0; n < 2 * kOwnGroups; ++n)
+#pragma unroll
+                    for (int e = 2 * r; e < 2 * r + 2; ++e)
+                        all_o[m][n][e] = merge.merged(all_o[m][n][e], o[m][n][e]);
+            }
+    }
+    // To the output, or where the merge takes the state of a chunk.
+    FS_DEVICE void finish(const Rows& all, const Sums& o) const {
+        const RunInfo run(smem + Kernel::target_offset);
+        const PartStates<Kernel> memory = states(run);
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = 16 * m + 8 * r + lane / 4;
+                if (row >= rows) continue;
+                const int of_head = run.tile * Kernel::B_r + row;
+                const RowStatistics statistics{all.offset(m, r), all.row_sum[m][r]};
+                const bool is_first = warp == 0 && lane % 4 == 0;
+                if (!run.has_all_parts()) {
+                    float* const sums = memory.sums(run.first_part, of_head);
+                    store_columns(o, m, r, [&](int column, float x, float y) {
+                        store_global_8B(sums + column, {as_uint(x), as_uint(y)});
+                    });
+                    if (is_first)
+                        store_global_8B(memory.statistics(run.first_part, of_head),
+                                        {as_uint(statistics.offset), as_uint(statistics.sum)});
+                    continue;
+                }
+                const int query = args.by_group.divide(of_head);
+                const int head =
+                    run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
+                const CanonicalEnd end(statistics,
+                                       args.sinks == nullptr ? nullptr : args.sinks + head);
+                char* const first = row_of_o(args, run.batch, run.first_query, query, head, 0);
+                store_columns(o, m, r, [&](int column, float x, float y) {
+                    if (column < args.d)
+                        store_global_4B(first + column * kElementBytes,
+                                        pack_16bit<value_t>(CanonicalEnd::scaled(x, end.factor),
+                                                            CanonicalEnd::scaled(y, end.factor)));
+                });
+                if (is_first) store_lse(args, end.lse, run.batch, run.first_query, query, head);
+            }
+    }
+    // What this lane has of a row, in pairs of columns.
+    template <class Store>
+    FS_DEVICE void store_columns(const Sums& o, int m, int r, const Store& store) const {
+#pragma unroll
+        for (int t = 0; t < kOwnGroups; ++t) {
+            if (!has_group(t)) continue;
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                store(16 * (warp + t * Kernel::n_warps) + 8 * i + lane % 4 * 2,
+                      o[m][2 * t + i][2 * r], o[m][2 * t + i][2 * r + 1]);
+        }
+    }
+};
+
+}  // namespace flashsmith

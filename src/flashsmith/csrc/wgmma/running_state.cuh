@@ -1,0 +1,56 @@
+// The state of a warpgroup's rows over the chunks that are done, while the next one's is computed:
+// in global memory, where L2 keeps it. Registers and shared memory have room for one O.
+#pragma once
+
+#include "common/canonical.cuh"
+#include "common/opaque.cuh"
+#include "wgmma/static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+// A thread reads what it has written itself: nothing orders it behind other threads.
+template <class Kernel>
+struct RunningState {
+    static constexpr int kTiles = Kernel::d_head / 8;
+    float* const own;  // this thread's first four floats; the next ones are a warpgroup further
+
+    FS_DEVICE RunningState(const ForwardKernelArgs& args, int warpgroup)
+        : own(args.parts +
+              (int64_t{block_index()} * Kernel::n_warpgroups + warpgroup) *
+                  (Kernel::running_state_bytes / 4) +
+              opaque(thread_index()) % kWarpgroupThreads * 4) {}
+
+    FS_DEVICE float* tile(int n) const { return own + n * kWarpgroupThreads * 4; }
+
+    // No row has seen a key. Sums that a row without keys has are not used, whatever they are.
+    FS_DEVICE void clear(const CanonicalRows<1>& rows) const {
+        store_4(kTiles, rows.floor(), rows.floor(), 0.0f, 0.0f);
+    }
+    FS_DEVICE void store(const CanonicalRows<1>& rows, const typename Kernel::O_t& O) const {
+        store_4(kTiles, rows.row_max[0][0], rows.row_max[0][1], rows.row_sum[0][0],
+                rows.row_sum[0][1]);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) store_4(n, O[0][n][0], O[0][n][1], O[0][n][2], O[0][n][3]);
+    }
+    // The chunk's state becomes that of all chunks up to it.
+    FS_DEVICE void merge_into(CanonicalRows<1>& rows, typename Kernel::O_t& O) const {
+        const float4 statistics = *reinterpret_cast<const float4*>(tile(kTiles));
+        const StateMerge merge[2] = {rows.merge_after(0, 0, statistics.x, statistics.z),
+                                     rows.merge_after(0, 1, statistics.y, statistics.w)};
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const float4 before = *reinterpret_cast<const float4*>(tile(n));
+            O[0][n][0] = merge[0].merged(before.x, O[0][n][0]);
+            O[0][n][1] = merge[0].merged(before.y, O[0][n][1]);
+            O[0][n][2] = merge[1].merged(before.z, O[0][n][2]);
+            O[0][n][3] = merge[1].merged(before.w, O[0][n][3]);
+        }
+    }
+
+  private:
+    FS_DEVICE void store_4(int n, float a, float b, float c, float d) const {
+        *reinterpret_cast<float4*>(tile(n)) = {a, b, c, d};
+    }
+};
+
+}  // namespace flashsmith

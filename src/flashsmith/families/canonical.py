@@ -1,0 +1,98 @@
+"""canonical, the knob of kernels whose rows have the bits of one order of operations.
+
+docs/bits.md is the specification, csrc/common/canonical.cuh what such kernels share. The tile of
+keys and the chunk follow from d and the architecture, so that a config's B_c must be that tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.knob import knob
+from flashsmith.families.rule import Rule
+
+# The version that kernels keep, and its name in errors, tables and `flashsmith choose`.
+VERSION = 1
+ORDER = f"canonical-{VERSION}"
+# Keys of a chunk: csrc/common/canonical_sizes.cuh has the same.
+CHUNK = 4096
+_HOPPER = 90
+
+
+def canonical_tile(d: int, arch: int) -> int:
+    """Keys of a tile, by the d of the call and the architecture (90 for 9.0)."""
+    tile = 64 if d <= 128 else 32
+    return 2 * tile if arch >= _HOPPER else tile
+
+
+def version_of(cfg: Any) -> int:
+    """The version of the order that a config's rows keep; 0: none, as of families without it."""
+    return int(getattr(cfg, "canonical", 0))
+
+
+def emulated_arch(cfg: Any) -> int:
+    """The architecture whose kernel the emulator runs where none is named: the first that the
+    config's family has kernels for or, if canonical, the first with tiles of its B_c."""
+    oldest = int(cfg.OLDEST_ARCH)
+    is_of_oldest = not version_of(cfg) or cfg.B_c == canonical_tile(cfg.d_head, oldest)
+    return oldest if is_of_oldest else _HOPPER
+
+
+def canonical_knob() -> Any:
+    """The knob: the version of the order that rows' bits keep; 0: none."""
+    return knob(
+        "version of the canonical order of operations that rows' bits keep; 0: an order of its own",
+        values=(0, VERSION),
+        word="canonical",
+        default=0,
+        lowest=0,
+        effect=_in_words,
+        where="CanonicalRows",
+    )
+
+
+def _in_words(cfg: Any) -> str:
+    if not cfg.canonical:
+        return "a row's bits are those of this config"
+    return f"a row has the bits of {ORDER}, whichever config, batch and split computes it"
+
+
+def canonical_rules(*other: tuple[str, str, Callable[[Any], bool]]) -> tuple[Rule, ...]:
+    """The rules of a family's canonical configs.
+
+    Args:
+        other: of a knob that changes the order: its name, its reason, and whether a config's value
+            keeps the order.
+    """
+    return (
+        Rule(
+            "canonical_supported",
+            f"canonical must be 0 or {VERSION}: there is no other version of the order",
+            lambda cfg, device: cfg.canonical in (0, VERSION),
+            ("canonical",),
+        ),
+        Rule(
+            "canonical_tile",
+            f"{ORDER} has tiles of 128 keys up to d_head 128 and of 64 above, before sm_90 of half "
+            "as many: B_c must be that",
+            lambda cfg, device: (
+                not cfg.canonical or cfg.B_c == canonical_tile(cfg.d_head, device.arch)
+            ),
+            ("canonical", "B_c", "d_head"),
+        ),
+        *(
+            Rule(
+                f"canonical_{name}",
+                f"canonical configs need {reason}",
+                _unless_canonical(keeps),
+                ("canonical", name),
+            )
+            for name, reason, keeps in other
+        ),
+    )
+
+
+def _unless_canonical(keeps: Callable[[Any], bool]) -> Callable[[Any, DeviceSpec], bool]:
+    return lambda cfg, device: not cfg.canonical or keeps(cfg)
