@@ -71,6 +71,12 @@ UNTUNED = Variable(
     "measured; 0: they leave calls there to PyTorch",
     "0",
 )
+BITS = Variable(
+    "FLASHSMITH_BITS",
+    "canonical: calls without bits= give each row the same bits in training, prefill, chunks and "
+    "decode; free: kernels add up in their own orders. Read by the first call of a kind",
+    "free",
+)
 JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
 CUDA_HOME = Variable(
     "CUDA_HOME",
@@ -87,6 +93,7 @@ VARIABLES = (
     TABLE,
     EMULATE,
     UNTUNED,
+    BITS,
     JOBS,
     CUDA_HOME,
 )
@@ -132,6 +139,11 @@ def emulation_enabled() -> bool:
 def untuned_enabled() -> bool:
     """Whether sdpa() and transformers use kernels on architectures without measurements."""
     return _boolean(UNTUNED, False)
+
+
+def bits() -> str | None:
+    """What calls without ``bits`` have: FLASHSMITH_BITS as it is set, None where it is not."""
+    return BITS.raw()
 
 
 def cache_limit_mib() -> int:

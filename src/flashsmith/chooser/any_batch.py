@@ -20,6 +20,8 @@ def of_any_batch(problem: Problem) -> Problem:
     of others all."""
     if problem.operation != DECODE.name:
         return problem
+    if problem.bits:  # no bit depends on the kernel: another's page is all that plays no part
+        return replace(problem, page=0)
     semantics = replace(problem.semantics, packed=False, uneven=False)
     return replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics, page=0)
 

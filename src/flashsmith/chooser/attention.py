@@ -121,6 +121,7 @@ def attention(
     partial: bool = False,
     seqused_k: Array | None = None,
     k_begin: Array | None = None,
+    bits: str | None = None,
     config: KernelConfig | None = None,
     backward_config: KernelConfig | None = None,
     deterministic: bool | None = None,
@@ -168,6 +169,11 @@ def attention(
         k_begin: (batch,) int32: the row of k where a sequence's keys begin, of a packed k any,
             cu_seqlens_k aside; None is its first. The last query has the position of the last key
             that counts, k_begin + seqused_k - 1, for every mask.
+        bits: 'canonical' makes a row's output and log-sum-exp a function of its own query, the keys
+            and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype, d):
+            the same bits in training, prefill, any chunks of a prompt, and attention_with_cache(),
+            in any batch, whichever kernel is chosen. V must be finite. 'free' lets each kernel add
+            up in its own order. None is FLASHSMITH_BITS, or 'free'. docs/bits.md has the contract.
         config: the kernel to use; None chooses one by dtype, d, lengths and device, and where it is
             not built and may not be (FLASHSMITH_JIT=0, CUDA graph capture) another that is.
         backward_config: the same of the kernel for the gradients, a FlashBackwardKernelConfig.
@@ -189,6 +195,7 @@ def attention(
     options = ForwardOptions(
         *(causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k),
         *(max_seqlen_q, max_seqlen_k, return_lse, return_row_max, partial, seqused_k, k_begin),
+        bits,
     )
     return run_call(config or choose_config, (q, k, v, out), options, emulate, "out")
 

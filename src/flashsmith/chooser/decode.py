@@ -77,6 +77,7 @@ def attention_with_cache(
     scale: float | None = None,
     sinks: Array | None = None,
     split: str = "invariant",
+    bits: str | None = None,
     out: Array | None = None,
     return_lse: bool = False,
     config: KernelConfig | None = None,
@@ -117,6 +118,9 @@ def attention_with_cache(
         causal, window, softcap, scale, sinks: as for attention().
         split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may use the
             batch, too, and may be faster.
+        bits: 'canonical' gives each row the bits that attention(bits='canonical') gives it, in any
+            chunks, batch and pages, and with any split; as there. None is FLASHSMITH_BITS, or
+            'free'.
         out: where to write the result, q's shape and dtype; None allocates it.
         return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
             or (heads_q, total_q); -inf where a row has no keys and there is no sink.
@@ -137,7 +141,8 @@ def attention_with_cache(
         *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q)
     )
     options = DecodeOptions(
-        *(causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse)
+        *(causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse),
+        bits,
     )
     return run_decode(chosen, tensors, options, emulate)
 

@@ -40,6 +40,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
     serves_gradients,
 )
+from flashsmith.families.canonical import ORDER, version_of
 from flashsmith.families.gpu_names import gpu_name, same_gpu
 from flashsmith.operations import DEFAULT
 
@@ -93,6 +94,8 @@ class KernelFilter(NamedTuple):
     def includes(self, config: Any) -> bool:
         if self.family not in (None, config.FAMILY) or not serves_gradients(config, self.problem):
             return False
+        if self.problem.bits and not version_of(config):
+            return False
         return not self.deterministic or config.family.is_deterministic(config)
 
 
@@ -109,6 +112,8 @@ def gather(
 
     Raises ArgumentError when no kernel serves the problem's d, or none fits on the device.
     """
+    if problem.bits:
+        return _canonical(problem, device, table, family, deterministic)
     itself = problem
     if problem.semantics.partial:
         problem = replace(problem, semantics=replace(problem.semantics, partial=False))
@@ -127,6 +132,53 @@ def gather(
         evidence = _estimated(problem, device, table, notes, asked)
     evidence = _of_few_tiles(_without_spills(evidence, itself, device, asked), problem, device)
     return _soundly_built(_repeatable_first(evidence), itself, device, asked)
+
+
+def _canonical(
+    problem: Problem,
+    device: DeviceSpec,
+    table: WinnersTable,
+    family: str | None,
+    deterministic: bool,
+) -> Evidence:
+    """The evidence on a problem whose rows keep the canonical order: what was measured of such
+    kernels or, where nothing was, the configs that take the place of those for any order."""
+    asked = KernelFilter(problem, family, deterministic)
+    notes: list[str] = []
+    for found in table.lookup(problem, device):
+        if not found.entry.problem.bits:
+            continue
+        usable = [
+            (config, one)
+            for config, one in _usable(found.entry, problem, device, notes)
+            if asked.includes(config)
+        ]
+        if usable:
+            return _measured(found, usable, problem, device, notes, asked)
+    free = gather(replace(problem, bits=""), device, table, family, deterministic)
+    masked = problem.semantics.key_mask.hides
+    others = (
+        candidates(problem.dtype, d_head_for(problem), device, masked, problem.operation)
+        if family is None
+        else ()
+    )
+    expected: dict[Any, ExpectedTime] = {}
+    for one in (*free.expected, *(ExpectedTime(config, 0.0) for config in others)):
+        config = one.config.family.canonical(one.config, device)
+        if config is not None and config not in expected:
+            ms = one.ms
+            if config.family.has_cost_model:
+                ms = estimate(config, problem, device).ms
+            expected[config] = ExpectedTime(config, ms)
+    if not expected:
+        raise ArgumentError(
+            f"bits={problem.bits!r}: no kernel of {ORDER} serves '{problem}' on "
+            f"{device.name}; leave bits out"
+        )
+    first, *rest = expected.values()
+    why = f"takes the place of {free.expected[0].config} in {ORDER}; {free.why}"
+    ordered = (first, *sorted(rest, key=lambda one: one.ms))
+    return Evidence(free.kind, ordered, why, free.fallback, free.notes)
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:

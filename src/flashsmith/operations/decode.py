@@ -202,4 +202,5 @@ DECODE = Operation(
         "rotary_dtype": None,
         "split": "invariant",
     },
+    has_canonical=True,
 )

@@ -103,4 +103,5 @@ FORWARD = Operation(
     flop=attn_flop,
     semantics=frozenset(SEMANTIC_WORDS),
     options={"scale": None, "softcap": 0.0, "left": None, "right": None},
+    has_canonical=True,
 )

@@ -150,6 +150,7 @@ class Operation:
         traffic: bytes of a problem that a kernel must read and write; None is those of all tensors
             that every call has.
         sizes: in measurements, of the dimensions with names of their own, such as 'total_q'.
+        has_canonical: whether there are kernels of it that keep the canonical order (docs/bits.md).
 
     Raises:
         ArgumentError: a name is invalid or used twice, a dtype or a word of semantics is unknown,
@@ -166,6 +167,7 @@ class Operation:
     peers: str = ""
     traffic: Callable[[Sizes], int] | None = None
     sizes: Callable[[Sizes], dict[str, int]] = packed_rows
+    has_canonical: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):

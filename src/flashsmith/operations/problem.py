@@ -16,6 +16,7 @@ from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import known_masks
 from flashsmith.semantics.sizes import (
+    CANONICAL,
     GRADIENT_WORDS,
     PAGE,
     SIZE,
@@ -53,11 +54,12 @@ class Problem:
     many keys a page of the cache has, 0 where it is dense. ``gradients``: 'only_dq' where no other
     gradient of q, k and v is needed, 'no_dq' where dq is not, '' for others. ``window_keys``: with
     a window, how many keys a row sees besides its own, by classes: a power of two; 0 is any.
+    ``bits``: 'canonical' where a row's bits do not depend on which kernel computes it, '' for any.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
         heads_q is no multiple of heads_k, there is no such operation, or it does not support the
-        semantics, pages, or the word for gradients; or window_keys is no class of a window.
+        semantics, pages, bits or the word for gradients; or window_keys is no class of a window.
     """
 
     batch: int
@@ -72,6 +74,7 @@ class Problem:
     page: int = 0
     gradients: str = ""
     window_keys: int = 0
+    bits: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -97,6 +100,8 @@ class Problem:
             )
         if self.window_keys != 0:
             self._check_window_keys()
+        if self.bits != "":
+            self._check_bits()
 
     def _check_window_keys(self) -> None:
         keys = self.window_keys
@@ -110,6 +115,22 @@ class Problem:
             raise ArgumentError(
                 f"window_keys={quoted(keys)}: give a power of two from {SMALLEST_WINDOW}, the "
                 "class of all smaller windows, or 0 for any window"
+            )
+
+    def _check_bits(self) -> None:
+        if self.bits != CANONICAL:
+            raise ArgumentError(
+                f"bits={quoted(self.bits)}: give {CANONICAL!r}, or '' for kernels that add up in "
+                "orders of their own"
+            )
+        if not self.computed.has_canonical:
+            raise ArgumentError(
+                f"bits={CANONICAL!r}: {self.operation} has no canonical order; leave it out"
+            )
+        if self.semantics.partial:
+            raise ArgumentError(
+                f"bits={CANONICAL!r}: with partial=True, whose merges add up in another order; "
+                "leave one out"
             )
 
     @property
@@ -177,6 +198,7 @@ class Problem:
             *semantic_words(self.semantics, self.window_keys),
             *[f"page{self.page}"] * (self.page > 0),
             *[self.gradients] * bool(self.gradients),
+            *[self.bits] * bool(self.bits),
         ]
 
     @classmethod
@@ -250,6 +272,7 @@ class ProblemKind(NamedTuple):
     page: int
     gradients: str
     window_keys: int
+    bits: str
 
 
 def parse_kind(text: str) -> ProblemKind:
@@ -275,7 +298,10 @@ def parse_kind(text: str) -> ProblemKind:
     gradients = [word for word in words if word in GRADIENT_WORDS]
     if len(gradients) > 1:
         raise ArgumentError(f"gradients={quoted('+'.join(gradients))}: give one")
-    words = [word for word in words if word not in pages and word not in gradients]
+    bits = [word for word in words if word == CANONICAL]
+    if len(bits) > 1:
+        raise ArgumentError(f"bits={quoted('+'.join(bits))}: give it once")
+    words = [word for word in words if word not in (*pages, *gradients, *bits)]
     names = [word for word in words if word not in _semantic_words() and known_operation(word)]
     if len(names) > 1:
         raise ArgumentError(f"operation={quoted('+'.join(names))}: give one")
@@ -291,11 +317,11 @@ def parse_kind(text: str) -> ProblemKind:
         )
     computed = names[0] if names else DEFAULT
     parsed = Semantics.parse(semantics or _PLAIN)
-    return ProblemKind(parsed, computed, page, "".join(gradients), window_keys)
+    return ProblemKind(parsed, computed, page, "".join(gradients), window_keys, "".join(bits))
 
 
 def _is_of_kind(word: str) -> bool:
-    if word in _semantic_words() or word in GRADIENT_WORDS:
+    if word in _semantic_words() or word in (*GRADIENT_WORDS, CANONICAL):
         return True
     if PAGE.fullmatch(word) or WINDOW_KEYS.fullmatch(word):
         return True
@@ -308,7 +334,7 @@ def _unknown(word: str) -> str:
     wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
     operations = [name for name in OPERATIONS if name != DEFAULT]
     dtypes = (dtype.name.lower() for dtype in DType)
-    hint = did_you_mean(wrong, (*_semantic_words(), *operations, *dtypes))
+    hint = did_you_mean(wrong, (*_semantic_words(), CANONICAL, *operations, *dtypes))
     return (
         f"unknown word {quoted(wrong)}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 "
         f"or h32:8, d64), fp16 or bf16, and {', '.join((*_semantic_words(), *operations))}, and an "

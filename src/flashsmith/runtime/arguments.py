@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from flashsmith import env
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
@@ -17,6 +18,7 @@ from flashsmith.families import (
     check_legal,
     serves_gradients,
 )
+from flashsmith.families.canonical import VERSION, version_of
 from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations import DEFAULT
@@ -34,6 +36,7 @@ from flashsmith.runtime.tensors import (
 from flashsmith.semantics.signature import (
     ForwardOptions,
     MaskLimits,
+    check_bits,
     check_flag,
     check_mask,
     check_scale,
@@ -87,6 +90,9 @@ def check_request(
     softcap = check_softcap(options.softcap, scale)
     packing = check_packing(options, q, k, check_contents=check_contents)
     ranges = check_key_ranges(options, q, k, packing, check_contents=check_contents)
+    bits = check_bits(options.bits, env.bits())
+    if ranges is not None and bits and options.bits is None:
+        bits = ""  # by FLASHSMITH_BITS: parts have no canonical order
     problem = check_problem(
         inputs,
         packing,
@@ -94,6 +100,7 @@ def check_request(
         softcap,
         partial=ranges is not None,
         window_keys=mask.window_keys,
+        bits=bits,
     )
     sinks = check_sinks(options.sinks, q, problem.heads_q)
     wanted = ["lse"] if check_flag("return_lse", options.return_lse) or ranges is not None else []
@@ -154,6 +161,7 @@ def check_problem(
     *,
     partial: bool = False,
     window_keys: int = 0,
+    bits: str = "",
 ) -> Problem:
     """The problem of q, k and v.
 
@@ -163,7 +171,8 @@ def check_problem(
     q, k, v = views
     packed = None if packing is None else packing[2:]
     shapes = q.shape, k.shape, v.shape
-    return _problem(DTYPES[q.dtype], *shapes, packed, mask, softcap > 0, partial, window_keys)
+    kind = mask, softcap > 0, partial, window_keys, bits
+    return _problem(DTYPES[q.dtype], *shapes, packed, *kind)
 
 
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
@@ -188,6 +197,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
             "config with a larger d_head"
         )
     check_gradients(cfg, problem)
+    check_order(cfg, problem)
     B_r, _ = cfg.family.loop_tiles(cfg) or (1, 1)
     if problem.batch * problem.heads_q * math.ceil(problem.seq_q / B_r) > MOST_BLOCKS:
         raise ArgumentError(
@@ -218,6 +228,7 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
             "config with a larger d_head"
         )
     check_gradients(cfg, problem)
+    check_order(cfg, problem)
     return problem.required_semantics(cfg)
 
 
@@ -227,6 +238,16 @@ def check_gradients(cfg: KernelConfig, problem: Problem) -> None:
         only = cfg.family.gradients_of(cfg)
         raise ArgumentError(
             f"gradients: {cfg} computes those of '{only}' problems alone; choose another config"
+        )
+
+
+def check_order(cfg: KernelConfig, problem: Problem) -> None:
+    """Raises ArgumentError where a problem's rows are to have the bits of the canonical order, and
+    the config's kernel does not keep it."""
+    if problem.bits and not version_of(cfg):
+        raise ArgumentError(
+            f"bits={problem.bits!r}: {cfg} adds up in an order of its own; choose a config with "
+            f"canonical_{VERSION}, or none"
         )
 
 
@@ -358,6 +379,7 @@ def _problem(
     softcap: bool,
     partial: bool,
     window_keys: int,
+    bits: str,
 ) -> Problem:
     """The problem of three shapes. Cached, because a model calls with few of them, and often."""
     *q_rows, heads_q, d = q
@@ -391,4 +413,4 @@ def _problem(
     uneven = packed is not None or partial
     semantics = Semantics(mask, softcap, packed is not None, uneven, partial)
     sizes = batch, seq_q, seq_k, heads_q, heads_k, d
-    return Problem(*sizes, dtype, semantics, window_keys=window_keys)
+    return Problem(*sizes, dtype, semantics, window_keys=window_keys, bits=bits)

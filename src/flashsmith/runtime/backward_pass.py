@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations.backward import BACKWARD, check_grad_dtype, gradients_word
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_request
@@ -174,7 +175,7 @@ def check_deterministic(cfg: KernelConfig, deterministic: bool) -> None:
 
 def _limits(config: KernelConfig | Chooser, q: TensorView, emulate: bool) -> DeviceSpec:
     """Those of the tensors' GPU, or of the emulated one that ``config`` runs on."""
-    arch = config.OLDEST_ARCH if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
+    arch = emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
     return limits_of(q, emulate, arch)
 
 

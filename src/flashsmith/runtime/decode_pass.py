@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashsmith import env
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
+from flashsmith.families.canonical import emulated_arch
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks, mask_options
@@ -37,6 +39,7 @@ from flashsmith.runtime.tensors import (
 from flashsmith.semantics.signature import (
     NO_WINDOW,
     ForwardOptions,
+    check_bits,
     check_flag,
     check_mask,
     check_scale,
@@ -72,6 +75,7 @@ class DecodeOptions(NamedTuple):
     rotary_interleaved: Any = False
     split: Any = "invariant"
     return_lse: Any = False
+    bits: Any = None
 
 
 # The operation's names of the tensors of a decode_call.
@@ -117,7 +121,7 @@ def _run(
     device = limits_of(
         q,
         check_flag("emulate", emulate),
-        config.OLDEST_ARCH if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH,
+        emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH,
     )
     cfg = config if isinstance(config, KernelConfig) else config(problem, device)
     semantics = check_server(cfg, problem, device)
@@ -200,7 +204,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     page = slots if tensors.page_table is not None else 0
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
-        *(DECODE.name, page, "", mask.window_keys),
+        *(DECODE.name, page, "", mask.window_keys, check_bits(asked.bits, env.bits())),
     )
     cos = views.get("cos")
     options = mask_options(mask, scale, softcap) | {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.families.canonical import emulated_arch
 from flashsmith.runtime.arguments import check_config, check_device, check_request, check_serves
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.kernel_choice import (
@@ -188,6 +189,7 @@ def forward(
     partial: bool = False,
     seqused_k: Array | None = None,
     k_begin: Array | None = None,
+    bits: str | None = None,
     emulate: bool = False,
 ) -> Any:
     """softmax(scale q k^T) v by the kernel that ``cfg`` names, masked and capped as asked for.
@@ -229,6 +231,8 @@ def forward(
         k_begin: (batch,) int32: the row of k where a sequence's keys begin, of a packed k any,
             cu_seqlens_k aside; None is its first. The last query has the position of the last key
             that counts, k_begin + seqused_k - 1, for every mask.
+        bits: 'canonical' is an error unless the config keeps the canonical order; as for
+            attention().
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
@@ -245,7 +249,7 @@ def forward(
     options = ForwardOptions(
         causal, plain["window"], plain["softcap"], plain["scale"], plain["sinks"], cu_seqlens_q,
         cu_seqlens_k, max_seqlen_q, max_seqlen_k, return_lse, return_row_max, partial, seqused_k,
-        k_begin,
+        k_begin, bits,
     )  # fmt: skip
     return run_call(check_config(cfg), (q, k, v, o), options, emulate, "o")
 
@@ -411,7 +415,7 @@ def run_request(
     request = check_request(tensors, options, check_contents=check_contents, output=output)
     q = request.first
     if arch is None:
-        arch = DEFAULT_EMULATED_ARCH if callable(config) else config.OLDEST_ARCH
+        arch = DEFAULT_EMULATED_ARCH if callable(config) else emulated_arch(config)
     device = limits_of(q, check_flag("emulate", emulate), arch)
     cfg = choose_for(config, request, device) if callable(config) else config
     semantics = check_server(cfg, request.problem, device)

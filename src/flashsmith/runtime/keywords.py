@@ -23,6 +23,7 @@ class ForwardKeywords(TypedDict, total=False):
     max_seqlen_k: int | None
     seqused_k: Array | None
     k_begin: Array | None
+    bits: str | None
     emulate: bool
 
 
@@ -52,6 +53,7 @@ class CacheKeywords(TypedDict, total=False):
     scale: float | None
     sinks: Array | None
     split: str
+    bits: str | None
     out: Array | None
     config: KernelConfig | None
     emulate: bool

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.families.canonical import emulated_arch
 from flashsmith.runtime import cached_calls
 from flashsmith.runtime.arguments import check_config, check_device, check_serves
 from flashsmith.runtime.cached_calls import Invocation
@@ -112,7 +113,7 @@ def prepare_operation(
         )
     first = request.first
     device = limits_of(
-        first, check_flag("emulate", emulate), cfg.OLDEST_ARCH if arch is None else arch
+        first, check_flag("emulate", emulate), emulated_arch(cfg) if arch is None else arch
     )
     check_device(cfg, device)
     if first.device.kind != "cuda" and not emulate:

@@ -79,7 +79,7 @@ def _score_functions(score: Score) -> str:
         change = "score"
     elif score.body == tanh(SCORE / score.factor) and slope.symbols() == ("changed",):
         # The host folds scale, cap and what turns e^2x into a power of 2 into one argument.
-        change = "tanh_of_2log2e(score * argument)"
+        change = "tanh_of_2log2e(__fmul_rn(score, argument))"
     else:
         raise ArgumentError(
             f"score={quoted(score.name)}: kernels compute a * tanh(score / a) alone, and this is "

@@ -17,7 +17,7 @@ from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.mask import UNLIMITED
-from flashsmith.semantics.sizes import window_class
+from flashsmith.semantics.sizes import CANONICAL, FREE, window_class
 
 # The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
@@ -84,6 +84,8 @@ _ARGUMENTS = (
     Argument("sin", _TENSOR, op="Tensor?"),
     Argument("rotary_interleaved", "bool", False, "bool"),
     Argument("split", "str", "invariant", "str"),
+    # Of what a row's bits are a function.
+    Argument("bits", "str | None", None, "str?"),
     # Of gradients.
     Argument("dlse", _TENSOR, op="Tensor?"),
     Argument("deterministic", "bool | None", None, "bool"),
@@ -136,16 +138,18 @@ _PARTS = "partial seqused_k k_begin"
 ATTENTION = Signature(
     "attention",
     f"{_SCORES} {_PACKED} out return_lse return_row_max {_PARTS} "
-    "config backward_config deterministic emulate",
+    "bits config backward_config deterministic emulate",
 )
-FORWARD = Signature("forward", f"{_SCORES} {_PACKED} return_lse return_row_max {_PARTS} emulate")
+FORWARD = Signature(
+    "forward", f"{_SCORES} {_PACKED} return_lse return_row_max {_PARTS} bits emulate"
+)
 BACKWARD = Signature(
     "backward", f"dlse {_SCORES} {_PACKED} deterministic needs grad_dtype config emulate"
 )
 CACHE = Signature(
     "attention_with_cache",
     "cache_lens page_table k v cos sin rotary_interleaved cu_seqlens_q max_seqlen_q "
-    f"{_SCORES} split out return_lse config emulate",
+    f"{_SCORES} split bits out return_lse config emulate",
     causal=True,
 )
 MERGE = Signature("merge_attention", "dtype config emulate")
@@ -169,6 +173,7 @@ class ForwardOptions(NamedTuple):
     partial: Any = False
     seqused_k: Any = None
     k_begin: Any = None
+    bits: Any = None
 
     def with_tensors(self, sinks: Any, cu_q: Any, cu_k: Any) -> ForwardOptions:
         """The same with these for the tensors but seqused_k and k_begin."""
@@ -237,6 +242,23 @@ def check_flag(name: str, value: Any) -> bool:
 def _is_numpys_bool(value: Any) -> bool:
     kind = type(value)
     return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
+
+
+def check_bits(bits: Any, default: str | None) -> str:
+    """The word of a Problem's bits: 'canonical', or '' for free. None is ``default``, the value of
+    FLASHSMITH_BITS, and free without one.
+
+    Raises ArgumentError for anything else.
+    """
+    name, value = ("bits", bits) if bits is not None else ("FLASHSMITH_BITS", default)
+    if value is None or value == FREE:
+        return ""
+    if value == CANONICAL:
+        return CANONICAL
+    raise ArgumentError(
+        f"{name}={quoted(value)}: give {CANONICAL!r} (a row has the same bits in training, "
+        f"prefill, chunks and decode) or {FREE!r}"
+    )
 
 
 def check_mask(causal: Any, window: Any) -> MaskLimits:

@@ -21,6 +21,10 @@ SMALLEST_WINDOW = 64
 # Words that say which gradients a problem needs where it does not need all of dq, dk and dv.
 ONLY_DQ, NO_DQ = GRADIENT_WORDS = ("only_dq", "no_dq")
 
+# The word of problems whose rows have the bits of one order, whichever kernel computes them.
+CANONICAL = "canonical"
+FREE = "free"
+
 
 def window_class(left: int, right: int) -> int:
     """The power of two nearest to how many keys a row sees in a window besides its own, at least
@@ -62,6 +66,9 @@ class Sizes(Protocol):
 
     @property
     def gradients(self) -> str: ...
+
+    @property
+    def bits(self) -> str: ...
 
     @property
     def window(self) -> tuple[int, int] | None:

@@ -96,7 +96,7 @@ class Index:
         found = []
         for kind, placed in kinds.items():
             measured = parse_class(kind.semantics)
-            if measured.operation != problem.operation:
+            if measured.operation != problem.operation or measured.bits != problem.bits:
                 continue
             gradients = measured.gradients
             if gradients != problem.gradients and ONLY_DQ in (gradients, problem.gradients):
