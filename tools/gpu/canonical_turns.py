@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from flashsmith import attention, attention_with_cache
+from flashsmith import attention, attention_with_cache, parse_kernel_name_into_config
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.turns import Contender, Turns
 
@@ -70,7 +70,7 @@ def forward_cells() -> Iterator[tuple[str, dict[str, Callable[[], Any]]]]:
                 yield name, calls
 
 
-def decode_cells() -> Iterator[tuple[str, Any]]:
+def decode_cells(others: list[str]) -> Iterator[tuple[str, Any]]:
     import torch
 
     for batch, queries, keys, heads_q, heads_k, d in DECODES:
@@ -89,12 +89,15 @@ def decode_cells() -> Iterator[tuple[str, Any]]:
             ]
             lengths = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
 
-            def graph(bits: str) -> Callable[[], Any]:
+            def graph(way: str) -> Callable[[], Any]:
                 out = torch.empty_like(q)
+                how = {"bits": way}
+                if way not in (FREE, CANONICAL):
+                    how = {"config": parse_kernel_name_into_config(way)}
 
                 def run() -> None:
                     for k, v in caches:
-                        attention_with_cache(q, k, v, cache_lens=lengths, bits=bits, out=out)
+                        attention_with_cache(q, k, v, cache_lens=lengths, out=out, **how)
 
                 torch.cuda.synchronize()
                 stream = torch.cuda.Stream()
@@ -114,11 +117,12 @@ def decode_cells() -> Iterator[tuple[str, Any]]:
                 replay()
                 torch.cuda.synchronize()
                 if not torch.equal(out, eager):
-                    print("the replay's output is not the launch's:", bits, flush=True)
+                    print("the replay's output is not the launch's:", way, flush=True)
 
                 return replay
 
-            found = {bits: graph(bits) for bits in (FREE, CANONICAL)}
+            also = [text for text in others if text.split(", ")[1] == str(d)]
+            found = {it: graph(it) for it in (FREE, CANONICAL, *also)}
             found["calls"] = count
             return found
 
@@ -141,6 +145,9 @@ def main() -> int:
     parser.add_argument("csv", help="where the rows go; overwritten")
     parser.add_argument("--only", default="", help="cells whose name matches a regex")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--also", action="append", default=[], help="decode by this config, too, of its d_head"
+    )
     options = parser.parse_args()
     import torch
 
@@ -150,14 +157,18 @@ def main() -> int:
     with open(options.csv, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("gpu", "cell", "round", "free_us", "canonical_us", "ratio"))
-        for name, calls in (*forward_cells(), *decode_cells()):
+        for name, calls in (*forward_cells(), *decode_cells(options.also)):
             if not re.search(options.only, name):
                 continue
             found = calls()
             count = found.pop("calls", 1)
             outputs = {bits: call().clone() for bits, call in found.items()}
             torch.cuda.synchronize()
-            why = differ(outputs[FREE], outputs[CANONICAL])
+            why = next(filter(None, (differ(outputs[FREE], it) for it in outputs.values())), "")
+            if not all(
+                torch.equal(outputs[CANONICAL], outputs[it]) for it in options.also if it in outputs
+            ):
+                why = why or "canonical configs differ"
             del outputs
             turns = Turns([Contender(it, call, lambda why=why: why) for it, call in found.items()])
             if turns.wrong:
@@ -171,6 +182,9 @@ def main() -> int:
                 row = [f"{times[it]:.3f}" for it in (FREE, CANONICAL)]
                 writer.writerow((gpu, name, number, *row, f"{ratio:.4f}"))
             its = ratios[name]
+            for text in times.keys() - {FREE, CANONICAL}:
+                writer.writerow((gpu, f"{name} {text}", number, "", f"{times[text]:.3f}", ""))
+                print(f"      {times[text]:.2f} us by {text}")
             print(
                 f"{statistics.median(its):.3f} ({min(its):.3f} to {max(its):.3f})  free "
                 f"{times[FREE]:.2f} us, canonical {times[CANONICAL]:.2f}: {name}",

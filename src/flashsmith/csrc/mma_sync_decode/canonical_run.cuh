@@ -53,15 +53,14 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         Rows all(args.scale_log2);  // over the chunks so far; none before the first with keys
         Sums all_o;
         zero(all_o);
+        Scores scores;
+        if (step < steps) multiply_keys(step, stage, queries, scores);
         for (int part = item.first_part; part < item.end_part; ++part) {
             Rows chunk(args.scale_log2);
             Sums o;
             zero(o);
             steps_until += steps_of_chunk;
             for (; step < min(steps, steps_until); ++step) {
-                cp_async_wait<kStages - 2>();
-                Scores scores;
-                multiply_keys(step, stage, queries, scores);
                 store_maxima(scores);
                 __syncthreads();  // maxima are here, and all of the stage; the last one is read
                 if (step + kStages - 1 < steps) {
@@ -71,10 +70,15 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                 cp_async_commit();
                 raise(chunk, o);
                 store_probabilities(chunk, scores);
+                // The next tile's scores, which need this warp's keys alone, before this one's P V.
+                const int next = stage == kStages - 1 ? 0 : stage + 1;
+                cp_async_wait<kStages - 2>();
+                __syncwarp();
+                if (step + 1 < steps) multiply_keys(step + 1, next, queries, scores);
                 __syncthreads();  // P and its sums are here
                 add_sums(chunk);
                 multiply_values(stage, o);
-                stage = stage == kStages - 1 ? 0 : stage + 1;
+                stage = next;
             }
             chunk.finish_chunk();
             merge(all, all_o, chunk, o);
