@@ -18,6 +18,8 @@ _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
 # The same of warps with rows of their own, which keep sums of other keys besides.
 MAX_OWN_ELEMENTS = 96
+# Of canonical configs: the first columns of more would lie in another panel than the tile's.
+MOST_CANONICAL_WARPS = 4
 
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
@@ -122,6 +124,11 @@ RULES: tuple[Rule, ...] = (
             "chunk_rows",
             "chunk_rows 0: all tiles have one kernel",
             lambda cfg: cfg.chunk_rows == 0,
+        ),
+        (
+            "n_warps",
+            "n_warps of at most 4: a warp has every n_warps-th 16 columns of P V, of 64 at most",
+            lambda cfg: cfg.n_warps <= MOST_CANONICAL_WARPS,
         ),
         ("rounds", "rounds 1: each chunk, or all of them, is a run", lambda cfg: cfg.rounds == 1),
         ("cluster", "cluster 0: chunks are merged in their order", lambda cfg: not cfg.cluster),
