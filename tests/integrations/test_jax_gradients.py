@@ -27,6 +27,7 @@ CFG = FlashForwardKernelConfig(
 )
 REPEATABLE = parse("(FP16, 64, 64, 64, 4): backward")
 shared_kernels.want([CFG], Semantics("causal", uneven=True))
+shared_kernels.want_chosen("b1 s12:20 h2:1 d40 fp16 causal uneven canonical")
 shared_kernels.want([REPEATABLE], Semantics("causal", uneven=True))
 CALL = {"causal": True, "config": CFG, "backward_config": REPEATABLE}
 HOST = jax.devices("cpu")[0]
@@ -193,3 +194,15 @@ def test_what_has_no_gradient() -> None:
         jax.grad(lambda q: total(q, out=Q))(Q)
     with pytest.raises(ArgumentError, match="partial: q is a tracer of JAX, and parts have no"):
         jax.grad(lambda q: total(q, partial=True))(Q)
+
+
+def test_canonical_bits_are_those_without_gradients_and_gradients_are_repeatable() -> None:
+    def attended(*inputs: Any, **options: Any) -> Any:
+        return flashsmith.attention(*inputs, causal=True, bits="canonical", **options)
+
+    o, pull = jax.vjp(attended, Q, K, V)
+    assert jnp.array_equal(o, attended(Q, K, V))
+    assert [it.shape for it in pull(DO)] == [Q.shape, K.shape, V.shape]
+    atomic = parse("(FP16, 64, 64, 64, 4): backward+stages_2+dq_atomics")
+    with pytest.raises(ArgumentError, match=r"deterministic=True: .*dq_atomics"):
+        jax.vjp(lambda *it: attended(*it, backward_config=atomic), Q, K, V)

@@ -153,7 +153,7 @@ class BenchPlan:
                 if entry.config is not None:
                     yield entry.config, problem
             if problem.operation == BACKWARD.name:
-                forward = replace(problem, operation=DEFAULT, gradients="")
+                forward = problem.of_operation(DEFAULT)
                 with suppress(FlashsmithError):  # what is wrong is said of that problem
                     yield choose_config(forward, device), forward
 

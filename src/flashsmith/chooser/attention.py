@@ -177,8 +177,9 @@ def attention(
         config: the kernel to use; None chooses one by dtype, d, lengths and device, and where it is
             not built and may not be (FLASHSMITH_JIT=0, CUDA graph capture) another that is.
         backward_config: the same of the kernel for the gradients, a FlashBackwardKernelConfig.
-        deterministic: True asks for gradients with the same bits in every run; None is PyTorch's
-            are_deterministic_algorithms_enabled() at this call. All but dq's have them anyway.
+        deterministic: True asks for gradients with the same bits in every run; None is True with
+            canonical bits, else PyTorch's are_deterministic_algorithms_enabled() at this call. All
+            but dq's have them anyway.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:

@@ -12,6 +12,7 @@ from flashsmith.families.family import config_class_names
 from flashsmith.operations.backward import BACKWARD, gradients_word
 from flashsmith.printable import quoted
 from flashsmith.runtime import BackwardAhead, Chooser, Gradients, run_backward
+from flashsmith.runtime.bits import resolve_bits
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.tensors import Array, Dtype
 from flashsmith.semantics.signature import NO_WINDOW, BackwardOptions, ForwardOptions
@@ -57,8 +58,8 @@ def backward(
         o, lse: what attention(..., return_lse=True) returned.
         dlse: the gradient of lse, of its shape, fp32; None is 0.
         deterministic: True asks for a kernel that gives dq the same bits in every run; dk, dv and
-            dsinks always have them. None is PyTorch's are_deterministic_algorithms_enabled() for
-            its tensors, and False for others.
+            dsinks always have them. None is True with FLASHSMITH_BITS=canonical, else PyTorch's
+            are_deterministic_algorithms_enabled() for its tensors, and False for others.
         needs: which of dq, dk, dv and dsinks are needed; others take no memory.
         grad_dtype: 'float32', or that dtype of PyTorch or NumPy, for dq, dk and dv that are not
             rounded; None is their inputs' dtype.
@@ -114,14 +115,17 @@ def check_config_for(operation: str, argument: str, config: Any) -> None:
     )
 
 
-def resolve_deterministic(deterministic: Any, q: Any) -> bool:
-    """Whether gradients must be repeatable; None asks PyTorch where q is a tensor of its.
+def resolve_deterministic(deterministic: Any, q: Any, bits: Any = None) -> bool:
+    """Whether gradients must be repeatable. None: where the forward pass has canonical ``bits``,
+    and where q is PyTorch's tensor and PyTorch asks for it.
 
     Raises ArgumentError unless it is True, False or None.
     """
     if deterministic is not None:
         check_deterministic_flag(deterministic)
         return bool(deterministic)
+    if resolve_bits(bits):
+        return True
     framework = framework_of(type(q))
     return framework is not None and framework.is_deterministic()
 

@@ -26,7 +26,7 @@ from flashsmith.integrations.traced_attention import of_op
 from flashsmith.semantics.signature import CACHE
 
 _LENGTHS, _NEW = CACHE.in_schema("cache_lens page_table"), CACHE.in_schema("k v cos sin")
-_OPTIONS = "max_seqlen_q causal window softcap scale rotary_interleaved split"
+_OPTIONS = "max_seqlen_q causal window softcap scale rotary_interleaved split bits"
 _REST = ", *, ".join(
     map(CACHE.in_schema, ("sinks cu_seqlens_q", f"{_OPTIONS} return_lse config emulate"))
 )
@@ -51,7 +51,7 @@ def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     asked = CACHE.bind(keywords)
     check_for_an_op(q=q, k_cache=k_cache, v_cache=v_cache)
     q, k, v = under_autocast_over(k_cache, q, asked["k"], asked["v"])
-    options = of_op(asked, "causal softcap scale rotary_interleaved split return_lse emulate")
+    options = of_op(asked, "causal softcap scale rotary_interleaved split bits return_lse emulate")
     new: tuple[Any, ...] = k, v, asked["cos"], asked["sin"]
     if all(it is None for it in new):
         new = ()

@@ -39,6 +39,7 @@ from flashsmith.integrations.pytorch_state import check_for_an_op
 from flashsmith.operations.backward import gradients_word, n_products
 from flashsmith.runtime import cached_calls, run_backward, run_call
 from flashsmith.runtime.backward_pass import backward_call
+from flashsmith.runtime.bits import resolve_bits
 from flashsmith.runtime.cached_calls import CachedCall, run_repeated
 from flashsmith.runtime.forward_pass import attention_call, waits_for
 from flashsmith.runtime.frameworks import framework_of
@@ -58,7 +59,9 @@ _SHARED = ATTENTION.in_schema(
     "causal window softcap scale max_seqlen_q max_seqlen_k config emulate"
 )
 _PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
-_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {_SHARED}"
+_ARGUMENTS = (
+    f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {_SHARED}, {ATTENTION.in_schema('bits')}"
+)
 # What the backward pass that follows is to be; its kernel is found or built with the forward's.
 _FOLLOWING = (
     "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
@@ -96,7 +99,7 @@ class Asked(NamedTuple):
     emulate: Any = False
 
     def of_op(self, config: KernelConfig | None) -> dict[str, Any]:
-        """The arguments that the ops of both directions have, with one's config."""
+        """The arguments that the ops of both directions have, with one direction's config."""
         options = {name: getattr(self.options, name) for name in _OF_OPS}
         left, right = check_pair(self.options.window)
         return options | {
@@ -274,6 +277,7 @@ class FlashsmithAttention(torch.autograd.Function):
             results = torch.ops.flashsmith.attention_with_statistics.default(
                 *(q, k, v, sinks, cu_q, cu_k),
                 **asked.of_op(asked.config),
+                bits=asked.options.bits,
                 return_lse=True,
                 return_row_max=asked.options.return_row_max,
                 with_backward=True,
@@ -674,11 +678,8 @@ def differentiable_attention(
     if cu_q is not None and waits_for(options):
         limits = _longest((cu_q, cu_k), (options.max_seqlen_q, options.max_seqlen_k))
         bound["max_seqlen_q"], bound["max_seqlen_k"] = limits
-    follows_pytorch = deterministic is None
-    if follows_pytorch:
-        repeatable = _prefers_repeatable()
-    else:
-        repeatable = resolve_deterministic(deterministic, q)
+    repeatable = resolve_deterministic(deterministic, q, options.bits)
+    follows_pytorch = deterministic is None and not resolve_bits(options.bits)
     return_lse = check_flag("return_lse", options.return_lse)
     # Tensors are autograd's to keep.
     bound |= {**dict.fromkeys(TENSORS), "return_lse": True}

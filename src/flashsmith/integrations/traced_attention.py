@@ -15,6 +15,7 @@ from flashsmith.integrations.torch_ops import no_out
 from flashsmith.operations.backward import check_grad_dtype
 from flashsmith.runtime import Gradients
 from flashsmith.runtime.backward_pass import check_needs
+from flashsmith.runtime.bits import resolve_bits
 from flashsmith.semantics.signature import ATTENTION, BACKWARD, check_pair
 
 
@@ -43,7 +44,7 @@ def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     sinks, out = asked["sinks"], asked["out"]
     return_lse, return_row_max = asked["return_lse"], asked["return_row_max"]
     tensors = q, k, v, sinks, asked["cu_seqlens_q"], asked["cu_seqlens_k"]
-    options = of_op(asked, "causal softcap scale emulate")
+    options = of_op(asked, "causal softcap scale bits emulate")
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -55,7 +56,7 @@ def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             raise no_out(q=q, k=k, v=v, sinks=sinks)
         options["with_backward"] = True
         options["backward_config"] = short_form(asked["backward_config"])
-        options["deterministic"] = _is_deterministic(asked["deterministic"])
+        options["deterministic"] = _is_deterministic(asked["deterministic"], asked["bits"])
     if not (return_lse or return_row_max or differentiable):
         output = torch.ops.flashsmith.attention(*tensors, **options)
         return output if out is None else out.copy_(output)
@@ -82,8 +83,14 @@ def of_op(asked: dict[str, Any], names: str) -> dict[str, Any]:
     }
 
 
-def _is_deterministic(asked: bool | None) -> bool:
-    return torch.are_deterministic_algorithms_enabled() if asked is None else asked
+def _is_deterministic(asked: bool | None, bits: str | None = None) -> bool:
+    if asked is not None:
+        return asked
+    return torch.are_deterministic_algorithms_enabled() or _resolved_bits(bits) != ""
+
+
+# A tracer records the answer as a constant, and does not read the environment.
+_resolved_bits = torch.compiler.assume_constant_result(resolve_bits)
 
 
 def backward_by_op(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Gradients:

@@ -138,6 +138,11 @@ class Problem:
         """The problem's operation."""
         return operation(self.operation)
 
+    def of_operation(self, name: str, gradients: str = "") -> Problem:
+        """The same of another operation; with any bits where that has no canonical order."""
+        bits = self.bits if operation(name).has_canonical else ""
+        return replace(self, operation=name, gradients=gradients, bits=bits)
+
     def required_semantics(self, cfg: Tiled) -> Semantics:
         """The semantics that `cfg`'s kernel must be compiled for: uneven where tiles or d_head are
         not filled."""

@@ -129,7 +129,7 @@ def _attention(
 
 
 def _backward(of: Problem) -> Problem:
-    return replace(of, operation=BACKWARD.name)
+    return of.of_operation(BACKWARD.name)
 
 
 def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: bool) -> Problem:

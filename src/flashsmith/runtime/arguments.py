@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from flashsmith import env
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
@@ -22,6 +21,7 @@ from flashsmith.families.canonical import VERSION, version_of
 from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations import DEFAULT
+from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.request import Request
 from flashsmith.runtime.sequences import Packing, check_key_ranges, check_packing
@@ -36,7 +36,6 @@ from flashsmith.runtime.tensors import (
 from flashsmith.semantics.signature import (
     ForwardOptions,
     MaskLimits,
-    check_bits,
     check_flag,
     check_mask,
     check_scale,
@@ -90,9 +89,9 @@ def check_request(
     softcap = check_softcap(options.softcap, scale)
     packing = check_packing(options, q, k, check_contents=check_contents)
     ranges = check_key_ranges(options, q, k, packing, check_contents=check_contents)
-    bits = check_bits(options.bits, env.bits())
-    if ranges is not None and bits and options.bits is None:
-        bits = ""  # by FLASHSMITH_BITS: parts have no canonical order
+    bits = resolve_bits(options.bits)
+    if bits and ranges is not None:
+        raise cannot_keep(options.bits, "with partial=True, whose merges add up in another order")
     problem = check_problem(
         inputs,
         packing,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
@@ -180,7 +179,7 @@ def _limits(config: KernelConfig | Chooser, q: TensorView, emulate: bool) -> Dev
 
 
 def _backward(problem: Problem, gradients: str) -> Problem:
-    return replace(problem, operation=BACKWARD.name, gradients=gradients)
+    return problem.of_operation(BACKWARD.name, gradients)
 
 
 def _kernel_for(

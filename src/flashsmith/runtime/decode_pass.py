@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsmith import env
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.families.canonical import emulated_arch
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks, mask_options
+from flashsmith.runtime.bits import resolve_bits
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
@@ -39,7 +39,6 @@ from flashsmith.runtime.tensors import (
 from flashsmith.semantics.signature import (
     NO_WINDOW,
     ForwardOptions,
-    check_bits,
     check_flag,
     check_mask,
     check_scale,
@@ -204,7 +203,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     page = slots if tensors.page_table is not None else 0
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
-        *(DECODE.name, page, "", mask.window_keys, check_bits(asked.bits, env.bits())),
+        *(DECODE.name, page, "", mask.window_keys, resolve_bits(asked.bits)),
     )
     cos = views.get("cos")
     options = mask_options(mask, scale, softcap) | {

@@ -56,10 +56,10 @@ def check_estimate(request: Request, cfg: KernelConfig, *following: KernelConfig
     packed = request.problem.semantics.packed
     estimated = _as_one_sequence(request) if packed else request.problem
     seconds = sum(
-        estimate_seconds(one, replace(estimated, operation=one.family.operation))
+        estimate_seconds(one, estimated.of_operation(one.family.operation))
         for one in (cfg, *following)
     )
-    problem = replace(request.problem, operation=cfg.family.operation)
+    problem = request.problem.of_operation(cfg.family.operation)
     check_seconds(cfg, problem, seconds)
 
 
