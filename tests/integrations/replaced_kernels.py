@@ -25,10 +25,12 @@ def replaced_kernels(**options: Any) -> Iterator[Calls]:
 
     def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         seen.append({"q": q, "k": k, "v": v, **keywords})
+        keywords.pop("bits")
         return padded_attention.attention(q, k, v, **keywords)
 
     def attention_with_cache(q: Any, k: Any, v: Any, /, *, cache_lens: Any, **keywords: Any) -> Any:
         seen.append({"q": q, "k": k, "v": v, "cache_lens": cache_lens, **keywords})
+        keywords.pop("bits")
         if "page_table" in keywords:
             # transformers writes the next step's over them.
             if "cu_seqlens_q" in keywords:

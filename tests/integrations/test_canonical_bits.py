@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,9 +12,19 @@ import shared_kernels
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
+pytest.importorskip("transformers", reason="needs transformers: it is not installed")
+
+from replaced_kernels import replaced_kernels  # noqa: E402
+from tiny_models import tiny  # noqa: E402
+
 import flashsmith  # noqa: E402
 from flashsmith.errors import ArgumentError  # noqa: E402
 from flashsmith.families import parse_kernel_name_into_config as parse  # noqa: E402
+from flashsmith.families.canonical import CHUNK  # noqa: E402
+from flashsmith.integrations import flash_attn, flash_registry  # noqa: E402
+from flashsmith.integrations import transformers as ours  # noqa: E402
+from flashsmith.integrations.fallbacks import FallbackWarning  # noqa: E402
+from flashsmith.runtime import prepared_call  # noqa: E402
 
 # A kernel that adds up in an order of its own, and one whose dq timing decides.
 FREE = parse("(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax")
@@ -156,3 +167,170 @@ def test_parts_are_refused_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("FLASHSMITH_BITS", "fast")
     with pytest.raises(ArgumentError, match="FLASHSMITH_BITS='fast': give 'canonical'"):
         attended(*tensors(), bits=None)
+
+
+# --- the facades ---------------------------------------------------------------------------------
+
+
+def heads_first(*tensors: Any) -> Any:
+    return tuple(it.transpose(1, 2) for it in tensors)
+
+
+SQUARE = "b1 s20 h2:1 d64 fp16 causal"
+shared_kernels.want_chosen(f"{SQUARE} uneven canonical", f"{SQUARE} packed uneven canonical")
+
+
+def square() -> tuple[Any, Any, Any]:
+    q, k, v = tensors()
+    return q, k[:, :20].contiguous(), v[:, :20].contiguous()
+
+
+def by_sdpa(q: Any, k: Any, v: Any, **asked: Any) -> Any:
+    keywords = {"is_causal": True, "enable_gqa": True, "emulate": True, **asked}
+    return flashsmith.sdpa(*heads_first(q, k, v), **keywords).transpose(1, 2)
+
+
+def by_func(q: Any, k: Any, v: Any, **asked: Any) -> Any:
+    return flash_attn.flash_attn_func(q, k, v, causal=True, **asked)
+
+
+def by_varlen(q: Any, k: Any, v: Any, **asked: Any) -> Any:
+    starts = torch.tensor([0, q.shape[1]], dtype=torch.int32)
+    rows = (it.flatten(0, 1) for it in (q, k, v))
+    return flash_attn.flash_attn_varlen_func(*rows, starts, starts, causal=True, **asked)[None]
+
+
+def by_kvcache(q: Any, k: Any, v: Any, **asked: Any) -> Any:
+    return flash_attn.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=k.shape[1], causal=True, num_splits=4, **asked
+    )
+
+
+@contextmanager
+def registered(**asked: Any) -> Iterator[None]:
+    flash_registry.register(emulate=True, **asked)
+    torch.nn.attention.activate_flash_attention_impl("flashsmith")
+    try:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            yield
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+
+
+def by_registry(q: Any, k: Any, v: Any, **asked: Any) -> Any:
+    function = torch.nn.functional.scaled_dot_product_attention
+    with registered(**asked):
+        o = function(*heads_first(q, k, v), is_causal=True, enable_gqa=True)
+    return o.transpose(1, 2)
+
+
+class Layer(torch.nn.Module):
+    is_causal = True
+
+
+def by_transformers(q: Any, k: Any, v: Any, **asked: Any) -> Any:
+    ours.register(emulate=True, **asked)
+    try:
+        return ours.flashsmith_attention_forward(Layer(), *heads_first(q, k, v), None)[0]
+    finally:
+        ours.register()
+
+
+FACADES = [by_sdpa, by_func, by_varlen, by_kvcache, by_registry, by_transformers]
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_every_facade_keeps_them(
+    facade: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = attended(*square(), return_lse=False)
+    used: list[Any] = []
+    right = prepared_call.PreparedCall.run
+    monkeypatch.setattr(
+        prepared_call.PreparedCall,
+        "run",
+        lambda self, *rest: used.append(self.kernel.config) or right(self, *rest),
+    )
+    assert torch.equal(facade(*square(), bits="canonical"), expected)
+    monkeypatch.setenv("FLASHSMITH_BITS", "canonical")
+    assert torch.equal(facade(*square()), expected)
+    assert [config.canonical for config in used] == [1, 1]
+    facade(*square(), bits="free")
+    assert used[-1].canonical == 0
+    with pytest.raises(ArgumentError, match="bits='exact': give 'canonical'"):
+        facade(*square(), bits="exact")
+
+
+def unserved(facade: Callable[..., Any], **asked: Any) -> Any:
+    """A call that the kernels do not serve: PyTorch has tensors of any size."""
+    return facade(*(it[..., :20] for it in square()), **asked)
+
+
+@pytest.mark.parametrize("facade", [by_sdpa, by_transformers, by_registry])
+def test_pytorch_takes_no_call_over(
+    facade: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.warns(FallbackWarning):
+        expected = unserved(facade)
+    with pytest.raises(ArgumentError, match=r"bits='canonical': .*which would take over, has othe"):
+        unserved(facade, bits="canonical")
+    monkeypatch.setenv("FLASHSMITH_BITS", "canonical")
+    with pytest.raises(ArgumentError, match=r"FLASHSMITH_BITS=canonical: .*, or unset the variab"):
+        unserved(facade)
+    assert torch.equal(unserved(facade, bits="free"), expected)
+
+
+def test_gradients_of_the_registry_are_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    right = flashsmith.backward
+    monkeypatch.setattr(
+        flashsmith,
+        "backward",
+        lambda *it, **how: asked.append(how["deterministic"]) or right(*it, **how),
+    )
+    for bits in ("canonical", "free"):
+        inputs = heads_first(*(it.requires_grad_() for it in square()))
+        with registered(bits=bits):
+            function = torch.nn.functional.scaled_dot_product_attention
+            function(*inputs, is_causal=True, enable_gqa=True).sum().backward()
+    assert asked == [True, False]
+
+
+def test_parts_of_the_keys_by_seqused_k_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = torch.tensor([13], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"bits='canonical': seqused_k: given without block_t"):
+        by_varlen(*square(), seqused_k=used, bits="canonical")
+    monkeypatch.setenv("FLASHSMITH_BITS", "canonical")
+    with pytest.raises(ArgumentError, match="FLASHSMITH_BITS=canonical: seqused_k: given without"):
+        by_varlen(*square(), seqused_k=used)
+
+
+# --- rolling caches ------------------------------------------------------------------------------
+
+
+def test_a_cache_that_drops_whole_chunks_keeps_them() -> None:
+    q, k, v = drawn(1, 2, 1, 64), drawn(1, 1060, 1, 64, seed=1), drawn(1, 1060, 1, 64, seed=2)
+    how = {"window": (20, None)}
+    rolled = decoded(q, k[:, CHUNK:].contiguous(), v[:, CHUNK:].contiguous(), **how)
+    assert_same(rolled, decoded(q, k, v, **how))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_rolling_caches_of_transformers_are_refused(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompt = tiny("mistral"), torch.tensor([[5, 9, 7, 3, 8, 2]])
+    model.set_attn_implementation("flashsmith")
+
+    def generated(tokens: int) -> Any:
+        return model.generate(
+            prompt, max_new_tokens=tokens, do_sample=False, cache_implementation=cache
+        )
+
+    monkeypatch.setenv("FLASHSMITH_BITS", "canonical")
+    with replaced_kernels(float32_as=torch.float16) as calls:
+        with pytest.raises(ArgumentError, match="FLASHSMITH_BITS=canonical: kv_offset: the cache"):
+            generated(5)
+        assert calls
+    with replaced_kernels(float32_as=torch.float16, bits="free"):
+        assert generated(5).shape == (1, 11)

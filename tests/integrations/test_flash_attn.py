@@ -44,6 +44,7 @@ def test_names_are_translated(asked: dict[str, Any]) -> None:
         "scale": 0.5,
         "return_lse": False,
         "deterministic": None,
+        "bits": None,
     }
 
 

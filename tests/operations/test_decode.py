@@ -21,7 +21,7 @@ def test_a_problem_with_pages_says_so_in_its_text_alone() -> None:
     assert (problem.page, problem.computed) == (16, DECODE)
     assert str(problem) == "b8 s1:8192 h32:8 d128 bf16 decode page16"
     assert problem.kind == "decode+page16"
-    assert parse_kind(problem.kind) == (problem.semantics, "decode", 16, "", 0)
+    assert parse_kind(problem.kind) == (problem.semantics, "decode", 16, "", 0, "")
     assert Problem.parse(str(PAGED)) == PAGED
     assert PAGED.kind == "decode+causal+packed+uneven+page16"
     assert DENSE.page == 0

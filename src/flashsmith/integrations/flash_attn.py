@@ -10,6 +10,7 @@ from flashsmith.integrations.flash_attn_keywords import with_others_refused
 from flashsmith.integrations.page_tables import full_int32
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.printable import quoted
+from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.option_values import in_dtype, plain_pair
 from flashsmith.runtime.tensors import Array, TensorT, check_beside
@@ -85,6 +86,8 @@ def flash_attn_func(
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    bits: str | None = None,
 ) -> Any:
     """attention() for code written for FlashAttention; differentiable, the log-sum-exp too.
 
@@ -96,6 +99,7 @@ def flash_attn_func(
         deterministic: whether dq has to be bitwise repeatable; the output, dk and dv always are.
             False leaves it to torch.use_deterministic_algorithms.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
+        bits: as for attention(); a keyword alone, since no FlashAttention has it.
         dropout_p, alibi_slopes: must be left at their defaults.
 
     Raises:
@@ -112,6 +116,7 @@ def flash_attn_func(
         scale=softmax_scale,
         return_lse=return_attn_probs,
         deterministic=deterministic or None,
+        bits=bits,
     )
     return (*results, None) if return_attn_probs else results
 
@@ -192,6 +197,8 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Array | None = None,
     seqused_k: Array | None = None,
+    *,
+    bits: str | None = None,
 ) -> Any:
     """attention() on packed sequences for code written for FlashAttention; differentiable.
 
@@ -203,7 +210,8 @@ def flash_attn_varlen_func(
             any size, and seqused_k, or without it cu_seqlens_k, says the lengths;
             attention_with_cache() computes it, without gradients.
         seqused_k: (sequences,) int32: how many keys of each sequence count, from its first;
-            without gradients. cu_seqlens_k may be missing beside it and block_table.
+            without gradients, and without block_table without canonical bits. cu_seqlens_k may be
+            missing beside it and block_table.
         The rest as for flash_attn_func.
 
     Raises:
@@ -226,6 +234,7 @@ def flash_attn_varlen_func(
             cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q,
             return_lse=return_attn_probs,
+            bits=bits,
         )
         return (*paged, None) if return_attn_probs else paged
     packed: dict[str, Any] = {
@@ -237,8 +246,15 @@ def flash_attn_varlen_func(
         "cu_seqlens_k": cu_seqlens_k,
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
+        "bits": bits,
     }
     if seqused_k is not None:
+        if resolve_bits(bits):
+            raise cannot_keep(
+                bits,
+                "seqused_k: given without block_table, which makes a call on parts of the keys; "
+                "give lengths in cu_seqlens_k, or block_table",
+            )
         o, lse = attention(q, k, v, **packed, partial=True, seqused_k=seqused_k)
         o = in_dtype(o, q.dtype)
         return (o, lse, None) if return_attn_probs else o
@@ -322,6 +338,7 @@ def flash_attn_with_kvcache(
     *,
     block_table: Array | None = None,
     alibi_slopes: Array | None = None,
+    bits: str | None = None,
 ) -> Any:
     """attention_with_cache() for code written for FlashAttention 2 or 3, whose order of arguments
     this is.
@@ -345,6 +362,7 @@ def flash_attn_with_kvcache(
         pack_gqa: has no effect: the heads of a group always share their keys.
         return_softmax_lse: return (out, lse).
         block_table: page_table by FlashAttention 2's name; give one of them.
+        bits: as for attention_with_cache().
         alibi_slopes, qv, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
             attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
 
@@ -403,6 +421,7 @@ def flash_attn_with_kvcache(
         scale=softmax_scale,
         split="invariant" if num_splits <= 1 else "free",
         return_lse=return_softmax_lse,
+        bits=bits,
     )
 
 

@@ -19,36 +19,41 @@ from typing import Any
 import torch
 
 import flashsmith
+from flashsmith.chooser.backward import resolve_deterministic
 from flashsmith.errors import ArgumentError, DependencyError
 from flashsmith.integrations.fallbacks import Reason, note_fallback
 from flashsmith.integrations.pytorch_state import check_emulate, why_not_on
 from flashsmith.integrations.sdpa import known_why_not, tensor_facts
 from flashsmith.integrations.sdpa_problem import SdpaProblem
+from flashsmith.runtime.bits import cannot_keep, resolve_bits
 
 NAME = "flashsmith"
 _CALLER = f"the flash implementation {NAME!r}"
 
 
-def register(*, emulate: bool | None = None) -> None:
+def register(*, emulate: bool | None = None, bits: str | None = None) -> None:
     """Adds "flashsmith" to the registry; torch.nn.attention.activate_flash_attention_impl puts it
     to use.
 
     Args:
         emulate: run host tensors in the emulator, however long it takes, instead of leaving them to
             PyTorch. None reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
+        bits: as for attention(). With 'canonical' what the kernels cannot compute is an error.
 
     Raises:
-        ArgumentError: emulate is something else.
+        ArgumentError: emulate or bits is something else.
         DependencyError: this version of PyTorch has no such registry.
     """
     check_emulate(emulate)
+    if bits is not None:
+        resolve_bits(bits)
     add = getattr(torch.nn.attention, "register_flash_attention_impl", None)
     if add is None:
         raise DependencyError(
             f"PyTorch {torch.__version__} has no registry of flash implementations; install 2.11 "
             "or later, or call flashsmith.sdpa()"
         )
-    add(NAME, register_fn=lambda: _Activated(emulate))
+    add(NAME, register_fn=lambda: _Activated(emulate, bits))
 
 
 class _LeftToPyTorch(Exception):
@@ -67,8 +72,8 @@ class _Activated:
     (batch, length, heads, d), or packed (total, heads, d).
     """
 
-    def __init__(self, emulate: bool | None) -> None:
-        self._emulate = emulate
+    def __init__(self, emulate: bool | None, bits: str | None = None) -> None:
+        self._emulate, self._bits = emulate, bits
         self._library: Any = torch.library.Library("aten", "IMPL")
         for operator, devices, ours in (
             ("_scaled_dot_product_flash_attention", ("CUDA",), self._sdpa),
@@ -83,7 +88,7 @@ class _Activated:
             ("_flash_attention_backward", ("CUDA", "CPU"), self._backward),
         ):
             for device in devices:
-                kernel = _with_fallback(f"aten::{operator}", device, ours)
+                kernel = _with_fallback(f"aten::{operator}", device, ours, bits)
                 with warnings.catch_warnings():
                     # Of what the registry is there for: kernels of PyTorch's are replaced.
                     warnings.filterwarnings("ignore", "Warning only once for all operators")
@@ -283,19 +288,28 @@ class _Activated:
         # An operator's kernel sees tensors that require grad; its gradients are an operator too.
         with torch.no_grad():
             return flashsmith.attention(
-                q, k, v, return_lse=True, emulate=q.device.type == "cpu", **keywords
+                *(q, k, v),
+                return_lse=True,
+                bits=self._bits,
+                emulate=q.device.type == "cpu",
+                **keywords,
             )
 
     def _gradients(self, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Any:
         with torch.no_grad():
             gradients = flashsmith.backward(
-                do, q, k, v, o, lse.contiguous(), emulate=q.device.type == "cpu", **keywords
+                *(do, q, k, v, o, lse.contiguous()),
+                deterministic=resolve_deterministic(None, q, self._bits),
+                emulate=q.device.type == "cpu",
+                **keywords,
             )
         return gradients.dq, gradients.dk, gradients.dv
 
 
-def _with_fallback(operator: str, device: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """``ours``, or PyTorch's kernel for what it leaves to PyTorch."""
+def _with_fallback(
+    operator: str, device: str, ours: Callable[..., Any], bits: str | None
+) -> Callable[..., Any]:
+    """``ours``, or PyTorch's kernel for what it leaves to PyTorch, which has no canonical bits."""
     theirs: Any = None
     # For packed sequences on the host PyTorch has none, nor does a build without CUDA for GPUs.
     if torch._C._dispatch_has_kernel_for_dispatch_key(operator, device):
@@ -306,6 +320,10 @@ def _with_fallback(operator: str, device: str, ours: Callable[..., Any]) -> Call
             return ours(*arguments, **keywords)
         except _LeftToPyTorch as left:
             reason = left.reason
+        if resolve_bits(bits):
+            raise cannot_keep(
+                bits, f"{reason}; and PyTorch's kernel, which would take over, has other bits"
+            )
         if theirs is None:
             raise ArgumentError(f"{reason}; and PyTorch has no kernel for it here")
         note_fallback(_CALLER, *reason)

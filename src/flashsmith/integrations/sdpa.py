@@ -18,12 +18,14 @@ from flashsmith.integrations.pytorch_state import (
 from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
 from flashsmith.integrations.traceable import attention, is_tracing, without_torchscript
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
+from flashsmith.runtime.bits import cannot_keep, resolve_bits
 
 # PyTorch's own, though the name in torch.nn.functional may have been replaced already by a function
 # that calls this module's.
 pytorch_sdpa = torch._C._nn.scaled_dot_product_attention
 # Warned of while tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
+_resolved_bits = torch.compiler.assume_constant_result(resolve_bits)
 # A model has few distinct problems. Not used while tracing: tracers reject lru_cache.
 known_why_not = lru_cache(maxsize=1024)(why_not)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -42,6 +44,7 @@ def sdpa(
     *,
     strict: bool = False,
     emulate: bool | None = None,
+    bits: str | None = None,
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention, with its signature and meaning.
 
@@ -60,13 +63,14 @@ def sdpa(
         strict: raise instead of leaving the call to PyTorch.
         emulate: run host tensors in the emulator, however long it takes; tensors on a GPU run
             there all the same. None reads the variable FLASHSMITH_EMULATE, 0 unless set.
+        bits: as for attention(). 'canonical' also raises instead of leaving the call to PyTorch.
 
     Returns:
         The output, like query.
 
     Raises:
-        ArgumentError: under strict, when the kernels cannot serve the call; names the argument. Or
-            emulate is something else.
+        ArgumentError: under strict, or with canonical bits, when the kernels cannot serve the call;
+            names the argument. Or emulate or bits is something else.
         Whatever PyTorch raises for a call that it refuses.
         The errors of building and launching a kernel.
     """
@@ -90,9 +94,13 @@ def sdpa(
     if reason is None:
         reason = why_not_on(query.device, emulate)
     if reason is None:
-        return _by_kernel(query, key, value, is_causal, scale)
+        return _by_kernel(query, key, value, is_causal, scale, bits)
     if strict:
         raise reason.error()
+    if _resolved_bits(bits):
+        raise cannot_keep(
+            bits, f"{reason}; and PyTorch's attention, which would take over, has other bits"
+        )
     note = _note_fallback_when_traced if tracing else note_fallback
     note("sdpa()", *reason)
     return pytorch_sdpa(
@@ -125,7 +133,9 @@ def _name(dtype_or_device: Any) -> str:
     return str(dtype_or_device)
 
 
-def _by_kernel(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
+def _by_kernel(
+    query: Any, key: Any, value: Any, is_causal: bool, scale: float | None, bits: str | None
+) -> Any:
     missing = 4 - query.dim()
     for _ in range(missing):
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -143,6 +153,7 @@ def _by_kernel(query: Any, key: Any, value: Any, is_causal: bool, scale: float |
         causal=causal,
         window=window,
         scale=scale,
+        bits=bits,
         # Host tensors get here only to be emulated.
         emulate=query.device.type == "cpu",
     ).transpose(1, 2)

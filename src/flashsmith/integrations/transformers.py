@@ -37,6 +37,12 @@ from flashsmith.integrations.pytorch_state import (
 from flashsmith.integrations.sdpa import tensor_facts
 from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
+from flashsmith.integrations.transformers_bits import (
+    ask_for_bits,
+    asked_bits,
+    refuse_rolling,
+    refuse_under_canonical,
+)
 from flashsmith.integrations.transformers_masks import (
     Hidden,
     flashsmith_mask,
@@ -81,7 +87,13 @@ _options = _Options()
 _UNSERVED = ("block_indices", "sinks")
 
 
-def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | None = None) -> None:
+def register(
+    *,
+    float32_as: Any = None,
+    strict: bool = False,
+    emulate: bool | None = None,
+    bits: str | None = None,
+) -> None:
     """Registers attn_implementation="flashsmith" with transformers; a second call replaces the
     options.
 
@@ -91,9 +103,11 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
         strict: raise where a layer's attention would be left to PyTorch.
         emulate: run host tensors in the emulator, however long it takes, instead of leaving them
             to PyTorch. None reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
+        bits: as for attention(). 'canonical' also raises where a layer's attention would be left to
+            PyTorch, and for caches that drop keys which a window has left behind.
 
     Raises:
-        ArgumentError: float32_as or emulate is something else.
+        ArgumentError: float32_as, emulate or bits is something else.
     """
     narrow = {"float16": torch.float16, "bfloat16": torch.bfloat16, None: None}
     name = None if float32_as is None else dtype_name(float32_as) or ""
@@ -101,6 +115,7 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
         raise ArgumentError(
             f"float32_as={float32_as!r}: give torch.float16, torch.bfloat16 or None"
         )
+    ask_for_bits(bits)
     _options.emulate = check_emulate(emulate)
     _options.float32_as, _options.strict = narrow[name], strict
     AttentionInterface.register(NAME, flashsmith_attention_forward)
@@ -171,6 +186,7 @@ class _Call(NamedTuple):
             "softcap": self.softcap or 0.0,
             "scale": self.scale,
             "sinks": None if self.sinks is None else self.sinks.float().contiguous(),
+            "bits": asked_bits(),
             # Host tensors get here only to be emulated.
             "emulate": self.query.device.type == "cpu",
         }
@@ -230,6 +246,10 @@ def flashsmith_attention_forward(
         offsets, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
         sequences = sequences_of(offsets, longest, query, key)
     causal, window = _causality(module, hidden, is_causal, sliding_window, query, pages)
+    if window is not None and hidden.causal is None and key.shape[2] != query.shape[2]:
+        refuse_rolling(
+            "sliding_window", "of a layer without a mask, whose cache may have dropped keys"
+        )
     query, key, value = under_autocast(query, key, value)
     q, k, v = _converted(query, key, value)
     q, k, v, scale = equally_wide(q, k, v, scaling)
@@ -374,6 +394,9 @@ def _has_holes(padding: Any) -> bool:
 
 def _refuse_or_note(call: _Call, reason: Reason) -> None:
     """Raises ArgumentError where PyTorch may not or cannot take over; else records the fallback."""
+    refuse_under_canonical(
+        f"{reason}; and PyTorch's attention, which would take over, has other bits"
+    )
     for name, value in (("softcap", call.softcap), ("s_aux", call.sinks)):
         if value is not None:
             raise ArgumentError(

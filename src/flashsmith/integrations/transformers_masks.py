@@ -41,6 +41,7 @@ from transformers.masking_utils import (
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.pytorch_state import transform
 from flashsmith.integrations.traceable import is_tracing
+from flashsmith.integrations.transformers_bits import refuse_rolling
 from flashsmith.integrations.transformers_models import model_of
 from flashsmith.printable import quoted
 
@@ -94,6 +95,8 @@ def flashsmith_mask(
                 f"{name}={quoted(value)}: not a keyword of the mask interface of transformers 5.17 "
                 f'to 5.24; use attn_implementation="sdpa"'
             )
+    if not isinstance(kv_offset, int) or kv_offset > 0:
+        refuse_rolling("kv_offset", "the cache of layers with a window has dropped keys")
     model = model_of(keywords.get("config"))
     # Code of a model's own adds masks to its scores, also beside layers that call us.
     adds_masks = model is not None and not (model.calls_interface and model.supported)

@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations.transformers_bits import refuse_rolling
 
 try:
     from transformers.generation.continuous_batching import initialization
@@ -139,6 +140,8 @@ def leave_pages_unread() -> None:
         ours = getattr(self.config, "_attn_implementation", None) == NAME
         pages = _pages_of(self, key_states, layer_idx, kwargs) if ours else None
         if pages is None:
+            if ours and not self.layer_to_allocator[layer_idx].supports_block_table:
+                refuse_rolling("cache", "keys of layers with a window are kept in a ring")
             return gather(kwargs=kwargs)
         # A copy, as update() puts the layer's own lengths into it.
         gather = functools.partial(gather, kwargs=dict(kwargs))

@@ -65,6 +65,7 @@ class FlashAttnKeywords(TypedDict, total=False):
     softcap: float
     alibi_slopes: Array | None
     deterministic: bool
+    bits: str | None
 
 
 class FlashVarlenKeywords(FlashAttnKeywords, total=False):
@@ -103,3 +104,4 @@ class FlashCacheKeywords(TypedDict, total=False):
     sm_margin: int
     block_table: Array | None
     alibi_slopes: Array | None
+    bits: str | None
