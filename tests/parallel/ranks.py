@@ -387,6 +387,40 @@ def nothing_to_compute(rank: int) -> dict[str, Any]:
     return run_case(IDLE, group=group)
 
 
+CANONICAL = {
+    "auto": Case("auto", (16,), batch=1, causal=True, heads_q=2, heads_k=1),
+    "window": Case("allgather", (8,), (1100,), batch=1, window=(20, 0), heads_q=2, heads_k=1),
+    "ulysses": Case("ulysses", (16,), batch=1, causal=True),
+}
+
+
+def canonical(rank: int) -> dict[str, Any]:
+    """Outputs and log-sum-exps of whole sequences, and the errors of what has no such bits."""
+    found: dict[str, Any] = {}
+    for name, case in CANONICAL.items():
+        q, k, v = (parallel.shard(case.draw()[it]) for it in "qkv")
+        o, lse = parallel.attention(
+            *(q, k, v),
+            schedule=case.schedule,
+            bits="canonical",
+            return_lse=True,
+            **case.semantics,
+        )
+        found[name] = parallel.unshard(o), parallel.unshard(lse, dim=-1)
+    zigzag = {"schedule": "zigzag", "causal": True}
+    found["zigzag"] = text_of(lambda: parallel.attention(*tensors(16), **zigzag, bits="canonical"))
+    os.environ["FLASHSMITH_BITS"] = "canonical"
+    try:
+        found["variable"] = text_of(lambda: parallel.attention(*tensors(16), **zigzag))
+        free = {**zigzag, "bits": "free", "config": CFG}
+        found["free"] = text_of(lambda: parallel.attention(*tensors(8), **free))
+    finally:
+        del os.environ["FLASHSMITH_BITS"]
+    one = {"bits": "canonical" if rank else "free", "schedule": "allgather"}
+    found["one"] = text_of(lambda: parallel.attention(*tensors(16), **one))
+    return found
+
+
 def late(rank: int) -> tuple[str, float]:
     """The last rank makes no call; the others are told within the group's timeout."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))

@@ -121,6 +121,7 @@ def attention(
     backward_config: Any = None,
     deterministic: bool | None = None,
     emulate: bool = False,
+    bits: str | None = None,
 ) -> Any:
     """``flashsmith.attention`` of sequences that are sharded over a group of processes.
 
@@ -148,6 +149,8 @@ def attention(
         return_lse, return_row_max: also return this rank's log-sum-exp, or row maximum, fp32,
             (batch, heads_q, rows) or (heads_q, rows).
         config, backward_config, deterministic, emulate: as attention() has them.
+        bits: as attention() has it, the same on every rank: with 'canonical' a row has the bits
+            that one process gives it. 'auto' is then 'allgather', and 'zigzag' is refused.
 
     Returns:
         This rank's rows of the output o, (o, lse), (o, row_max) or (o, lse, row_max).
@@ -161,7 +164,7 @@ def attention(
     asked = CallOptions(
         schedule, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
         max_seqlen_q, max_seqlen_k, out, return_lse, return_row_max, config, backward_config,
-        deterministic, emulate,
+        deterministic, emulate, bits,
     )  # fmt: skip
     # PyTorch's compiler cannot trace what the ranks tell each other.
     return (_attend_outside_graphs if is_tracing() else attend)(group, q, k, v, asked)

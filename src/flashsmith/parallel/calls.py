@@ -22,6 +22,7 @@ from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits
 from flashsmith.parallel.schedules import SCHEDULES, GroupCall, GroupSchedule, in_order, padded
 from flashsmith.printable import quoted
+from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.semantics import UNLIMITED
 from flashsmith.semantics.signature import (
     NO_WINDOW,
@@ -32,6 +33,7 @@ from flashsmith.semantics.signature import (
     check_softcap,
     whole_number,
 )
+from flashsmith.semantics.sizes import FREE
 
 
 class CallOptions(NamedTuple):
@@ -54,6 +56,7 @@ class CallOptions(NamedTuple):
     backward_config: Any = None
     deterministic: Any = None
     emulate: Any = False
+    bits: Any = None
 
 
 def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
@@ -271,7 +274,10 @@ def _check(
     softcap = check_softcap(asked.softcap, scale)
     check_attention_config(asked.config)
     check_backward_config("backward_config", asked.backward_config)
-    deterministic = resolve_deterministic(asked.deterministic, q)
+    bits = resolve_bits(asked.bits)
+    deterministic = resolve_deterministic(asked.deterministic, q, asked.bits)
+    if bits and schedule == "zigzag":
+        raise cannot_keep(asked.bits, _NO_BITS)
     flags = {
         name: check_flag(name, getattr(asked, name))
         for name in ("return_lse", "return_row_max", "emulate")
@@ -292,6 +298,8 @@ def _check(
             "softcap": softcap,
             "sinks": asked.sinks is not None,
             "requires_grad": needs,
+            # Before what follows from them.
+            "bits": bits or FREE,
             "deterministic": deterministic,
             **flags,
             **{name: None if it is None else str(it)[:200] for name, it in configs.items()},
@@ -474,6 +482,12 @@ def _bytes_of_keys(call: GroupCall, heads_k: int) -> int:
     return 2 * 2 * batch * call.k_layout.starts[-1] * heads_k * d
 
 
+_NO_BITS = (
+    "schedule='zigzag': merges parts of the keys, and in another order; take 'allgather' or "
+    "'ulysses'"
+)
+
+
 def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
     """The schedule of this name; 'auto' is one by lengths and mask, the same on every rank."""
     count = 2 * call.group.size
@@ -488,8 +502,10 @@ def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
         same = call.q_layout == call.k_layout
         gathered = prefixes.serves(call) and _bytes_of_keys(call, heads_k) <= MOST_GATHERED
         ring = call.limits == FULL or (call.limits == CAUSAL and same)
-        ring = ring and not uneven and not call.return_row_max
+        ring = ring and not (uneven or call.return_row_max or call.bits)
         name = "zigzag" if ring and not gathered else "allgather"
+    if name == "zigzag" and call.bits:
+        raise cannot_keep(call.bits, _NO_BITS)
     if name == "zigzag" and uneven:
         side, place, length = uneven[0]
         which = f"sequence {place} of {side}" if call.packed else f"{side}'s sequence"
@@ -530,13 +546,14 @@ def _call(
         {"softcap": asked.softcap, "scale": asked.scale, "emulate": asked.emulate},
         asked.config,
         asked.backward_config,
-        resolve_deterministic(asked.deterministic, q),
+        resolve_deterministic(asked.deterministic, q, asked.bits),
         has_gradients,
         bool(asked.return_lse),
         bool(asked.return_row_max),
         tuple(q.shape),
         lambda: None,
         devices,
+        resolve_bits(asked.bits),
     )
 
 

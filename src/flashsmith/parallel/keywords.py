@@ -28,3 +28,4 @@ class ParallelKeywords(TypedDict, total=False):
     backward_config: Any
     deterministic: bool | None
     emulate: bool
+    bits: str | None

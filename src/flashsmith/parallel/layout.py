@@ -127,17 +127,22 @@ class Piece(NamedTuple):
 
 
 def pieces(
-    q_runs: Sequence[RowRun], k_runs: Sequence[RowRun], ahead: int, mask: Limits
+    q_runs: Sequence[RowRun],
+    k_runs: Sequence[RowRun],
+    ahead: int,
+    mask: Limits,
+    chunk: int = 1,
 ) -> list[Piece]:
     """What queries see of keys, both parts of one sequence, in as few rectangles as possible.
 
     ahead: how many keys more than queries the whole sequence has; query i stands at key i + ahead.
+    chunk: keys that no query sees are left out in so many at a time, from a sequence's first on.
     """
-    found = [piece for q in q_runs for k in k_runs if (piece := _piece(q, k, ahead, mask))]
+    found = [piece for q in q_runs for k in k_runs if (piece := _piece(q, k, ahead, mask, chunk))]
     return _in_fewer(found)
 
 
-def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits) -> Piece | None:
+def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> Piece | None:
     rows, keys = q.length, k.length
     first = q.position + ahead  # the first query's position among keys
     if mask.right is not None:
@@ -150,7 +155,7 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits) -> Piece | None:
         rows = min(rows, k.position + keys + mask.left - first)
         if rows <= 0:
             return None
-        unseen = max(0, first - mask.left - k.position)
+        unseen = max(0, (first - mask.left) // chunk * chunk - k.position)
         keys -= unseen
         k = RowRun(k.position + unseen, k.row + unseen, keys)
         if keys <= 0:

@@ -31,13 +31,15 @@ from flashsmith.parallel.schedules import (
     Needs,
     as_needed,
 )
+from flashsmith.semantics.sizes import FREE
 
 
 def serves(call: GroupCall) -> bool:
-    """Whether all chunks of this call are as long, and see nothing but a prefix."""
+    """Whether all chunks of this call are as long, and see nothing but a prefix, in any order."""
     (length, *more) = call.q_layout.lengths or (0,)
     return (
         call.limits == CAUSAL
+        and not call.bits
         and call.q_layout == call.k_layout
         and not (call.packed or more)
         and length > 0
@@ -186,6 +188,7 @@ def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) ->
         out=out,
         return_lse=keeps_lse,
         return_row_max=call.return_row_max,
+        bits=FREE,
         config=call.config,
         **call.options,
     )

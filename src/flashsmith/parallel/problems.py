@@ -100,6 +100,7 @@ def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool
         return_row_max=False,
         shape=shape,
         confirm=lambda: None,
+        bits=whole.bits,
     )
 
 
@@ -145,7 +146,7 @@ def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: bool) -> Pr
 
 def _parts(call: GroupCall, owner: int | None) -> tuple[KernelCall, ...]:
     args = call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.limits, "cpu"
-    return kernel_calls(*args)
+    return kernel_calls(*args, call.bits)
 
 
 def _gradient_of_sinks(whole: Problem, call: GroupCall) -> Problem:

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from flashsmith.chooser.merge import merge_attention
+from flashsmith.families.canonical import CHUNK
 from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group, Transfer, used_until_now
 from flashsmith.parallel.layout import CAUSAL, Layout, Limits, Piece, Span, batches, joined, pieces
+from flashsmith.semantics.sizes import FREE
 
 # K and V of heads that are computed together are gathered together, and the next ones meanwhile:
 # messages of at least so many bytes a rank, below which a link is slow.
@@ -45,6 +47,7 @@ class GroupCall(NamedTuple):
     # Returns when the ranks have agreed on the call; a forward pass sends nothing before.
     confirm: Callable[[], None]
     devices: tuple[str, ...] = ()  # of all ranks
+    bits: str = ""  # a problem's word
 
     @property
     def dim(self) -> int:
@@ -123,11 +126,16 @@ def kernel_calls(
     packed: bool,
     mask: Limits,
     device: Any,
+    bits: str = "",
 ) -> tuple[KernelCall, ...]:
-    """What a rank's queries see of the keys of another, or, with None, of all keys in order."""
+    """What a rank's queries see of the keys of another, or, with None, of all keys in order.
+
+    With canonical bits keys are left out by whole chunks of that order alone.
+    """
+    chunk = CHUNK if bits else 1
     k_runs = k_layout.whole() if owner is None else k_layout.runs(owner)
     found = [
-        pieces(q, k, k_length - q_length, mask)
+        pieces(q, k, k_length - q_length, mask, chunk)
         for q, k, q_length, k_length in zip(
             q_layout.runs(rank), k_runs, q_layout.lengths, k_layout.lengths, strict=True
         )
@@ -211,6 +219,7 @@ def _forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **keywor
         part.k.take(v, dim),
         return_lse=True,
         return_row_max=call.return_row_max,
+        bits=call.bits or FREE,
         config=call.config,
         **part.keywords,
         **call.options,
@@ -341,7 +350,8 @@ def _gathered(call: GroupCall, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
 
 def _calls(call: GroupCall, device: Any, owner: int | None = None) -> tuple[KernelCall, ...]:
     return kernel_calls(
-        call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.limits, device
+        *(call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.limits, device),
+        call.bits,
     )
 
 
@@ -467,6 +477,7 @@ def _ulysses_forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> Gro
         sinks=_own_heads(call, sinks),
         return_lse=True,
         return_row_max=call.return_row_max,
+        bits=call.bits or FREE,
         config=call.config,
         **_ulysses_keywords(call, q.device),
     )
@@ -645,6 +656,7 @@ def _partial(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any) -> _Part
         part.k.take(k, dim),
         part.k.take(v, dim),
         partial=True,
+        bits=FREE,
         config=call.config,
         **part.keywords,
         **call.options,
