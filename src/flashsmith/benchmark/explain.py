@@ -19,6 +19,7 @@ from flashsmith.families import (
     rules_of,
 )
 from flashsmith.families.family import Intensity, SmemRegion
+from flashsmith.families.order import Order
 from flashsmith.runtime.emulation import BankConflicts
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
@@ -55,6 +56,7 @@ class Explanation:
     knobs: tuple[KnobEffect, ...]
     smem: tuple[SmemRegion, ...]
     intensity: Intensity | None
+    order: Order | None
     kernel: KernelEntry | None = None
     occupancy: Occupancy | None = None
     static_mix: dict[str, int] | None = None
@@ -85,6 +87,7 @@ class Explanation:
             "knobs": [asdict(knob) for knob in self.knobs],
             "smem": [asdict(region) for region in self.smem],
             "intensity": asdict(self.intensity) if self.intensity else None,
+            "order": asdict(self.order) if self.order else None,
             "kernel": self.kernel.to_json() if self.kernel else None,
             "occupancy": asdict(self.occupancy) if self.occupancy else None,
             "static_instructions": self.static_mix,
@@ -123,6 +126,7 @@ def _before_building(cfg: KernelConfig, target: Target) -> Explanation:
         knobs=knob_effects(cfg),
         smem=tuple(cfg.family.smem_map(cfg)),
         intensity=cfg.family.intensity(cfg),
+        order=cfg.family.order(cfg, device.arch),
     )
 
 
@@ -154,7 +158,7 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 
 # Of a kernel without a loop over keys, at least.
 _ROWS = 128
-_BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
+_BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity", "order")
 
 
 def knob_effects(cfg: KernelConfig) -> tuple[KnobEffect, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from rich.console import Console
 from rich.text import Text
 
 from flashsmith.benchmark.explain import Explanation
 from flashsmith.benchmark.table import make_columns, print_table, print_text
+from flashsmith.families.order import order_name
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
@@ -18,6 +20,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     print_text(console, f"on {explanation.target}")
     _rules(console, explanation)
     _knobs(console, explanation)
+    _order(console, explanation)
     _shared_memory(console, explanation)
     _compiler(console, explanation)
     _occupancy(console, explanation)
@@ -60,6 +63,15 @@ def _knobs(console: Console, explanation: Explanation) -> None:
         make_columns("knob | value | what it does~ | where in csrc/"),
         [(k.knob, k.value, k.effect, k.where) for k in explanation.knobs],
     )
+
+
+def _order(console: Console, explanation: Explanation) -> None:
+    order = explanation.order
+    if order is None:
+        return
+    _section(console, f"Order of a row's operations: {order_name(explanation.config)}")
+    rows = [(field.name.replace("_", " "), getattr(order, field.name)) for field in fields(order)]
+    print_table(console, [Column("operation"), Column("how", prose=True)], rows)
 
 
 def _shared_memory(console: Console, explanation: Explanation) -> None:

@@ -31,6 +31,7 @@ from flashsmith.families import (
     d_head_for,
     device_spec,
 )
+from flashsmith.families.order import order_name
 from flashsmith.printable import printable
 from flashsmith.runtime import forget_cached_launches
 from flashsmith.runtime.target import choose_target
@@ -80,6 +81,13 @@ class Choice:
         return str(self.config.FAMILY)
 
     @property
+    def order(self) -> str:
+        """The order in which the kernel adds up a row: 'canonical-1', or 'its own'; '' of
+        operations whose kernels compute no rows of attention."""
+        has_order = self.config.family.order(self.config, self.device.arch) is not None
+        return order_name(self.config) if has_order else ""
+
+    @property
     def tflops(self) -> float:
         """Expected TFLOP/s: 4 b h s_q s_k d, halved if causal, over the expected time."""
         return self.problem.attn_flop() / self.ms / 1e9 if self.ms else 0.0
@@ -89,6 +97,7 @@ class Choice:
             f"{self.problem} on {self.device.name} (sm_{self.device.arch})",
             f"  kernel      {self.config}",
             f"  family      {self.family}",
+            *([f"  order       {self.order}"] if self.order else []),
             f"  evidence    {self.evidence}: {self.why}",
         ]
         if self.evidence != "offered":
@@ -120,6 +129,7 @@ class Choice:
             "arch": f"sm_{self.device.arch}",
             "config": str(self.config),
             "family": self.family,
+            "order": self.order,
             "evidence": self.evidence,
             "why": self.why,
             "ms": self.ms,

@@ -15,6 +15,7 @@ from flashsmith import env
 from flashsmith.benchmark.table import make_console, print_text
 from flashsmith.cli import (
     benchmarks,
+    bits,
     building,
     cache,
     choosing,
@@ -39,7 +40,7 @@ app = App(
     help="Flash-attention kernels as configs: generate, compile, prove and measure them, "
     "on a GPU or with none.",
 )
-for commands in (kernels, building, benchmarks, reporting, choosing, profiling, tuning):
+for commands in (kernels, building, benchmarks, reporting, choosing, bits, profiling, tuning):
     app.add_typer(commands.app)
 app.add_typer(cache.app, name="cache")
 app.add_typer(demo.app, name="demo")

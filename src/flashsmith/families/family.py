@@ -19,6 +19,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.knob import feature_of, feature_words
+from flashsmith.families.order import Order
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.families.tile_work import CallWork, TileWork
 from flashsmith.operations.problem import Problem
@@ -176,6 +177,11 @@ class Family:
     def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
         """The legal config that computes in the canonical order what `cfg` does in its own: `cfg`
         itself if it does; None where there is none."""
+        return None
+
+    def order(self, cfg: Any, arch: int) -> Order | None:
+        """The order in which a kernel that is compiled for an architecture computes a row; None of
+        families whose kernels compute no rows of attention."""
         return None
 
     def is_deterministic(self, cfg: Any) -> bool:

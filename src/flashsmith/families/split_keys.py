@@ -47,6 +47,16 @@ def _in_words(cfg: Any) -> str:
     )
 
 
+def order_of_parts(split_keys: int) -> dict[str, str]:
+    """The fields of an Order that parts decide."""
+    if split_keys == 0:
+        return {}
+    return {
+        "chunks": f"of 1/{split_keys} of the tiles that a CTA's rows see, where SMs would idle",
+        "merge": "from the first part on, by natural log-sum-exps",
+    }
+
+
 def with_merge(templates: Mapping[str, str], split_keys: int, merge: str) -> Mapping[str, str]:
     """A family's kernel templates with that of the merge where the config splits keys."""
     return {**templates, "merge": merge} if split_keys else templates

@@ -14,6 +14,7 @@ from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion,
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.order import Order
 from flashsmith.families.pack_gqa import pack_variants
 from flashsmith.families.split_keys import merge_ms, split_variants, with_merge, with_parts
 from flashsmith.families.tile_work import TileWork
@@ -108,6 +109,9 @@ class MmaSyncFamily(Family):
 
     def canonical(self, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> Any:
         return sets.canonical(cfg, device)
+
+    def order(self, cfg: FlashForwardKernelConfig, arch: int) -> Order:
+        return describe.order(cfg, arch)
 
     def for_heads(
         self, cfg: FlashForwardKernelConfig, problem: Problem

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.order import DIFFERENCE_OF_PRODUCTS, Order, outgrown
+from flashsmith.families.split_keys import order_of_parts
 
 Effect = Callable[[Any], str]
 
@@ -36,6 +38,18 @@ def intensity(cfg: Any) -> Intensity:
     if cfg.Q_mma_load_K_tiles:
         shared += cfg.B_r * cfg.d_head * cfg.dtype.element_size
     return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
+
+
+def order(cfg: Any, arch: int) -> Order:
+    """In which order a row is computed."""
+    if cfg.canonical:
+        return Order.canonical(arch, cfg.B_c)
+    own: dict[str, str] = order_of_parts(cfg.split_keys)
+    if not cfg.optimized_softmax:
+        own |= {"scale": "before the maximum", "factor": DIFFERENCE_OF_PRODUCTS}
+    if cfg.lazy_rescale:
+        own |= {"offset": outgrown(8), "factor": DIFFERENCE_OF_PRODUCTS}
+    return Order.own(arch, cfg.B_c, **own)
 
 
 # --- what a knob's value does --------------------------------------------------------------------

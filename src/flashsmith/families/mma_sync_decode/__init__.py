@@ -13,6 +13,7 @@ from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion,
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+from flashsmith.families.order import Order
 from flashsmith.families.tile_work import CallWork
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
@@ -81,6 +82,9 @@ class MmaSyncDecodeFamily(Family):
 
     def canonical(self, cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> Any:
         return sets.canonical(cfg, device)
+
+    def order(self, cfg: FlashDecodeKernelConfig, arch: int) -> Order:
+        return describe.order(cfg, arch)
 
     def for_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+from flashsmith.families.order import FIRST_TILE, ONE_STATE, Order
 
 # The emulator's kinds of access, by what the kernels use them for.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
@@ -33,6 +34,29 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
         for tile in "KV"
     ]
     return smem_regions(cfg, [("Q", 1, cfg.B_r), *warps], "row statistics")
+
+
+def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
+    """In which order a row is computed."""
+    if cfg.canonical:
+        return Order.canonical(arch, cfg.B_c)
+    states, warps = ONE_STATE, ""
+    if not cfg.own_rows:
+        states = f"{cfg.n_warps}, each of {cfg.keys_per_warp} keys of a tile"
+        warps = "of a part by warp, then "
+        if cfg.chunk_rows:
+            states += f"; of sequences of more than {cfg.most_rows_without_chunks} rows {ONE_STATE}"
+    return Order.own(
+        arch,
+        cfg.B_c,
+        direction=FIRST_TILE,
+        states=states,
+        chunks=(
+            f"of {cfg.min_keys} keys at least, by the sequence's length {cfg.parts_per_sm} an SM "
+            "at most, from the first tile that is seen on"
+        ),
+        merge=f"{warps}of parts as a binary tree",
+    )
 
 
 def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:

@@ -11,6 +11,7 @@ from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import is_legal
+from flashsmith.families.order import Order
 from flashsmith.families.pack_gqa import pack_variants
 from flashsmith.families.split_keys import merge_ms, split_variants, with_merge, with_parts
 from flashsmith.families.tile_work import TileWork
@@ -124,6 +125,9 @@ class WgmmaFamily(WarpgroupFamily):
 
     def canonical(self, cfg: HopperForwardKernelConfig, device: DeviceSpec) -> Any:
         return sets.canonical(cfg, device)
+
+    def order(self, cfg: HopperForwardKernelConfig, arch: int) -> Order:
+        return describe.order(cfg, arch)
 
     def pack_variants(
         self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec

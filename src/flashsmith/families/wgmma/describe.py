@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.order import EX2, Order, outgrown
+from flashsmith.families.split_keys import order_of_parts
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
@@ -29,6 +31,29 @@ def intensity(cfg: Any) -> Intensity:
     tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
     shared = 2 * cfg.n_warpgroups * tile_bytes + cfg.B_r * cfg.d_head * cfg.dtype.element_size
     return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
+
+
+def order(cfg: Any, arch: int) -> Order:
+    """In which order a row is computed."""
+    if cfg.canonical:
+        return Order.canonical(arch, cfg.B_c)
+    own = {
+        "row_sums": f"in {4 if cfg.stale_max else 2} chains of keys, a tile's for itself",
+        **order_of_parts(cfg.split_keys),
+    }
+    if cfg.rescale_threshold:
+        own["offset"] = f"{outgrown(cfg.rescale_threshold)}, unless row maxima are asked for"
+    if cfg.stale_max:
+        own["offset"] = (
+            "the maximum of a row's first tiles, until sums show that a row of the warp has "
+            f"outgrown it by its weight or 2^{cfg.rescale_threshold}, unless row maxima are asked "
+            "for"
+        )
+    if cfg.exp2_fma_share:
+        own["exponentials"] = (
+            f"FMAs for {cfg.exp2_fma_share} percent, in fixed columns; {EX2} for the others"
+        )
+    return Order.own(arch, cfg.B_c, **own)
 
 
 # --- what a knob's value does --------------------------------------------------------------------

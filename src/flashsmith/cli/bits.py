@@ -1,0 +1,45 @@
+"""`flashsmith bits`: whether two kernels give a row the same bits, or which operation differs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flashsmith.benchmark.table import make_console, print_text
+from flashsmith.cli.command import App
+from flashsmith.cli.options import FAILED, Json, print_json
+
+app = App()
+_TEXT = "A short form, or a problem: of that the config that attention() takes."
+
+
+@app.command("bits")
+def compare_bits(
+    first: Annotated[str, typer.Argument(metavar="A", help=_TEXT)],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            "--arch",
+            metavar="GPU",
+            help="H200, A100, sm_90, or as nvidia-smi prints it. Without it: the first that the "
+            "configs run on; of two problems this machine's GPU, or the A100.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether two kernels compute a row in one order, or which operation differs first.
+
+    Exit status 1 when one differs.
+    """
+    from flashsmith.chooser.orders import compare_orders
+
+    comparison = compare_orders(first, second, device)
+    if as_json:
+        print_json(comparison.to_json())
+    else:
+        print_text(make_console(), str(comparison), indent=3)
+    if comparison.difference is not None:
+        raise typer.Exit(FAILED)
