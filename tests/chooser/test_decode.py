@@ -566,6 +566,34 @@ def test_a_config_of_another_operation_is_an_error() -> None:
         flashsmith.attention_with_cache(**Batch((20, 5)).dense(), config=other)
 
 
+def test_without_a_compiler_a_canonical_call_takes_any_canonical_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With any split: no bit depends on which one it is."""
+    caplog.set_level("INFO", "flashsmith")
+    built = parse_kernel_name_into_config(
+        "(FP16, 64, 16, 64, 4): decode+stages_4+least_1024+parts_1+canonical_1"
+    )
+    shared_kernels.load([built], Semantics("causal"))
+    unbuilt = replace(built, stages=3)
+    call = Batch((65, 15)).dense()
+
+    def chosen(problem: Problem, device: Any, *, among: Any = None, **how: Any) -> Any:
+        return unbuilt if among is None else among[0]
+
+    monkeypatch.setattr(decode, "choose_config", chosen)
+    kernels = (CFG, Semantics("causal")), (built, Semantics("causal"))
+    monkeypatch.setattr(substitutes, "built_kernels", lambda **_: kernels)
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    how = {**call, "bits": "canonical", "return_lse": True}
+    found = flashsmith.attention_with_cache(**how)
+    expected = flashsmith.attention_with_cache(**how, config=built)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert f"{built} [causal] is built and serves instead: it" in caplog.text
+    assert "bits are the same" in caplog.text
+
+
 def test_without_a_compiler_a_free_call_takes_what_is_built(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

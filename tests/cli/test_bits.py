@@ -66,6 +66,6 @@ def test_what_has_no_bits_to_compare_is_refused() -> None:
     with pytest.raises(ArgumentError, match="B: dtype BF16, and A's is FP16"):
         run(FREE, TRAINED)
     with pytest.raises(IllegalConfigError, match="canonical-1 has tiles of 128 keys"):
-        run(FORWARD, DECODE, "--device", "H200")
+        run(DECODE, DECODE, "--device", "H200")
     with pytest.raises(ArgumentError, match="problem='hello'"):
         run(FREE, "hello")

@@ -41,9 +41,11 @@ WIDE = replace(MMA_SYNC, d_head=256, B_r=64, B_c=32)
 PLAIN, UNEVEN, CAUSAL = Semantics(), Semantics(uneven=True), Semantics("causal")
 
 
-def request_of(seq: int = 256, d: int = 128, causal: bool = False, q: Any = None) -> Request:
+def request_of(
+    seq: int = 256, d: int = 128, causal: bool = False, q: Any = None, bits: str = "free"
+) -> Request:
     q = np.zeros((1, seq, 2, d), np.float16) if q is None else q
-    return check_request((q, q, q, None), ForwardOptions(causal=causal))
+    return check_request((q, q, q, None), ForwardOptions(causal=causal, bits=bits))
 
 
 class Loaded:
@@ -99,6 +101,25 @@ def test_a_kernel_of_either_family_serves(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     for word in (f"config {wanted} is not built for sm_90", f"{other} [plain]", "bits may differ"):
         assert word in caplog.text
+
+
+def test_canonical_kernels_alone_serve_for_a_canonical_one(
+    take: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = request_of(bits="canonical")
+    wanted = choose_config(request.problem, H200)
+    other = MMA_SYNC.family.canonical(MMA_SYNC, H200)
+    assert wanted.canonical == other.canonical == 1
+    with pytest.raises(KernelNotBuiltError):
+        take(Loaded((WGMMA, PLAIN), (MMA_SYNC, PLAIN)), wanted, request)
+    loaded = Loaded((WGMMA, PLAIN), (MMA_SYNC, PLAIN), (other, PLAIN))
+    assert take(loaded, wanted, request) == (other, PLAIN)
+    (record,) = caplog.records
+    assert record.getMessage().endswith(
+        "is built and serves instead: it may be slower, and bits are the same"
+    )
+    # For any bits it may serve, too.
+    assert take(Loaded((other, PLAIN)), MMA_SYNC, request_of()) == (other, PLAIN)
 
 
 def test_each_pair_of_kernels_is_warned_of_once(

@@ -165,11 +165,15 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
 
 
 def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    return for_its_queries(choose_config(of_any_batch(problem), device, **how), problem, device)
+    return _for_its_queries(of_any_batch(problem), problem, device, **how)
 
 
 def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    chosen = choose_config(replace(problem, page=0), device, **how)
+    return _for_its_queries(replace(problem, page=0), problem, device, **how)
+
+
+def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:
+    chosen = choose_config(alike, device, **how)
     # Of kernels that are built the one for its queries may be none.
     return chosen if how.get("among") else for_its_queries(chosen, problem, device)
 

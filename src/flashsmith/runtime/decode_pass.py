@@ -128,8 +128,10 @@ def _run(
     if 0 in q.shape:
         return _nothing(request, tensors.out)
     chosen, kernel = cfg, None
-    if request.options["split"] == FREE and not isinstance(config, KernelConfig):
-        # Bits may differ from batch to batch: another kernel that is built serves as well.
+    may_be_another = request.options["split"] == FREE or problem.bits != ""
+    if may_be_another and not isinstance(config, KernelConfig):
+        # Bits may differ from batch to batch, or depend on no kernel: another one that is built
+        # serves as well.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":

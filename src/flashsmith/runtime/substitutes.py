@@ -75,7 +75,9 @@ class Substitutes:
             if other is None:
                 raise
             self._remember(_call(wanted, request), other, stamp)
-            self._say(wanted, other, str(error).partition(".\n")[0], is_as_fast)
+            why = str(error).partition(".\n")[0]
+            same_bits = request.problem.bits != ""
+            self._say(wanted, other, why, is_as_fast, same_bits=same_bits)
             return other
 
     def _remember(self, call: _Call, other: LoadedKernel, stamp: object) -> None:
@@ -90,6 +92,8 @@ class Substitutes:
         other: LoadedKernel,
         why: str,
         is_as_fast: Callable[[KernelConfig], bool],
+        *,
+        same_bits: bool,
     ) -> None:
         pair = wanted, (other.config, wanted[1], other.semantics)
         if pair in self.warned:
@@ -98,9 +102,10 @@ class Substitutes:
         as_fast = is_as_fast(other.config)
         _log.log(
             logging.INFO if as_fast else logging.WARNING,
-            "flashsmith: %s; %s [%s] is built and serves instead: it %s, and bits may differ",
+            "flashsmith: %s; %s [%s] is built and serves instead: it %s, and bits %s",
             *(why, other.config, other.semantics),
             "should be as fast" if as_fast else "may be slower",
+            "are the same" if same_bits else "may differ",
         )
 
 
