@@ -282,3 +282,25 @@ def test_few_tiles_are_also_tried_in_parts_of_the_keys() -> None:
         assert len({cfg.FAMILY for cfg in in_parts}) == families
         assert len(in_parts) <= 12 + (families - 1)
         assert not [cfg for cfg in search_space(many, DEVICE, key) if "+split_" in str(cfg)]
+
+
+@pytest.mark.parametrize(
+    "words", ["b1 s512 h4:2 d64 fp16 causal", "b1 s1:512 h4:2 d64 fp16 decode"]
+)
+@pytest.mark.parametrize("device", [DEVICE, device_spec("A100")], ids=lambda it: it.name)
+def test_the_space_of_canonical_bits_has_such_configs_alone(words: str, device: DeviceSpec) -> None:
+    problem = Problem.parse(f"{words} canonical")
+    found = search_space(problem, device)
+    assert found
+    assert all(cfg.canonical and is_legal(cfg, device) for cfg in found)
+    # A search that goes on from there stays there.
+    near = {other for cfg in found[:2] for other in cfg.family.neighbours(cfg)}
+    assert all(other.canonical for other in near)
+    free = search_space(Problem.parse(words), device)
+    assert not any(cfg.canonical for cfg in free)
+
+
+def test_a_space_without_a_canonical_config() -> None:
+    problem = Problem.parse("b1 s512 h4 d128 fp16 causal canonical")
+    with pytest.raises(SelectionError, match="no config of canonical-1 on A100 takes the place"):
+        search_space(problem, device_spec("A100"), "hopper")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from flashsmith.errors import ArgumentError
+from flashsmith.families.canonical import version_of
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.knob import feature_of, feature_words
@@ -235,13 +236,15 @@ class Family:
 
     def neighbours(self, cfg: Any) -> list[Any]:
         """The configs one search step away that are worth measuring and legal on the roomiest
-        device."""
+        device; of a canonical config those that are canonical, too."""
         found = dict.fromkeys(other for other in self.moved(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
         return [
             other
             for other in found
-            if other != cfg and all(rule.predicate(other, device) for rule in rules)
+            if other != cfg
+            and version_of(other) == version_of(cfg)
+            and all(rule.predicate(other, device) for rule in rules)
         ]
 
     def for_heads(self, cfg: Any, problem: Problem) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashsmith.families import DEFAULT_DEVICE, DeviceSpec, KernelConfig, device_spec
+from flashsmith.families.canonical import emulated_arch
 from flashsmith.families.device import default_device
 from flashsmith.runtime import driver
 
@@ -45,7 +46,7 @@ def choose_target(
     """
     present = driver.query_gpu(0) if driver.gpu_count() > 0 else None
     if arch is None:
-        oldest = max((cfg.OLDEST_ARCH for cfg in configs), default=DEFAULT_DEVICE.arch)
+        oldest = max(map(emulated_arch, configs), default=DEFAULT_DEVICE.arch)
         wanted = present or default_device(oldest)
     else:
         wanted = device_spec(arch)

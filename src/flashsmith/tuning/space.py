@@ -22,6 +22,7 @@ from flashsmith.families import (
     is_legal,
     serves_gradients,
 )
+from flashsmith.families.canonical import ORDER, version_of
 from flashsmith.operations import DEFAULT
 
 # The space of the newest family that runs on a device, and a few configs of the others.
@@ -81,15 +82,31 @@ def search_space(
     default_space(), or a KERNELS key. A space is searched at the problem's own
     dtype and head dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all,
     whose configs get them put in. Of any other set those count that have them already. Where few
-    tiles leave SMs idle, a family's space has some configs that split keys besides.
+    tiles leave SMs idle, a family's space has some configs that split keys besides. For a problem
+    with canonical bits each config is the one that keeps that order in its place.
 
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
-            problem's dtype and head dimension.
+            problem's dtype and head dimension, or bits.
         ArgumentError: no kernel is made for the problem's d, 'both' or None is asked for and no
             family with a space runs on the device, or 'known' and no kernel serves the problem.
     """
     key = key or default_space(device)
+    found = _of_any_order(problem, device, key)
+    if not problem.bits:
+        return found
+    kept = [cfg if version_of(cfg) else cfg.family.canonical(cfg, device) for cfg in found]
+    canonical = list(dict.fromkeys(cfg for cfg in kept if cfg is not None))
+    if not canonical:
+        raise SelectionError(
+            f"space={key!r}: no config of {ORDER} on {device.name} takes the place of one of it, "
+            f"which {problem} needs; leave the problem out, or take another space"
+        )
+    return canonical
+
+
+def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[KernelConfig]:
+    """The same, whatever the bits."""
     if key == KNOWN:
         return _known(problem, device)
     d_head = d_head_for(problem)

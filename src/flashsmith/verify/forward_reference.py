@@ -12,6 +12,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics
 from flashsmith.runtime import OperationResult, run_forward
 from flashsmith.semantics.signature import check_mask, check_scale
+from flashsmith.semantics.sizes import FREE
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, offsets
 from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
 from flashsmith.verify.problem_options import problem_options
@@ -126,6 +127,7 @@ class ForwardReference(OperationReference):
             return_lse=True,
             return_row_max=case.options.get("row_max", True) and not partial,
             partial=partial,
+            bits=case.problem.bits or FREE,
             poisoned=True,
             **packed,
             **how,

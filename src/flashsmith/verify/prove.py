@@ -9,6 +9,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
+from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Operation
 from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
@@ -149,7 +150,7 @@ def prove(
         )
         outputs = {name: array.to_host() for name, array in result.outputs.items()}
     else:
-        where = _with_sms(device_spec(cfg.OLDEST_ARCH if arch is None else arch), sm_count)
+        where = _with_sms(device_spec(emulated_arch(cfg) if arch is None else arch), sm_count)
         deterministic = cfg.family.is_deterministic(cfg)
         result = reference.run(
             cfg,
