@@ -11,7 +11,6 @@ import pytest
 
 import flashsmith
 from flashsmith.chooser import attention, attention_with_cache, backward, merge_attention
-from flashsmith.parallel import keywords as parallel_keywords
 from flashsmith.runtime import forward, keywords
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 from flashsmith.semantics.signature import (
@@ -73,7 +72,10 @@ def test_overloads_share_the_other_keywords(
         assert annotation.__forward_arg__ == ARGUMENTS[name].kind, name
 
 
+@pytest.mark.torch
 def test_parallel_attention_has_attentions_keywords() -> None:
+    from flashsmith.parallel import keywords as parallel_keywords
+
     own = {"group", "schedule"}
     found = set(parallel_keywords.ParallelKeywords.__annotations__)
     assert found == own | set(ATTENTION.defaults) - RETURNED - {"seqused_k", "k_begin"}
