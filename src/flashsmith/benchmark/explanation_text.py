@@ -71,7 +71,7 @@ def _order(console: Console, explanation: Explanation) -> None:
         return
     _section(console, f"Order of a row's operations: {order_name(explanation.config)}")
     rows = [(field.name.replace("_", " "), getattr(order, field.name)) for field in fields(order)]
-    print_table(console, [Column("operation"), Column("how", prose=True)], rows)
+    print_table(console, make_columns("operation | how~"), rows)
 
 
 def _shared_memory(console: Console, explanation: Explanation) -> None:
