@@ -290,6 +290,7 @@ def main() -> int:
                     print("DIFFERS", case, way, apart[way], "of", elements[way], flush=True)
             pairs += sum(calls.values())
             bad += sum(map(bool, apart.values()))
+            file.flush()
             print(case, sum(calls.values()), "pairs", flush=True)
     print(f"{pairs} pairs, {bad} ways differ, {time.monotonic() - begin:.0f} s")
     return 1 if bad else 0
