@@ -216,3 +216,12 @@ def test_the_kernels_in_the_emulator(
     device.sums("wgmma_f16_n128_shared_mn", "d", 2, 1, case.accumulate)
     second = case._replace(a=case.a[:64], b=case.b[256:], c=case.c[:64])
     assert np.array_equal(device.arrays["d"][64:128].view(u4), second.by_model(1))
+
+
+def test_the_model_has_the_bits_that_an_h200_recorded(load_tool: Callable[[str], ModuleType]):
+    tool = load_tool("gpu/mma_bits.py")
+    path = Path(__file__).parents[2] / "benchmarks" / "h200" / "mma-bits-sample.npz"
+    with np.load(path) as sample:
+        rows = list(tool.check(dict(sample)))
+    assert sum(row.compared for row in rows) > 200_000
+    assert [row for row in rows if row.differing] == []
