@@ -1,0 +1,74 @@
+"""Small canonical kernels of every family, for the tests of this folder and of mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashsmith.families import DType, KernelConfig, parse_kernel_name_into_config
+from flashsmith.families.canonical import canonical_tile
+
+D_HEADS = (64, 96, 128, 256)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Those for a dtype and d, of a class of GPUs: 90 for sm_90, 80 for those before it."""
+
+    dtype: DType
+    d: int
+    arch: int = 90
+
+    @property
+    def d_head(self) -> int:
+        return min(d_head for d_head in D_HEADS if d_head >= self.d)
+
+    def _named(self, rows: int, workers: str, knobs: str) -> KernelConfig:
+        tile = canonical_tile(self.d_head, self.arch)
+        return parse_kernel_name_into_config(
+            f"({self.dtype.name}, {self.d_head}, {rows}, {tile}, {workers}): {knobs}+canonical_1"
+        )
+
+    @cached_property
+    def mma_sync(self) -> KernelConfig:
+        loads, stages = ("0_2_2", "+stages_2") if self.d_head <= 128 else ("2_2_2", "")
+        knobs = f"async+eager+swizzled+load_{loads}_tiles+opt_softmax{stages}"
+        return self._named(64, "4", knobs)
+
+    @cached_property
+    def mma_sync_of_groups(self) -> KernelConfig:
+        """With one tile of K and V, up to d 128 32 rows a warp, and the heads of a group side by
+        side."""
+        warps = "2" if self.d_head <= 128 else "4"
+        knobs = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+trim+pack_gqa"
+        return self._named(64, warps, knobs)
+
+    @cached_property
+    def wgmma(self) -> KernelConfig:
+        return self._named(64, "1wg", "tma+stages_2+q_buffers_1+regs_32_240+static_persistent")
+
+    @cached_property
+    def wgmma_in_turns(self) -> KernelConfig:
+        """Two warpgroups, whose softmax hides behind each other's products."""
+        buffers, end = (2, "") if self.d_head <= 128 else (1, "+direct_O")
+        return self._named(
+            128,
+            "2wg",
+            f"tma+stages_2+q_buffers_{buffers}+regs_32_232+overlap+pingpong_gemm+dynamic"
+            f"+longest_first{end}",
+        )
+
+    @cached_property
+    def decode(self) -> KernelConfig:
+        warps = 4 if canonical_tile(self.d_head, self.arch) >= 64 else 2
+        stages = 3 if self.d_head <= 128 else 2
+        return self._named(16, str(warps), f"decode+stages_{stages}+least_1024+parts_1")
+
+    def forward(self) -> Iterator[KernelConfig]:
+        """All that compute whole sequences."""
+        if self.arch >= 90:
+            yield self.wgmma
+            yield self.wgmma_in_turns
+        yield self.mma_sync
+        yield self.mma_sync_of_groups
