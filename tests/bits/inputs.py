@@ -63,6 +63,17 @@ def _lost(rng: Any, q: Any, k: Any) -> tuple[Any, Any, Any]:
     return queries, keys, values
 
 
+def _cancelling(rng: Any, q: Any, k: Any) -> tuple[Any, Any, Any]:
+    """Chunks' sums of values that nearly cancel each other: what a merge rounds is all that is
+    left."""
+    keys, queries = np.zeros(k), np.zeros(q)
+    queries[..., 0], keys[:, 1024:, :, 0] = 1, 1.37
+    weight = np.exp(1.37 * q[-1] ** -0.5) * (k[1] - 1024) / 1024
+    values = np.broadcast_to(rng.standard_normal((k[0], 1, *k[2:])), k).copy()
+    values[:, 1024:] *= -1 / weight
+    return queries, keys, values
+
+
 KINDS: dict[str, Draw] = {
     "random": _random,
     "outliers": _outliers,
@@ -71,6 +82,7 @@ KINDS: dict[str, Draw] = {
     "subnormal": _subnormal,
     "fading": _fading,
     "lost": _lost,
+    "cancelling": _cancelling,
 }
 
 

@@ -63,7 +63,7 @@ class Kernels:
     def decode(self) -> KernelConfig:
         warps = 4 if canonical_tile(self.d_head, self.arch) >= 64 else 2
         stages = 3 if self.d_head <= 128 else 2
-        return self._named(16, str(warps), f"decode+stages_{stages}+least_1024+parts_1")
+        return self._named(16, str(warps), f"decode+stages_{stages}+least_128+parts_1")
 
     def forward(self) -> Iterator[KernelConfig]:
         """All that compute whole sequences."""

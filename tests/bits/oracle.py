@@ -42,8 +42,15 @@ class Rows:
     def sigma(self) -> Any:
         return f4(self.softcap or self.scale) * LOG2E
 
+    @property
+    def tile(self) -> int:
+        """Keys of a tile."""
+        return (64 if self.q.shape[1] <= 128 else 32) * (2 if self.arch >= 90 else 1)
+
     def mma(self, a: Any, b: Any, c: Any) -> Any:
         """c + a b in steps of 16, ascending."""
+        if not c.size:
+            return c
         kind = OPERAND_TYPES["f16" if self.q.dtype == np.float16 else "bf16"]
         a, b = (np.ascontiguousarray(x, f4)[None] for x in (a, b))
         return TENSOR_CORES[self.arch].multiply_add(a, b, c[None], kind, STEP)[0]
@@ -51,7 +58,7 @@ class Rows:
     def _chunk(self, keys: slice) -> tuple[Any, Any, Any]:
         """The offset, sum and O of a chunk's keys."""
         rows, d = self.q.shape
-        tile = (64 if d <= 128 else 32) * (2 if self.arch >= 90 else 1)
+        tile = self.tile
         floor = f4(-3e38)
         m = np.full(rows, maximum_number(floor * (f4(1) / self.sigma), floor))
         lanes, o = np.zeros((rows, 4), f4), np.zeros((rows, d), f4)

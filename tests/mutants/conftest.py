@@ -1,8 +1,10 @@
-"""Makes this folder's helper modules, and those of ptxlab's tests, importable by its tests."""
+"""Makes this folder's helper modules, and those of the tests of ptxlab and of bits, importable by
+its tests."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "ptxlab")]
+_TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), str(_TESTS / "ptxlab"), str(_TESTS / "bits")]

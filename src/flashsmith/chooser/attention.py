@@ -170,10 +170,11 @@ def attention(
             cu_seqlens_k aside; None is its first. The last query has the position of the last key
             that counts, k_begin + seqused_k - 1, for every mask.
         bits: 'canonical' makes a row's output and log-sum-exp a function of its own query, the keys
-            and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype, d):
-            the same bits in training, prefill, any chunks of a prompt, and attention_with_cache(),
-            in any batch, whichever kernel is chosen. V must be finite. 'free' lets each kernel add
-            up in its own order. None is FLASHSMITH_BITS, or 'free'. docs/bits.md has the contract.
+            and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype,
+            d). They have the same bits in training, prefill, any chunks of a prompt, and
+            attention_with_cache(), in any batch, whichever kernel is chosen. V must be finite.
+            'free' lets each kernel add up in its own order. None is FLASHSMITH_BITS, or 'free'.
+            docs/bits.md has the contract.
         config: the kernel to use; None chooses one by dtype, d, lengths and device, and where it is
             not built and may not be (FLASHSMITH_JIT=0, CUDA graph capture) another that is.
         backward_config: the same of the kernel for the gradients, a FlashBackwardKernelConfig.

@@ -231,15 +231,17 @@ def forward(
         k_begin: (batch,) int32: the row of k where a sequence's keys begin, of a packed k any,
             cu_seqlens_k aside; None is its first. The last query has the position of the last key
             that counts, k_begin + seqused_k - 1, for every mask.
-        bits: 'canonical' is an error unless the config keeps the canonical order; as for
-            attention().
+        bits: 'canonical' makes a row's output and log-sum-exp a function of its own query, the keys
+            and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype,
+            d).
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
         o, (o, lse), (o, row_max) or (o, lse, row_max), like q in framework and device.
 
     Raises:
-        ArgumentError: an argument is unusable; nothing was launched.
+        ArgumentError: an argument is unusable, or bits ask for an order that the config does not
+            keep; nothing was launched.
         IllegalConfigError: no kernel can be built for the config on this device.
         KernelNotBuiltError: it is not built, and FLASHSMITH_JIT=0 or a CUDA graph is captured.
         EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.

@@ -1,0 +1,186 @@
+"""Rows have the same bits whichever way they are computed.
+
+One program stands for all ways, the specification's (oracle.py): ways that equal it are equal to
+each other. The plain run takes two cases of the cover, with kernels that other tests build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import shared_kernels
+from cases import VALUES, Case, cover
+from inputs import KINDS
+from rounding import unrounded_of
+from sequence import Sequence, differing
+
+from flashsmith.families import DType
+
+CHUNKS = (1, 2, 7, 64, 300)
+PAGES = (0, 16, 48)  # 0: dense
+KEYS = 1100
+
+#: (kernel, arch), d, mask, group, dtype, softcap, sinks, packed
+PLAIN = (
+    Case((("wgmma", 90), 64, "causal", 4, DType.FP16, 0.0, (0.5, -1.0, 2.0, 0.0), False), 1),
+    Case((("mma_sync_of_groups", 90), 64, "window", 8, DType.FP16, 3.0, (), True), 2),
+)
+
+for _case in PLAIN:
+    _sequence = _case.sequence(1, 1)
+    shared_kernels.want([_case.forward], _sequence.semantics, 90)
+    shared_kernels.want([_case.decode], _sequence.semantics_of_cache(_case.decode), 90)
+
+
+def main_sequence(case: Case) -> Sequence:
+    """Its last queries, as many as the emulator computes in seconds."""
+    group, d = case.of("group"), case.of("d")
+    return case.sequence(300 if group * d <= 256 else 70, KEYS)
+
+
+def rows_of(sequence: Sequence, first: int, end: int) -> Sequence:
+    """With these queries alone, over all keys that are not behind the last."""
+    q, k, v = sequence.tensors
+    keys = sequence.keys - sequence.queries + end
+    part = replace(sequence, queries=end - first, keys=keys)
+    part.__dict__["tensors"] = q[:, first:end], k[:, :keys], v[:, :keys]
+    return part
+
+
+# --- the ways --------------------------------------------------------------------------------
+
+
+def check_forward(case: Case, sequence: Sequence) -> None:
+    """With and without other outputs, whole and row by row."""
+    cfg = case.forward
+    assert sequence.differing(sequence.forward(cfg)) == 0
+    alone, nothing = sequence.forward(cfg, return_lse=False)
+    assert nothing is None
+    assert differing(alone, sequence.expected[0]) == 0
+    assert sequence.differing(sequence.forward(cfg, return_row_max=True)) == 0
+    for count in (1, 2, 33):
+        rows = slice(sequence.queries - count, sequence.queries)
+        part = rows_of(sequence, rows.start, rows.stop)
+        assert sequence.differing(part.forward(cfg), rows) == 0, count
+
+
+def check_neighbours(case: Case, sequence: Sequence) -> None:
+    """Other rows' queries, and what is at keys that a row does not see."""
+    q, k, v = sequence.tensors
+    rng = np.random.default_rng(1)
+    rows = slice(sequence.queries // 3, sequence.queries // 3 + 9)
+    others = np.full(sequence.queries, True)
+    others[rows] = False
+    q, k, v = q.copy(), k.copy(), v.copy()
+    q[:, others] = 5 * rng.standard_normal(q[:, others].shape)
+    if sequence.causal:
+        first = sequence.keys - sequence.queries
+        hidden = np.arange(sequence.keys) >= first + rows.stop
+        left = sequence.window[0]
+        if left is not None:
+            hidden |= np.arange(sequence.keys) < first + rows.start - left
+        assert hidden.any()
+        k[:, hidden] = np.where(rng.random(k[:, hidden].shape) < 0.5, np.nan, np.inf)
+        v[:, hidden] = 300 * rng.standard_normal(v[:, hidden].shape)
+    o, lse = sequence.forward(case.forward, q, k, v)
+    assert sequence.differing((o[:, rows], lse[:, :, rows]), rows) == 0
+
+
+def check_batch(case: Case, sequence: Sequence) -> None:
+    """In a batch behind another sequence, with the heads in another order."""
+    rng = np.random.default_rng(2)
+    heads_k, group = sequence.heads_k, sequence.group
+    order_k = rng.permutation(heads_k)
+    order = np.concatenate([head * group + rng.permutation(group) for head in order_k])
+    orders = (order, order_k, order_k)
+    tensors = [x[:, :, by] for x, by in zip(sequence.tensors, orders, strict=True)]
+    sinks = sequence.keywords["sinks"]
+    keywords: dict[str, Any] = {} if sinks is None else {"sinks": sinks[order]}
+    if not sequence.packed:
+        others = [rng.standard_normal(x.shape).astype(x.dtype) for x in tensors]
+        tensors = [np.concatenate(both) for both in zip(others, tensors, strict=True)]
+    o, lse = sequence.forward(case.forward, *tensors, **keywords)
+    back = np.argsort(order)
+    assert sequence.differing((o[-1:, :, back], lse[-1:, back])) == 0
+
+
+def check_chunks(case: Case, sequence: Sequence, ways: list[tuple[int, int]]) -> None:
+    """By attention_with_cache(): chunks of so many queries, in pages of so many keys, before and
+    behind a chunk's end."""
+    before = sequence.keys - sequence.queries
+    for count, page in ways:
+        for keys in {1024, 1025, sequence.keys} if count < 64 else {sequence.keys}:
+            rows = slice(keys - before - count, keys - before)
+            if rows.start >= 0:
+                found = sequence.cached(case.decode, rows, page, beside=40 + 13 * count)
+                assert sequence.differing(found, rows) == 0, (count, page, keys)
+
+
+def check_lengths(case: Case, kinds: Iterator[str]) -> None:
+    """Around tiles' and chunks' ends, with numbers at which orders show."""
+    for (queries, keys), kind in zip(case.lengths, kinds, strict=False):
+        sequence = case.sequence(queries, keys, kind)
+        assert sequence.differing(sequence.forward(case.forward)) == 0, sequence
+        rows = slice(max(0, queries - keys), queries)
+        if rows.start < rows.stop:
+            assert sequence.differing(sequence.cached(case.decode, rows), rows) == 0, sequence
+
+
+def kinds_from(number: int) -> Iterator[str]:
+    kinds = [kind for kind in KINDS if kind != "random"]
+    yield from (kinds[(number + i) % len(kinds)] for i in range(len(kinds)))
+
+
+# --- tests -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_rows_have_the_same_bits(case: Case) -> None:
+    sequence = case.sequence(40, KEYS)
+    check_forward(case, sequence)
+    check_neighbours(case, sequence)
+    check_batch(case, sequence)
+    check_chunks(case, sequence, [(1, 0), (2, 16), (7, 48), (33, 16)])
+    check_lengths(case, kinds_from(case.number))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", cover(), ids=str)
+def test_forward_of_the_cover(case: Case) -> None:
+    sequence = main_sequence(case)
+    check_forward(case, sequence)
+    check_neighbours(case, sequence)
+    check_batch(case, sequence)
+    check_lengths(case, kinds_from(case.number))
+    assert unrounded_of(case.forward, sequence.arch, sequence.semantics) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", cover(), ids=str)
+def test_chunks_of_the_cover(case: Case) -> None:
+    sequence = main_sequence(case)
+    ways = [
+        (count, page)
+        for i, (count, page) in enumerate(product(CHUNKS, PAGES))
+        if count <= sequence.queries and (count < 64 or i % 3 == case.number % 3)
+    ]
+    check_chunks(case, sequence, ways)
+    semantics = sequence.semantics_of_cache(case.decode)
+    assert unrounded_of(case.decode, sequence.arch, semantics) == []
+
+
+def test_the_cover_has_every_pair() -> None:
+    names = list(VALUES)
+    found = {
+        (a, case.of(a), b, case.of(b)) for case in cover() for a in names for b in names if a < b
+    }
+    wanted = {
+        (a, x, b, y) for a in names for b in names if a < b for x in VALUES[a] for y in VALUES[b]
+    }
+    assert found == wanted
+    assert len(cover()) < 40

@@ -1,0 +1,224 @@
+"""Mistakes in what docs/bits.md specifies, one for each clause: all must be caught, by bits that
+are not the specification's, or as arithmetic that names no rounding.
+
+The default run takes the mistakes that come first to mind; ``-m full`` takes all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+import numpy as np
+import oracle
+import pytest
+from kernels import Kernels
+from operation_victims import OperationVictim, SourcePatch, patched_modules
+from rounding import unrounded
+from sequence import Sequence
+
+from flashsmith.families import DType, KernelConfig
+from flashsmith.runtime.libraries import loaded_kernels
+
+KERNELS = Kernels(DType.FP16, 64)
+
+#: Causal rows of one and several chunks, and windows that begin in the middle of a chunk.
+CAUSAL = (
+    Sequence(70, 300),
+    Sequence(3, 1200, kind="outliers"),
+    Sequence(5, 2300, sinks=(0.5,)),
+    Sequence(3, 1200, kind="fading"),
+    Sequence(3, 1200, kind="lost"),
+    Sequence(9, 2300, kind="cancelling"),
+)
+WINDOW = (Sequence(9, 2300, window=(1400, 0), softcap=9.0, packed=True),)
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A kernel, and sequences that its mistakes are to show in."""
+
+    config: KernelConfig
+    sequences: tuple[Sequence, ...]
+
+    @property
+    def is_decode(self) -> bool:
+        return self.config == KERNELS.decode
+
+    @property
+    def kernel(self) -> OperationVictim:
+        first = self.sequences[0]
+        of_cache = first.semantics_of_cache(self.config) if self.is_decode else first.semantics
+        return OperationVictim(self.config, of_cache, (), arch=90)
+
+    def notices(self, mistake: SourcePatch | None) -> bool:
+        """Whether a mistake, or none, changes bits or leaves a rounding to ptxas."""
+        kernel = self.kernel
+        modules = kernel.kernel.modules
+        if mistake is not None:
+            modules = {**modules, **patched_modules(kernel, mistake)}
+        if any(found for entry, ptx in modules.items() for found in unrounded(ptx, entry)):
+            return True
+        changed = replace(kernel.kernel)
+        changed.__dict__["modules"] = modules
+        key = kernel.config, kernel.arch, kernel.semantics
+        with patch.dict(loaded_kernels.kernels, {key: changed}):
+            return any(self._differing(sequence) for sequence in self.sequences)
+
+    def _differing(self, sequence: Sequence) -> int:
+        rows = slice(0, sequence.queries)
+        if self.is_decode:
+            return sequence.differing(sequence.cached(self.config, rows), rows)
+        return sequence.differing(sequence.forward(self.config))
+
+
+VICTIMS = {
+    "mma_sync": Victim(KERNELS.mma_sync, CAUSAL),
+    "mma_sync window": Victim(KERNELS.mma_sync_of_groups, WINDOW),
+    "wgmma window": Victim(KERNELS.wgmma, WINDOW),
+    "decode": Victim(KERNELS.decode, CAUSAL),
+    "decode window": Victim(KERNELS.decode, WINDOW),
+}
+
+_SHARED, _LOOPS = "common/canonical.cuh", "mma_sync/main_loops.cuh"
+_WGMMA, _SPLIT = "wgmma/consumer.cuh", "mma_sync_decode/split.cuh"
+_RUN, _MERGE = "mma_sync_decode/canonical_run.cuh", "mma_sync_decode/merge_kernel.cuh"
+QUICK = (
+    ("mma_sync", SourcePatch("no + 0 at the end", _SHARED,
+                             "__fadd_rn(__fmul_rn(o, factor), 0.0f);", "__fmul_rn(o, factor);")),
+    ("mma_sync", SourcePatch("a product without its rounding", _SHARED,
+                             "o[m][n][e] = __fmul_rn(o[m][n][e], factors[m][e / 2]);",
+                             "o[m][n][e] = o[m][n][e] * factors[m][e / 2];")),
+)  # fmt: skip
+MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
+    "mma_sync": (
+        SourcePatch("a maximum of eight rows", _SHARED,
+                    "maxima[m][r] = quad_max(largest(scores, m, r));",
+                    "maxima[m][r] = quad_max(largest(scores, m, r)), maxima[m][r] = "
+                    "fmaxf(maxima[m][r], __shfl_xor_sync(~0u, maxima[m][r], 4));"),
+        SourcePatch("a tile's own maximum", _SHARED,
+                    "row_max[m][r] = row_grows ? maxima[m][r] : row_max[m][r];",
+                    "row_max[m][r] = maxima[m][r];"),
+        SourcePatch("rows that have hardly grown keep their maximum", _SHARED,
+                    "grows |= maxima[m][r] > row_max[m][r];",
+                    "grows |= __fmul_rn(__fsub_rn(maxima[m][r], row_max[m][r]), scale_log2) "
+                    "> 1.0f;"),
+        SourcePatch("sums without the factor", _SHARED,
+                    "row_sum[m][r] = __fmul_rn(row_sum[m][r], factors[m][r]);", ";"),
+        SourcePatch("a tile's sum from its last keys on", _SHARED,
+                    "exponentiate_16_keys(scores[m][n], scores[m][n + 1], m, r));",
+                    "exponentiate_16_keys(scores[m][kNTiles - n], scores[m][kNTiles - n + 1], "
+                    "m, r));"),
+        SourcePatch("one sum over all tiles", _SHARED,
+                    "float sum = exponentiate_16_keys(scores[m][0], scores[m][1], m, r);",
+                    "float sum = __fadd_rn(row_sum[m][r], exponentiate_16_keys("
+                    "scores[m][0], scores[m][1], m, r));\nrow_sum[m][r] = 0.0f;"),
+        SourcePatch("of 16 keys neighbours first", _SHARED,
+                    "__fadd_rn(__fadd_rn(left[2 * r], right[2 * r]),\n                         "
+                    "__fadd_rn(left[2 * r + 1], right[2 * r + 1]));",
+                    "__fadd_rn(__fadd_rn(left[2 * r], left[2 * r + 1]),\n"
+                    "__fadd_rn(right[2 * r], right[2 * r + 1]));"),
+        SourcePatch("lanes of a row crosswise", _SHARED,
+                    "x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 1));\n                "
+                    "x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 2));",
+                    "x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 2));\n"
+                    "x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 1));"),
+        SourcePatch("the earlier state is multiplied last", _SHARED,
+                    "__fmaf_rn(weight_next, next, __fmul_rn(weight, x));",
+                    "__fmaf_rn(weight, x, __fmul_rn(weight_next, next));"),
+        SourcePatch("weights relative to the next state", _SHARED,
+                    "const float offset = fmaxf(row.offset, next.offset);",
+                    "const float offset = next.offset;"),
+        SourcePatch("a maximum without a sum stands", _SHARED,
+                    "merge.none_next ? running_max : merge.none ? row_max[m][r] : joined;",
+                    "joined;"),
+        SourcePatch("a rounded product in the log-sum-exp", _SHARED,
+                    "lse = __fmaf_rn(log2_approx(total), kLn2, base_ln);",
+                    "lse = __fadd_rn(__fmul_rn(log2_approx(total), kLn2), base_ln);"),
+        SourcePatch("sinks in natural units", _SHARED,
+                    "float log2 = __fmul_rn(ln, kLog2E);", "float log2 = ln;"),
+        SourcePatch("a sum without its rounding", _SHARED,
+                    "row_sum[m][r] = __fadd_rn(row_sum[m][r], sum_of_tile);",
+                    "row_sum[m][r] = row_sum[m][r] + sum_of_tile;"),
+        SourcePatch("chunks of half as many keys", _LOOPS,
+                    "kChunkBlocks = kCanonicalChunk / Kernel::B_c;",
+                    "kChunkBlocks = kCanonicalChunk / 2 / Kernel::B_c;"),
+    ),
+    "mma_sync window": (
+        SourcePatch("chunks from the window's start", _LOOPS,
+                    "(blocks.begin / kChunkBlocks + 1) * kChunkBlocks;\n        for (int block = "
+                    "blocks.begin; block < blocks.end; ++block) {\n            if (block >= "
+                    "second_chunk && block % kChunkBlocks == 0) {",
+                    "blocks.begin + kChunkBlocks;\n        for (int block = blocks.begin; block < "
+                    "blocks.end; ++block) {\n            if (block == second_chunk) {"),
+    ),
+    "wgmma window": (
+        SourcePatch("chunks from the window's start", _WGMMA,
+                    "(block / Kernel::chunk_blocks + 1) * Kernel::chunk_blocks);",
+                    "block + Kernel::chunk_blocks);"),
+        SourcePatch("the next chunk keeps the last one's maximum", _WGMMA,
+                    "O_is_begun = false;\n        softmax.reset();",
+                    "O_is_begun = false;\n        for (int r = 0; r < 2; ++r) "
+                    "softmax.row_sum[0][r] = 0.0f;"),
+    ),
+    "decode": (
+        SourcePatch("a tile's sum from its last keys on", _RUN,
+                    "load_shared_float(sum_of(g, row)));",
+                    "load_shared_float(sum_of(Kernel::B_c / 16 - g, row)));"),
+        SourcePatch("values from the last keys on", _RUN,
+                    "for (int step = 0; step < Kernel::B_c / 16; ++step) {",
+                    "for (int step = Kernel::B_c / 16 - 1; step >= 0; --step) {"),
+        SourcePatch("chunks are merged from the last on", _MERGE,
+                    "for (int i = 0; i < kAhead; ++i) {\n                const StateMerge",
+                    "for (int i = kAhead - 1; i >= 0; --i) {\n                const StateMerge"),
+        SourcePatch("maxima of one warp", _RUN, "for (int w = 0; w < Kernel::n_warps; ++w)",
+                    "for (int w = warp; w < warp + 1; ++w)"),
+        SourcePatch("no + 0 at the end", _SHARED,
+                    "__fadd_rn(__fmul_rn(o, factor), 0.0f);", "__fmul_rn(o, factor);"),
+    ),
+    "decode window": (
+        SourcePatch("chunks from the window's start", _SPLIT,
+                    "~((Kernel::canonical ? kCanonicalChunk : Kernel::B_c) - 1);",
+                    "~(Kernel::B_c - 1);"),
+    ),
+}  # fmt: skip
+
+
+def _params() -> Iterator[object]:
+    for name, mistakes in MISTAKES.items():
+        for mistake in mistakes:
+            yield pytest.param(name, mistake, id=f"{name}: {mistake}")
+
+
+@pytest.mark.parametrize(("name", "mistake"), QUICK, ids=str)
+def test_mistakes_are_noticed(name: str, mistake: SourcePatch) -> None:
+    assert VICTIMS[name].notices(mistake)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "mistake"), list(_params()))
+def test_all_mistakes_are_noticed(name: str, mistake: SourcePatch) -> None:
+    assert VICTIMS[name].notices(mistake)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", VICTIMS)
+def test_kernels_without_a_mistake_are_right(name: str) -> None:
+    assert not VICTIMS[name].notices(None)
+
+
+def test_every_mistake_is_one_of_todays_sources() -> None:
+    every = [mistake for _, mistake in QUICK]
+    every += [mistake for mistakes in MISTAKES.values() for mistake in mistakes]
+    assert [str(mistake) for mistake in every if mistake.times() != 1] == []
+
+
+def test_another_tile_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which no kernel can have by mistake: the host, and its compiler, refuse another B_c."""
+    sequence = Sequence(9, 400)
+    assert sequence.differing(sequence.expected) == 0
+    monkeypatch.setattr(oracle.Rows, "tile", 64)
+    other = oracle.attention(*sequence.tensors, **sequence.keywords)
+    assert sequence.differing(other) > 0
+    assert not np.isnan(other[1]).any()
