@@ -11,6 +11,7 @@ from itertools import combinations, product
 from typing import Any
 
 from kernels import Kernels
+from oracle import CHUNK
 from sequence import Sequence
 
 from flashsmith.families import DType, KernelConfig
@@ -36,12 +37,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
 MASKS: dict[str, dict[str, Any]] = {
     "none": {"causal": False},
     "causal": {"causal": True},
-    "window": {"causal": True, "window": (1040, 0)},
+    "window": {"causal": True, "window": (CHUNK + 16, 0)},
 }
 #: Queries and keys, around the boundaries of tiles and chunks.
 LENGTHS = (
     *((1, 1), (3, 0), (0, 5), (9, 63), (64, 64), (2, 65), (1, 127), (130, 128), (5, 129)),
-    *((3, 1023), (2, 1024), (7, 1025), (1, 1152), (2, 2047), (1, 2049)),
+    *((3, CHUNK - 1), (2, CHUNK), (7, CHUNK + 1), (1, CHUNK + 128)),
+    *((2, 2 * CHUNK - 1), (1, 2 * CHUNK + 1)),
 )
 _FEWEST = 4  # of them, that each case has
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from oracle import CHUNK
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], tuple[int, ...]], tuple[Any, Any, Any]]
 
@@ -59,7 +60,7 @@ def _lost(rng: Any, q: Any, k: Any) -> tuple[Any, Any, Any]:
     exact = np.float64(sigma) * 16 * 6e4 * elements
     apart = exact - exact.astype(np.float32)
     keys[:, 5] = first = elements[np.argmax(apart < -200)]
-    keys[:, 1030:] = elements[np.argmax((np.abs(apart) < 50) & (elements < first))]
+    keys[:, CHUNK + 6 :] = elements[np.argmax((np.abs(apart) < 50) & (elements < first))]
     return queries, keys, values
 
 
@@ -67,10 +68,10 @@ def _cancelling(rng: Any, q: Any, k: Any) -> tuple[Any, Any, Any]:
     """Chunks' sums of values that nearly cancel each other: what a merge rounds is all that is
     left."""
     keys, queries = np.zeros(k), np.zeros(q)
-    queries[..., 0], keys[:, 1024:, :, 0] = 1, 1.37
-    weight = np.exp(1.37 * q[-1] ** -0.5) * (k[1] - 1024) / 1024
+    queries[..., 0], keys[:, CHUNK:, :, 0] = 1, 1.37
+    weight = np.exp(1.37 * q[-1] ** -0.5) * (k[1] - CHUNK) / CHUNK
     values = np.broadcast_to(rng.standard_normal((k[0], 1, *k[2:])), k).copy()
-    values[:, 1024:] *= -1 / weight
+    values[:, CHUNK:] *= -1 / weight
     return queries, keys, values
 
 

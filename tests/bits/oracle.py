@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from flashsmith.families.canonical import CHUNK
 from ptxlab.machine.numeric import fma32, maximum_number
 from ptxlab.machine.tensor_cores import OPERAND_TYPES, TENSOR_CORES
 
 f4 = np.float32
 LN2, LOG2E, LARGEST = f4(0.693147180559945309), f4(1.44269504088896341), np.finfo(f4).max
-CHUNK, STEP = 1024, 16  # keys of a chunk; keys, or columns, that an mma takes
+STEP = 16  # keys, or columns, that an mma takes
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pytest
 import shared_kernels
 from cases import VALUES, Case, cover
 from inputs import KINDS
+from oracle import CHUNK
 from rounding import unrounded_of
 from sequence import Sequence, differing
 
@@ -23,7 +24,7 @@ from flashsmith.families import DType
 
 CHUNKS = (1, 2, 7, 64, 300)
 PAGES = (0, 16, 48)  # 0: dense
-KEYS = 1100
+KEYS = CHUNK + 76
 
 #: (kernel, arch), d, mask, group, dtype, softcap, sinks, packed
 PLAIN = (
@@ -114,7 +115,7 @@ def check_chunks(case: Case, sequence: Sequence, ways: list[tuple[int, int]]) ->
     behind a chunk's end."""
     before = sequence.keys - sequence.queries
     for count, page in ways:
-        for keys in {1024, 1025, sequence.keys} if count < 64 else {sequence.keys}:
+        for keys in {CHUNK, CHUNK + 1, sequence.keys} if count < 64 else {sequence.keys}:
             rows = slice(keys - before - count, keys - before)
             if rows.start >= 0:
                 found = sequence.cached(case.decode, rows, page, beside=40 + 13 * count)

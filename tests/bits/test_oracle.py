@@ -10,6 +10,7 @@ import pytest
 import shared_kernels
 from inputs import KINDS
 from kernels import Kernels
+from oracle import CHUNK
 from sequence import Sequence
 
 from flashsmith.families import DType, KernelConfig
@@ -21,16 +22,16 @@ INFINITE = float("inf")
 CAUSAL = (
     Sequence(70, 130),
     Sequence(40, 20, sinks=(1.0, -INFINITE), group=2),
-    Sequence(3, 1030, heads_k=2, group=2, sinks=(0.3, -INFINITE, 3e38, INFINITE)),
-    Sequence(2, 2300),
-    *(Sequence(3, 1200, kind=kind) for kind in KINDS if kind != "random"),
+    Sequence(3, CHUNK + 6, heads_k=2, group=2, sinks=(0.3, -INFINITE, 3e38, INFINITE)),
+    Sequence(2, 2 * CHUNK + 252),
+    *(Sequence(3, CHUNK + 176, kind=kind) for kind in KINDS if kind != "random"),
     Sequence(70, 140, kind="fading"),
 )
 #: Rows of a packed batch whose windows begin in the middle of a chunk, and of a tile.
 WINDOW = (
-    Sequence(9, 1290, group=3, window=(270, 0), softcap=3.0, sinks=(0.5,), packed=True),
+    Sequence(9, CHUNK + 266, group=3, window=(270, 0), softcap=3.0, sinks=(0.5,), packed=True),
     Sequence(70, 90, window=(5, 0), softcap=30.0, packed=True),
-    Sequence(3, 1100, window=(1050, 0), softcap=0.7, packed=True, kind="outliers"),
+    Sequence(3, CHUNK + 76, window=(CHUNK + 26, 0), softcap=0.7, packed=True, kind="outliers"),
 )
 FORWARD = (
     *((cfg, CAUSAL) for cfg in (HOPPER.wgmma, HOPPER.wgmma_in_turns, HOPPER.mma_sync)),
@@ -71,12 +72,13 @@ def test_decode(cfg: KernelConfig, sequences: tuple[Sequence, ...]) -> None:
 
 def test_the_oracle_is_attention() -> None:
     """Within what 16 bits allow of exact arithmetic."""
-    sequence = Sequence(5, 1100, group=2, window=(1060, 0), softcap=2.0, sinks=(0.5, -1.0))
+    keys, left = CHUNK + 76, CHUNK + 36
+    sequence = Sequence(5, keys, group=2, window=(left, 0), softcap=2.0, sinks=(0.5, -1.0))
     q, k, v = (x.astype(np.float64) for x in sequence.tensors)
     scores = np.einsum("bqhd,bkhd->bhqk", q, k.repeat(2, 2)) / 8
     scores = 2 * np.tanh(scores / 2)
-    apart = np.arange(1100) - np.arange(1095, 1100)[:, None]
-    weights = np.exp(np.where((apart <= 0) & (apart >= -1060), scores, -np.inf))
+    apart = np.arange(keys) - np.arange(keys - 5, keys)[:, None]
+    weights = np.exp(np.where((apart <= 0) & (apart >= -left), scores, -np.inf))
     sums = weights.sum(-1) + np.exp([0.5, -1.0])[None, :, None]
     o = np.einsum("bhqk,bkhd->bqhd", weights / sums[..., None], v.repeat(2, 2))
     np.testing.assert_allclose(sequence.expected[0].astype(np.float64), o, atol=2e-4)
@@ -85,13 +87,13 @@ def test_the_oracle_is_attention() -> None:
 
 def test_inputs_reach_what_they_are_for() -> None:
     """Rows that are -0 before the last addition, and a chunk whose sum is 0 beside a maximum."""
-    fading, lost = Sequence(3, 1200, kind="fading"), Sequence(3, 1200, kind="lost")
+    fading, lost = Sequence(3, CHUNK + 176, kind="fading"), Sequence(3, CHUNK + 176, kind="lost")
     with np.errstate(all="ignore"):
         _, total, o = _rows(fading)._merged()
         product = o * (np.float32(1) / total)[:, None]
         assert (np.signbit(product) & (product == 0)).all()
-        offset, total, _ = _rows(lost)._chunk(slice(0, oracle.CHUNK))
-        assert (offset > _rows(lost)._chunk(slice(oracle.CHUNK, 1200))[0]).all()
+        offset, total, _ = _rows(lost)._chunk(slice(0, CHUNK))
+        assert (offset > _rows(lost)._chunk(slice(CHUNK, CHUNK + 176))[0]).all()
         assert (total == 0).all()
     assert not np.signbit(fading.expected[0].astype(np.float32)).any()
 

@@ -15,6 +15,7 @@ import oracle
 import pytest
 from kernels import Kernels
 from operation_victims import OperationVictim, SourcePatch, patched_modules
+from oracle import CHUNK
 from rounding import unrounded
 from sequence import Sequence
 
@@ -26,13 +27,13 @@ KERNELS = Kernels(DType.FP16, 64)
 #: Causal rows of one and several chunks, and windows that begin in the middle of a chunk.
 CAUSAL = (
     Sequence(70, 300),
-    Sequence(3, 1200, kind="outliers"),
-    Sequence(5, 2300, sinks=(0.5,)),
-    Sequence(3, 1200, kind="fading"),
-    Sequence(3, 1200, kind="lost"),
-    Sequence(9, 2300, kind="cancelling"),
+    Sequence(3, CHUNK + 176, kind="outliers"),
+    Sequence(5, 2 * CHUNK + 252, sinks=(0.5,)),
+    Sequence(3, CHUNK + 176, kind="fading"),
+    Sequence(3, CHUNK + 176, kind="lost"),
+    Sequence(9, 2 * CHUNK + 252, kind="cancelling"),
 )
-WINDOW = (Sequence(9, 2300, window=(1400, 0), softcap=9.0, packed=True),)
+WINDOW = (Sequence(9, 2 * CHUNK + 252, window=(CHUNK + 376, 0), softcap=9.0, packed=True),)
 
 
 @dataclass(frozen=True)
