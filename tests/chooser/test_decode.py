@@ -571,9 +571,7 @@ def test_without_a_compiler_a_canonical_call_takes_any_canonical_kernel(
 ) -> None:
     """With any split: no bit depends on which one it is."""
     caplog.set_level("INFO", "flashsmith")
-    built = parse_kernel_name_into_config(
-        "(FP16, 64, 16, 64, 4): decode+stages_4+least_1024+parts_1+canonical_1"
-    )
+    built = CFG.family.canonical(CFG, device_spec("A100"))
     shared_kernels.load([built], Semantics("causal"))
     unbuilt = replace(built, stages=3)
     call = Batch((65, 15)).dense()

@@ -7,13 +7,14 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
+from flashsmith.chooser import choose
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError, FlashsmithError, IllegalConfigError
 
 FORWARD = (
     "(FP16, 64, 128, 64, 8): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2+canonical_1"
 )
-DECODE = "(FP16, 64, 16, 64, 4): decode+stages_4+least_1024+parts_1+canonical_1"
+DECODE = str(choose("b1 s1:512 h4:2 d64 fp16 decode causal canonical", "A100").config)
 FREE = "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 TRAINED = "b1 s4096 h32:8 d128 bf16 causal"
 DECODED = "b1 s1:4096 h32:8 d128 bf16 decode causal"

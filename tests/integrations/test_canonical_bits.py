@@ -309,7 +309,8 @@ def test_parts_of_the_keys_by_seqused_k_are_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_cache_that_drops_whole_chunks_keeps_them() -> None:
-    q, k, v = drawn(1, 2, 1, 64), drawn(1, 1060, 1, 64, seed=1), drawn(1, 1060, 1, 64, seed=2)
+    keys = CHUNK + 36
+    q, k, v = drawn(1, 2, 1, 64), drawn(1, keys, 1, 64, seed=1), drawn(1, keys, 1, 64, seed=2)
     how = {"window": (20, None)}
     rolled = decoded(q, k[:, CHUNK:].contiguous(), v[:, CHUNK:].contiguous(), **how)
     assert_same(rolled, decoded(q, k, v, **how))

@@ -24,6 +24,7 @@ from flashsmith import parallel
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem
 from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.families.canonical import CHUNK
 from flashsmith.parallel import peers, schedules
 from flashsmith.parallel.group import Group, Message
 from flashsmith.runtime import backward_pass, forward_pass
@@ -389,7 +390,7 @@ def nothing_to_compute(rank: int) -> dict[str, Any]:
 
 CANONICAL = {
     "auto": Case("auto", (16,), batch=1, causal=True, heads_q=2, heads_k=1),
-    "window": Case("allgather", (8,), (1100,), batch=1, window=(20, 0), heads_q=2, heads_k=1),
+    "window": Case("allgather", (8,), (CHUNK + 76,), batch=1, window=(20, 0), heads_q=2, heads_k=1),
     "ulysses": Case("ulysses", (16,), batch=1, causal=True),
 }
 

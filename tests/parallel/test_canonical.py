@@ -23,7 +23,7 @@ PART = Semantics("causal", uneven=True, partial=True)
 shared_kernels.want([CFG], PART)
 shared_kernels.want_chosen(
     "b1 s16 h2:1 d64 fp16 causal uneven canonical",
-    "b1 s8:1100 h2:1 d64 fp16 window uneven canonical",
+    f"b1 s8:{CHUNK + 76} h2:1 d64 fp16 window uneven canonical",
 )
 
 
@@ -48,9 +48,10 @@ def test_ranks_have_the_bits_of_one_process(tmp_path: Path) -> None:
 
 def test_keys_are_left_out_by_whole_chunks() -> None:
     mask = Limits(20, 0)
-    runs = [RowRun(0, 0, 8)], [RowRun(0, 0, 1100)], 1092, mask
-    assert pieces(*runs) == [Piece((0, 8), (1072, 1100), mask)]
-    assert pieces(*runs, CHUNK) == [Piece((0, 8), (CHUNK, 1100), mask)]
+    keys = CHUNK + 76
+    runs = [RowRun(0, 0, 8)], [RowRun(0, 0, keys)], keys - 8, mask
+    assert pieces(*runs) == [Piece((0, 8), (keys - 28, keys), mask)]
+    assert pieces(*runs, CHUNK) == [Piece((0, 8), (CHUNK, keys), mask)]
 
 
 def test_their_problems_are_known_ahead() -> None:
