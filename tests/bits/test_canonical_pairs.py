@@ -29,7 +29,7 @@ KEYS = CHUNK + 76
 #: (kernel, arch), d, mask, group, dtype, softcap, sinks, packed
 PLAIN = (
     Case((("wgmma", 90), 64, "causal", 4, DType.FP16, 0.0, (0.5, -1.0, 2.0, 0.0), False), 1),
-    Case((("mma_sync_of_groups", 90), 64, "window", 8, DType.FP16, 3.0, (), True), 2),
+    Case((("mma_sync_of_groups", 90), 64, "window", 2, DType.FP16, 3.0, (), True), 2),
 )
 
 for _case in PLAIN:

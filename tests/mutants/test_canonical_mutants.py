@@ -99,12 +99,12 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "maxima[m][r] = quad_max(largest(scores, m, r)), maxima[m][r] = "
                     "fmaxf(maxima[m][r], __shfl_xor_sync(~0u, maxima[m][r], 4));"),
         SourcePatch("a tile's own maximum", _SHARED,
-                    "row_max[m][r] = row_grows ? maxima[m][r] : row_max[m][r];",
+                    "row_max[m][r] = fmaxf(row_max[m][r], maxima[m][r]);",
                     "row_max[m][r] = maxima[m][r];"),
-        SourcePatch("rows that have hardly grown keep their maximum", _SHARED,
-                    "grows |= maxima[m][r] > row_max[m][r];",
-                    "grows |= __fmul_rn(__fsub_rn(maxima[m][r], row_max[m][r]), scale_log2) "
-                    "> 1.0f;"),
+        SourcePatch("rows that have hardly grown keep their sums", _SHARED,
+                    "const bool row_grows = maxima[m][r] > row_max[m][r];",
+                    "const bool row_grows = __fmul_rn(__fsub_rn(maxima[m][r], "
+                    "row_max[m][r]), scale_log2) > 1.0f;"),
         SourcePatch("sums without the factor", _SHARED,
                     "row_sum[m][r] = __fmul_rn(row_sum[m][r], factors[m][r]);", ";"),
         SourcePatch("a tile's sum from its last keys on", _SHARED,
