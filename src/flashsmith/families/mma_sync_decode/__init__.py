@@ -26,7 +26,7 @@ class MmaSyncDecodeFamily(Family):
     title = "mma.sync decode"
     operation = "decode"
     rules = rules.RULES
-    settled_first = ("dtype", "d_head", "B_r", "n_warps", "B_c", "stages", "min_keys")
+    settled_first = ("dtype", "d_head", "canonical", "B_r", "n_warps", "B_c", "stages", "min_keys")
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync_decode"
     cpp = Cpp(
         config_header="mma_sync_decode/config.cuh",
