@@ -15,8 +15,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, TensorSpec
 from flashsmith.runtime import forward, prepare_operation
+from flashsmith.runtime.bits import named_bits
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
-from flashsmith.semantics.sizes import FREE
 from flashsmith.verify import Case, Comparison, reference_of
 from flashsmith.verify.attention_semantics import NO_WINDOW, offsets
 from flashsmith.verify.backward_reference import BackwardReference
@@ -93,7 +93,7 @@ class Workload:
     @property
     def options(self) -> dict[str, Any]:
         """The keywords that forward() and attention() take for this problem."""
-        asked = self.problem.keywords | {"bits": self.problem.bits or FREE}
+        asked = self.problem.keywords | named_bits(self.problem.bits)
         if self.problem.semantics.partial:
             asked["partial"] = True
         if self.packed:
@@ -364,7 +364,7 @@ class DecodeWorkload(Workload):
     def options(self) -> dict[str, Any]:
         """The keywords that attention_with_cache() takes for this problem."""
         asked = {"cache_lens": self.cache_lens, **self.problem.keywords}
-        asked["bits"] = self.problem.bits or FREE
+        asked |= named_bits(self.problem.bits)
         if self.problem.page:
             asked["page_table"] = self.page_table
         if self.packed:

@@ -59,7 +59,7 @@ def knob_pairs(cfg: KernelConfig) -> list[KnobPair]:
 def _legal_pairs(family: Family, device: DeviceSpec) -> dict[KnobPair, None]:
     """The pairs that occur in legal configs; a dict, since a set's order differs between runs."""
     pairs: dict[KnobPair, None] = {}
-    choices = family.knob_values
+    choices = family.covered_values
     for first, second in combinations(choices, 2):
         for values in product(choices[first], choices[second]):
             pair = ((first, values[0]), (second, values[1]))
@@ -76,7 +76,7 @@ def _grow(
     device: DeviceSpec,
 ) -> KernelConfig:
     """A legal config with the seed in it that closes many open pairs."""
-    order = {knob: index for index, knob in enumerate(family.knob_values)}
+    order = {knob: index for index, knob in enumerate(family.covered_values)}
 
     def pair_of(knob: str, value: object, other: str, other_value: object) -> KnobPair:
         here, there = (knob, value), (other, other_value)
@@ -89,7 +89,7 @@ def _grow(
             # Among equals the value seen least, so that the set is varied beyond pairs too.
             return (-gain, sum(getattr(known, knob) == value for known in chosen))
 
-        return sorted(family.knob_values[knob], key=rank)
+        return sorted(family.covered_values[knob], key=rank)
 
     knobs = (seed[0][0], seed[1][0])
     return next(legal_completions(_with(family, seed), knobs, device, most_gain_first))
@@ -97,6 +97,6 @@ def _grow(
 
 def _with(family: Family, pair: KnobPair) -> KernelConfig:
     """A config with these two values; its other knobs are not chosen yet."""
-    values = {knob: choices[0] for knob, choices in family.knob_values.items()} | dict(pair)
+    values = {knob: choices[0] for knob, choices in family.covered_values.items()} | dict(pair)
     config: KernelConfig = family.config_class(**values)
     return config

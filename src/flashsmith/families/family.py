@@ -145,6 +145,13 @@ class Family:
         """Every value that a knob has in some legal config, in the order of the fields."""
         return {knob.name: knob.metadata["values"] for knob in fields(self.config_class)}
 
+    @property
+    def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
+        """Of them those that a covering array has: all whose legality is the same on every GPU that
+        the config's other knobs are legal on."""
+        values = self.knob_values
+        return values | {"canonical": (0,)} if "canonical" in values else values
+
     @cached_property
     def legal_space(self) -> LegalSpace:
         """The space of its legal configs."""

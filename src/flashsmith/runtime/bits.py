@@ -7,6 +7,7 @@ from typing import Any
 from flashsmith import env
 from flashsmith.errors import ArgumentError
 from flashsmith.semantics.signature import check_bits
+from flashsmith.semantics.sizes import FREE
 
 
 def resolve_bits(bits: Any) -> str:
@@ -15,6 +16,12 @@ def resolve_bits(bits: Any) -> str:
     Raises ArgumentError where ``bits``, or the variable where it is None, is something else.
     """
     return check_bits(bits, env.bits())
+
+
+def named_bits(word: str) -> dict[str, str]:
+    """The keyword that gives a call a Problem's bits, whatever FLASHSMITH_BITS says; none where
+    these are free and the variable says nothing."""
+    return {"bits": word or FREE} if word or env.bits() else {}
 
 
 def cannot_keep(bits: Any, why: str) -> ArgumentError:

@@ -137,7 +137,7 @@ struct Consumer {
     // part in the order once for each block but the tile's first.
     FS_DEVICE void run_canonically(const BlockRange& mine) {
         const int before = mine.begin - tile.block_begin;  // blocks that only others see
-        skip_blocks(before, before, 1);
+        skip_blocks(before, max(before - 1, 0));
         if (mine.begin < mine.end)
             canonical_loop(mine);
         else
@@ -389,14 +389,14 @@ struct Consumer {
     }
 
     // Blocks that only other warpgroups need.
-    FS_DEVICE void skip_blocks(int blocks, int end_ordered, int first_ordered = 0) {
+    FS_DEVICE void skip_blocks(int blocks, int ordered_blocks) {
 #pragma unroll 1
         for (int i = 0; i < blocks; ++i) {
             K.consumer_wait();
             K.consumer_release(warp, lane);
             V.consumer_wait();
             V.consumer_release(warp, lane);
-            if (first_ordered <= i && i < end_ordered) order.wait_and_arrive();
+            if (i < ordered_blocks) order.wait_and_arrive();
         }
     }
 

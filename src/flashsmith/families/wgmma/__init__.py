@@ -32,7 +32,8 @@ class WgmmaFamily(WarpgroupFamily):
     # Shared memory before registers: the search then leaves a device that is too small for any tile
     # at once.
     settled_first = (
-        "dtype", "d_head", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O",
+        "dtype", "d_head", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers",
+        "separate_O",
         "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
     )  # fmt: skip
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
