@@ -29,6 +29,8 @@ ON_THE_HOST = """\
 using std::max, std::min;
 #define __device__
 #define __forceinline__ inline
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
 """
 
 

@@ -232,9 +232,8 @@ def forward(
             cu_seqlens_k aside; None is its first. The last query has the position of the last key
             that counts, k_begin + seqused_k - 1, for every mask.
         bits: 'canonical' makes a row's output and log-sum-exp a function of its own query, the keys
-            and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype, d):
-            the same bits in training, prefill, any chunks of a prompt, and attention_with_cache(),
-            in any batch, whichever kernel is chosen.
+            and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype,
+            d).
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
