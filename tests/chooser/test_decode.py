@@ -573,7 +573,7 @@ def test_without_a_compiler_a_canonical_call_takes_any_canonical_kernel(
     caplog.set_level("INFO", "flashsmith")
     built = CFG.family.canonical(CFG, device_spec("A100"))
     shared_kernels.load([built], Semantics("causal"))
-    unbuilt = replace(built, stages=3)
+    unbuilt = replace(built, stages=5)
     call = Batch((65, 15)).dense()
 
     def chosen(problem: Problem, device: Any, *, among: Any = None, **how: Any) -> Any:
