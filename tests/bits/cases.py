@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from itertools import combinations, product
 from typing import Any
 
-from kernels import Kernels
+from bit_kernels import Kernels
 from oracle import CHUNK
 from sequence import Sequence
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import oracle
-from inputs import draw
+from bit_inputs import draw
 from ml_dtypes import bfloat16
 
 from flashsmith import attention_with_cache

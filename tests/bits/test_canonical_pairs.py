@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import shared_kernels
+from bit_inputs import KINDS
 from cases import VALUES, Case, cover
-from inputs import KINDS
 from oracle import CHUNK
 from rounding import unrounded_of
 from sequence import Sequence, differing

@@ -8,8 +8,8 @@ import numpy as np
 import oracle
 import pytest
 import shared_kernels
-from inputs import KINDS
-from kernels import Kernels
+from bit_inputs import KINDS
+from bit_kernels import Kernels
 from oracle import CHUNK
 from sequence import Sequence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import shared_kernels
-from kernels import Kernels
+from bit_kernels import Kernels
 from rounding import unrounded, unrounded_of
 
 from flashsmith.families import DType, KernelConfig, Semantics

@@ -119,9 +119,9 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path: Path) -> N
         run("progression", "--plot", "ablation.png")
 
 
-def test_the_readmes_report_works_in_a_clone(tmp_path: Path) -> None:
+def test_the_documented_report_works_in_a_clone(tmp_path: Path) -> None:
     root = RAW.parents[1]
-    lines = (root / "README.md").read_text(encoding="utf-8").splitlines()
+    lines = (root / "docs/command.md").read_text(encoding="utf-8").splitlines()
     (shown,) = (line for line in lines if line.startswith("flashsmith report "))
     words = shown.partition("#")[0].split()[1:]
     paths = [path for word in words[1:] for path in sorted(root.glob(word))]

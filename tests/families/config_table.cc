@@ -7,7 +7,7 @@ namespace {
 using flashsmith::DType;
 using flashsmith::FlashForwardKernelConfig;
 
-constexpr int kFields = 21;
+constexpr int kFields = 22;
 
 FlashForwardKernelConfig config_from(const int* v) {
     return {.dtype = static_cast<DType>(v[0]),
@@ -30,7 +30,8 @@ FlashForwardKernelConfig config_from(const int* v) {
             .trim_masks = v[17] != 0,
             .l2_group_mib = v[18],
             .split_keys = v[19],
-            .pack_gqa = v[20] != 0};
+            .pack_gqa = v[20] != 0,
+            .canonical = v[21]};
 }
 
 }  // namespace

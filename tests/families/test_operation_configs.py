@@ -66,6 +66,9 @@ class Sample:
         return sorted({replace(cfg, **change) for cfg in inside for change in changes})
 
 
+# Of a config of 64 elements a row: what makes it keep the canonical order on sm_90.
+CANONICAL = {"canonical": 1, "B_c": 128, "min_keys": 128, "parts_per_sm": 1}
+
 SAMPLES = {
     "mma_sync_backward": Sample(
         FlashBackwardKernelConfig(DType.FP16, 64, 64, 64, 4),
@@ -203,6 +206,16 @@ SAMPLES = {
             "own_rows_without_exchange": {"own_rows": True, "full_tiles": True},
             "parts_of_whole_stages": {"B_c": 128, "min_keys": 64},
             "smem_within_limit": {"d_head": 256, "stages": 8},
+            "canonical_supported": {"canonical": 2},
+            "canonical_tile": CANONICAL | {"B_c": 64},
+            "canonical_min_keys": CANONICAL | {"min_keys": 256},
+            "canonical_parts_per_sm": CANONICAL | {"parts_per_sm": 2},
+            "canonical_chunk_rows": CANONICAL | {"chunk_rows": 64},
+            "canonical_n_warps": CANONICAL | {"n_warps": 8},
+            "canonical_rounds": CANONICAL | {"rounds": 2},
+            "canonical_cluster": CANONICAL | {"cluster": 2},
+            "canonical_full_tiles": CANONICAL | {"full_tiles": True},
+            "canonical_own_rows": CANONICAL | {"own_rows": True},
         },
         {
             "d_head": {"d_head": 80},

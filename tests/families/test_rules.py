@@ -31,6 +31,8 @@ from flashsmith.families import (
 
 SMALL_DEVICE = replace(DEFAULT_DEVICE, name="a small GPU", max_smem_per_block=65536)
 
+AHEAD = "async+eager+load_2_2_2_tiles"
+
 # Each line: a config, and all the rules it breaks.
 BROKEN = [
     ("(FP16, 16, 64, 64, 4): load_0_0_0_tiles", {"d_head_supported"}),
@@ -79,6 +81,21 @@ BROKEN = [
     ("(FP16, 128, 128, 128, 8): load_2_2_2_tiles+ctas_2", {"min_ctas_fit_smem"}),
     ("(FP16, 64, 64, 64, 4): load_2_2_2_tiles+l2_24", {"l2_group_supported"}),
     ("(FP16, 64, 64, 64, 4): load_2_2_2_tiles+split_3", {"split_keys_supported"}),
+    (f"(FP16, 128, 64, 64, 4): {AHEAD}+opt_softmax+canonical_2", {"canonical_supported"}),
+    (f"(FP16, 128, 64, 32, 4): {AHEAD}+opt_softmax+canonical_1", {"canonical_tile"}),
+    (f"(FP16, 128, 64, 64, 4): {AHEAD}+canonical_1", {"canonical_optimized_softmax"}),
+    (
+        f"(FP16, 128, 64, 64, 4): {AHEAD}+opt_softmax+lazy_rescale+canonical_1",
+        {"canonical_lazy_rescale"},
+    ),
+    (
+        f"(FP16, 64, 128, 64, 8): {AHEAD}+opt_softmax+stages_3+ping_pong+canonical_1",
+        {"canonical_ping_pong"},
+    ),
+    (
+        f"(FP16, 128, 64, 64, 4): {AHEAD}+opt_softmax+split_2+canonical_1",
+        {"canonical_split_keys"},
+    ),
 ]
 
 

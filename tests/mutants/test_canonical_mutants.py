@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import oracle
 import pytest
-from kernels import Kernels
+from bit_kernels import Kernels
 from operation_victims import OperationVictim, SourcePatch, patched_modules
 from oracle import CHUNK
 from rounding import unrounded

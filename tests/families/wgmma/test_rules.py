@@ -83,6 +83,25 @@ BROKEN = [
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+register_Q_8", {"register_Q_divides_steps"}),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+split_3", {"split_keys_supported"}),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+cluster_2+split_2", {"split_keys_needs_no_cluster"}),
+    (f"(FP16, 64, 128, 128, 2wg): tma+{TWO}+dynamic+canonical_2", {"canonical_supported"}),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+dynamic+canonical_1", {"canonical_tile"}),
+    (
+        f"(FP16, 64, 128, 128, 2wg): tma+{TWO}+dynamic+rescale_8+canonical_1",
+        {"canonical_rescale_threshold"},
+    ),
+    (
+        f"(FP16, 64, 128, 128, 2wg): tma+{TWO}+dynamic+exp2_fma_10+canonical_1",
+        {"canonical_exp2_fma_share"},
+    ),
+    (
+        f"(FP16, 64, 128, 128, 2wg): tma+{TWO}+dynamic+short_32+canonical_1",
+        {"canonical_short_block"},
+    ),
+    (
+        f"(FP16, 64, 128, 128, 2wg): tma+{TWO}+dynamic+split_2+canonical_1",
+        {"canonical_split_keys"},
+    ),
+    (f"(FP16, 64, 128, 128, 2wg): tma+{TWO}+canonical_1", {"canonical_schedule"}),
 ]
 
 
