@@ -256,7 +256,7 @@ def test_a_number_too_many_or_too_few_is_told(library: PretendedLibrary) -> None
     for numbers, message in (
         ((CTAS,), "fewer numbers than the operation takes"),
         ((CTAS, 0, 1.5), "more numbers than the operation takes"),
-        ((2.5, 0), "number 1 of the call is no integer, and must be one"),
+        ((2.5, 0), "number 1 of the call must be an integer"),
     ):
         with pytest.raises(ValueError, match=message):
             library.functions.plan(index, *device, len(numbers), *numbers, *tensors)
@@ -265,11 +265,11 @@ def test_a_number_too_many_or_too_few_is_told(library: PretendedLibrary) -> None
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (1, "it launches a kernel that the config has not"),
+        (1, "it launches a kernel that the config does not have"),
         (2, "it writes beyond its arguments"),
-        (3, "it names a buffer that there is not"),
-        (4, "it names a buffer that there is not"),
-        (5, "it names a tensor that there is not"),
+        (3, "it names a buffer that does not exist"),
+        (4, "it names a buffer that does not exist"),
+        (5, "it names a tensor that does not exist"),
         (6, "more than 16 workspaces"),
         (7, "a kernel takes at most 4,096 bytes of arguments"),
         (8, "it writes beyond its arguments"),

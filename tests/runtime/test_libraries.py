@@ -334,7 +334,7 @@ def test_a_launcher_takes_a_stream_and_addresses(kernel: Any) -> None:
     for enough in range(5, 13):
         with pytest.raises(RuntimeError, match="cudaError"):
             launch(*[0] * enough)
-    with pytest.raises(ValueError, match="packed: this library's kernels are for the other kind"):
+    with pytest.raises(ValueError, match="packed: the call and this library's kernels must both"):
         launch(*[0] * 8, 1, 1)
     with pytest.raises(ValueError, match="more arguments than the call takes"):
         kernel.functions.prepare(*arguments, 0)

@@ -1,4 +1,4 @@
-// What the kernels of a backward pass are called with. Plain C++20 without CUDA types: the host
+// The arguments of a backward pass's kernels. Plain C++20 without CUDA types, because the host
 // compiler, the kernels and the tests read this file.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace flashsmith {
 
-// Rows for which statistics are kept, in whole blocks of so many: every tile of queries divides it.
+// Statistics are padded to whole blocks of this number of rows. Every query tile size divides it.
 constexpr int kStatisticsRows = 128;
 
 // Everything the kernels of one backward pass need, passed by value as their only parameter.
@@ -16,17 +16,18 @@ constexpr int kStatisticsRows = 128;
 struct BackwardKernelArgs {
     const void *d_o, *q, *k, *v, *o;
     const float* lse;             // natural log-sum-exp of every row
-    const float* dlse;            // its gradient; null: zero
+    const float* dlse;            // gradient of lse; null means zero
     const float* sinks;           // (heads_q); may be null
-    void *dq, *dk, *dv;           // null for what nobody asked for
-    float* dsinks;                // (heads_q), likewise
+    void *dq, *dk, *dv;           // null for gradients that are not requested
+    float* dsinks;                // (heads_q); null if not requested
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed sequences; null unless packed
     const int32_t* cu_seqlens_k;
 
-    // Workspaces. Statistics of a row: log2(e) lse, infinite where that is -inf and behind the last
-    // row; and D = rowsum(do o) - dlse, 0 there.
+    // Workspaces. A row's statistics are log2(e) lse, which is infinite where lse is -inf and past
+    // the last row, and D = rowsum(do o) - dlse, which is 0 there.
     float *lse_log2, *D;
-    float* dq_sums;  // dq / scale in fp32, as the warps' accumulators lie; null unless atomics
+    float* dq_sums;  // dq / scale in fp32, in the layout of the warps' accumulators; null unless
+                     // atomics
 
     int64_t do_batch_stride, do_seq_stride, do_head_stride;
     int64_t q_batch_stride, q_seq_stride, q_head_stride;
@@ -41,17 +42,17 @@ struct BackwardKernelArgs {
     int64_t statistics_batch_stride, statistics_head_stride;
 
     int32_t batch;
-    int32_t seq_q, seq_k;      // packed: the longest, and no sequence counts beyond it
-    int32_t total_q, total_k;  // packed: rows of all sequences together
+    int32_t seq_q, seq_k;      // packed: the maximum; longer sequences are cut to it
+    int32_t total_q, total_k;  // packed: total rows of all sequences
     int32_t heads_q, heads_k;
     int32_t d;  // <= d_head
     int32_t window_left, window_right;
-    int32_t grads_fp32;  // whether dq, dk and dv are
+    int32_t grads_fp32;  // whether dq, dk and dv are fp32
 
-    // Neither factor of a score stands beside the other: nvcc would load them as a pair, and keep
-    // half of one undefined where it needs the other alone.
-    float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
-                       // softcap * log2(e)
+    // The two score factors are not adjacent: nvcc would load them as a pair and leave half of it
+    // undefined where only the other is needed.
+    float scale_log2;  // turns a score into base-2 logits: scale * log2(e), or softcap * log2(e)
+                       // with a softcap
     float scale;
     float score_argument;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
 };

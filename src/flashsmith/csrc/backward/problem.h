@@ -1,4 +1,4 @@
-// A backward pass as the host knows it: what the families of this operation share. Plain C++20
+// A backward pass on the host: the code that the families of this operation share. Plain C++20
 // without CUDA headers.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace flashsmith {
 
-// The operation's tensors, in its order.
+// The operation's tensors, in order.
 enum BackwardTensor : size_t {
     d_o,
     q,
@@ -36,9 +36,9 @@ inline int64_t blocks_of(int64_t rows, int64_t tile) {
     return (rows + tile - 1) / tile;
 }
 
-// Arguments without addresses of tensors and workspaces.
+// The problem, with arguments that lack the addresses of tensors and workspaces.
 struct BackwardProblem {
-    ForwardProblem forward;  // o's strides are those of o, the forward's output
+    ForwardProblem forward;  // its o strides are those of the forward's output
     BackwardKernelArgs args;
 };
 
@@ -60,7 +60,7 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     p.total_k = numbers.integer();
     p.packed = tensors[cu_seqlens_q] != 0 && tensors[cu_seqlens_k] != 0;
     BackwardKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     read_strides(numbers, args.do_batch_stride, args.do_seq_stride, args.do_head_stride);
     read_strides(numbers, args.q_batch_stride, args.q_seq_stride, args.q_head_stride);
     read_strides(numbers, args.k_batch_stride, args.k_seq_stride, args.k_head_stride);
@@ -96,14 +96,14 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     return {p, args};
 }
 
-// Rows that a head's statistics take, padded to whole blocks, and of how many heads and batches.
+// Statistics rows per head, padded to whole blocks, and in total over heads and batches.
 struct Statistics {
     int64_t rows_per_head, rows;
 };
 
 inline Statistics place_statistics(const ForwardProblem& p, BackwardKernelArgs& args) {
-    // Between packed sequences up to a block each is left out: first_statistic() has the first rows
-    // of the last one at most total_q / kStatisticsRows + batch - 1 blocks from the beginning.
+    // Packed sequences waste up to a block each: first_statistic() places the last sequence's first
+    // rows at most total_q / kStatisticsRows + batch - 1 blocks from the beginning.
     const int64_t blocks =
         p.packed ? p.total_q / kStatisticsRows + p.batch : blocks_of(p.seq_q, kStatisticsRows);
     const int64_t rows = blocks * kStatisticsRows;
@@ -112,7 +112,7 @@ inline Statistics place_statistics(const ForwardProblem& p, BackwardKernelArgs& 
     return {rows, (p.packed ? 1 : p.batch) * p.heads_q * rows};
 }
 
-// With `adds_dq`, a third workspace has the sums.
+// With `adds_dq`, a third workspace holds the dq sums.
 inline std::vector<AddressPatch> backward_addresses(bool adds_dq) {
     using Args = BackwardKernelArgs;
     std::vector<AddressPatch> patches = {
@@ -137,16 +137,19 @@ inline std::vector<AddressPatch> backward_addresses(bool adds_dq) {
     return patches;
 }
 
-// That gradients, sinks and offsets of sequences are given as they were when this was planned.
+// Checks that the same gradients, sinks and sequence offsets are passed as at planning.
 inline std::vector<Presence> backward_presence(Tensors tensors, const Semantics& semantics) {
     std::vector<Presence> presence;
     for (const BackwardTensor tensor : {dq, dk, dv, dsinks})
-        presence.push_back(
-            {tensor, tensors[tensor] != 0, "gradients: this launch was planned for others"});
-    presence.push_back({sinks, tensors[sinks] != 0, "sinks: planned for a call of the other kind"});
+        presence.push_back({tensor, tensors[tensor] != 0,
+                            "gradients: this launch was planned for different ones"});
+    presence.push_back(
+        {sinks, tensors[sinks] != 0,
+         "sinks: this launch was planned with sinks and called without, or the reverse"});
     for (const BackwardTensor tensor : {cu_seqlens_q, cu_seqlens_k})
-        presence.push_back(
-            {tensor, semantics.packed, "packed: this library's kernels are for the other kind"});
+        presence.push_back({tensor, semantics.packed,
+                            "packed: the call and this library's kernels must both use packed "
+                            "sequences, or neither"});
     return presence;
 }
 

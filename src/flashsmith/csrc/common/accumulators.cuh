@@ -1,7 +1,7 @@
 // A warp's MMA accumulators: 16x8 tiles in fp32.
 //
-// Of each tile a lane holds columns 2 (lane % 4) + {0, 1} of rows lane / 4 (elements 0, 1) and
-// lane / 4 + 8 (elements 2, 3): four lanes, a quad, share a row.
+// In each tile a lane holds columns 2 (lane % 4) + {0, 1} of row lane / 4 (elements 0, 1) and of
+// row lane / 4 + 8 (elements 2, 3). The four lanes that share a row are a quad.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -18,8 +18,8 @@ FS_DEVICE void zero(float (&tiles)[kMTiles][kNTiles][4]) {
             for (int e = 0; e < 4; ++e) tiles[m][n][e] = 0.0f;
 }
 
-// Two neighbouring tiles, rounded and packed, are the A fragment of a k16-step: no lane needs
-// another's values.
+// Two neighbouring tiles, rounded and packed, are the A fragment of a k16-step. Lanes exchange no
+// values.
 template <typename value_t>
 FS_DEVICE void pack_fragment(uint32_t (&fragment)[4], const float (&left)[4],
                              const float (&right)[4]) {

@@ -1,4 +1,4 @@
-// Barriers of some threads of a CTA: mbarriers in shared memory and the numbered hardware ones.
+// Barriers for some threads of a CTA: mbarriers in shared memory and numbered hardware barriers.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -11,14 +11,14 @@ FS_DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
                  : "memory");
 }
-// TMA and the other CTAs of the cluster see the initialised barriers.
+// Makes the initialised barriers visible to TMA and to the other CTAs of the cluster.
 FS_DEVICE void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 FS_DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives and waits for all that do: like a numbered barrier, but one that threads may meet at
+// Arrives and waits for all arrivals, like a numbered barrier, but threads may call it from
 // different instructions.
 FS_DEVICE void mbarrier_arrive_and_wait(uint32_t barrier) {
     uint64_t phase;
@@ -36,11 +36,11 @@ FS_DEVICE void mbarrier_arrive_and_wait(uint32_t barrier) {
             : "memory");
     } while (done == 0);
 }
-// The same at a barrier in another CTA of the cluster, by its cluster_address().
+// Arrives at a barrier in another CTA of the cluster, given by its cluster_address().
 FS_DEVICE void mbarrier_arrive_remote(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives, and makes the phase wait for `bytes` more that TMA writes.
+// Arrives, and makes the phase also wait for `bytes` that TMA writes.
 FS_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
@@ -55,7 +55,7 @@ FS_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
         : "memory");
     return done != 0;
 }
-// Until the phase of this parity is complete. A trap in this loop would make ptxas give up the
+// Waits until the phase of this parity is complete. A trap in this loop would make ptxas drop the
 // register limit of the whole kernel.
 FS_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
     while (!mbarrier_try_wait(barrier, parity)) {
@@ -64,7 +64,7 @@ FS_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 
 // ---- numbered barriers --------------------------------------------------------------------------
 
-// `threads` counts those that wait and those that only arrive.
+// `threads` counts the threads that wait and those that only arrive.
 FS_DEVICE void named_barrier_wait(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -79,13 +79,13 @@ FS_DEVICE uint32_t cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// The address in the cluster's shared memory of what another CTA has at this one's `smem`.
+// The cluster address of the data that another CTA has at this CTA's address `smem`.
 FS_DEVICE uint32_t cluster_address(uint32_t smem, uint32_t cta) {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(smem), "r"(cta));
     return there;
 }
-// 16 bytes to another CTA's shared memory, counted by an mbarrier there.
+// Stores 16 bytes to another CTA's shared memory; an mbarrier there counts them.
 FS_DEVICE void store_remote_16B(uint32_t there, uint32_t barrier, uint4 x) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, "
@@ -93,9 +93,9 @@ FS_DEVICE void store_remote_16B(uint32_t there, uint32_t barrier, uint4 x) {
         "r"(barrier), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
         : "memory");
 }
-// All CTAs of the cluster have come to the first when a thread leaves the second. Of what is before
-// the first it orders nothing but mbarriers that are initialised in front of a fence for them: a
-// release would stall about 0.8 us on the thread's outstanding loads.
+// The two halves of a cluster barrier: no thread leaves cluster_wait() before all CTAs have
+// arrived. The relaxed arrival orders only mbarriers that were initialised before a fence for them:
+// a release would stall about 0.8 us on the thread's outstanding loads.
 FS_DEVICE void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -108,8 +108,8 @@ FS_DEVICE void cluster_barrier() {
 
 // ---- registers ----------------------------------------------------------------------------------
 
-// `kCount` registers a thread of this warpgroup from here on, instead of kHeld. To increase to
-// fewer is undefined, and so is to decrease to more.
+// Changes this warpgroup's registers per thread from kHeld to `kCount`. Increasing to a smaller
+// count is undefined, and so is decreasing to a larger one.
 template <int kHeld, int kCount>
 FS_DEVICE void set_registers() {
     if constexpr (kCount > kHeld)

@@ -1,11 +1,11 @@
 // canonical-1: an order of operations that fixes a row's bits, whichever kernel computes it.
 //
-// docs/bits.md is the specification. A row's keys lie in tiles and chunks at absolute positions.
-// Within a chunk tiles follow each other in ascending order, from a state of nothing; chunks are
-// merged in ascending order. A kernel may give a row's tiles to whatever warps and CTAs it likes,
-// as long as each sum below has its terms in its order.
+// docs/bits.md is the specification. A row's keys lie in tiles and chunks at absolute positions. A
+// chunk starts from an empty state and takes its tiles in ascending order; chunks are merged in
+// ascending order. A kernel may distribute a row's tiles over warps and CTAs freely, as long as
+// each sum below adds its terms in its order.
 //
-// Every operation names its rounding: ptxas may fuse a product and a sum that do not.
+// Every operation specifies its rounding; otherwise ptxas may fuse a product and a sum.
 #pragma once
 
 #include "common/accumulators.cuh"
@@ -14,25 +14,26 @@
 
 namespace flashsmith {
 
-// The architecture that is compiled for.
+// The target architecture, 90 for 9.0.
 #ifdef __CUDA_ARCH__
 constexpr int kTargetArch = __CUDA_ARCH__ / 10;
 #else
-constexpr int kTargetArch = 90;  // the host compiler reads kernels, and builds none
+constexpr int kTargetArch = 90;  // the host compiler parses kernels but builds none
 #endif
 
-// A chunk's state, or several chunks' merged one, of a row: what exponents are relative to, base 2,
-// and the sum of the probabilities. A sum of 0 means that the row saw no key.
+// A row's state in one chunk or in several merged chunks: the base-2 offset of its exponents and
+// the sum of its probabilities. A sum of 0 means that the row saw no key.
 struct RowStatistics {
     float offset, sum;
 };
 
-// How the sums of two states of a row become one. Without a key on one side the other stands.
+// The weights with which two states of a row are merged. If one state has no key, the other is kept
+// unchanged.
 struct StateMerge {
     float weight, weight_next;
     bool none, none_next;
 
-    // `row` becomes the merged row's.
+    // Replaces `row` with the merged state.
     FS_DEVICE StateMerge(RowStatistics& row, const RowStatistics& next)
         : none(row.sum == 0.0f), none_next(next.sum == 0.0f) {
         const float offset = fmaxf(row.offset, next.offset);
@@ -48,9 +49,10 @@ struct StateMerge {
     }
 };
 
-// A row's end, once all chunks are merged: `sink` (natural, may be null) joins the sum.
+// The final factor and LSE of a row whose chunks are all merged. `sink` (natural, may be null)
+// joins the sum.
 struct CanonicalEnd {
-    float factor;  // -1 of a row without keys, whose o is 0
+    float factor;  // -1 for a row without keys, whose o is 0
     float lse;     // natural
 
     FS_DEVICE CanonicalEnd(const RowStatistics& row, const float* sink) {
@@ -60,26 +62,26 @@ struct CanonicalEnd {
         float base_ln = __fmul_rn(base, kLn2);
         if (sink != nullptr) {
             const float ln = *sink;
-            // Finite, so that differences are; a NaN stays one.
+            // Clamped so that differences stay finite; a NaN stays NaN.
             float log2 = __fmul_rn(ln, kLog2E);
             log2 = log2 > kLargest ? kLargest : log2 < -kLargest ? -kLargest : log2;
             const float joined = fmaxf(base, log2);
             weight = exp2_approx(__fsub_rn(base, joined));
             total = __fmaf_rn(total, weight, exp2_approx(__fsub_rn(log2, joined)));
-            // The largest sinks were clamped in base 2.
+            // The largest sinks were clamped in base 2, so the natural value is used.
             base_ln = joined == log2 ? ln : base_ln;
         }
         factor = empty ? -1.0f : __fmul_rn(weight, reciprocal_approx(total));
         lse = __fmaf_rn(log2_approx(total), kLn2, base_ln);
     }
-    // A sum of zeros may be -0 where another kernel, which skips a tile without keys, has +0.
+    // Adding +0 turns -0 into +0: a sum of zeros may be -0 here but +0 in a kernel that skips tiles
+    // without keys.
     FS_DEVICE static float scaled(float o, float factor) {
         return factor < 0.0f ? 0.0f : __fadd_rn(__fmul_rn(o, factor), 0.0f);
     }
 };
 
-// The rows of a chunk in the making: 16 kMTiles rows of a warp, two a lane and tile of
-// accumulators.
+// A warp's 16 kMTiles rows of the chunk in progress, two rows per lane and accumulator tile.
 template <int kMTiles>
 struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
     using Base = OnlineSoftmax<kMTiles, true, false>;
@@ -94,7 +96,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
 #pragma unroll
             for (int r = 0; r < 2; ++r) row_max[m][r] = floor(), row_sum[m][r] = 0.0f;
     }
-    // Base::floor() with its rounding named.
+    // Base::floor() with explicit rounding.
     FS_DEVICE float floor() const {
         constexpr float kFloor = -3e38f;
         return fmaxf(__fmul_rn(kFloor, reciprocal_approx(scale_log2)), kFloor);
@@ -103,15 +105,16 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
 
     // ---- a tile ----
 
-    // All scores of a tile, which become probabilities; `o` becomes relative to the new maximum.
+    // Turns all scores of a tile into probabilities and rescales `o` to the new maximum.
     template <int kNTiles, int kONTiles>
     FS_DEVICE void update(float (&scores)[kMTiles][kNTiles][4], float (&o)[kMTiles][kONTiles][4]) {
         float factors[kMTiles][2];
         if (raise(scores, factors)) rescale(o, factors);
         exponentiate(scores);
     }
-    // Takes a tile's scores into the maxima. Whether a row of the warp has a new one: then its sums
-    // are to be multiplied by `factors`, which are exactly 1 of rows that have not.
+    // Updates the maxima with a tile's scores. Returns whether any row of the warp has a new
+    // maximum. If so, the caller multiplies the accumulators by `factors`, which are exactly 1 for
+    // other rows.
     template <int kNTiles>
     FS_DEVICE bool raise(const float (&scores)[kMTiles][kNTiles][4], float (&factors)[kMTiles][2]) {
         float maxima[kMTiles][2];
@@ -123,7 +126,8 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
     }
     FS_DEVICE bool raise_to(const float (&maxima)[kMTiles][2], float (&factors)[kMTiles][2]) {
         bool grows = false;
-        // Without a branch: probabilities, which need the maxima, would wait for the factors.
+        // Branch-free: otherwise the probabilities, which need the maxima, would wait for the
+        // factors.
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
@@ -140,7 +144,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
     }
     template <int kNTiles>
     FS_DEVICE static float largest(const float (&scores)[kMTiles][kNTiles][4], int m, int r) {
-        // Two chains, for the latency: maxima have no order.
+        // Two chains reduce the latency; the result does not depend on the order.
         float even = fmaxf(scores[m][0][2 * r], scores[m][0][2 * r + 1]);
         float odd = fmaxf(scores[m][1][2 * r], scores[m][1][2 * r + 1]);
 #pragma unroll
@@ -150,8 +154,8 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
         }
         return fmaxf(even, odd);
     }
-    // Scores of 16 keys, in two tiles of 8, become probabilities. Returns their sum as far as this
-    // lane has them.
+    // Turns the scores of 16 keys, in two tiles of 8, into probabilities. Returns this lane's part
+    // of their sum.
     FS_DEVICE float exponentiate_16_keys(float (&left)[4], float (&right)[4], int m, int r) const {
         const float relative_to = -offset(m, r);
 #pragma unroll
@@ -162,7 +166,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
         return __fadd_rn(__fadd_rn(left[2 * r], right[2 * r]),
                          __fadd_rn(left[2 * r + 1], right[2 * r + 1]));
     }
-    // A whole tile's.
+    // Does the same for a whole tile and adds the sum to the row's.
     template <int kNTiles>
     FS_DEVICE void exponentiate(float (&scores)[kMTiles][kNTiles][4]) {
 #pragma unroll
@@ -193,7 +197,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
 
     // ---- a chunk's end ----
 
-    // The lanes' sums become the rows'.
+    // Reduces the lanes' sums to the rows' sums.
     FS_DEVICE void finish_chunk() {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
@@ -204,12 +208,13 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
                 x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 2));
             }
     }
-    // A row of this chunk, which becomes that of all chunks up to it, and how sums are merged. The
-    // running state has a raw maximum, too.
+    // Merges the running state into this chunk's, which then covers all chunks so far. Returns the
+    // weights for the other sums. The running state includes a raw maximum.
     FS_DEVICE StateMerge merge_after(int m, int r, float running_max, float running_sum) {
         RowStatistics row{__fmul_rn(running_max, scale_log2), running_sum};
         const StateMerge merge(row, {offset(m, r), row_sum[m][r]});
-        // As the offset. A sum may be 0 beside a maximum, where scores have no bits behind the point.
+        // Chosen like the offset. A sum may be 0 despite a maximum if scores are so large that fp32
+        // has no fraction bits left.
         const float joined = fmaxf(running_max, row_max[m][r]);
         row_max[m][r] = merge.none_next ? running_max : merge.none ? row_max[m][r] : joined;
         row_sum[m][r] = row.sum;
@@ -218,7 +223,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
 
     // ---- the rows' end ----
 
-    // As Base::finalize(), of rows whose chunks are merged.
+    // Like Base::finalize(), for rows whose chunks are merged.
     FS_DEVICE void finalize(float (&factors)[kMTiles][2], const float* sink) {
         finalize(factors, sink, [](int, int) { return 0; });
     }
@@ -233,7 +238,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
                                        sinks == nullptr ? nullptr : sinks + head(m, r));
                 factors[m][r] = end.factor;
                 row_sum[m][r] = end.lse;
-                // Comparisons skip NaN: the maximum of the other scores is not the row's.
+                // Comparisons ignore NaN: the maximum of the other scores is not the row's.
                 const bool unknown = sum != sum && row_max[m][r] < INFINITY;
                 row_max[m][r] = sum == 0.0f ? -INFINITY : unknown ? NAN : __fmul_rn(base, kLn2);
             }

@@ -1,11 +1,12 @@
-// A tile's scores by struct Score of the library's semantics.cuh, which its shards include first.
+// Applies struct Score of the library's semantics.cuh to a tile's scores. Shards include
+// semantics.cuh first.
 #pragma once
 
 #include "common/score.cuh"
 
 namespace flashsmith {
 
-// Raw scores become what they are before the softmax, but for the factor in its base.
+// Turns raw scores into those that enter the softmax, except for the base-2 scale factor.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles>
 FS_DEVICE void change_scores(float (&scores)[kMTiles][kNTiles][4], float argument) {
     if constexpr (!SEMANTICS.changes_scores) return;
@@ -17,7 +18,8 @@ FS_DEVICE void change_scores(float (&scores)[kMTiles][kNTiles][4], float argumen
             for (int e = 0; e < 4; ++e) scores[m][n][e] = Score::change(scores[m][n][e], argument);
 }
 
-// A probability, or its gradient, times how a score changes where it has become `changed`.
+// Multiplies a probability, or its gradient, by the derivative of the score change. `changed` is
+// the score after the change.
 template <Semantics SEMANTICS>
 FS_DEVICE float times_slope(float x, float changed) {
     if constexpr (SEMANTICS.changes_scores) return x * Score::slope(changed);

@@ -1,5 +1,5 @@
-// Which keys a query row may see, and so which K/V blocks a Q block visits. Positions of one
-// sequence; query i stands at key i + seq_k - seq_q (bottom right).
+// Which keys a query row may see, and which K/V blocks a Q block must therefore visit. Positions
+// are relative to the sequence; query i is aligned with key i + seq_k - seq_q (bottom right).
 #pragma once
 
 #include "common/forward_args.cuh"
@@ -7,14 +7,14 @@
 
 namespace flashsmith {
 
-// Rows of one sequence of the batch: the first (in a packed tensor) and how many.
+// Rows of one sequence of the batch: the first row (in a packed tensor) and their number.
 struct SequenceRows {
     int64_t first;
     int count;
 };
 
-// The host never reads the contents of cu_seqlens: they are clamped, so that no value leads outside
-// the tensors or beyond the grid.
+// The host never reads the contents of cu_seqlens. They are clamped here, so that no value leads
+// outside the tensors or beyond the grid.
 template <bool kPacked>
 FS_DEVICE SequenceRows sequence_rows(const int32_t* cu_seqlens, int batch, int max_count,
                                      int total) {
@@ -24,9 +24,9 @@ FS_DEVICE SequenceRows sequence_rows(const int32_t* cu_seqlens, int batch, int m
     return {begin, min(end - begin, max_count)};
 }
 
-// The keys of one sequence. Of partial kernels those from k_begin on, a row of the tensor, as many
-// as seqused_k says: within the tensor, or without a k_begin within the sequence. As cu_seqlens,
-// both are clamped.
+// The keys of one sequence. In partial kernels they start at tensor row k_begin, and seqused_k is
+// their number. Both are clamped like cu_seqlens: to the tensor, or to the sequence if there is no
+// k_begin.
 template <Semantics SEMANTICS>
 FS_DEVICE SequenceRows key_rows(const ForwardKernelArgs& args, int batch) {
     SequenceRows k =
@@ -51,13 +51,13 @@ struct KeyRange {
     FS_DEVICE bool contains(int key) const { return key >= first && key <= last; }
 };
 
-// K/V blocks to visit, [begin, end), of which every row sees all of [full_begin, full_end).
+// K/V blocks to visit, [begin, end). Every row sees all of [full_begin, full_end).
 struct BlockRange {
     int begin, end, full_begin, full_end;
     FS_DEVICE bool needs_mask(int block) const { return block < full_begin || block >= full_end; }
 };
 
-// The keys that a query at `position` sees, of `seq_k` in its sequence, by struct Mask of the
+// The keys visible to a query at `position` in a sequence of `seq_k` keys, by struct Mask of the
 // library's semantics.cuh. `window` has window_left and window_right.
 template <Semantics SEMANTICS, class Window>
 FS_DEVICE KeyRange visible_range(const Window& window, int position, int seq_k) {
@@ -71,9 +71,9 @@ FS_DEVICE KeyRange visible_range(const Window& window, int position, int seq_k) 
     return keys;
 }
 
-// Elements of a tile of queries by keys whose key its row does not see become `hidden`: -inf of
-// scores, 0 of gradients. `seen(m, r)` is what a row of the lane sees, `first_key` that of the
-// tiles' first column.
+// Sets the elements of a query-by-key tile whose key is not visible to their row to `hidden`: -inf
+// for scores, 0 for gradients. `seen(m, r)` is the range visible to a row of the lane, `first_key`
+// the key of the tile's first column.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Seen>
 FS_DEVICE void mask_keys(float (&x)[kMTiles][kNTiles][4], const int& lane, int first_key,
                          const Seen& seen, float hidden) {
@@ -94,8 +94,8 @@ FS_DEVICE void mask_keys(float (&x)[kMTiles][kNTiles][4], const int& lane, int f
         }
 }
 
-// The same of a tile of keys by queries. `seen(n, i)` is what the lane's i-th query of the n-th
-// tiles sees, `first_key` the lane's first.
+// Does the same for a key-by-query tile. `seen(n, i)` is the range visible to the lane's i-th query
+// in tile column n, `first_key` the lane's first key.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Seen>
 FS_DEVICE void mask_queries(float (&x)[kMTiles][kNTiles][4], int first_key, const Seen& seen,
                             float hidden) {
@@ -129,11 +129,11 @@ struct KeyMask {
         return visible_range<SEMANTICS>(args, row + seq_k - seq_q, seq_k);
     }
 
-    // For rows first_row .. first_row + rows - 1, as far as they exist.
+    // The blocks for rows first_row .. first_row + rows - 1, as far as those exist.
     FS_DEVICE BlockRange blocks(int first_row, int rows, int B_c) const {
         if constexpr (!kMasked) return {0, args.n_KV_blocks, 0, args.n_KV_blocks};
         const int last_row = min(first_row + rows, seq_q) - 1;
-        // Both ends of a row's range grow with the row.
+        // Both ends of the visible range grow with the row.
         const KeyRange top = keys(first_row), bottom = keys(last_row);
         return {
             .begin = top.first / B_c,
@@ -143,8 +143,8 @@ struct KeyMask {
         };
     }
 
-    // Scores of keys that a row may not see become -inf. `row(m, r)` is a row of the lane in its
-    // sequence, `first_key` that of the tiles' first column.
+    // Sets scores of keys that a row may not see to -inf. `row(m, r)` is a row of the lane within
+    // its sequence, `first_key` the key of the tile's first column.
     template <int kMTiles, int kNTiles, class Row>
     FS_DEVICE void mask(float (&scores)[kMTiles][kNTiles][4], const int& lane, const Row& row,
                         int first_key) const {

@@ -1,20 +1,20 @@
-// Where a 16-bit tile's elements lie in shared memory.
+// The shared-memory layout of a 16-bit tile.
 #pragma once
 
 #include "common/ptx_functions.cuh"
 
 namespace flashsmith {
 
-constexpr int kChunkBytes = 16;  // what one thread copies, and one row of an 8x8 matrix
+constexpr int kChunkBytes = 16;  // one thread's copy, and one row of an 8x8 matrix
 constexpr int kChunkElements = 8;
 
-// A tile of `kRows` x `kCols` as panels side by side, each row-major: as many of 64 columns as fit
-// and, for what is left (96 = 64 + 32), one of 32.
+// A tile of `kRows` x `kCols` is stored as adjacent row-major panels: as many of 64 columns as fit,
+// and one of 32 for a remainder (96 = 64 + 32).
 //
-// Swizzled, the chunks of a row trade places so that the eight rows an ldmatrix phase reads fall
-// into eight different groups of four banks, where the plain layout puts them all into one. Rows of
-// a wide panel are 128 bytes apart: chunk c goes to c ^ (row % 8). Two rows of a narrow panel share
-// 128 bytes: c goes to c ^ (row / 2 % 4).
+// The swizzle permutes a row's chunks so that the eight rows of an ldmatrix phase use eight
+// different groups of four banks. In the plain layout all eight use the same group. Rows of a wide
+// panel are 128 bytes apart: chunk c goes to c ^ (row % 8). Two rows of a narrow panel share 128
+// bytes: c goes to c ^ (row / 2 % 4).
 template <int kRows, int kCols, bool kSwizzled>
 struct SmemLayout {
     static_assert(kCols % 32 == 0 && kRows % 8 == 0);
@@ -22,7 +22,7 @@ struct SmemLayout {
     static constexpr int kWidePanels = kCols / 64;
     static constexpr bool kHasNarrowPanel = kCols % 64 != 0;
 
-    // One panel's chunks of a row, its rows' distance and its place in the tile.
+    // The chunks per row, row pitch and chunk offsets of one panel.
     template <bool kNarrow>
     struct Panel {
         static constexpr int kChunks = kNarrow ? 4 : 8;
@@ -33,9 +33,10 @@ struct SmemLayout {
             if constexpr (kSwizzled) chunk ^= kNarrow ? row / 2 % 4 : row % 8;
             return row * kRowBytes + chunk * kChunkBytes;
         }
-        // offset(row + row_step, chunk + chunk_step) from offset(row, chunk) in one XOR with a
-        // constant, for row_step a multiple of 8 and chunk_step sharing no bit with chunk. The
-        // panel is aligned to its rows, so the XOR stays inside a row's own address bits.
+        // Computes offset(row + row_step, chunk + chunk_step) from offset(row, chunk) in one XOR
+        // with a constant. row_step must be a multiple of 8, and chunk_step must share no bit with
+        // chunk. The panel is aligned to its rows, so the XOR stays inside a row's own address
+        // bits.
         FS_DEVICE static uint32_t step(uint32_t address, int row_step, int chunk_step) {
             const uint32_t bytes = chunk_step * kChunkBytes;
             return (kSwizzled ? address ^ bytes : address + bytes) + row_step * kRowBytes;
@@ -43,16 +44,16 @@ struct SmemLayout {
     };
     static constexpr int kNarrowOffset = kWidePanels * Panel<false>::kBytes;
 
-    // A lane's place in the tile, from which every other it needs is a constant step away.
+    // A lane's position in the tile. All other positions that it needs are a constant step away.
     struct Cursor {
-        uint32_t wide, narrow;  // of which a layout may use but one
+        uint32_t wide, narrow;  // a layout may use only one of them
 
         FS_DEVICE Cursor(uint32_t tile, int row, int chunk, int byte = 0)
             : wide(tile + Panel<false>::offset(row, chunk) + byte),
               narrow(tile + kNarrowOffset + Panel<true>::offset(row, chunk) + byte) {}
 
-        // `chunk_step` counts from the row's first chunk, across panels; `tile` is the distance to
-        // another tile, bytes.
+        // `chunk_step` counts from the row's first chunk, across panels. `tile` is the distance to
+        // another tile in bytes.
         FS_DEVICE uint32_t at(int row_step, int chunk_step, uint32_t tile = 0) const {
             const int panel = chunk_step / 8;
             if (panel < kWidePanels)

@@ -1,23 +1,23 @@
-// Merging softmax rows: what several parts of the keys have given, as one sum over all of them.
+// Merging softmax rows: combines results over several parts of the keys into one over all keys.
 #pragma once
 
 #include "common/ptx_functions.cuh"
 
 namespace flashsmith {
 
-// A row that parts are added to one after the other, and kColumns of its output. The order of the
-// parts decides the bits. Maxima are natural logarithms, or of base 2 (kBase2).
+// A row to which parts are added one after another, with kColumns of its output. The order of the
+// parts determines the bits. Maxima are natural logarithms, or base 2 with kBase2.
 //
-// A NaN anywhere makes the row NaN, as it would in one kernel over all keys; +inf too.
+// A NaN or +inf anywhere makes the row NaN, as in one kernel over all keys.
 template <int kColumns, bool kBase2 = false>
 struct MergedRow {
     float max = -INFINITY;  // what sum and o are relative to
     float sum = 0.0f;       // 0: no part had a key
     float o[kColumns] = {};
 
-    // A part's exponentials relative to `part_max` add up to `part_sum`, and weigh in `part`. An
-    // output with its LSE is one with the LSE for a maximum and a sum of 1. The output of a part
-    // without a key (-inf) does not count, whatever it is.
+    // Adds a part. Its exponentials are relative to `part_max`; they sum to `part_sum` and weight
+    // `part`. For a normalised output, pass its LSE as the maximum and 1 as the sum. The output of
+    // a part without a key (-inf) is ignored.
     FS_DEVICE void add(float part_max, float part_sum, const float (&part)[kColumns]) {
         if (part_max == -INFINITY) return;
         const float new_max = fmaxf(max, part_max);
@@ -28,13 +28,13 @@ struct MergedRow {
         for (int i = 0; i < kColumns; ++i) o[i] = fmaf(part[i], weight, o[i] * kept);
     }
 
-    // Normalises o, and returns the row's log-sum-exp; a `sink` (natural, as it stands in memory)
-    // joins the sum. Without a key o is 0, and the LSE -inf or the sink.
+    // Normalises o and returns the row's log-sum-exp. A `sink` (natural, as in memory) joins the
+    // sum. Without a key, o is 0 and the LSE is -inf or the sink.
     FS_DEVICE float finish(const float* sink) {
         float base = max, kept = 1.0f;
         if (sink != nullptr && *sink != -INFINITY) {
             const float logit = kBase2 ? *sink * kLog2E : *sink;
-            // Finite, so that differences are; a NaN stays one.
+            // Clamped so that differences stay finite; a NaN stays NaN.
             const float joined = logit > kLargest ? kLargest : logit;
             base = fmaxf(max, joined);
             kept = exponential(max - base);

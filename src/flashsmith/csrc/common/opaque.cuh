@@ -1,18 +1,19 @@
-// Values of which the compiler knows nothing.
+// Values that are opaque to the compiler.
 #pragma once
 
 #include "common/ptx_functions.cuh"
 
 namespace flashsmith {
 
-// What follows from such a number is computed where it is used: in a main loop the descriptors of
-// all GEMMs would otherwise be computed ahead, and take more registers than there are.
+// Makes the compiler compute whatever depends on the result where it is used. Otherwise a main loop
+// would compute the descriptors of all GEMMs ahead, which takes more registers than there are.
 FS_DEVICE uint32_t opaque(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// The compiler must have computed both values by here: it puts off nothing that they depend on.
+// Forces the compiler to compute both values by here, so that it defers nothing that they depend
+// on.
 FS_DEVICE void materialize(int& x, int& y) {
     asm volatile("" : "+r"(x), "+r"(y));
 }

@@ -1,9 +1,9 @@
-// Inline PTX that any family may use, one thin function for each instruction. Shared-memory
-// addresses are 32-bit addresses of the shared window.
+// Inline PTX for any family, one thin function per instruction. Shared-memory addresses are 32-bit
+// addresses of the shared window.
 //
-// The statements are volatile so that they stand in the PTX in the order the source has them: a
-// config's load and copy placement is then visible in the PTX and not only intended. ptxas remains
-// free to schedule.
+// The statements are volatile so that the PTX keeps the order of the source. A config's placement
+// of loads and copies is then visible in the PTX and not only intended. ptxas remains free to
+// schedule.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,7 +21,8 @@ FS_DEVICE uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Read again at every call, where threadIdx and blockIdx may be kept in a register throughout.
+// Reads the special register at every call. The compiler may keep threadIdx and blockIdx in a
+// register throughout.
 FS_DEVICE int thread_index() {
     int x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -38,20 +39,20 @@ FS_DEVICE uint32_t block_index() {
 
 // ---- copies -------------------------------------------------------------------------------------
 
-// 16 bytes, global to shared, past L1: tiles are read once by a CTA.
+// Copies 16 bytes from global to shared memory and bypasses L1: a CTA reads tiles once.
 FS_DEVICE void cp_async_16B(uint32_t smem, const void* gmem) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem), "l"(gmem) : "memory");
 }
 
-// The same, or 16 zero bytes where `present` is false: nothing is read then.
+// The same, but if `present` is false it writes 16 zero bytes and reads nothing.
 FS_DEVICE void cp_async_16B_or_zeros(uint32_t smem, const void* gmem, bool present) {
     const int bytes = present ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(bytes)
                  : "memory");
 }
 
-// A hint to L2: whether what is copied leaves it before other lines. Without that it is as if there
-// were none, which evict_normal is not.
+// An L2 cache policy: evict the copied lines first, or evict_unchanged. The latter behaves as if
+// there were no hint, which evict_normal does not.
 FS_DEVICE uint64_t cache_hint(bool evicted_first) {
     uint64_t first, usual;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
@@ -59,7 +60,7 @@ FS_DEVICE uint64_t cache_hint(bool evicted_first) {
     return evicted_first ? first : usual;
 }
 
-// The same with a hint to L2.
+// The same with an L2 cache policy.
 FS_DEVICE void cp_async_16B_or_zeros(uint32_t smem, const void* gmem, bool present, uint64_t hint) {
     const int bytes = present ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem),
@@ -109,7 +110,8 @@ FS_DEVICE void store_global_8B(void* gmem, float2 x) {
     asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(gmem), "f"(x.x), "f"(x.y) : "memory");
 }
 
-// Words that threads elsewhere may poll: each becomes visible by itself, in no order.
+// Stores and loads of words that other CTAs may poll. Each word becomes visible independently, in
+// no order.
 FS_DEVICE void send_global_16B(void* gmem, uint4 x) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(gmem), "r"(x.x),
                  "r"(x.y), "r"(x.z), "r"(x.w)
@@ -136,27 +138,28 @@ FS_DEVICE uint2 poll_global_8B(const void* gmem) {
     return x;
 }
 
-// A word that a launch before may still be writing: it is what was there, or what will be.
+// Loads a word that the preceding launch may still be writing. The result is the old or the new
+// value.
 FS_DEVICE int load_relaxed(const int32_t* gmem) {
     int x;
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(gmem) : "memory");
     return x;
 }
 
-// Adds to global memory, in whatever order CTAs come.
+// Adds to global memory; the order depends on the timing of CTAs.
 FS_DEVICE void add_global(float* gmem, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");
 }
 
-// The same for 16 bytes at a multiple of 16, each element for itself, from sm_90 on: one
-// instruction and one request to L2 in place of four.
+// The same for 16 bytes aligned to 16, from sm_90 on. Elements are added independently, with one
+// instruction and one request to L2 instead of four.
 FS_DEVICE void add_global(float* gmem, float4 x) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(gmem), "f"(x.x), "f"(x.y),
                  "f"(x.z), "f"(x.w)
                  : "memory");
 }
 
-// The same for 8 bytes at a multiple of 8.
+// The same for 8 bytes aligned to 8.
 FS_DEVICE void add_global(float* gmem, float2 x) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(gmem), "f"(x.x), "f"(x.y)
                  : "memory");
@@ -199,7 +202,8 @@ FS_DEVICE void store_shared_4B(uint32_t smem, uint32_t x) {
 
 // ---- matrix fragments ---------------------------------------------------------------------------
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8x8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l /
+// 8.
 FS_DEVICE void ldmatrix_x4(uint32_t (&d)[4], uint32_t smem) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -214,7 +218,7 @@ FS_DEVICE void ldmatrix_x4_transposed(uint32_t (&d)[4], uint32_t smem) {
                  : "memory");
 }
 
-// c += a b with a 16x16 row-major, b 16x8 column-major, c 16x8 in fp32.
+// c += a b, where a is 16x16 row-major, b is 16x8 column-major and c is 16x8 in fp32.
 template <typename value_t>
 FS_DEVICE void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
@@ -239,8 +243,8 @@ FS_DEVICE void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
 
 // ---- named barriers -----------------------------------------------------------------------------
 
-// Opens once `kThreads` threads have come to barrier `kId` (1 to 15; 0 is __syncthreads); a thread
-// that only arrives does not wait. Threads that waited see what was written before an arrival.
+// The barrier `kId` (1 to 15; 0 is __syncthreads) opens once `kThreads` threads have reached it. A
+// thread that only arrives does not wait. Waiting threads see what was written before an arrival.
 template <int kId, int kThreads>
 FS_DEVICE void named_barrier_wait() {
     asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
@@ -252,14 +256,14 @@ FS_DEVICE void named_barrier_arrive() {
 
 // ---- launches -----------------------------------------------------------------------------------
 
-// Until the launch before this programmatic one is over, and what it has written is here; otherwise
-// it is over already.
+// Waits until the preceding launch is over and its writes are visible, if this launch is
+// programmatic. Otherwise the preceding launch is over already.
 FS_DEVICE void wait_for_launch_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// The next launch, if it is programmatic, may begin once all CTAs have come here.
+// Lets the next launch begin once all CTAs have called this, if that launch is programmatic.
 FS_DEVICE void allow_next_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -293,7 +297,7 @@ FS_DEVICE float reciprocal_approx(float x) {
     return y;
 }
 
-// Two fp32 rounded to 16 bits and packed, `low` in the low half.
+// Rounds two fp32 values to 16 bits and packs them, `low` in the low half.
 template <typename value_t>
 FS_DEVICE uint32_t pack_16bit(float low, float high);
 

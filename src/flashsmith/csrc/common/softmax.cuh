@@ -1,4 +1,4 @@
-// Online softmax in fp32 over accumulator tiles. Base 2 throughout: logits carry log2(e).
+// Online softmax in fp32 over accumulator tiles. It works in base 2: logits include log2(e).
 #pragma once
 
 #include <type_traits>
@@ -8,35 +8,36 @@
 
 namespace flashsmith {
 
-// How far a row's maximum may outgrow what its exponents are relative to, log2. `sum` is what this
-// lane, one of the row's four, has summed up.
+// How far a row's maximum may outgrow the offset of its exponents, in log2. `sum` is the sum so far
+// of this lane, one of the row's four.
 //
-// The largest probability is then no longer exactly 1 but rounded to 16 bits: most of the row's
-// error where it has much of the row's weight. With a bound on growth alone (2^8: P stays far below
-// fp16's 65,504) the error of 3 small problems in 1,000 is more than twice a textbook kernel's;
-// with one on the weight too, of no more than without laziness. Adding up rounded probabilities
-// instead leaves a fifth of them. What is added to 1 is room for a maximum that has not grown.
+// With lazy rescaling the largest probability is no longer exactly 1 but rounded to 16 bits. That
+// is most of the row's error if this key has much of the row's weight. A bound on growth alone (2^8
+// keeps P far below fp16's 65,504) leaves 3 small problems in 1,000 with more than twice the error
+// of a textbook kernel. Bounding the weight too leaves no more such problems than eager rescaling.
+// Summing rounded probabilities instead leaves a fifth of them. The constant added to 1 is slack
+// for a maximum that has not grown.
 constexpr float kMaxGrowth = 8.0f;
 constexpr float kMaxShare = 0.25f;
 FS_DEVICE float room_to_grow(float sum) {
     return fminf(log2_approx(fmaf(sum, kMaxShare, 1.00001f)), kMaxGrowth);
 }
 
-// Row statistics of 16 kMTiles rows: two rows a lane and tile.
+// Statistics of 16 kMTiles rows, two rows per lane and tile.
 //
 // kFoldScale (optimized_softmax): the maximum is kept in raw scores and the scale is folded into
-// the one FMA before exp2; otherwise the scores are scaled first, by multiplications of their own.
-// kLazy (lazy_rescale): exponents are relative to an earlier maximum until some row of the warp has
-// outgrown it further than room_to_grow().
+// the single FMA before exp2. Otherwise separate multiplications scale the scores first. kLazy
+// (lazy_rescale): exponents stay relative to an earlier maximum until some row of the warp has
+// outgrown it by more than room_to_grow().
 //
-// Scores may be -inf, and so far a row may have seen nothing else: maxima have a floor, so that no
-// step computes -inf - (-inf) or has to check for it.
+// Scores may be -inf, and a row may have seen nothing else so far. Maxima therefore have a floor,
+// so that no step computes -inf - (-inf) or has to check for it.
 template <int kMTiles, bool kFoldScale, bool kLazy>
 struct OnlineSoftmax {
     float scale_log2;
     float row_max[kMTiles][2];  // not below floor()
     float row_sum[kMTiles][2];  // this lane's columns only, until finalize()
-    float offset[kMTiles][2];   // what exponents are relative to, log2; lazy: from step to step
+    float offset[kMTiles][2];   // log2 offset of exponents; lazy: kept across steps
 
     FS_DEVICE explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
 #pragma unroll
@@ -49,15 +50,16 @@ struct OnlineSoftmax {
             }
     }
 
-    // Below every score that counts and finite in both units. Raw scores may be as large as bf16's,
-    // or tangents times a scale of up to 2^127 log2(e), where -3e38 / scale is still below -1.
+    // Below every score that counts, and finite in both units. Raw scores may be as large as
+    // bf16's, or tangents times a scale of up to 2^127 log2(e), for which -3e38 / scale is still
+    // below -1.
     FS_DEVICE float floor() const {
         constexpr float kFloor = -3e38f;
         return kFoldScale ? fmaxf(kFloor * reciprocal_approx(scale_log2), kFloor) : kFloor;
     }
 
     // Turns a tile of scores into probabilities relative to the running maximum and rescales what
-    // was accumulated under the old one. On the first tile nothing was.
+    // was accumulated under the old one. On the first tile nothing was accumulated.
     template <bool kFirst, int kNTiles, int kONTiles>
     FS_DEVICE void update(float (&scores)[kMTiles][kNTiles][4], float (&o)[kMTiles][kONTiles][4]) {
         update_max<kFirst>(scores, o);
@@ -67,7 +69,7 @@ struct OnlineSoftmax {
             for (int n = 0; n < kNTiles; ++n) exponentiate(scores[m][n], m);
     }
 
-    // The first half of an update: the new maxima, and all that is relative to them.
+    // The first half of an update: computes the new maxima and rescales to them.
     template <bool kFirst, int kNTiles, int kONTiles>
     FS_DEVICE void update_max(float (&scores)[kMTiles][kNTiles][4],
                               float (&o)[kMTiles][kONTiles][4]) {
@@ -102,7 +104,7 @@ struct OnlineSoftmax {
             if (any_lane(outgrown)) rescale_to_max<kFirst>(o);
     }
 
-    // The second half, a tile of 16x8 at a time.
+    // The second half of an update, for one 16x8 tile at a time.
     FS_DEVICE void exponentiate(float (&tile)[4], int m) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -114,13 +116,13 @@ struct OnlineSoftmax {
     }
 
     // Completes the row sums and adds the head's sink to them. Leaves the natural log-sum-exp in
-    // row_sum, the natural maximum in row_max, and in `factors` what normalize() takes. A row that
-    // saw nothing, or scores of -inf alone, gives 0, and -inf or the sink alone.
+    // row_sum, the natural maximum in row_max, and the factors for normalize() in `factors`. A row
+    // that saw no key, or only scores of -inf, has output 0 and a log-sum-exp of -inf or the sink.
     FS_DEVICE void finalize(float (&factors)[kMTiles][2], const float* sink) {
         const Sink of_all = sink_at(sink);
         finalize_rows(factors, sink != nullptr, [&](int, int) { return of_all; });
     }
-    // The same where rows have sinks of their own: that of the head that `head(m, r)` says.
+    // The same for rows with different sinks: `head(m, r)` is the head of a row.
     template <class Head>
     FS_DEVICE void finalize(float (&factors)[kMTiles][2], const float* sinks, const Head& head) {
         finalize_rows(factors, sinks != nullptr, [&](int m, int r) {
@@ -128,13 +130,13 @@ struct OnlineSoftmax {
         });
     }
 
-    // O of an empty row is 0 whatever was added to it: V may hold NaN where P is 0.
+    // O of an empty row is 0 whatever was accumulated: V may hold NaN where P is 0.
     template <int kONTiles>
     FS_DEVICE static void normalize(float (&o)[kMTiles][kONTiles][4],
                                     const float (&factors)[kMTiles][2]) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-            // Selecting every element costs short sequences 1%; few warps have such a row.
+            // Selecting every element would cost short sequences 1%; few warps have such a row.
             if (any_lane(factors[m][0] < 0.0f || factors[m][1] < 0.0f)) {
 #pragma unroll
                 for (int n = 0; n < kONTiles; ++n)
@@ -149,11 +151,11 @@ struct OnlineSoftmax {
         }
     }
 
-    // Writes the log-sum-exp and the maximum (kMaxima: calls may ask for one) that finalize() left,
-    // where they are asked for; kRowsEnd: of rows below `row_end`. `row(m, r)` is a row of the
-    // lane, `offset()` where row 0 is, or `offset(i)` where row i is. Functions and references are
-    // evaluated where they are used: kernels compile to the same code as if this stood in them,
-    // which values from the caller would not give.
+    // Writes the log-sum-exp and, with kMaxima, the maximum that finalize() left, if they are
+    // requested. With kRowsEnd, only rows below `row_end` are written. `row(m, r)` is a row of the
+    // lane. `offset()` is the position of row 0, or `offset(i)` that of row i. Functions and
+    // references are evaluated where they are used: kernels then compile to the same code as if
+    // this body were inlined by hand. Values computed by the caller would compile differently.
     template <bool kRowsEnd, bool kMaxima, class Row, class Offset>
     FS_DEVICE void store_statistics(const ForwardKernelArgs& args, const int& lane, const Row& row,
                                     const int& row_end, const Offset& offset) const {
@@ -180,15 +182,15 @@ struct OnlineSoftmax {
 
   private:
     static constexpr float kLargest = 3.402823466e38f;  // finite fp32
-    static constexpr float kEmptyRow = -1.0f;           // in place of a factor, which is >= 0
+    static constexpr float kEmptyRow = -1.0f;           // replaces a factor, which is >= 0
 
-    // A logit in both units.
+    // A sink logit in both units.
     struct Sink {
         float ln, log2;
     };
     FS_DEVICE static Sink sink_at(const float* sink) {
         const float ln = sink == nullptr ? 0.0f : *sink;
-        // Finite, so that differences are; a NaN stays one.
+        // Clamped so that differences stay finite; a NaN stays NaN.
         float log2 = ln * kLog2E;
         log2 = log2 > kLargest ? kLargest : log2 < -kLargest ? -kLargest : log2;
         return {ln, log2};
@@ -203,12 +205,13 @@ struct OnlineSoftmax {
             for (int r = 0; r < 2; ++r) {
                 const Sink sink = sink_of(m, r);
                 float total = quad_sum(row_sum[m][r]);
-                // The largest score's exponential is above 0.
+                // The sum of a row with keys is positive: its largest score's exponential is above
+                // 0.
                 const bool empty = total == 0.0f, is_nan = total != total;
                 const float max_log2 = log2_units(row_max[m][r]);
                 const float accumulated = empty ? -kLargest : kLazy ? offset[m][r] : max_log2;
                 float base = accumulated;
-                float weight = 1.0f;  // of what was accumulated, in terms of `base`
+                float weight = 1.0f;  // of the accumulated sum, relative to `base`
                 if (has_sink) {
                     base = fmaxf(accumulated, sink.log2);
                     weight = exp2_approx(accumulated - base);
@@ -216,11 +219,11 @@ struct OnlineSoftmax {
                 }
                 // A true division would branch, and all lanes would wait for it.
                 factors[m][r] = empty ? kEmptyRow : weight * reciprocal_approx(total);
-                // The largest sinks were clamped in base 2.
+                // The largest sinks were clamped in base 2, so the natural value is used.
                 const bool sink_is_base = has_sink && base == sink.log2;
                 const float base_ln = sink_is_base ? sink.ln : base * kLn2;
                 row_sum[m][r] = fmaf(log2_approx(total), kLn2, base_ln);
-                // Comparisons skip NaN: the maximum of the other scores is not the row's.
+                // Comparisons ignore NaN: the maximum of the other scores is not the row's.
                 const bool unknown = is_nan && row_max[m][r] < INFINITY;
                 row_max[m][r] = empty ? -INFINITY : unknown ? NAN : max_log2 * kLn2;
             }
@@ -228,7 +231,7 @@ struct OnlineSoftmax {
 
     FS_DEVICE float log2_units(float x) const { return kFoldScale ? x * scale_log2 : x; }
 
-    // Every row's exponents become relative to its maximum.
+    // Makes every row's exponents relative to its current maximum.
     template <bool kFirst, int kONTiles>
     FS_DEVICE void rescale_to_max(float (&o)[kMTiles][kONTiles][4]) {
 #pragma unroll

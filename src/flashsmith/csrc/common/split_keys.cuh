@@ -1,9 +1,9 @@
-// Keys split into parts (the knob split_keys). Where tiles of rows would leave SMs idle, several
-// CTAs compute a tile, each a share of the K/V blocks that it sees, and a second launch merges
-// them.
+// Splits keys into parts (the knob split_keys). Where tiles of rows would leave SMs idle, several
+// CTAs compute one tile, each over a share of the tile's visible K/V blocks. A second launch merges
+// the parts.
 //
-// A part writes fp32 rows and, a row, its log-sum-exp and maximum, to a workspace: the rows of one
-// part after another, then as many pairs of statistics. Other tiles are computed as ever.
+// The parts go to a workspace: first the fp32 output rows of all parts, then a pair of log-sum-exp
+// and maximum for each of these rows. Other tiles are computed as usual.
 #pragma once
 
 #include "common/constants.cuh"
@@ -12,10 +12,10 @@
 
 namespace flashsmith {
 
-// In place of a row of the parts: the tile is computed whole.
+// Replaces a row of the parts if the tile is computed whole.
 constexpr int kNoPart = -1;
 
-// The blocks of part `part`: as many as of the others, or one more or less. A part may have none.
+// The blocks of part `part`. The parts differ by at most one block, and a part may be empty.
 template <int kParts>
 FS_DEVICE BlockRange part_of(BlockRange blocks, int part) {
     const int begin = blocks.begin, count = max(blocks.end - begin, 0);
@@ -30,7 +30,8 @@ FS_DEVICE float2* part_statistics(const ForwardKernelArgs& args) {
     return reinterpret_cast<float2*>(args.parts + args.part_rows * d_head);
 }
 
-// Where in lse and row_max the statistics of a head's rows begin; packed, of all its sequences.
+// Where the statistics of a head's rows begin in lse and row_max; when packed, those of all its
+// sequences.
 template <Semantics SEMANTICS>
 FS_DEVICE int64_t first_statistic(const ForwardKernelArgs& args, int batch, int head) {
     if constexpr (SEMANTICS.packed) return int64_t{head} * args.total_q;
@@ -39,19 +40,19 @@ FS_DEVICE int64_t first_statistic(const ForwardKernelArgs& args, int batch, int 
 
 // A row of a split tile.
 struct SplitRow {
-    int part_row;  // of the first part
+    int part_row;  // row in the first part
     int batch, head;
-    int row, q_first;  // in its sequence, and the sequence's first in the tensor
+    int row, q_first;  // row in its sequence; first row of the sequence in the tensor
 };
 
-// Four columns of a row, from all of its parts in their order, B_r rows apart.
+// Merges four columns of a row from all of its parts in order. The parts' rows are B_r rows apart.
 template <class Kernel>
 FS_DEVICE void merge_parts(const ForwardKernelArgs& args, const SplitRow& of, int column) {
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     constexpr int kParts = Kernel::CFG.split_keys, kColumns = 4;
     const float* const rows = args.parts + int64_t{of.part_row} * Kernel::d_head + column;
     const float2* const statistics = part_statistics<Kernel::d_head>(args) + of.part_row;
-    // All loads before the sums, which are one chain.
+    // All loads precede the sums, which form one dependency chain.
     float4 parts[kParts];
     float2 lse_and_max[kParts];
 #pragma unroll
@@ -76,7 +77,7 @@ FS_DEVICE void merge_parts(const ForwardKernelArgs& args, const SplitRow& of, in
         const int64_t at =
             first_statistic<SEMANTICS>(args, of.batch, of.head) + of.q_first + of.row;
         if (args.lse != nullptr) args.lse[at] = lse;
-        // Comparisons skip NaN, as in OnlineSoftmax::finalize().
+        // Comparisons ignore NaN, as in OnlineSoftmax::finalize().
         if (!SEMANTICS.partial && args.row_max != nullptr)
             args.row_max[at] = has_nan && maximum < INFINITY ? NAN : maximum;
     }
@@ -92,7 +93,7 @@ FS_DEVICE void merge_parts(const ForwardKernelArgs& args, const SplitRow& of, in
                               pack_16bit<typename Kernel::value_t>(merged.o[2], merged.o[3])});
 }
 
-// What a thread of the merge has: four columns of a row of a split tile.
+// The work of one merge thread: four columns of a row of a split tile.
 template <class Kernel>
 struct MergeThread {
     static constexpr int kThreadsPerRow = Kernel::d_head / 4;

@@ -1,27 +1,28 @@
-// Tiles between global and shared memory, in 16-byte chunks.
+// Copies tiles between global and shared memory in 16-byte chunks.
 #pragma once
 
 #include "common/layout.cuh"
 
 namespace flashsmith {
 
-// How much of a tile there is in global memory: rows below `rows`, in each the chunks below
-// `chunks`. What is not there is zero in shared memory and left alone in global memory.
+// The part of a tile that exists in global memory: rows below `rows`, and chunks below `chunks` in
+// each. The rest is zero-filled in shared memory and not written to global memory.
 struct TileExtent {
     int rows, chunks;
 };
 
-// Where rows of a tensor lie beside the first, in bytes or elements: `step` apart.
+// Offset of a row from the first one, in bytes or elements. Rows are `step` apart.
 FS_DEVICE int64_t row_offset(int64_t step, int row) {
     return row * step;
 }
-// From `row` to the one `rows` later.
+// Distance from `row` to the row that is `rows` later.
 FS_DEVICE int64_t next_row(int64_t step, int, int rows) {
     return rows * step;
 }
 
-// The same of rows that are the heads of a group, token after token (pack_gqa): row 0 is the
-// sequence's row `first`, and offsets are from that of its first token and head.
+// The same where rows are the heads of a group, token after token (pack_gqa). Row 0 is the
+// sequence's row `first`; offsets are relative to the group's first head in the sequence's first
+// token.
 struct GroupRows {
     int first, group;
     int64_t token_step, head_step;
@@ -34,10 +35,10 @@ FS_DEVICE int64_t next_row(const GroupRows& rows, int row, int further) {
     return row_offset(rows, row + further) - row_offset(rows, row);
 }
 
-// One thread's share of copying the wide panels, or the narrow one, of a tile's rows.
+// One thread's share of copying a tile's wide panels or its narrow panel.
 //
-// Neighbouring threads take neighbouring chunks of a row, so a row leaves global memory in whole
-// lines. A thread's own chunks stand in one column of chunks, kRowStep rows apart.
+// Neighbouring threads copy neighbouring chunks of a row, so that a row is read from global memory
+// in whole lines. A thread's chunks lie in one column of chunks, kRowStep rows apart.
 template <class Layout, bool kNarrow, int kRows, int kThreads, bool kPredicated>
 struct PanelCopy {
     using Panel = typename Layout::template Panel<kNarrow>;
@@ -47,8 +48,8 @@ struct PanelCopy {
     static_assert(kThreads % Panel::kChunks == 0, "a pass of all threads covers whole rows");
     static constexpr int kRowStep = kThreads / Panel::kChunks;
     static constexpr int kPasses = (kRows + kRowStep - 1) / kRowStep;
-    // Ordinary loads in flight at once: four, or a row's panels if those are more. A whole tile of
-    // them (up to 64 registers) would spill.
+    // Ordinary loads in flight at once: four, or a row's panels if those are more. The loads of a
+    // whole tile (up to 64 registers) would spill.
     static constexpr int kBatchPasses = kPanels >= 4 ? 1 : 4 / kPanels;
 
     int first_row, row, chunk;
@@ -58,7 +59,8 @@ struct PanelCopy {
           row(first_row + thread / Panel::kChunks),
           chunk(thread % Panel::kChunks) {}
 
-    // Whether this thread has chunks in a pass: always, unless the passes overshoot the rows.
+    // Whether this thread has chunks in a pass. It always has, unless the passes overshoot the
+    // rows.
     FS_DEVICE bool active(int pass) const {
         return pass < kPasses &&
                (kPasses * kRowStep == kRows || row - first_row + pass * kRowStep < kRows);
@@ -68,7 +70,7 @@ struct PanelCopy {
                                 kFirstChunk + 8 * panel + chunk < extent.chunks);
     }
     FS_DEVICE uint32_t target(uint32_t tile, int pass, int panel) const {
-        // Steps of whole swizzle periods keep one address and immediates.
+        // Steps of whole swizzle periods need only one address and immediates.
         const uint32_t offset = kRowStep % 8 == 0
                                     ? Panel::offset(row, chunk) + pass * kRowStep * Panel::kRowBytes
                                     : Panel::offset(row + pass * kRowStep, chunk);
@@ -138,8 +140,8 @@ struct PanelCopy {
     }
 };
 
-// Copies `kRows` rows of a tile, from `first_row` on, with `kThreads` threads. `gmem` is where the
-// tile's first row is, or would be.
+// Copies `kRows` rows of a tile, starting at `first_row`, with `kThreads` threads. `gmem` is the
+// address of the tile's first row, even if that row does not exist.
 template <class Layout, int kRows, int kThreads, bool kPredicated>
 struct TileCopy {
     using Wide = PanelCopy<Layout, false, kRows, kThreads, kPredicated>;

@@ -1,6 +1,6 @@
-// A warp's matrix products whose operands lie in shared memory in any of four ways, or already in
-// registers. Where warps share a product's columns they take them by turns, 16 at a time: warp i of
-// n has columns 16 (i + n t). A lane's addresses are then one place and constants from there.
+// A warp's matrix products with operands in registers or in one of four shared-memory layouts.
+// Warps that share a product's columns interleave them in groups of 16: warp i of n has columns 16
+// (i + n t). Each lane then needs one base address and constant offsets.
 #pragma once
 
 #include "common/accumulators.cuh"
@@ -8,7 +8,7 @@
 
 namespace flashsmith {
 
-// A operand, 16 kMTiles rows from `first_row` on, k along the columns.
+// A operand of 16 kMTiles rows from `first_row` on, with k along the columns.
 template <class Layout, int kMTiles>
 struct RowsA {
     using Fragment = uint32_t[kMTiles][4];
@@ -23,7 +23,8 @@ struct RowsA {
     }
 };
 
-// A operand, k along the rows; of the columns warp `turn` of `kTurns` has every kTurns-th 16.
+// A operand with k along the rows. Of the columns, warp `turn` of `kTurns` has every kTurns-th
+// group of 16.
 template <class Layout, int kMTiles, int kTurns>
 struct ColumnsA {
     using Fragment = uint32_t[kMTiles][4];
@@ -39,7 +40,7 @@ struct ColumnsA {
     }
 };
 
-// A operand that already is in registers.
+// A operand that is already in registers.
 template <int kMTiles, int kSteps>
 struct InRegisters {
     using Fragment = uint32_t[kMTiles][4];
@@ -53,7 +54,7 @@ struct InRegisters {
     }
 };
 
-// B operand with n along the rows from `first_row` on and k along the columns.
+// B operand with n along the rows, from `first_row` on, and k along the columns.
 template <class Layout>
 struct RowsB {
     typename Layout::Cursor cursor;
@@ -61,14 +62,14 @@ struct RowsB {
     FS_DEVICE RowsB(uint32_t tile, int lane, int first_row = 0)
         : cursor(tile, first_row + lane % 8 + lane / 16 * 8, lane / 8 % 2) {}
 
-    // Two tiles of 8 columns of the product, the pair-th ones.
+    // Loads two tiles of 8 columns of the product, starting at column 16 * pair.
     FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {
         ldmatrix_x4(two_tiles, cursor.at(16 * pair, 2 * step));
     }
 };
 
-// B operand with k along the rows; of the columns, n, warp `turn` of `kTurns` has every kTurns-th
-// 16.
+// B operand with k along the rows. Of the columns n, warp `turn` of `kTurns` has every kTurns-th
+// group of 16.
 template <class Layout, int kTurns>
 struct ColumnsB {
     typename Layout::Cursor cursor;
@@ -81,7 +82,7 @@ struct ColumnsB {
     }
 };
 
-// acc += A B in kSteps k16-steps.
+// acc += A B, in kSteps k16-steps.
 template <typename value_t, int kSteps, int kMTiles, int kNTiles, class A, class B>
 FS_DEVICE void multiply(float (&acc)[kMTiles][kNTiles][4], const A& a, const B& b) {
     static_assert(kNTiles % 2 == 0, "B comes two tiles at a time");
@@ -104,7 +105,7 @@ FS_DEVICE void multiply(float (&acc)[kMTiles][kNTiles][4], const A& a, const B& 
     }
 }
 
-// Accumulators rounded to the A operand that they are.
+// Rounds accumulators to the A operand that they form.
 template <typename value_t, int kMTiles, int kNTiles>
 FS_DEVICE void round_to(InRegisters<kMTiles, kNTiles / 2>& a,
                         const float (&acc)[kMTiles][kNTiles][4]) {

@@ -1,10 +1,11 @@
-// What Python calls in a kernel library, exported through tvm-ffi. One g++ translation unit, built
-// once: the tvm-ffi headers would cost every .cu file seconds of nvcc.
+// The functions of a kernel library that Python calls, exported through tvm-ffi. They are one g++
+// translation unit, built once, because the tvm-ffi headers would cost every .cu file seconds of
+// nvcc.
 //
 // Tensors arrive as addresses, and their strides among the operation's numbers, exactly as Python
-// checked them: DLPack would carry neither a read-only NumPy array nor a problem that has no
+// checked them. DLPack could carry neither a read-only NumPy array nor a problem that has no
 // tensors yet. A call is one flat list of numbers: nested tuples would cost more than the rest of
-// it, a microsecond each.
+// the call, a microsecond each.
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <array>
@@ -41,7 +42,7 @@ class Arguments {
         return value.cast<Int>();
     }
     uintptr_t address() { return static_cast<uintptr_t>(integer()); }
-    // 0 when there are no more arguments.
+    // 0 if there are no more arguments.
     uintptr_t address_if_given() { return used_ == count_ ? 0 : address(); }
     void end() const {
         if (used_ != count_) throw std::invalid_argument("more arguments than the call takes");
@@ -61,11 +62,11 @@ DeviceSpec device_spec(Arguments& args) {
     return {args.small_integer(), args.small_integer(), args.small_integer(), args.small_integer()};
 }
 
-// Addresses of the operation's tensors; 0 for those at the end that are left out.
+// Addresses of the operation's tensors; 0 for those at the end that are omitted.
 using Addresses = std::array<uintptr_t, kMostTensors>;
 
-// The config's place in configs(), the device, how many numbers the operation has, these, and the
-// addresses of all its tensors.
+// A planned call. Its arguments are the config's index in configs(), the device, the count of the
+// operation's numbers, the numbers, and the addresses of all its tensors.
 struct PlannedCall {
     const LibraryConfig& config;
     Addresses tensors;
@@ -99,7 +100,8 @@ ffi::Array<Int> to_ints(const Range& values) {
     return ffi::Array<Int>(ints.begin(), ints.end());
 }
 
-// Of a tensor the address, of a workspace how far into which one it is.
+// Describes a tensor map. Its location is a tensor's address, or the index of a workspace and a
+// byte offset.
 ffi::Array<ffi::Any> describe(const TensorMapSpec& map, Tensors tensors) {
     const Place& place = map.place;
     const Int at = place.is_workspace ? place.byte_offset : Buffers{tensors, {}}.address(place);
@@ -113,7 +115,7 @@ ffi::Array<ffi::Any> describe(const TensorMapSpec& map, Tensors tensors) {
             place.is_workspace ? static_cast<Int>(place.index) : Int{-1}};
 }
 
-// Its arguments have the addresses of tensors, but not yet those of workspaces.
+// Describes a launch. Its arguments have the addresses of tensors, but not yet those of workspaces.
 ffi::Array<ffi::Any> describe(const Launch& launch, size_t n_workspaces, Tensors tensors) {
     std::vector<uint8_t> arguments = launch.argument_bytes;
     const std::vector<uintptr_t> nowhere(n_workspaces);
@@ -138,7 +140,8 @@ ffi::Array<ffi::Any> describe(const Launch& launch, size_t n_workspaces, Tensors
             launch.programmatic};
 }
 
-// To Python a bad argument is a ValueError, a failed launch a RuntimeError.
+// Translates exceptions for Python: a bad argument becomes a ValueError, a failed launch a
+// RuntimeError.
 template <typename Body>
 void translate_exceptions(const Body& body) {
     try {
@@ -148,9 +151,9 @@ void translate_exceptions(const Body& body) {
     }
 }
 
-// ---- what is exported ----
+// ---- exported functions ----
 
-// The launches in their order, and the workspaces.
+// Returns the launches in order, and the workspaces.
 ffi::Any plan(Arguments& args) {
     const PlannedCall call = plan_call(args);
     args.end();
@@ -165,11 +168,12 @@ ffi::Any plan(Arguments& args) {
     return ffi::Array<ffi::Any>{launches, workspaces};
 }
 
-// Followed by the GPU's ordinal, and whether launches are to be timed. Gives a function and how
-// many bytes of workspaces, one block, a call of it may bring. It takes the stream's handle, the
-// addresses of the tensors, 0 for what is not given, and that of the block; what is 0 at the end
-// may be left out. It launches the plan on tensors that may be anywhere. Timed, it waits and
-// returns milliseconds.
+// Takes the arguments of plan(), the GPU's ordinal, and whether launches are timed. Returns a
+// function, and the bytes of the block of workspaces that a call of it may bring.
+//
+// The function takes the stream's handle, the addresses of the tensors, 0 for those not given, and
+// the block's address. Zeros at the end may be omitted. It launches the plan on tensors at any
+// address. If timed, it waits and returns milliseconds.
 ffi::Any prepare(Arguments& args) {
     PlannedCall call = plan_call(args);
     const int ordinal = args.small_integer();

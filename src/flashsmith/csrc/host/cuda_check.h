@@ -1,4 +1,5 @@
-// What every call of the CUDA runtime goes through, and what calls during a capture need.
+// The check that every call of the CUDA runtime goes through, and the mode that calls need during a
+// capture.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +9,7 @@
 
 namespace flashsmith {
 
-// Throws std::runtime_error with CUDA's words.
+// Throws std::runtime_error with CUDA's message.
 inline void check(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
     cudaGetLastError();  // a later call, of any library, must not report this error
@@ -16,7 +17,8 @@ inline void check(cudaError_t status, const char* what) {
                              cudaGetErrorString(status));
 }
 
-// While it lives, this thread may allocate and make graphs although some stream is being captured.
+// While an instance exists, this thread may allocate and make graphs even if some stream is being
+// captured.
 class RelaxedCapture {
   public:
     RelaxedCapture() {

@@ -13,13 +13,14 @@
 namespace flashsmith {
 namespace {
 
-constexpr int kRowUnit = 8;  // elements of 16 bytes: rows begin and end at such
-// Positions and window limits stay below it, so that sums of two fit an int.
+constexpr int kRowUnit = 8;  // elements in 16 bytes; rows begin and end at multiples of it
+// Positions and window limits stay below this, so that sums of two fit in an int.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
 
-constexpr const char* kOtherKind = "packed: this library's kernels are for the other kind";
+constexpr const char* kOtherKind =
+    "packed: the call and this library's kernels must both use packed sequences, or neither";
 constexpr const char* kOtherOutput =
-    "partial: sinks and row_max are of whole attention, k_begin and seqused_k of parts";
+    "partial: whole-attention kernels take sinks and row_max, partial ones k_begin and seqused_k";
 
 Strides read_strides(NumberReader& numbers) {
     // Braces are evaluated from left to right.
@@ -70,7 +71,7 @@ ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors) {
 
 ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     ForwardKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     args.q_batch_stride = p.q.batch;
     args.q_seq_stride = p.q.seq;
     args.q_head_stride = p.q.head;
@@ -134,7 +135,7 @@ int64_t tiles_to_split(const ForwardProblem& p, const Semantics& semantics, int 
                        int B_c, int64_t tiles, int64_t at_once) {
     if (parts == 0 || p.seq_k <= B_c || tiles == 0) return 0;
     if (semantics.is_triangular()) {
-        // Twice the keys that a tile sees on average, against the longest's.
+        // Twice the number of keys that a tile sees on average. The longest tile sees seq_k.
         const int64_t seen = p.seq_q <= p.seq_k ? std::min(2 * p.seq_k - p.seq_q + B_r, 2 * p.seq_k)
                                                 : (p.seq_k + B_r) * p.seq_k / p.seq_q;
         if (tiles * seen < at_once * 2 * p.seq_k) return tiles;
@@ -145,7 +146,7 @@ int64_t tiles_to_split(const ForwardProblem& p, const Semantics& semantics, int 
 }
 
 void set_parts(ForwardKernelArgs& args, int64_t split, int parts, int B_r) {
-    args.parts = nullptr;  // the workspace's address comes with the call
+    args.parts = nullptr;  // the call provides the workspace's address
     args.part_rows = split * parts * B_r;
 }
 

@@ -15,12 +15,12 @@
 namespace flashsmith {
 namespace {
 
-// One kernel as a graph takes the host 1.3 us in place of 3.2, with new arguments 2.1, but the GPU
-// 0.2 us more.
+// A graph of one kernel takes the host 1.3 us instead of 3.2, or 2.1 with new arguments, but the
+// GPU 0.2 us more.
 constexpr size_t kLeastSteps = 2;
-// A graph takes 50 us to make: not for calls that are made once or twice.
+// Making a graph takes 50 us, too long for calls that are made once or twice.
 constexpr int kCallsBefore = 2;
-// Of a library, 28 MiB of the GPU's memory: a program whose lengths never repeat must not fill it.
+// Per library: 28 MiB of the GPU's memory. A program whose lengths never repeat must not fill it.
 constexpr int kMostGraphs = 256;
 std::atomic<int> n_graphs = 0;
 
@@ -41,7 +41,7 @@ bool runs_at_once(void* stream) {
            status == cudaStreamCaptureStatusNone;
 }
 
-// What a node of a graph is given for a step.
+// The parameters of a graph node for a step.
 struct NodeParameters {
     NodeParameters(const Step& step, const Buffers& buffers) {
         const auto dim = [](const std::array<uint32_t, 3>& x) { return dim3(x[0], x[1], x[2]); };
@@ -80,7 +80,7 @@ LaunchGraph::LaunchGraph(const std::deque<Step>& steps)
                    })) {}
 
 LaunchGraph::~LaunchGraph() {
-    // A forked child must not call CUDA; another context on the device does not have the graph.
+    // A forked child must not call CUDA. Another context on the device does not have the graph.
     if (graph_ == nullptr || process_ != getpid()) return;
     int current = 0;
     if (!succeeded(cudaGetDevice(&current)) || !succeeded(cudaSetDevice(device_))) return;
@@ -114,9 +114,9 @@ bool LaunchGraph::is_due(void* stream) {
 }
 
 bool LaunchGraph::make(const Buffers& buffers, void* stream) {
-    // Other threads may be capturing: nothing here belongs to what they capture.
+    // Other threads may be capturing; nothing here belongs to their captures.
     const RelaxedCapture relaxed;
-    discard();  // what an exception left
+    discard();  // left over from an exception
     cudaGraph_t graph = nullptr;
     if (!succeeded(cudaGetDevice(&device_)) || !succeeded(cudaGraphCreate(&graph, 0))) return false;
     graph_ = graph;
@@ -147,7 +147,7 @@ bool LaunchGraph::set_arguments(const Buffers& buffers) {
     if (std::equal(tensors.begin(), tensors.end(), addresses_.begin()) &&
         std::equal(workspaces.begin(), workspaces.end(), of_workspaces))
         return true;
-    std::ranges::fill(addresses_, 0);  // of none, until all nodes have theirs
+    std::ranges::fill(addresses_, 0);  // invalid until all nodes are updated
     for (size_t i = 0; i < nodes_.size(); ++i) {
         const NodeParameters wanted(steps_[i], buffers);
         if (!succeeded(cudaGraphExecKernelNodeSetParams(as_executable(executable_),
@@ -162,7 +162,7 @@ bool LaunchGraph::set_arguments(const Buffers& buffers) {
 
 void LaunchGraph::discard() {
     if (graph_ == nullptr) return;
-    // What was launched runs on; CUDA frees the graph when it is over.
+    // Launches that are running continue, and CUDA frees the graph when they are over.
     if (executable_ != nullptr) succeeded(cudaGraphExecDestroy(as_executable(executable_)));
     succeeded(cudaGraphDestroy(static_cast<cudaGraph_t>(graph_)));
     forget();

@@ -26,25 +26,26 @@ struct Step {
     mutable EncodedTensorMaps maps;
 };
 
-// What launches several steps at once, for calls that follow one another on one stream: on an H200
-// a graph of three kernels takes the host 1.3 us, with new arguments 3.1, three launches take 9.8.
-// Threads may share it.
+// Launches several steps at once, for calls that follow one another on one stream. On an H200 a
+// graph of three kernels takes the host 1.3 us, or 3.1 us with new arguments. Three launches take
+// 9.8 us. Threads may share an instance.
 //
-// It is made at the third call in a row on a stream. A graph has to wait for its own last launch,
-// so that calls on alternating streams are not for it. What it launched is not disturbed by later
-// arguments, nor by its end.
+// The graph is made at the third consecutive call on a stream. It has to wait for its own last
+// launch, so it does not suit calls on alternating streams. Later arguments, or destruction, do not
+// disturb what it has launched.
 class LaunchGraph {
   public:
-    // Of steps that outlive it. One step alone, clusters and programmatic launches get no graph,
-    // and none is made while CUDA_LAUNCH_BLOCKING wants errors where their kernels are launched.
+    // The steps must outlive the graph. A single step, clusters and programmatic launches get no
+    // graph. None is made under CUDA_LAUNCH_BLOCKING either, which requires that errors appear
+    // where the kernels are launched.
     explicit LaunchGraph(const std::deque<Step>& steps);
     ~LaunchGraph();
     LaunchGraph(const LaunchGraph&) = delete;
     LaunchGraph& operator=(const LaunchGraph&) = delete;
 
-    // Whether it has launched the steps on a stream of the current device. Otherwise nothing was:
-    // it is too early, the stream is captured, another thread is here, there are 256 graphs, or
-    // CUDA refused, whose reason a launch of the steps will give.
+    // Returns whether the steps were launched on a stream of the current device. If not, nothing
+    // was launched: it is too early, the stream is being captured, another thread is here, there
+    // are 256 graphs, or CUDA refused. In the last case a launch of the steps will show the reason.
     bool launch(const Buffers& buffers, void* stream);
 
   private:
@@ -63,7 +64,7 @@ class LaunchGraph {
     void* graph_ = nullptr;             // a cudaGraph_t
     void* executable_ = nullptr;        // a cudaGraphExec_t
     std::vector<void*> nodes_;          // cudaGraphNode_t
-    std::vector<uintptr_t> addresses_;  // in its arguments: of tensors, then of workspaces
+    std::vector<uintptr_t> addresses_;  // in its arguments: tensors first, then workspaces
     int device_ = 0, process_ = 0;      // where it was made
     unsigned long long context_ = 0;
 };

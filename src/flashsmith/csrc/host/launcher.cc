@@ -14,8 +14,8 @@
 namespace flashsmith {
 namespace {
 
-// Makes a device current and, at the end, the one that was. A thread that has not called CUDA yet
-// gets the device's context: encoding a tensor map needs one.
+// Makes a device current, and at the end the previous one again. A thread that has not called CUDA
+// yet gets the device's context, because encoding a tensor map needs one.
 class CurrentDevice {
   public:
     explicit CurrentDevice(int device) {
@@ -34,7 +34,7 @@ class CurrentDevice {
     bool changed_ = false;
 };
 
-// Memory in the order of a stream; while that is captured, of the graph.
+// Stream-ordered memory; during a capture it belongs to the graph.
 class StreamMemory {
   public:
     StreamMemory(size_t bytes, void* stream) : stream_(static_cast<cudaStream_t>(stream)) {
@@ -61,8 +61,8 @@ std::deque<Step> steps_of(std::vector<Launch>& launches, const std::vector<const
     return steps;
 }
 
-// How much shared memory kernels may have at a launch, by device. A kernel has one limit for all
-// plans: one that needs little must not lower it for those whose launches go on.
+// The shared memory that kernels may have at a launch, by device. A kernel has one limit for all
+// plans: a plan that needs little must not lower it for others that are still being launched.
 class SmemLimits {
   public:
     void raise(int device, const void* kernel, int bytes) {
@@ -78,7 +78,7 @@ class SmemLimits {
     std::map<std::pair<int, const void*>, int> most_;
 };
 
-// Not destroyed: a thread may launch while the process ends.
+// Never destroyed: a thread may launch while the process ends.
 SmemLimits& smem_limits() {
     static auto& limits = *new SmemLimits;
     return limits;
@@ -153,7 +153,7 @@ void PreparedPlan::run_on_current_device(Tensors tensors, uintptr_t block, void*
                                          bool by_graph) const {
     if (steps_.empty()) return;
     std::array<uintptr_t, kMostWorkspaces> workspaces;
-    std::optional<KeptWorkspace> kept;  // until after the launches, as is the block
+    std::optional<KeptWorkspace> kept;  // exists until after the launches, like the block
     std::optional<StreamMemory> allocated;
     if (!plan_.workspaces.empty()) {
         uintptr_t zeros = 0;

@@ -12,22 +12,22 @@
 
 namespace flashsmith {
 
-// A plan for one GPU, launched any number of times, for calls whose tensors differ in nothing but
-// their addresses. Threads may share it. Calls make the GPU current for their
-// duration and throw std::runtime_error with CUDA's words when a launch is refused.
+// A plan for one GPU. It is launched any number of times, for calls whose tensors differ only in
+// their addresses. Threads may share it. Calls make the GPU current for their duration. They throw
+// std::runtime_error with CUDA's message if a launch is refused.
 class PreparedPlan {
   public:
-    // `kernels` are the config's, by their role; the plan was checked with them.
+    // `kernels` are the config's, by their role. The plan has been checked with them.
     PreparedPlan(Plan plan, const std::vector<const void*>& kernels, int device);
 
-    // Bytes of the block that a call brings, or has allocated; 0: it needs none.
+    // Bytes of the block that a call provides or has allocated; 0 if it needs none.
     size_t block_bytes() const { return needs_block_ ? layout_.block_bytes : 0; }
 
-    // `block`, of at least block_bytes(), aligned to 256 bytes, is the call's own until what is
-    // enqueued here is done; 0 has one allocated in the stream's order. Throws
-    // std::invalid_argument too when a tensor is missing, or given to kernels without.
+    // `block` has at least block_bytes() bytes and is aligned to 256. It belongs to the call until
+    // what is enqueued here is done. If it is 0, a block is allocated in stream order. Also throws
+    // std::invalid_argument if a tensor is missing, or given to kernels that do not take it.
     void launch(Tensors tensors, uintptr_t block, void* stream) const;
-    // The same between two events, waiting for both; milliseconds.
+    // The same between two events. Waits for both and returns milliseconds.
     float launch_timed(Tensors tensors, uintptr_t block, void* stream) const;
 
   private:
@@ -35,7 +35,7 @@ class PreparedPlan {
     void launch_step(const Step& step, const Buffers& buffers, void* stream) const;
     void raise_smem_limits() const;
 
-    Plan plan_;  // its launches are the steps'
+    Plan plan_;  // its launches have moved to steps_
     WorkspaceLayout layout_;
     std::deque<Step> steps_;
     mutable LaunchGraph graph_;

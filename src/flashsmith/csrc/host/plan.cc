@@ -9,7 +9,7 @@
 namespace flashsmith {
 namespace {
 
-// For vectors in a kept workspace.
+// For vector accesses to a kept workspace.
 constexpr size_t kKeptAlignment = 16;
 constexpr size_t kTensorMapBytes = sizeof(TensorMap);
 
@@ -31,7 +31,7 @@ const NumberReader::Number& NumberReader::next() {
 int64_t NumberReader::integer() {
     const auto* const value = std::get_if<int64_t>(&next());
     require(value != nullptr,
-            "number " + std::to_string(used_) + " of the call is no integer, and must be one");
+            "number " + std::to_string(used_) + " of the call must be an integer");
     return *value;
 }
 
@@ -62,7 +62,7 @@ void Plan::check(size_t n_kernels, size_t n_tensors) const {
     };
     expect(workspaces.size() <= kMostWorkspaces, "more than 16 workspaces");
     size_t kept_bytes = layout_of(workspaces).kept_bytes;
-    for (const Workspace& space : workspaces)  // a negative size, whose sum may be none
+    for (const Workspace& space : workspaces)  // rejects negative sizes, whose sum may wrap around
         if (space.contents == Contents::kept_zero) kept_bytes = std::max(kept_bytes, space.bytes);
     if (kept_bytes > kMostKeptBytes)
         throw std::runtime_error("the family's plan: " + std::to_string(kept_bytes) +
@@ -73,9 +73,9 @@ void Plan::check(size_t n_kernels, size_t n_tensors) const {
         const auto check_part = [&](size_t offset, size_t size, const Place& place) {
             expect(offset <= bytes && size <= bytes - offset, "it writes beyond its arguments");
             expect(place.index < (place.is_workspace ? workspaces.size() : n_tensors),
-                   "it names a buffer that there is not");
+                   "it names a buffer that does not exist");
         };
-        expect(launch.kernel < n_kernels, "it launches a kernel that the config has not");
+        expect(launch.kernel < n_kernels, "it launches a kernel that the config does not have");
         expect(bytes <= kMostArgumentBytes, "a kernel takes at most 4,096 bytes of arguments");
         for (const AddressPatch& patch : launch.addresses)
             check_part(patch.argument_offset, sizeof(uintptr_t), patch.place);
@@ -83,7 +83,7 @@ void Plan::check(size_t n_kernels, size_t n_tensors) const {
             check_part(map.argument_offset, kTensorMapBytes, map.place);
     }
     for (const Presence& known : presence)
-        expect(known.tensor < n_tensors, "it names a tensor that there is not");
+        expect(known.tensor < n_tensors, "it names a tensor that does not exist");
 }
 
 WorkspaceLayout layout_of(const std::vector<Workspace>& workspaces) {

@@ -1,5 +1,5 @@
-// The one host path: a call of an operation becomes a plan; the launcher runs the plan on a GPU and
-// the emulator runs the same plan on the CPU. Plain C++20 without CUDA headers.
+// The single host path: a call of an operation becomes a plan. The launcher runs the plan on a GPU,
+// and the emulator runs the same plan on the CPU. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <array>
@@ -12,7 +12,8 @@
 
 namespace flashsmith {
 
-// What a plan may depend on; the caller provides it, nothing here queries a device.
+// Everything about a device that a plan may depend on. The caller provides it; nothing here queries
+// a device.
 struct DeviceSpec {
     int arch;  // 80 for sm_80
     int sm_count;
@@ -20,11 +21,11 @@ struct DeviceSpec {
     int max_smem_per_sm;     // bytes
 };
 
-// The caller's tensors in the operation's order: their addresses, 0 for what is not given.
+// The addresses of the caller's tensors in the operation's order; 0 for those not given.
 using Tensors = std::span<const uintptr_t>;
 
-// What a call says beside its tensors, in the operation's order. Throws std::invalid_argument where
-// there are fewer numbers, or no integer is where one should be.
+// Reads the numbers of a call, in the operation's order. Throws std::invalid_argument if there are
+// too few numbers, or if a number that must be an integer is not.
 class NumberReader {
   public:
     using Number = std::variant<int64_t, double>;
@@ -33,7 +34,7 @@ class NumberReader {
 
     int64_t integer();
     double number();
-    // That all were read.
+    // Checks that all numbers were read.
     void end() const;
 
   private:
@@ -43,21 +44,21 @@ class NumberReader {
     size_t used_ = 0;
 };
 
-// What is in a workspace when the first launch of a call begins.
+// The contents of a workspace when the first launch of a call begins.
 enum class Contents : int {
     undefined = 0,  // anything
-    zeroed = 1,     // zero, at every call
-    kept_zero = 2,  // zero, because the launches before left it so; at most 1 MiB a plan
+    zeroed = 1,     // zero in every call
+    kept_zero = 2,  // zero, because earlier launches left it so; at most 1 MiB per plan
 };
 
-// Device memory that a call needs beside its tensors.
+// Device memory that a call needs in addition to its tensors.
 struct Workspace {
     std::string name;
     size_t bytes;
     Contents contents;
 };
 
-// Bytes into one of the call's tensors, or into one of the plan's workspaces.
+// A byte offset into one of the call's tensors or one of the plan's workspaces.
 struct Place {
     bool is_workspace;
     size_t index;
@@ -71,31 +72,31 @@ constexpr Place in_workspace(size_t index, size_t byte_offset = 0) {
     return {true, index, byte_offset};
 }
 
-// Where the buffers of one call are.
+// The addresses of the buffers of one call.
 struct Buffers {
     Tensors tensors;
     std::span<const uintptr_t> workspaces;
 
-    // 0 in a tensor that is not given.
+    // 0 for a tensor that is not given.
     uintptr_t address(const Place& place) const {
         const uintptr_t begin = (place.is_workspace ? workspaces : tensors)[place.index];
         return begin == 0 ? 0 : begin + place.byte_offset;
     }
 };
 
-// Where in a kernel's arguments an address belongs; bytes.
+// Where an address belongs in a kernel's arguments, in bytes.
 struct AddressPatch {
     size_t argument_offset;
     Place place;
 };
 
-// How a tensor map is to be encoded, and where in the arguments it belongs. The launcher encodes it
-// with the driver, the emulator reads it as it stands. Boxes take every element; what is outside of
-// the tensor is zero.
+// How a tensor map must be encoded, and where it belongs in the arguments. The launcher encodes it
+// with the driver; the emulator reads it directly. Boxes take every element, and elements outside
+// the tensor are zero.
 struct TensorMapSpec {
     size_t argument_offset;  // bytes from the start of the kernel's arguments
     Place place;
-    std::string name;  // what errors call the tensor
+    std::string name;  // the tensor's name in errors
     int element_type;  // a DType
     std::vector<uint64_t> sizes;
     std::vector<uint64_t> strides_bytes;  // of dimensions 1 and up
@@ -104,45 +105,46 @@ struct TensorMapSpec {
 };
 
 struct Launch {
-    size_t kernel;  // which of the config's: 0 is the main one
+    size_t kernel;  // index among the config's kernels; 0 is the main one
     std::array<uint32_t, 3> grid, cluster, block;
     int smem_bytes;                       // dynamic shared memory of one CTA
-    std::vector<uint8_t> argument_bytes;  // addresses and tensor maps yet to be written
+    std::vector<uint8_t> argument_bytes;  // without addresses and tensor maps, which are written
+                                          // later
     std::vector<AddressPatch> addresses;
     std::vector<TensorMapSpec> tensor_maps;  // empty for kernels without TMA
-    // Whether it may begin before the launch before it is over (programmatic dependent launch, from
-    // compute capability 9.0 on): its kernel waits by griddepcontrol.wait.
+    // Whether this launch may begin before the preceding one is over (programmatic dependent
+    // launch, from compute capability 9.0 on). Its kernel then waits with griddepcontrol.wait.
     bool programmatic = false;
 
     bool is_empty() const { return grid[0] == 0; }
     bool has_clusters() const { return cluster != std::array<uint32_t, 3>{1, 1, 1}; }
-    // The buffers' addresses into a copy of the arguments.
+    // Writes the buffers' addresses into a copy of the arguments.
     void write_addresses(const Buffers& buffers, uint8_t* arguments) const;
 };
 
-// A tensor that every call of a plan must be given, or must not; and what to say otherwise.
+// A tensor that every call of a plan must be given, or must not be given, and the error otherwise.
 struct Presence {
     size_t tensor;
     bool is_given;
     std::string otherwise;
 };
 
-// Launches in their order, each of which sees what those before have written. One with an empty
-// grid is left out: a problem without rows launches nothing.
+// Launches run in order, and each sees what earlier ones have written. A launch with an empty grid
+// is skipped: a problem without rows launches nothing.
 struct Plan {
     std::vector<Launch> launches;
     std::vector<Workspace> workspaces;
     std::vector<Presence> presence;
 
-    // Throws std::invalid_argument.
+    // Checks `presence`. Throws std::invalid_argument.
     void check_presence(Tensors tensors) const;
-    // That it uses existing kernels, tensors and workspaces, and stays within its arguments.
-    // Throws std::runtime_error: the family's planning is wrong.
+    // Checks that the plan uses existing kernels, tensors and workspaces, and stays within its
+    // arguments. Throws std::runtime_error, since otherwise the family's planning is wrong.
     void check(size_t n_kernels, size_t n_tensors) const;
 };
 
-// Where a plan's workspaces lie: those that are kept zero from the start of memory of their own,
-// the others, those to be zeroed first, from the start of one block.
+// The locations of a plan's workspaces. Those that are kept zero have separate memory. The others
+// share one block, which begins with those to be zeroed.
 struct WorkspaceLayout {
     std::vector<size_t> offsets;
     size_t zeroed_bytes, block_bytes, kept_bytes;

@@ -13,8 +13,8 @@
 namespace flashsmith {
 namespace {
 
-// Addresses per map: more than are in use alternately, and even with the most prepared calls only
-// tens of megabytes. A full cache is emptied.
+// Addresses per map: more than are used alternately, but only tens of megabytes even with the most
+// prepared calls. A full cache is emptied.
 constexpr size_t kMostEncoded = 64;
 
 decltype(&cuTensorMapEncodeTiled) encode_function() {
@@ -45,7 +45,7 @@ std::string joined(const Extents& extents) {
     return text;
 }
 
-// What was refused, in a form that can be compared with the driver's rules.
+// Describes what was refused, in a form that can be compared with the driver's rules.
 std::string description(const TensorMapSpec& spec, uintptr_t data) {
     std::ostringstream text;
     text << spec.name << " at 0x" << std::hex << data << std::dec << ", " << joined(spec.sizes)

@@ -1,5 +1,5 @@
-// Tensor maps: how TMA accesses a tensor. A plan specifies them, a launch encodes them for the
-// addresses it has. Plain C++20 without CUDA headers.
+// Tensor maps: how TMA accesses a tensor. A plan specifies them, and a launch encodes them for its
+// addresses. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,13 @@
 
 namespace flashsmith {
 
-// The tensor maps of one launch, encoded once for each address. Threads may share it.
+// The tensor maps of one launch, encoded once per address. Threads may share an instance.
 class EncodedTensorMaps {
   public:
     explicit EncodedTensorMaps(const std::vector<TensorMapSpec>& specs);
 
-    // Writes the maps into a kernel's arguments. Throws std::runtime_error with the driver's words.
+    // Writes the maps into a kernel's arguments. Throws std::runtime_error with the driver's
+    // message.
     void write(const Buffers& buffers, uint8_t* arguments);
 
   private:

@@ -19,31 +19,36 @@
 namespace flashsmith {
 namespace {
 
-// Slots of one size: how they are allocated, and how many of them are whose.
+// Slots of one size: how they are allocated, and how many of them each kind of owner may have.
 struct SlotKind {
     size_t bytes;
     size_t per_chunk;
-    // Streams that have one; a process that makes a stream for every task must not fill memory.
+    // The most streams that have a slot. A process that makes a stream for every task must not fill
+    // memory.
     size_t most_streams;
-    // Captured launches, or branches, that keep theirs for good. With a user object to return the
-    // slot a graph's replay takes 2 us longer: too long for a decoding model's attention.
+    // The most captured launches, or branches, that keep a slot for good. If a user object returned
+    // the slot instead, a graph's replay would take 2 us longer: too long for a decoding model's
+    // attention.
     size_t most_kept;
 };
-// 64 KiB at a time; more streams than a process has at once; 1 MiB for captured launches.
+// Allocated 64 KiB at a time. Allows more streams than a process has at once, and 1 MiB for
+// captured launches.
 constexpr SlotKind kSmall{64, 1024, 1024, 16384};
-// 2 MiB at a time, a page of the GPU's memory; at most 64 MiB for streams, and as much for good.
+// Allocated 2 MiB at a time, a page of the GPU's memory. Allows 64 MiB for streams, and 64 MiB that
+// are kept for good.
 constexpr SlotKind kLarge{kMostKeptBytes, 2, 64, 64};
 
-// What is captured on one stream in one capture. A process has no capture's id twice. Streams go by
-// their handles: to ask for the id of one that is captured makes the capture invalid.
+// The launches that are captured on one stream in one capture. Capture ids are unique within a
+// process. Streams are identified by their handles, because querying the id of a captured stream
+// invalidates the capture.
 struct Branch {
     unsigned long long capture = 0;
     cudaStream_t stream = nullptr;
-    unsigned long long thread = 0;  // whose cudaStreamPerThread it is; 0 for other streams
+    unsigned long long thread = 0;  // owner of a cudaStreamPerThread; 0 for other streams
     auto operator<=>(const Branch&) const = default;
 };
 
-// Memory of one CUDA context, as zeroed slots one after the other.
+// Memory of one CUDA context, in consecutive zeroed slots.
 class Slots {
   public:
     explicit Slots(const SlotKind& kind) : kind_(kind), used_(kind.per_chunk) {}
@@ -55,8 +60,8 @@ class Slots {
         return chunk_ + kind_.bytes * used_++;
     }
 
-    // The slot of a stream, by the stream's id: no later stream gets it, unlike its handle. Null
-    // for one stream too many.
+    // The slot of a stream, by the stream's id: unlike a handle, it is never reused by a later
+    // stream. Null if there are too many streams.
     void* of_stream(unsigned long long id) {
         {
             const std::lock_guard lock(owners_mutex_);
@@ -69,7 +74,8 @@ class Slots {
         const auto [entry, is_new] = of_stream_.emplace(id, slot);
         if (!is_new) {  // another thread was faster
             give_back(slot);
-        } else if (of_stream_.size() > kind_.most_streams) {  // others were
+        } else if (of_stream_.size() > kind_.most_streams) {  // other threads have reached the
+                                                              // limit
             of_stream_.erase(entry);
             give_back(slot);
             return nullptr;
@@ -77,10 +83,10 @@ class Slots {
         return entry->second;
     }
 
-    // The slot of a branch; `take_one` is called where it has none yet.
+    // The slot of a branch. Calls `take_one` if it has none yet.
     template <class TakeOne>
     void* of_branch(const Branch& branch, TakeOne take_one) {
-        // Threads may launch on one stream. CUDA is called while this is held, so that give_back()
+        // Threads may launch on one stream. CUDA is called while this lock is held, so give_back()
         // and forget() must not take it.
         const std::lock_guard one_at_a_time(branches_mutex_);
         {
@@ -95,7 +101,7 @@ class Slots {
         return slot;
     }
 
-    // A slot that is never given back; null for one too many.
+    // A slot that is never given back. Null if there are too many.
     void* keep() {
         if (kept_.fetch_add(1) >= kind_.most_kept) {
             kept_.fetch_sub(1);
@@ -109,15 +115,15 @@ class Slots {
         }
     }
 
-    // This and the next may be called from a thread of the driver's, which may hold locks: no call
-    // of CUDA is made while a lock is held that they take.
+    // give_back() and forget() may be called from a thread of the driver, which may hold locks.
+    // Therefore no CUDA call is made while a lock is held that they take.
     void give_back(void* slot) {
         const std::lock_guard lock(free_mutex_);
         free_.push_back(slot);
     }
 
-    // That the branch's slot goes, unless the branch has another: a capture goes on after a user
-    // object that it could not be given.
+    // Removes the branch's slot, unless the branch has another one by now: a capture continues even
+    // if a user object could not be attached to it.
     void forget(const Branch& branch, void* slot) {
         const std::lock_guard lock(owners_mutex_);
         const auto found = of_branch_.find(branch);
@@ -133,7 +139,8 @@ class Slots {
         return slot;
     }
 
-    // Zeroed on a stream of its own: the default stream must not be touched during a capture.
+    // Zeroes the chunk on a separate stream: the default stream must not be touched during a
+    // capture.
     void allocate() {
         const RelaxedCapture relaxed;
         {
@@ -187,7 +194,7 @@ ContextSlots& slots_of_current_context() {
 struct CapturedSlot {
     Slots& slots;
     void* slot;
-    Branch branch;  // none has it where the slot is a launch's
+    Branch branch;  // no branch if the slot belongs to a single launch
 };
 
 void CUDART_CB give_back(void* captured) {
@@ -196,8 +203,8 @@ void CUDART_CB give_back(void* captured) {
     held->slots.give_back(held->slot);
 }
 
-// The slot of a captured launch, or of a branch: kept, or returned when the last of the graph and
-// what was made of it is gone.
+// The slot of a captured launch, or of a branch. It is kept for good, or returned when the graph
+// and everything made from it are gone.
 void* slot_of_graph(Slots& slots, cudaGraph_t graph, const Branch& branch = {}) {
     if (void* const kept = slots.keep()) return kept;
     auto held = std::make_unique<CapturedSlot>(CapturedSlot{slots, slots.take(), branch});
@@ -214,7 +221,7 @@ void* slot_of_graph(Slots& slots, cudaGraph_t graph, const Branch& branch = {}) 
     return slot;
 }
 
-// The capture that launches on a stream become part of; without a graph where they run.
+// The capture that launches on a stream become part of. Without a graph, they run directly.
 struct Capture {
     unsigned long long id = 0;
     cudaGraph_t graph = nullptr;

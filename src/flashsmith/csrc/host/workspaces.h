@@ -7,28 +7,30 @@
 
 namespace flashsmith {
 
-// Memory of one launch on the current device: made before the launch, and gone after it.
+// Memory for one launch on the current device. It is made before the launch and destroyed after it.
 //
-// It is zero when a kernel on `stream` starts, provided that every kernel leaves it so. Launches on
-// one stream run one after the other and share theirs. There are slots of two sizes:
+// It is zero when a kernel on `stream` starts, provided that every kernel leaves it zero. Launches
+// on one stream run one after another and share a slot. There are slots of two sizes:
 //
-// - up to 64 bytes: streams beyond the first 1,024 of a context take memory in their own order and
-//   give it back. A launch that is captured has its own, the first 16,384 of a context for good,
-//   later ones for as long as the graph, or an executable made of it, exists.
-// - up to 1 MiB: streams beyond the first 64 do so. Launches that are captured on one stream in one
-//   capture share a slot, as a model captures one for every layer; branches on other streams have
-//   others. The first 64 such branches of a context have theirs for good, later ones for as long as
-//   the graph, or an executable made of it, exists.
+// - up to 64 bytes: streams beyond the first 1,024 of a context use stream-ordered memory instead.
+// A
+//   captured launch has its own slot. The first 16,384 of a context keep it for good, later ones as
+//   long as the graph, or an executable made from it, exists.
+// - up to 1 MiB: streams beyond the first 64 use stream-ordered memory. Launches that are captured
+// on
+//   one stream in one capture share a slot, because a model captures one launch per layer. Branches
+//   on other streams have other slots. The first 64 such branches of a context keep theirs for
+//   good, later ones as long as the graph, or an executable made from it, exists.
 //
-// Replays of one executable run one after the other; of a graph that is made executable twice the
-// two must not run at once. Nor may launches of one branch with more than 64 bytes, which takes
-// cudaStreamUpdateCaptureDependencies(), or a stream that is destroyed while a capture goes on and
-// another with its handle that joins the capture from an earlier point.
+// Replays of one executable run one after another. Two executables of the same graph must not run
+// at once. Nor may launches of one branch with more than 64 bytes. These can only overlap after
+// cudaStreamUpdateCaptureDependencies(), or if a stream is destroyed during a capture and another
+// one with its handle joins the capture from an earlier point.
 class KeptWorkspace {
   public:
     static constexpr size_t kMostBytes = kMostKeptBytes;
 
-    // Throws std::runtime_error with CUDA's words.
+    // Throws std::runtime_error with CUDA's message.
     KeptWorkspace(size_t bytes, void* stream);
     ~KeptWorkspace();
     KeptWorkspace(const KeptWorkspace&) = delete;

@@ -1,5 +1,5 @@
-// The config that names a kernel of the mma.sync family. Plain C++20 without CUDA types: the host
-// compiler, the kernels and the tests all read this file.
+// The config that identifies a kernel of the mma.sync family. Plain C++20 without CUDA types,
+// because the host compiler, the kernels and the tests all read this file.
 #pragma once
 
 #include <compare>
@@ -9,8 +9,8 @@
 
 namespace flashsmith {
 
-// Names one kernel of the mma.sync family. Fields, order and meaning are those of the Python class;
-// a K-tile is 8 columns. Later knobs go at the end and their zero means 'as before'.
+// Identifies one kernel of the mma.sync family. Fields, order and meaning match the Python class; a
+// K-tile is 8 columns. New knobs go at the end, and their zero means the previous behaviour.
 struct FlashForwardKernelConfig {
     DType dtype;
     int d_head;
@@ -32,28 +32,28 @@ struct FlashForwardKernelConfig {
     bool trim_masks;
     int l2_group_mib;
     int split_keys;
-    bool pack_gqa;  // a tile's rows are the query heads of a group, token after token
-    int canonical;  // version of the canonical order that rows' bits keep; 0: none
+    bool pack_gqa;  // a tile's rows are a group's query heads, token after token
+    int canonical;  // version of the canonical order of operations; 0: none
 
     constexpr auto operator<=>(const FlashForwardKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpSize * n_warps; }
 
-    // Tiles of K, and as many of V, in shared memory.
+    // Number of K tiles in shared memory; V has the same number.
     constexpr int kv_tiles() const { return kv_stages > 0 ? kv_stages : 1; }
 
-    // Shared memory for a Q tile and the K and V tiles, bytes. O reuses Q's.
+    // Bytes of shared memory for a Q tile and the K and V tiles. O reuses Q's.
     constexpr int tile_bytes(int elem_size = kElementBytes) const {
         return (B_r + 2 * B_c * kv_tiles()) * d_head * elem_size;
     }
-    // Dynamic shared memory of one CTA: the tiles and, canonical, the state of a thread's rows over
-    // the chunks that are done. In fours, each thread its own.
+    // Dynamic shared memory of one CTA: the tiles and, if canonical, the state of all rows over the
+    // chunks that are done. Each thread stores its own state, in groups of four floats.
     constexpr int smem_bytes(int elem_size = kElementBytes) const {
         return tile_bytes(elem_size) + (canonical > 0 ? B_r * (d_head + 8) * 4 : 0);
     }
 
     // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's
-    // count per thread; 0 leaves the register file out of account.
+    // count per thread; 0 ignores the register file.
     constexpr int num_ctas_per_sm(int max_smem_bytes, int registers = 0) const {
         return ctas_that_fit(smem_bytes(), n_threads(), max_smem_bytes, registers);
     }

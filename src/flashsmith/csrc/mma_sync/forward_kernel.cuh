@@ -7,17 +7,17 @@
 
 namespace flashsmith {
 
-// Which part of the problem a thread works on.
+// The part of the problem that a thread works on.
 //
-// Batch and heads share the one grid dimension that is not limited to 65,535; the Q blocks of a
-// head run side by side, so that its K and V come from DRAM only once. The special registers are
-// read again each time one of these is made: values kept over the loop would cost registers where
-// kernels with 32 rows a warp have none to spare.
+// Batch and heads share the one grid dimension that is not limited to 65,535. The Q blocks of a
+// head run concurrently, so that its K and V are read from DRAM only once. Special registers are
+// read again for each instance: values kept over the loop would cost registers, and kernels with 32
+// rows per warp have none to spare.
 template <class Kernel>
 struct TileCoord {
     int warp, lane, Q_block, batch;
-    int head;   // of the queries; pack_gqa: of the keys, whose group's heads are the rows
-    int group;  // rows of a token
+    int head;   // a query head; pack_gqa: a key head, whose group's heads are the rows
+    int group;  // rows per token
     SequenceRows q, k;
 
     FS_DEVICE explicit TileCoord(const ForwardKernelArgs& args)
@@ -31,7 +31,7 @@ struct TileCoord {
     FS_DEVICE void find(const ForwardKernelArgs& args, uint32_t block) {
         uint32_t first = 0, heads = 1;
         if constexpr (Kernel::groups_heads) {
-            // Groups of heads, in each all heads' first blocks before any head's second.
+            // Within a group of heads, all heads' first blocks come before any head's second.
             const uint32_t group_blocks = args.heads_per_group * args.n_Q_blocks;
             first = block / group_blocks * args.heads_per_group;
             block %= group_blocks;
@@ -39,7 +39,8 @@ struct TileCoord {
         }
         const uint32_t sequence = first + (heads == 1 ? block / args.n_Q_blocks : block % heads);
         Q_block = heads == 1 ? block % args.n_Q_blocks : block / heads;
-        // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
+        // The last rows of a causal head see the most keys. Starting with them leaves no long CTA
+        // at the end.
         if constexpr (kTriangular<Kernel::SEMANTICS>) Q_block = args.n_Q_blocks - 1 - Q_block;
         batch = sequence / tiled_heads(args);
         head = sequence % tiled_heads(args);
@@ -48,11 +49,11 @@ struct TileCoord {
                                                     args.total_q);
         k = key_rows<Kernel::SEMANTICS>(args, batch);
     }
-    // Heads that have tiles of their own.
+    // Number of heads that have separate tiles.
     FS_DEVICE static int tiled_heads(const ForwardKernelArgs& args) {
         return Kernel::packs_gqa ? args.heads_k : args.heads_q;
     }
-    // Parts of the tiles that are split come after the others.
+    // Whole tiles come first, then the parts of split tiles.
     FS_DEVICE static uint32_t tile_of_block(const ForwardKernelArgs& args) {
         const uint32_t block = block_index();
         if constexpr (Kernel::splits_keys)
@@ -60,18 +61,18 @@ struct TileCoord {
                 return args.n_whole_tiles + (block - args.n_whole_tiles) / Kernel::CFG.split_keys;
         return block;
     }
-    FS_DEVICE int rows() const { return q.count * group; }                      // of the sequence
+    FS_DEVICE int rows() const { return q.count * group; }                      // in the sequence
     FS_DEVICE int first_row() const { return Q_block * Kernel::B_r; }           // of the Q block
     FS_DEVICE int warp_row() const { return warp * Kernel::N::rows_per_warp; }  // in the Q block
     FS_DEVICE int lane_row(int m, int r) const { return warp_row() + 16 * m + 8 * r + lane / 4; }
-    // Of a row of the sequence: its query's place there, and its head.
+    // The token in the sequence, and the query head, of a row of the sequence.
     FS_DEVICE int token(int row) const { return Kernel::packs_gqa ? row / group : row; }
     FS_DEVICE int head_of(int row) const {
         return Kernel::packs_gqa ? head * group + row % group : head;
     }
 };
 
-// One CTA's view of its problem and the steps of its loop, in the order they run.
+// A CTA's view of its problem, with the steps of its loop in execution order.
 template <class Kernel>
 struct ForwardBlock {
     static_assert(Kernel::valid_config());
@@ -82,7 +83,7 @@ struct ForwardBlock {
     const ForwardKernelArgs& args;
     const char *q, *k, *v;  // the Q block, and the first K and V rows of this sequence and head
     uint32_t smem;
-    int Q_rows, K_rows;  // rows of q and k from there on
+    int Q_rows, K_rows;  // rows of q and k from these addresses on
     KeyMask<SEMANTICS> visible;
 
     typename Kernel::Q_t Q;
@@ -130,17 +131,17 @@ struct ForwardBlock {
             v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride),
             row_bytes(1, args.v_seq_stride), K_rows - block * Kernel::B_c);
     }
-    // Ends a group of copies, to be waited for together; an empty one too, so that groups count
-    // blocks.
+    // Closes a group of copies that are waited for together. Empty groups count as well, so that
+    // groups correspond to blocks.
     FS_DEVICE void commit_copies() {
         if constexpr (Kernel::async_copy) cp_async_commit();
     }
-    // This thread's copies but those of the last `kPending` groups are done.
+    // Waits for this thread's copies, except those of the last `kPending` groups.
     template <int kPending = 0>
     FS_DEVICE void wait_for_copies() {
         if constexpr (Kernel::async_copy) cp_async_wait<kPending>();
     }
-    // The same of all threads, and every thread of the CTA sees them.
+    // The same for all threads; the copies are then visible to the whole CTA.
     template <int kPending = 0>
     FS_DEVICE void finish_copies() {
         wait_for_copies<kPending>();
@@ -192,7 +193,7 @@ struct ForwardBlock {
             store_O(at);
     }
 
-    // S = Q K^T with the K tile at `stage`, the distance from the first one.
+    // S = Q K^T with the K tile at `stage`, its distance in bytes from the first tile.
     FS_DEVICE void QK_gemm(typename Kernel::S_accum_t& S, uint32_t stage = 0) {
         zero(S);
         K.loader.stage = stage;
@@ -202,7 +203,7 @@ struct ForwardBlock {
         V.loader.stage = stage;
         Kernel::GEMM_PV::run(O, P, V);
     }
-    // From a block's scores to its probabilities. kMask: a mask may cut the block.
+    // Turns a block's scores into probabilities. kMask: the block may be partly masked.
     template <bool kMask, bool kFirst>
     FS_DEVICE void compute_probabilities(typename Kernel::S_accum_t& S, int block,
                                          const BlockRange& blocks) {
@@ -221,13 +222,13 @@ struct ForwardBlock {
             softmax.template update<kFirst>(S, O);
     }
 
-    // ---- chunks, of canonical kernels ----
+    // ---- chunks, in canonical kernels ----
 
     FS_DEVICE void start_chunk() {
         softmax.reset();
         zero(O);
     }
-    // Its state becomes that of all chunks so far. `merges`: there was one before.
+    // Merges the chunk into the state of all chunks so far. `merges`: there was an earlier chunk.
     FS_DEVICE void finish_chunk(bool merges) {
         softmax.finish_chunk();
         if (!merges) return;
@@ -257,7 +258,7 @@ struct ForwardBlock {
                 save_4(m, n, O[m][n][0], O[m][n][1], O[m][n][2], O[m][n][3]);
         }
     }
-    // Where this thread's n-th four floats of its m-th rows wait.
+    // The address where this thread saves the n-th four floats of its m-th rows.
     FS_DEVICE uint32_t state(int m, int n) const {
         return smem + Kernel::state_offset +
                ((m * (N::PV_n_tiles + 1) + n) * Kernel::n_threads + thread_index()) * 16;
@@ -273,7 +274,7 @@ struct ForwardBlock {
             for (int m = 0; m < N::m_tiles; ++m)
                 pack_fragment<value_t>(P.fragments[k][m], S[m][2 * k], S[m][2 * k + 1]);
     }
-    // Whether a row of this warp sees a key of the block.
+    // Whether some row of this warp sees a key of the block.
     FS_DEVICE bool sees(int block) const {
         const TileCoord<Kernel> at(args);
         const int row = at.first_row() + at.warp_row();
@@ -283,10 +284,11 @@ struct ForwardBlock {
 
     // ---- the epilogue ----
 
-    // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
-    // other warp reads these rows.
+    // O goes through the warp's rows of Q's tile, and from there to memory in whole 16-byte chunks.
+    // No other warp reads these rows.
     FS_DEVICE void store_O(const TileCoord<Kernel>& at) {
-        // All lanes have left Q. Without a ring a barrier of the whole CTA has seen to that.
+        // All lanes must be done with Q. Without a ring, a barrier of the whole CTA has ensured
+        // that.
         if constexpr (Kernel::kv_stages > 0 || Kernel::canonical) __syncwarp();
         const uint32_t tile = smem + Kernel::Q_offset;
         const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
@@ -309,7 +311,7 @@ struct ForwardBlock {
                               extent(Q_rows));
     }
 
-    // Not rounded, straight from registers.
+    // Stores O unrounded, directly from registers.
     FS_DEVICE void store_O_fp32(const TileCoord<Kernel>& at) const {
         auto* o = static_cast<float*>(args.o) + at.batch * args.o_batch_stride +
                   at.head_of(0) * args.o_head_stride +
@@ -317,7 +319,7 @@ struct ForwardBlock {
         store_rows(at, o, query_rows(args.o_seq_stride, args.o_head_stride, 1));
     }
 
-    // The same to the rows of a part, and their statistics.
+    // Stores O to the rows of a part, together with the rows' statistics.
     FS_DEVICE void store_part(const TileCoord<Kernel>& at) const {
         const int64_t first = int64_t{block_index() - args.n_whole_tiles} * Kernel::B_r;
         store_rows(at, args.parts + first * Kernel::d_head + at.lane % 4 * 2,
@@ -334,8 +336,8 @@ struct ForwardBlock {
     }
 
   private:
-    // Whether the CTA has a part of its tile's keys, and which. Read again for each, as
-    // TileCoord.
+    // Whether the CTA computes a part of its tile's keys, and which one. Read again at every call,
+    // like TileCoord.
     FS_DEVICE bool is_part() const {
         return Kernel::splits_keys && block_index() >= args.n_whole_tiles;
     }
@@ -345,8 +347,8 @@ struct ForwardBlock {
         return (block_index() - args.n_whole_tiles) % Kernel::CFG.split_keys;
     }
 
-    // Four lanes write 32 bytes of a row, a whole sector. `o` is where this lane's columns of the Q
-    // block's first row begin.
+    // Four lanes write 32 bytes of a row, a whole sector. `o` is the address of this lane's columns
+    // in the Q block's first row.
     template <class Rows>
     FS_DEVICE void store_rows(const TileCoord<Kernel>& at, float* o, Rows rows) const {
 #pragma unroll
@@ -363,7 +365,7 @@ struct ForwardBlock {
             }
     }
 
-    // K/V blocks that some row of the Q block sees.
+    // K/V blocks visible to some row of the Q block.
     FS_DEVICE BlockRange visible_blocks() const {
         const TileCoord<Kernel> at(args);
         const int first = at.first_row();
@@ -372,8 +374,8 @@ struct ForwardBlock {
         return visible.blocks(at.token(first), tokens, Kernel::B_c);
     }
 
-    // Rows of q and o, `unit` bytes to a stride's element: from row 0 of the Q block on, or where
-    // they are the heads of a group, from the sequence's first on.
+    // Row steps of q and o, in units of `unit` bytes per stride element. Rows start at the Q
+    // block's row 0 or, if they are the heads of a group, at the sequence's first row.
     FS_DEVICE auto query_rows(int64_t seq_stride, int64_t head_stride, int64_t unit) const {
         if constexpr (Kernel::packs_gqa) {
             const TileCoord<Kernel> at(args);
@@ -409,12 +411,12 @@ __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
     flash_forward_kernel(const ForwardKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const TileCoord<Kernel> at(args);
-    // A packed batch has as many Q blocks per sequence as its longest one needs.
+    // In a packed batch, every sequence has as many Q blocks as the longest one needs.
     if (Kernel::SEMANTICS.packed && at.first_row() >= at.rows()) return;
     ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
 }
 
-// The second launch of kernels that split keys: merges the parts of the tiles that were split.
+// The second launch of kernels that split keys: merges the parts of split tiles.
 template <class Kernel>
 __global__ void __launch_bounds__(kPartMergeThreads)
     flash_merge_kernel(const ForwardKernelArgs args) {

@@ -1,12 +1,13 @@
-// A warp's GEMM over k16-steps; the config says when fragments of its operands are loaded.
+// A warp's GEMM over k16-steps. The config determines when operand fragments are loaded.
 #pragma once
 
 #include "common/ptx_functions.cuh"
 
 namespace flashsmith {
 
-// An operand whose fragments come from shared memory, `kLoadTiles` K-tiles (8 columns each) at a
-// time; 0 keeps the whole block in registers. Double-buffered, the next load lands in a second set.
+// An operand whose fragments are loaded from shared memory, `kLoadTiles` K-tiles (8 columns each)
+// at a time; 0 keeps the whole block in registers. With double buffering the next load goes to a
+// second set.
 template <class Loader, int kTotalSteps_, int kLoadTiles, bool kDoubleBuffer>
 struct StreamedOperand {
     static constexpr int kTotalSteps = kTotalSteps_;
@@ -31,7 +32,7 @@ struct StreamedOperand {
     }
 };
 
-// An operand that already is in registers: P.
+// An operand that is already in registers: P.
 template <int kMTiles, int kTotalSteps_>
 struct RegisterOperand {
     static constexpr int kTotalSteps = kTotalSteps_;
@@ -41,7 +42,8 @@ struct RegisterOperand {
     FS_DEVICE const uint32_t (&step(int k) const)[kMTiles][4] { return fragments[k]; }
 };
 
-// acc += A B for kMTiles x kNTiles tiles of 16x8. A whole A is in registers before the call.
+// acc += A B for kMTiles x kNTiles tiles of 16x8. A whole A (kLoadTiles = 0) is in registers before
+// the call.
 template <typename value_t, int kMTiles, int kNTiles, class A, class B>
 struct WarpGemm {
     static_assert(A::kTotalSteps == B::kTotalSteps);

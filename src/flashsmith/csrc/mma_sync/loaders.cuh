@@ -1,12 +1,12 @@
-// K's and V's fragments out of shared memory: one k16-step of an mma operand for a warp. Each
-// loader keeps one place per lane and steps from it by constants.
+// Loads K and V fragments from shared memory, one k16-step of an mma operand per warp. Each loader
+// keeps one address per lane and adds constant offsets.
 #pragma once
 
 #include "common/warp_mma.cuh"
 
 namespace flashsmith {
 
-// A operand: Q as it lies, rows by columns of the head.
+// A operand: Q as stored, rows by columns of the head.
 template <class Layout, int kMTiles>
 using QLoader = RowsA<Layout, kMTiles>;
 
@@ -15,7 +15,7 @@ template <class Layout, int kNTiles>
 struct KLoader {
     using Fragment = uint32_t[kNTiles][2];
     typename Layout::Cursor cursor;
-    uint32_t stage = 0;  // whose tile: its distance from the first, bytes
+    uint32_t stage = 0;  // byte distance of the current tile from the first
 
     FS_DEVICE KLoader(uint32_t tile, int lane)
         : cursor(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2) {}
@@ -33,12 +33,12 @@ struct KLoader {
     }
 };
 
-// B operand with k along V's rows and n along the head: transposed on the way to registers.
+// B operand with k along V's rows and n along the head: ldmatrix transposes it.
 template <class Layout, int kNTiles>
 struct VLoader {
     using Fragment = uint32_t[kNTiles][2];
     typename Layout::Cursor cursor;
-    uint32_t stage = 0;  // whose tile: its distance from the first, bytes
+    uint32_t stage = 0;  // byte distance of the current tile from the first
 
     FS_DEVICE VLoader(uint32_t tile, int lane) : cursor(tile, lane % 16, lane / 16) {}
 

@@ -1,16 +1,17 @@
-// Main loops: the order of copies, GEMMs and waits as a CTA goes through its K/V blocks. All begin
-// with the last block: masks and ragged ends mostly concern the last blocks of a row.
+// Main loops: the order of copies, GEMMs and waits while a CTA goes through its K/V blocks. All but
+// the canonical loop begin with the last block, because masks and ragged ends mostly concern a
+// row's last blocks.
 //
-// `b` is the CTA's ForwardBlock. A step is compiled twice where masks are trimmed: once for blocks
-// that a mask cuts, where each warp checks whether it sees anything, and once for all others,
-// without mask and check.
+// `b` is the CTA's ForwardBlock. With trimmed masks a step is compiled twice. One version is for
+// partly masked blocks, where each warp checks whether it sees any key. The other has neither mask
+// nor check.
 #pragma once
 
 #include "common/ptx_functions.cuh"
 
 namespace flashsmith {
 
-// Which of `kStages` tiles comes next, as its distance from the first one in bytes.
+// The next of `kStages` tiles, as its distance in bytes from the first one.
 template <int kStages, int kTileBytes>
 struct StageOffset {
     uint32_t bytes = 0;
@@ -19,8 +20,9 @@ struct StageOffset {
     }
 };
 
-// One K and one V tile, two barriers a block. Eager, each copy is issued as soon as its tile is
-// free and runs under the other GEMM; otherwise where its data are needed, and waited for at once.
+// One K and one V tile, with two barriers per block. With eager loads, each copy is issued as soon
+// as its tile is free and overlaps the other GEMM. Otherwise a copy is issued where its data are
+// needed and waited for at once.
 template <class Kernel>
 struct SingleStageLoop {
     template <class Block, class Range>
@@ -47,14 +49,14 @@ struct SingleStageLoop {
     FS_DEVICE static void step(Block& b, int block, const Range& blocks) {
         const bool seen = !Kernel::trim_masks || !kMask || b.sees(block);
         if constexpr (!Kernel::eager_load_blocks) b.start_K(block), b.commit_copies();
-        b.finish_copies();  // K is here; every warp has left the last V
+        b.finish_copies();  // K has arrived; every warp is done with the last V
         if constexpr (Kernel::eager_load_blocks) b.start_V(block), b.commit_copies();
 
         typename Kernel::S_accum_t S;
         if (seen) b.QK_gemm(S);
 
         if constexpr (!Kernel::eager_load_blocks) b.start_V(block), b.commit_copies();
-        b.finish_copies();  // V is here; every warp has left K
+        b.finish_copies();  // V has arrived; every warp is done with K
         if constexpr (Kernel::eager_load_blocks)
             if (block > blocks.begin) b.start_K(block - 1), b.commit_copies();
 
@@ -66,8 +68,8 @@ struct SingleStageLoop {
     }
 };
 
-// A ring of K/V pairs and one barrier a block: a pair's copies have all of kv_stages - 1 blocks to
-// arrive.
+// A ring of K/V pairs with one barrier per block. A pair's copies have kv_stages - 1 blocks of time
+// to arrive.
 template <class Kernel>
 struct MultiStageLoop {
     using Stage = StageOffset<Kernel::kv_stages, Kernel::KVLayout::kBytes>;
@@ -85,9 +87,9 @@ struct MultiStageLoop {
             b.Q.load(0);
         }
         for (; block >= blocks.begin; --block) {
-            b.template finish_copies<kAhead - 1>();  // this pair is here; every warp has left the
+            b.template finish_copies<kAhead - 1>();  // the pair has arrived, and all
             start_copies(b, block - kAhead, blocks,
-                         filled);  // last one, whose stage is filled again
+                         filled);  // warps are done with the last one, whose stage is refilled
             if (Kernel::trim_masks && !blocks.needs_mask(block))
                 step<false>(b, block, blocks, now);
             else if (!Kernel::trim_masks || b.sees(block))
@@ -117,12 +119,12 @@ struct MultiStageLoop {
     }
 };
 
-// canonical: the same ring from the first block on, chunk by chunk (docs/bits.md). What a chunk
-// gives is merged with the state of those before it, which waits in shared memory.
+// canonical: the same ring, but from the first block on and chunk by chunk (docs/bits.md). A
+// chunk's result is merged with the state of earlier chunks, which is kept in shared memory.
 template <class Kernel>
 struct CanonicalLoop {
     using Stage = StageOffset<Kernel::kv_tiles, Kernel::KVLayout::kBytes>;
-    // Without a ring a pair is waited for at once.
+    // Without a ring, a pair is waited for at once.
     static constexpr int kAhead = Kernel::kv_tiles - 1;
     static constexpr int kChunkBlocks = kCanonicalChunk / Kernel::B_c;
 
@@ -145,7 +147,7 @@ struct CanonicalLoop {
                 b.start_chunk();
             }
             if constexpr (kAhead == 0) {
-                __syncthreads();  // every warp has left the last pair
+                __syncthreads();  // every warp is done with the last pair
                 start_copies(b, block, blocks, filled);
                 b.template finish_copies<0>();
             } else {
@@ -182,15 +184,15 @@ struct CanonicalLoop {
     }
 };
 
-// Two halves of the warps, each with one warp on every scheduler of an SM, half a block apart: one
-// half's softmax runs beside the other's GEMMs. Without an order they drift into step, and the
-// tensor cores idle while both compute maxima.
+// Two halves of the warps, each with one warp per scheduler of an SM, run half a block apart: one
+// half's softmax overlaps the other's GEMMs. Without this order they would drift into step, and the
+// tensor cores would idle while both compute maxima.
 //
-// The order covers the PV GEMM alone. After it a half goes on with the next block's QK GEMM beside
-// the other's PV GEMM, since one warp alone, waiting for its ldmatrix, does not fill a tensor core.
-// An arrival also means: this half's copies of the next V and the K after it are here, and it has
-// read the last V. The other half may still read K then, so that kv_stages tiles are filled
-// kv_stages - 2 blocks ahead.
+// The order covers only the PV GEMM. After it, a half continues with the next block's QK GEMM while
+// the other runs its PV GEMM, since one warp alone, waiting for its ldmatrix, does not fill a
+// tensor core. An arrival also means that this half's copies of the next V and the K after it have
+// arrived and that it has read the last V. The other half may still read K then, so kv_stages tiles
+// are filled only kv_stages - 2 blocks ahead.
 template <class Kernel>
 struct PingPongLoop {
     using Stage = StageOffset<Kernel::kv_stages, Kernel::KVLayout::kBytes>;
@@ -223,7 +225,7 @@ struct PingPongLoop {
     }
 
   private:
-    // From the scores of a block to its share of O, and the scores of the next.
+    // Adds a block to O, given its scores, and computes the scores of the next block.
     template <bool kMask, bool kLast, class Block, class Range>
     FS_DEVICE static void step(Block& b, typename Kernel::S_accum_t& S, int half, int block,
                                const Range& blocks, Stage& now, Stage& filled) {
@@ -238,13 +240,13 @@ struct PingPongLoop {
         if constexpr (!kLast) start_copies(b, block - kAhead, blocks, filled);
         if (seen) b.PV_gemm(P, now.bytes);
         b.template wait_for_copies<kAhead - 1>();
-        if (!kLast || half == 0) order_arrive(half);  // the other half's last has no successor
+        if (!kLast || half == 0) order_arrive(half);  // nothing waits for half 1's last step
 
         now.advance();
         if constexpr (!kLast)
             if (!Kernel::trim_masks || !kMask || b.sees(block - 1)) b.QK_gemm(S, now.bytes);
     }
-    // V of `block`, and K of the one after it.
+    // Copies V of `block` and K of the next one.
     template <class Block, class Range>
     FS_DEVICE static void start_copies(Block& b, int block, const Range& blocks, Stage& stage) {
         if (block >= blocks.begin) b.start_V(block, stage.bytes);
@@ -252,7 +254,7 @@ struct PingPongLoop {
         if (block > blocks.begin) b.start_K(block - 1, stage.bytes);
         b.commit_copies();
     }
-    // Barrier 1 opens for half 0 once half 1 has arrived there, barrier 2 the other way round.
+    // Barrier 1 opens for half 0 once half 1 has arrived there, and barrier 2 vice versa.
     FS_DEVICE static void order_wait(int half) {
         if (half == 0)
             named_barrier_wait<1, Kernel::n_threads>();

@@ -10,8 +10,8 @@
 namespace flashsmith {
 namespace {
 
-// Query heads of a group: at most l2_group_mib of K and V, at least those of one K/V head; 1 where
-// the config does not group heads.
+// Query heads per group: those of at most l2_group_mib of K and V, but at least those of one K/V
+// head. 1 if the config does not group heads.
 int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
     if (config.l2_group_mib == 0) return 1;
     const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seq_k * p.d * kElementBytes);
@@ -20,8 +20,8 @@ int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardPro
     return static_cast<int32_t>(std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q));
 }
 
-// CTAs on an SM, by what is known of their registers: up to 255 a thread, of which an SM has as
-// many as eight warps need.
+// CTAs on an SM, estimated without the kernel's register count. A thread may have 255 registers,
+// and an SM has enough for eight such warps.
 int64_t ctas_per_sm(const FlashForwardKernelConfig& config, const DeviceSpec& device) {
     const int by_registers = std::max({1, 8 / config.n_warps, config.min_ctas_per_sm});
     return std::clamp(config.num_ctas_per_sm(device.max_smem_per_sm), 1, by_registers);
@@ -37,7 +37,7 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
     check_problem(p, semantics, config.d_head, config.B_r);
     require(
         config.canonical == 0 || canonical_tile(static_cast<int>(p.d), device.arch) == config.B_c,
-        "canonical: a call of this d has other tiles; take a config of its d_head");
+        "canonical: this d needs different tiles; use a config with a matching d_head");
     const ForwardProblem rows = in_rows(p, config.pack_gqa);
     if (!semantics.uneven)
         require(p.d == config.d_head && rows.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&

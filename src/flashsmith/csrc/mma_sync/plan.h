@@ -7,9 +7,9 @@
 
 namespace flashsmith {
 
-// One forward pass as a plan of one launch. A problem without rows has an empty grid. Throws
-// std::invalid_argument when the semantics are not the problem's, or the device cannot hold the
-// kernel.
+// Plans one forward pass as one launch, or two if keys are split. A problem without rows has an
+// empty grid. Throws std::invalid_argument if the semantics do not match the problem or the device
+// cannot hold the kernel.
 Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                   const DeviceSpec& device, const Semantics& semantics);
 

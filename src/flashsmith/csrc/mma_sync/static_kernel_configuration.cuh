@@ -1,5 +1,5 @@
-// A config and what it is to compute, turned into types and constants: everything a kernel knows at
-// compile time.
+// Turns a config and its semantics into types and constants: everything a kernel knows at compile
+// time.
 #pragma once
 
 #include <type_traits>
@@ -54,7 +54,7 @@ struct StaticForwardKernelConfig {
     static constexpr bool packs_gqa = CFG.pack_gqa;
     static constexpr int min_ctas_per_sm = CFG.min_ctas_per_sm;
 
-    // Shared memory, bytes from its start: Q (and later O), the K tiles, the V tiles.
+    // Shared-memory layout in bytes: Q (later O), the K tiles, the V tiles.
     using QLayout = SmemLayout<B_r, d_head, CFG.swizzled>;
     using KVLayout = SmemLayout<B_c, d_head, CFG.swizzled>;
     static constexpr int Q_offset = 0;
@@ -63,7 +63,7 @@ struct StaticForwardKernelConfig {
     static constexpr int state_offset = V_offset + CFG.kv_tiles() * KVLayout::kBytes;
     static_assert(state_offset == CFG.tile_bytes());
 
-    // All threads copy a Q, K or V tile; a warp writes its own rows of O.
+    // All threads copy a Q, K or V tile; each warp writes its own rows of O.
     using CopyQ = TileCopy<QLayout, B_r, n_threads, SEMANTICS.uneven>;
     using CopyKV = TileCopy<KVLayout, B_c, n_threads, SEMANTICS.uneven>;
     using CopyO = TileCopy<QLayout, N::rows_per_warp, kWarpSize, SEMANTICS.uneven>;
@@ -92,8 +92,8 @@ struct StaticForwardKernelConfig {
             std::conditional_t<(CFG.kv_stages > 0), MultiStageLoop<StaticForwardKernelConfig>,
                                SingleStageLoop<StaticForwardKernelConfig>>>>;
 
-    // What the types above and the kernel assume. `flashsmith explain` has all rules and their
-    // reasons.
+    // The assumptions of the types above and of the kernel. `flashsmith explain` lists all rules
+    // and their reasons.
     static constexpr bool valid_config() {
         static_assert(CFG.d_head % 32 == 0 && CFG.d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and O is kept in registers");
@@ -115,7 +115,7 @@ struct StaticForwardKernelConfig {
                       "kv_stages: copies of later stages are in flight, asynchronous and eager");
         static_assert(
             !CFG.ping_pong || (CFG.kv_stages >= 3 && CFG.n_warps % 8 == 0),
-            "ping_pong: halves of whole warpgroups, and a stage for each beside the next");
+            "ping_pong: halves of whole warpgroups, and a stage for each next to the next one");
         static_assert(!canonical || (CFG.canonical == kCanonicalVersion && optimized_softmax &&
                                      !CFG.lazy_rescale && !CFG.ping_pong && !splits_keys &&
                                      B_c == canonical_tile(d_head, kTargetArch)),
@@ -124,8 +124,8 @@ struct StaticForwardKernelConfig {
     }
 
   private:
-    // Whether `count` K-tiles at a time walk an operand that is `extent` elements deep; where one
-    // half is loaded while the other is multiplied, in two of them at least.
+    // Whether loads of `count` K-tiles evenly divide an operand that is `extent` elements deep.
+    // With double buffering there must be at least two loads.
     static constexpr bool is_load_count(int count, int extent) {
         const bool power_of_two = count >= 2 && count <= 16 && (count & (count - 1)) == 0;
         const int halves = CFG.mma_double_buffer_loads ? 2 : 1;

@@ -1,4 +1,4 @@
-// What the kernels that multiply have in common: copies, and how gradients are stored.
+// Code shared by the GEMM kernels: copies, and how gradients are stored.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -6,16 +6,18 @@
 
 namespace flashsmith {
 
-// How sums of dq lie, tile after tile of the warps' accumulators. From sm_90 on one instruction
-// adds all four elements of a lane: they lie side by side, and a warp adds 512 bytes at a time.
-// Below, element after element of all lanes: 128 bytes at a time.
+// The layout of dq's sums: tiles of the warps' accumulators, one after another. From sm_90 on, one
+// instruction adds all four elements of a lane. They are adjacent, and a warp adds 512 contiguous
+// bytes at a time. Below sm_90 the first elements of all lanes come first, then the second ones,
+// and so on: 128 contiguous bytes at a time.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kAddsVectors = true;
 #else
 constexpr bool kAddsVectors = false;
 #endif
 constexpr int kTileSums = 4 * kWarpSize;
-constexpr int kLaneSums = kAddsVectors ? 4 : 1;  // from a lane's first sum to the next lane's
+constexpr int kLaneSums = kAddsVectors ? 4 : 1;  // distance between first sums of neighbouring
+                                                 // lanes
 
 FS_DEVICE void add_tile(float* sums, const float (&tile)[4]) {
     if constexpr (kAddsVectors) {
@@ -37,7 +39,8 @@ FS_DEVICE void load_tile(float (&tile)[4], const float* sums) {
     }
 }
 
-// Where a lane's first sums are of a block of queries, by its first row's statistics.
+// The address of a lane's first sums for a block of queries, which `statistic`, the index of the
+// block's first row, identifies.
 template <class Kernel>
 FS_DEVICE float* first_dq_sums(const BackwardKernelArgs& args, int64_t statistic, int warp,
                                int lane) {
@@ -45,9 +48,9 @@ FS_DEVICE float* first_dq_sums(const BackwardKernelArgs& args, int64_t statistic
            lane * kLaneSums;
 }
 
-// Stores a warp's part of a gradient, scaled: in 16 bit through `tile` of shared memory, which
-// holds the whole tile afterwards, or in fp32 at once. Lane l has of tile (m, n) columns 2 (l % 4)
-// + {0, 1} of rows l / 4 and l / 4 + 8; columns are taken by turns.
+// Stores a warp's part of a gradient, scaled: as 16 bits to `tile` in shared memory, which then
+// holds the whole tile, or as fp32 directly to global memory. In tile (m, n), lane l has columns 2
+// (l % 4) + {0, 1} of rows l / 4 and l / 4 + 8. Warps that share rows interleave their columns.
 template <class Layout, typename value_t, int kTurns, int kMTiles, int kNTiles>
 FS_DEVICE void stage_gradient(uint32_t tile, const float (&acc)[kMTiles][kNTiles][4], float scale,
                               int first_row, int turn, int lane) {

@@ -1,10 +1,10 @@
-// The kernel whose CTAs keep a block of keys and meet the queries that see them, of all heads that
-// share the keys: dk and dv, summed in fp32 registers and rounded once, and with atomics its part
-// of dq.
+// The kernel whose CTAs keep a block of keys and iterate over the queries that see them, for all
+// heads that share the keys. It computes dk and dv, summed in fp32 registers and rounded once, and
+// with atomics its part of dq.
 //
-// Scores are computed transposed, keys by queries: P^T and dS^T, rounded, are then the operands of
-// dv += P^T do and dk += dS^T q as they lie in registers. Only dS goes through shared memory, for
-// dQ = dS K; with several warps to the same keys P does too.
+// Scores are computed transposed, keys by queries. The rounded P^T and dS^T are then operands of dv
+// += P^T do and dk += dS^T q directly in registers. Only dS goes through shared memory, for dQ = dS
+// K. If several warps share keys, P does, too.
 #pragma once
 
 #include "common/barrier.cuh"
@@ -44,16 +44,17 @@ struct KeysBlock {
           k(k),
           key_mask(args, q.count, k.count) {}
 
-    // Which rows of S^T and of dk and dv a warp has, and its turn among those of the same rows.
+    // The first row of a warp in S^T, dk and dv, and its index among the warps that share these
+    // rows.
     FS_DEVICE int warp_key() const { return warp / Kernel::column_warps * Kernel::keys_per_warp; }
     FS_DEVICE int turn() const { return warp % Kernel::column_warps; }
     FS_DEVICE int warp_query() const { return turn() * Kernel::queries_per_warp; }
 
-    // ---- steps: a block of queries of one head after the other ----
+    // ---- steps: one block of queries of one head each ----
 
     struct Step {
         int head, block;
-        int parity = 0;  // of the step's number, which takes the stages by turns
+        int parity = 0;  // of the step's number; steps alternate between the stages
 
         FS_DEVICE int stage() const { return Kernel::stages == 1 ? 0 : parity; }
     };
@@ -73,8 +74,8 @@ struct KeysBlock {
         store();
     }
 
-    // kAll: dq, dk and dv are all asked for. Then no product stands behind a branch, and
-    // exponentials and copies mix with products.
+    // kAll: dq, dk and dv are all requested. Then no product is behind a branch, and exponentials
+    // and copies overlap products.
     template <bool kAll>
     FS_DEVICE void run_steps(const BlockRange& blocks) {
         const int first_head = head_k * (args.heads_q / args.heads_k);
@@ -89,14 +90,15 @@ struct KeysBlock {
             next.parity = now.parity ^ 1;
 
             cp_async_wait<0>();
-            __syncthreads();  // the step's tiles are here, and the last step's are free
+            __syncthreads();  // the step's tiles have arrived, and the last step's are free
             const bool needs_mask = Kernel::masked && blocks.needs_mask(now.block);
             if (needs_mask) zero_unattended_rows(now);
-            // A step late, so that a step has no other barrier of all warps: all of dS are here.
+            // dq is added a step late, so that a step needs no other barrier of all warps: all of
+            // dS is stored by now.
             if (wants_dq && before.head >= 0) add_dq(before);
             step<kAll>(now, next, next.head < end_head, needs_mask);
             if constexpr (Kernel::stages == 1) {
-                __syncthreads();  // all have left the tiles
+                __syncthreads();  // all warps are done with the tiles
                 if (next.head < end_head) start_queries(next);
                 cp_async_commit();
             }
@@ -153,7 +155,7 @@ struct KeysBlock {
                                  batch * args.do_batch_stride + at.head * args.do_head_stride,
                                  q.first + first_row, args.do_seq_stride),
             args.do_seq_stride * int64_t{sizeof(value_t)}, present);
-        // Statistics are there behind the last row too.
+        // Statistics exist past the last row as well.
         constexpr int kChunks = Kernel::B_r / 4;
         static_assert(2 * kChunks <= Kernel::n_threads);
         const int thread = thread_index();
@@ -164,12 +166,13 @@ struct KeysBlock {
         }
     }
 
-    // The statistics of a step's first row.
+    // Index of the statistics of a step's first row.
     FS_DEVICE int64_t statistic(const Step& at) const {
         return first_statistic<SEMANTICS>(args, batch, at.head, q.first) + at.block * Kernel::B_r;
     }
 
-    // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
+    // Zeroes rows that see no key. They contribute nothing whatever they hold, but 0 times NaN
+    // would be NaN.
     FS_DEVICE void zero_unattended_rows(const Step& at) const {
         if constexpr (!kHidesKeys<SEMANTICS>) return;
         const int rows = min(key_mask.first_attending_row() - at.block * Kernel::B_r, Kernel::B_r);
@@ -202,13 +205,13 @@ struct KeysBlock {
         zero(S);
         multiply<value_t, Kernel::d_steps>(S, K_rows(Kernel::K_offset),
                                            RowsB<Layout>(Q_tile(at.stage()), lane, warp_query()));
-        // Their addresses are computed while the tensor cores are busy.
+        // Its addresses are computed while the tensor cores are busy.
         if constexpr (Kernel::stages > 1) {
             if (has_next) start_queries(next);
             cp_async_commit();
         }
-        // Nothing is stored or asked between these two: the second's products run beside the
-        // first's exponentials.
+        // There is no store or branch between these two calls, so that the second one's products
+        // overlap the first one's exponentials.
         Rounded P, dS;
         exponentiate(P, S, at, needs_mask);
         zero(dP);
@@ -223,7 +226,7 @@ struct KeysBlock {
         } else {
             store_scores(Kernel::P_offset, P);
             store_scores(dS_place(at), dS);
-            // Of the warps that share keys.
+            // A barrier of the warps that share keys.
             named_barrier_wait(1 + warp / Kernel::column_warps, kWarpSize * Kernel::column_warps);
             if (wants_dv)
                 multiply<value_t, Kernel::query_steps>(dv, scores_rows(Kernel::P_offset), d_o);
@@ -243,14 +246,14 @@ struct KeysBlock {
         return ScoresRows(smem + offset, lane, warp_key());
     }
 
-    // The statistic of the two queries that a lane has in the n-th tile.
+    // The statistic of the two queries that a lane holds in tile column n.
     FS_DEVICE float2 row_statistic(const Step& at, int which, int n) const {
         const int query = warp_query() + 8 * n + lane % 4 * 2;
         return load_shared_float2(statistics(at.stage()) + (which * Kernel::B_r + query) * 4);
     }
 
-    // S becomes P, also where a query does not see a key. With a softcap P is rounded, 0 there, and
-    // S becomes P times 1 - tanh^2, the cap's own gradient.
+    // S becomes P, even for queries that do not see a key. If scores are changed (softcap), P is
+    // masked and rounded here, and S becomes P times 1 - tanh^2, the gradient of the cap.
     FS_DEVICE void exponentiate(Rounded& rounded, Scores& S, const Step& at, bool needs_mask) {
         change_scores<SEMANTICS>(S, args.score_argument);
         Scores P;
@@ -278,8 +281,8 @@ struct KeysBlock {
                     S[m][n][e] = times_slope<SEMANTICS>(P[m][n][e], S[m][n][e]);
     }
 
-    // dP becomes dS = P (dP - D), and is rounded; without a softcap P, too. Where a query does not
-    // see a key, both are 0.
+    // dP becomes dS = P (dP - D) and is rounded. Unless scores are changed (softcap), P is rounded
+    // as well. Both are 0 where a query does not see a key.
     FS_DEVICE void compute_dS(Rounded& rounded, Rounded& rounded_P, Scores& P, Scores& dP,
                               const Step& at, bool needs_mask) {
 #pragma unroll
@@ -291,7 +294,7 @@ struct KeysBlock {
                 for (int e = 0; e < 4; ++e)
                     dP[m][n][e] = P[m][n][e] * (dP[m][n][e] - (e % 2 == 0 ? D.x : D.y));
         }
-        // Out of sight dP may be anything, NaN too.
+        // Masked dP is undefined and may be NaN.
         if constexpr (Kernel::masked)
             if (needs_mask) {
                 mask(dP, at);
@@ -301,7 +304,7 @@ struct KeysBlock {
         round_to<value_t>(rounded, dP);
     }
 
-    // Elements of keys that a query does not see, or of queries that there are not, become 0.
+    // Zeroes elements of keys that a query does not see, and of nonexistent queries.
     FS_DEVICE void mask(Scores& x, const Step& at) const {
         const int query = at.block * Kernel::B_r + warp_query() + lane % 4 * 2;
         const auto seen = [&](int n, int i) {
@@ -312,7 +315,7 @@ struct KeysBlock {
         mask_queries<SEMANTICS>(x, first_key + warp_key() + lane / 4, seen, 0.0f);
     }
 
-    // This warp's part of P^T or dS^T, for all to read.
+    // Stores this warp's part of P^T or dS^T for other warps to read.
     FS_DEVICE void store_scores(int offset, const Rounded& x) const {
         using Layout = typename Kernel::ScoresLayout;
         constexpr int kPanel = Layout::kWidePanels > 0 ? 64 : 32;
@@ -330,7 +333,7 @@ struct KeysBlock {
                                     x.fragments[s][m][i]);
     }
 
-    // What the step adds to dq: a warp's part of dS K.
+    // Adds this warp's part of a step's dS K to dq.
     FS_DEVICE void add_dq(const Step& at) const {
         float dq[Kernel::dq_row_tiles][Kernel::dq_column_tiles][4] = {};
         using dS_t =
@@ -385,8 +388,8 @@ struct KeysBlock {
     }
 };
 
-// CTAs of a causal launch that begin with the longest of them all, at its end: twice what a GPU of
-// some 130 SMs holds, so that the first are done when the last begin.
+// The last CTAs of a causal launch are ordered together, longest first. Their number is about twice
+// what a GPU of some 130 SMs holds, so that the first of them are done when the last ones begin.
 constexpr uint32_t kLastCtas = 256;
 
 // The main kernel of every config.
@@ -397,9 +400,9 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
     uint32_t sequence = block_index() / n_blocks;
     int block = block_index() % n_blocks;
-    // Heads one after the other, whose sums of dq then stay in L2, each from its first keys on,
-    // which most queries see. The last heads go together, longest first: no SM is left with a long
-    // CTA when the others have no more.
+    // Heads run one after another, so that their dq sums stay in L2. Each head starts with its
+    // first keys, which most queries see. The last heads run together, longest blocks first, so
+    // that no SM is left with a long CTA at the end.
     if constexpr (kTriangular<Kernel::SEMANTICS>) {
         const uint32_t n_sequences = gridDim.x / n_blocks;
         const uint32_t together = min((kLastCtas + n_blocks - 1) / n_blocks, n_sequences);
@@ -416,7 +419,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
         sequence_rows<kPacked>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
     const SequenceRows k =
         sequence_rows<kPacked>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
-    // A packed batch has as many blocks per sequence as its longest one needs.
+    // In a packed batch, every sequence has as many blocks as the longest one needs.
     if (kPacked && block * Kernel::B_c >= k.count) return;
     KeysBlock<Kernel>(args, shared_address(shared_memory), batch, head_k, block, q, k).run();
 }

@@ -27,7 +27,7 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
                 "uneven: this library's kernels want whole tiles and d = d_head");
     const bool wants_dq = tensors[dq] != 0, wants_keys = tensors[dk] != 0 || tensors[dv] != 0;
     const bool wants_sinks = tensors[dsinks] != 0;
-    require(!wants_sinks || tensors[sinks] != 0, "dsinks: asked for without sinks; give them");
+    require(!wants_sinks || tensors[sinks] != 0, "dsinks: requested without sinks; pass sinks");
 
     const bool adds_dq = config.dq == DqMode::atomics && wants_dq;
     const Statistics statistics = place_statistics(p, args);

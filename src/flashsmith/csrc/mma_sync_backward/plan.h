@@ -6,9 +6,9 @@
 
 namespace flashsmith {
 
-// One backward pass: prepare, what is to be computed of dk, dv and dq, and dsinks. Gradients
-// without an address are not computed. Throws std::invalid_argument when the semantics are not the
-// problem's, or the device cannot hold the kernels.
+// Plans one backward pass: prepare, the requested ones of dk, dv and dq, and dsinks. Gradients
+// without an address are not computed. Throws std::invalid_argument if the semantics do not match
+// the problem or the device cannot hold the kernels.
 Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                    const DeviceSpec& device, const Semantics& semantics);
 

@@ -1,6 +1,6 @@
-// The kernel whose CTAs keep a block of queries and meet the keys that these see: dq, summed in
-// fp32 registers and rounded once. It computes S and dP again, which costs two products, and needs
-// neither fp32 sums in memory nor an order among CTAs.
+// The kernel whose CTAs keep a block of queries and iterate over the keys visible to them. It
+// computes dq, summed in fp32 registers and rounded once. It recomputes S and dP, which costs two
+// products, but needs neither fp32 sums in memory nor an order among CTAs.
 #pragma once
 
 #include "common/changed_scores.cuh"
@@ -25,7 +25,7 @@ struct QueriesBlock {
     const int batch, head, first_row;
     const SequenceRows q, k;
     const BackwardKeyMask<SEMANTICS> key_mask;
-    float lse_log2[2], D[2];  // of rows lane / 4 and lane / 4 + 8 of the warp's
+    float lse_log2[2], D[2];  // of the warp's rows lane / 4 and lane / 4 + 8
 
     float dq[1][kColumnTiles][4] = {};
 
@@ -60,7 +60,7 @@ struct QueriesBlock {
         int stage = 0;
         for (int block = blocks.begin; block < blocks.end; ++block) {
             cp_async_wait<0>();
-            __syncthreads();  // the step's tiles are here, and the last step's are free
+            __syncthreads();  // the step's tiles have arrived, and the last step's are free
             const int next = Kernel::stages == 1 ? 0 : stage ^ 1;
             if constexpr (Kernel::stages > 1) {
                 if (block + 1 < blocks.end) start_keys(block + 1, next);
@@ -68,14 +68,14 @@ struct QueriesBlock {
             }
             step(block, stage, blocks.needs_mask(block));
             if constexpr (Kernel::stages == 1) {
-                __syncthreads();  // all have left the tiles
+                __syncthreads();  // all warps are done with the tiles
                 if (block + 1 < blocks.end) start_keys(block + 1, next);
                 cp_async_commit();
             }
             stage = next;
         }
         cp_async_wait<0>();
-        __syncthreads();  // without a step, Q has only now arrived where dq goes
+        __syncthreads();  // without steps, Q's copy to dq's place ends only here
         store();
     }
 
@@ -153,7 +153,7 @@ struct QueriesBlock {
         return ResidentRows(smem + offset, lane, 16 * warp);
     }
 
-    // Elements of keys that a query does not see become 0, whatever they are.
+    // Zeroes elements of keys that a query does not see, whatever their values.
     FS_DEVICE void mask(Scores& dS, int block) const {
         const auto seen = [&](int, int r) { return key_mask.keys(lane_row() + 8 * r); };
         mask_keys<SEMANTICS>(dS, lane, block * Kernel::step_keys, seen, 0.0f);
@@ -162,7 +162,7 @@ struct QueriesBlock {
     // ---- the epilogue ----
 
     FS_DEVICE void store() {
-        // 0 times NaN was added to rows that see no key, where some key holds NaN.
+        // Rows that see no key have accumulated 0 times NaN if some key holds NaN.
         if constexpr (Kernel::masked)
 #pragma unroll
             for (int n = 0; n < kColumnTiles; ++n)
@@ -178,7 +178,7 @@ struct QueriesBlock {
                                    16 * warp, 0, lane);
             return;
         }
-        // A warp's own rows of Q are where its dq goes.
+        // A warp's dq is staged in its own rows of Q.
         using ResidentLayout = typename Kernel::ResidentLayout;
         const uint32_t tile = smem + Kernel::resident_Q_offset;
         stage_gradient<ResidentLayout, value_t, 1>(tile, dq, args.scale, 16 * warp, 0, lane);
@@ -191,7 +191,7 @@ struct QueriesBlock {
     }
 };
 
-// dq, where no other kernel adds it up.
+// Computes dq for configs whose main kernel does not add it up.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads)
     backward_queries_kernel(const BackwardKernelArgs args) {
@@ -199,7 +199,8 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const int n_blocks = (args.seq_q + Kernel::dq_rows - 1) / Kernel::dq_rows;
     const uint32_t sequence = block_index() / n_blocks;
     int block = block_index() % n_blocks;
-    // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
+    // The last rows of a causal head see the most keys. Starting with them leaves no long CTA at
+    // the end.
     if constexpr (kTriangular<Kernel::SEMANTICS>) block = n_blocks - 1 - block;
     const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
     constexpr bool kPacked = Kernel::SEMANTICS.packed;

@@ -1,5 +1,5 @@
-// A config and what it is to compute, turned into types and constants: everything the kernels know
-// at compile time.
+// Turns a config and its semantics into types and constants: everything the kernels know at compile
+// time.
 #pragma once
 
 #include <type_traits>
@@ -31,16 +31,18 @@ struct StaticBackwardKernelConfig {
     static constexpr int d_head = CFG.d_head;
     static constexpr int B_r = CFG.B_r;
     static constexpr bool clears_dq_sums = adds_dq;
-    static constexpr bool always_sums_dq = false;  // where nobody asks for dq there are no sums
+    static constexpr bool always_sums_dq = false;  // no sums exist if dq is not requested
     static constexpr bool has_dq_counters = false;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warps = CFG.n_warps;
     static constexpr int n_threads = kWarpSize * n_warps;
     static constexpr int stages = CFG.stages;
 
-    // --- a CTA that keeps keys ---
-    // Of S^T and dP^T, keys by queries, a warp has rows of its own and every column_warps-th part
-    // of the columns; of dk and dv the same rows and every column_warps-th 16 columns.
+    // --- a CTA with resident keys ---
+    //
+    // A warp computes its own rows of S^T and dP^T, keys by queries, and one of column_warps
+    // contiguous parts of the columns. In dk and dv it has the same rows and every column_warps-th
+    // group of 16 columns.
     static constexpr int column_warps = CFG.column_warps;
     static constexpr int key_warps = n_warps / column_warps;
     static constexpr int keys_per_warp = B_c / key_warps;
@@ -51,13 +53,13 @@ struct StaticBackwardKernelConfig {
     static constexpr int d_steps = d_head / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;
-    // P^T and dS^T are operands as they are where a warp has all queries of its keys.
+    // If a warp has all queries of its keys, P^T and dS^T are operands directly in registers.
     static constexpr bool in_registers = column_warps == 1;
     static constexpr bool stores_P = !in_registers;
     static constexpr int dS_tiles = CFG.dS_tiles();
 
-    // Of dQ = dS K every dq_row_warps-th 16 rows and every dq_column_warps-th 16 columns. Of the
-    // ways to share it out, that which reads least.
+    // A warp computes every dq_row_warps-th group of 16 rows and every dq_column_warps-th group of
+    // 16 columns of dQ = dS K. Of the possible divisions, the one that reads least is used.
     static constexpr bool can_share_dq(int row_warps) {
         const int columns = n_warps / row_warps;
         return B_r % (16 * row_warps) == 0 && d_head % (16 * columns) == 0 &&
@@ -73,17 +75,17 @@ struct StaticBackwardKernelConfig {
         return best;
     }
     static constexpr int dq_row_warps = best_dq_row_warps();
-    static_assert(dq_row_warps > 0, "dq: the warps cannot share it out");
+    static_assert(dq_row_warps > 0, "dq: its tile cannot be divided among the warps");
     static constexpr int dq_column_warps = n_warps / dq_row_warps;
     static constexpr int dq_row_tiles = B_r / dq_row_warps / 16;
     static constexpr int dq_column_tiles = d_head / dq_column_warps / 8;
-    static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // of a lane
+    static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // per lane
 
     using KeysLayout = SmemLayout<B_c, d_head, true>;
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
-    using ScoresLayout = SmemLayout<B_c, B_r, true>;  // of P^T and dS^T
+    using ScoresLayout = SmemLayout<B_c, B_r, true>;  // layout of P^T and dS^T
 
-    // Shared memory, bytes from its start.
+    // Shared-memory layout: byte offsets from its start.
     static constexpr int K_offset = 0;
     static constexpr int V_offset = K_offset + KeysLayout::kBytes;
     static constexpr int Q_offset = V_offset + KeysLayout::kBytes;
@@ -91,13 +93,13 @@ struct StaticBackwardKernelConfig {
     static constexpr int dS_offset = do_offset + stages * QueriesLayout::kBytes;
     static constexpr int P_offset = dS_offset + dS_tiles * ScoresLayout::kBytes;
     static constexpr int statistics_offset = P_offset + (stores_P ? ScoresLayout::kBytes : 0);
-    static constexpr int statistics_bytes = 2 * B_r * 4;  // of a stage: log2(e) lse, then D
+    static constexpr int statistics_bytes = 2 * B_r * 4;  // per stage: log2(e) lse, then D
     static_assert(statistics_offset + stages * statistics_bytes == CFG.keys_smem_bytes());
 
     using CopyKeys = TileCopy<KeysLayout, B_c, n_threads, SEMANTICS.uneven>;
     using CopyQueries = TileCopy<QueriesLayout, B_r, n_threads, SEMANTICS.uneven>;
 
-    // --- a CTA that keeps queries, 16 a warp, and meets B_r keys a step ---
+    // --- a CTA with resident queries, 16 per warp, and B_r keys per step ---
     static constexpr int dq_rows = CFG.dq_rows();
     static constexpr int step_keys = B_r;
     using ResidentLayout = SmemLayout<dq_rows, d_head, true>;
@@ -111,20 +113,21 @@ struct StaticBackwardKernelConfig {
     using CopyResident = TileCopy<ResidentLayout, dq_rows, n_threads, SEMANTICS.uneven>;
     using CopyStreamed = TileCopy<StreamedLayout, step_keys, n_threads, SEMANTICS.uneven>;
 
-    // What the types above and the kernels take for granted. `flashsmith explain` has all rules and
-    // their reasons.
+    // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
+    // and their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
         static_assert(B_r == 32 || B_r == 64 || B_r == 128, "B_r: 32, 64 or 128");
         static_assert(n_warps % column_warps == 0 && B_c % (16 * key_warps) == 0,
-                      "B_c: a warp has products of 16 keys");
+                      "B_c: a warp's products have 16 keys");
         static_assert(column_warps == 1 || column_warps == 2 || column_warps == 4,
                       "column_warps: 1, 2 or 4");
-        static_assert(queries_per_warp >= 16, "B_r: a warp has 16 queries at least");
-        static_assert(column_warps < 4 || d_head % 64 == 0, "column_warps: d_head of whole panels");
+        static_assert(queries_per_warp >= 16, "B_r: a warp needs at least 16 queries");
+        static_assert(column_warps < 4 || d_head % 64 == 0,
+                      "column_warps: 4 needs a d_head of whole 64-column panels");
         static_assert(stages == 1 || stages == 2, "stages: 1 or 2");
         static_assert(kStatisticsRows % B_r == 0 && kStatisticsRows % dq_rows == 0,
-                      "statistics are of whole tiles");
+                      "statistics come in whole tiles");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
         return true;

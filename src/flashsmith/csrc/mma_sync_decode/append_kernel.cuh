@@ -1,5 +1,5 @@
-// The kernel that runs before: it appends new keys and values to the cache, and turns keys and
-// queries by their positions. A warp has one row of k, v or q.
+// The kernel that runs first: it appends new keys and values to the cache and applies the rotary
+// embedding to keys and queries. A warp handles one row of k, v or q.
 #pragma once
 
 #include "mma_sync_decode/split.cuh"
@@ -14,8 +14,8 @@ struct Append {
     const DecodeKernelArgs& args;
     const int lane;
 
-    // Row `index` of all queries' rows, each of which has heads_k rows of k, as many of v, and,
-    // turned, heads_q of q.
+    // Handles row `part` of a query: heads_k rows of k, then heads_k rows of v and, with rotary
+    // embedding, heads_q rows of q.
     FS_DEVICE void run(int batch, int query, int first_query, int part) const {
         const int length = args.cache_lens[batch];
         const int64_t row = first_query + query;
@@ -27,7 +27,7 @@ struct Append {
                  position(length, moves ? query : 0));
             return;
         }
-        // Nothing is written beside the cache.
+        // Nothing is written outside the cache.
         if (length < 0 || length >= args.capacity || query >= args.capacity - length) return;
         const int key = length + query;
         int block = batch, slot = key;
@@ -51,7 +51,7 @@ struct Append {
         }
     }
 
-    // A row of cos and sin, whatever the length is.
+    // The row of cos and sin, clamped for any length.
     FS_DEVICE int position(int length, int query) const {
         const int first = min(max(length, 0), args.positions - 1);
         return min(first + query, args.positions - 1);
@@ -75,8 +75,8 @@ struct Append {
     FS_DEVICE static float to_float(__half x) { return __half2float(x); }
     FS_DEVICE static float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-    // Each pair of elements turned by its angle; products and their sum are each rounded to fp32,
-    // whatever the compiler would contract.
+    // Rotates each pair of elements by its angle. Products and their sum are each rounded to fp32,
+    // so that the compiler cannot contract them.
     FS_DEVICE void turn(const value_t* source, value_t* target, int position) const {
         for (int pair = lane; pair < args.rotary_half; pair += kWarpSize) {
             const int i = args.interleaved != 0 ? 2 * pair : pair;

@@ -1,9 +1,9 @@
 // A run of canonical kernels: whole chunks of a sequence's keys, which are its parts
 // (docs/bits.md).
 //
-// A stage is a tile of the order. Each warp multiplies the queries with keys of its own, and P with
-// columns of its own of all values: the rows' maxima, P and its sums go through shared memory, with
-// two barriers a tile. Every warp knows the statistics of all rows.
+// A stage is a tile of the canonical order. Each warp multiplies the queries by its own keys, and P
+// by its own columns of all values. Warps exchange the rows' maxima, P and its sums through shared
+// memory, with two barriers per tile. Every warp knows the statistics of all rows.
 #pragma once
 
 #include "common/canonical.cuh"
@@ -23,7 +23,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
     using typename Base::Copies, typename Base::Layout, typename Base::NextRows;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kMTiles = Kernel::row_tiles;
-    // Of 16 columns each; warp i of n has groups i, i + n ...
+    // Groups of 16 columns; warp i of n has groups i, i + n ...
     static constexpr int kGroups = Kernel::d_head / 16;
     static constexpr int kOwnGroups = (kGroups + Kernel::n_warps - 1) / Kernel::n_warps;
     static constexpr int kKeyGroups = Kernel::warp_keys / 16;
@@ -34,7 +34,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
 
     using Base::Base;
 
-    // Leaves at `address` in shared memory where the CTA's next search begins.
+    // Stores where the CTA's next search begins at `address` in shared memory.
     FS_DEVICE void run(Copies copies, WorkCursor cursor, uint32_t address) const {
         const int first_step = copies.first_step, steps = copies.steps;
         NextRows next_rows = copies.next_rows;
@@ -45,12 +45,12 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             cursor.save(address);
         }
         cp_async_wait<kStages - 2>();
-        __syncthreads();  // the queries are here
+        __syncthreads();  // the queries have arrived
         const RowsA<typename Kernel::QueriesLayout, kMTiles> queries(smem + Kernel::queries_offset,
                                                                      lane, 0);
         int step = first_step, stage = 0, steps_until = 0;
         const int steps_of_chunk = item.sequence.chunk / Kernel::B_c;
-        Rows all(args.scale_log2);  // over the chunks so far; none before the first with keys
+        Rows all(args.scale_log2);  // over all chunks so far; empty before the first with keys
         Sums all_o;
         zero(all_o);
         Scores scores;
@@ -62,7 +62,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             steps_until += steps_of_chunk;
             for (; step < min(steps, steps_until); ++step) {
                 store_maxima(scores);
-                __syncthreads();  // maxima are here, and all of the stage; the last one is read
+                __syncthreads();  // maxima and the stage are complete; the last stage has been read
                 if (step + kStages - 1 < steps) {
                     start_step(step + kStages - 1, stage_before(stage), next_entry, next_rows);
                     next_entry = page_of(step + kStages);
@@ -70,12 +70,13 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                 cp_async_commit();
                 raise(chunk, o);
                 store_probabilities(chunk, scores);
-                // The next tile's scores, which need this warp's keys alone, before this one's P V.
+                // The next tile's scores are computed before this tile's P V: they need only this
+                // warp's keys.
                 const int next = stage == kStages - 1 ? 0 : stage + 1;
                 cp_async_wait<kStages - 2>();
                 __syncwarp();
                 if (step + 1 < steps) multiply_keys(step + 1, next, queries, scores);
-                __syncthreads();  // P and its sums are here
+                __syncthreads();  // P and its sums are complete
                 add_sums(chunk);
                 multiply_values(stage, o);
                 stage = next;
@@ -84,7 +85,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             merge(all, all_o, chunk, o);
         }
         finish(all, all_o);
-        __syncthreads();  // the next run's queries and copies replace what is read here
+        __syncthreads();  // the next run's queries and copies overwrite what is read here
     }
 
   private:
@@ -117,7 +118,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                     store_shared_4B(maximum(warp, 16 * m + 8 * r + lane / 4), __float_as_uint(its));
             }
     }
-    // Each warp by itself, and all alike.
+    // Updates the maxima. Each warp computes them separately, with the same result.
     FS_DEVICE void raise(Rows& chunk, Sums& o) const {
         float maxima[kMTiles][2], factors[kMTiles][2];
 #pragma unroll
@@ -132,7 +133,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             }
         if (chunk.raise_to(maxima, factors)) Rows::rescale(o, factors);
     }
-    // Of 16 keys: as a quad's four lanes have them.
+    // The address of a sum over 16 keys. Each of a quad's four lanes has a separate one.
     FS_DEVICE uint32_t sum_of(int group, int row) const {
         return smem + Kernel::sums_offset + ((group * Kernel::B_r + row) * 4 + lane % 4) * 4;
     }
@@ -155,7 +156,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                 }
             }
     }
-    // Of the tile of eight keys from `key` on what this lane has of a row.
+    // The address of this lane's elements of a row, in the tile of eight keys that begins at `key`.
     FS_DEVICE uint32_t P_at(int row, int key) const {
         using Wide = typename PLayout::template Panel<false>;
         using Narrow = typename PLayout::template Panel<true>;
@@ -181,14 +182,14 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
     FS_DEVICE bool has_group(int t) const {
         return kGroups % Kernel::n_warps == 0 || warp + t * Kernel::n_warps < kGroups;
     }
-    // 16 keys after the other, from all warps' stages.
+    // Multiplies 16 keys at a time, from the stages of all warps.
     FS_DEVICE void multiply_values(int stage, Sums& o) const {
         const RowsA<PLayout, kMTiles> p(smem + Kernel::P_offset, lane, 0);
 #pragma unroll
         for (int step = 0; step < Kernel::B_c / 16; ++step) {
             uint32_t fragment[kMTiles][4];
             p.load(fragment, step);
-            // The warp whose keys these are.
+            // The stage of the warp that has these keys.
             const uint32_t tile = smem + Kernel::ring_offset +
                                   step / kKeyGroups * Kernel::ring_bytes +
                                   stage * Kernel::stage_bytes + Layout::kBytes;
@@ -211,7 +212,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
 
     // ---- chunks ----
 
-    // A chunk's state joins that of those before it.
+    // Merges a chunk's state into that of the chunks before it.
     FS_DEVICE static void merge(Rows& all, Sums& all_o, Rows& chunk, const Sums& o) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
@@ -228,7 +229,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                         all_o[m][n][e] = merge.merged(all_o[m][n][e], o[m][n][e]);
             }
     }
-    // To the output, or where the merge takes the state of a chunk.
+    // Stores rows in the output, or a chunk's state for the merge kernel.
     FS_DEVICE void finish(const Rows& all, const Sums& o) const {
         const RunInfo run(smem + Kernel::target_offset);
         const PartStates<Kernel> memory = states(run);
@@ -266,7 +267,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                 if (is_first) store_lse(args, end.lse, run.batch, run.first_query, query, head);
             }
     }
-    // What this lane has of a row, in pairs of columns.
+    // Passes this lane's elements of a row to `store`, in pairs of columns.
     template <class Store>
     FS_DEVICE void store_columns(const Sums& o, int m, int r, const Store& store) const {
 #pragma unroll

@@ -1,8 +1,8 @@
-// What is different in kernels for sequences with many rows, such as chunks of a prompt: a warp has
-// 16 rows of the tile over all keys of the part, and writes them from its registers (own_rows.cuh).
+// Kernels for sequences with many rows, such as chunks of a prompt. A warp has 16 rows of the tile
+// over all keys of the part and writes them from its registers (own_rows.cuh).
 //
-// Other sequences of the call are another kernel's, by their own queries alone: a sequence has the
-// same bits beside any.
+// Another kernel handles the other sequences of the call. Which kernel handles a sequence depends
+// only on its own queries, so its bits do not depend on the rest of the batch.
 #pragma once
 
 #include "mma_sync_decode/part_kernel.cuh"

@@ -1,4 +1,4 @@
-// The merge of a tile's runs in the shared memory of a cluster.
+// Merges a tile's runs in the shared memory of a cluster.
 #pragma once
 
 #include "common/barrier.cuh"
@@ -6,9 +6,9 @@
 
 namespace flashsmith {
 
-// The states of a tile's runs in the shared memory of a cluster: each CTA pushes those of its run
-// to the CTAs that merge them, eight threads' worth of columns to each by groups, and merges its
-// own columns when all have come. Nothing goes by way of global memory.
+// The states of a tile's runs in the shared memory of a cluster. Each CTA pushes its run's states
+// to the CTAs that merge them, in groups of eight threads' columns. It merges its own columns once
+// all states have arrived. Nothing goes through global memory.
 template <class Kernel>
 struct ClusterMerge {
     static constexpr int kColumns = Kernel::d_head / 4, kGroup = 8, kBytes = 32;
@@ -16,7 +16,7 @@ struct ClusterMerge {
     static_assert(kColumns % kGroup == 0);
 
     const uint32_t barrier, states;
-    const int levels, rank, groups;  // of a CTA's at most
+    const int levels, rank, groups;  // groups: the most that a CTA has
 
     FS_DEVICE ClusterMerge(const DecodeKernelArgs& args, uint32_t smem, int rows)
         : barrier(barrier_of(args, smem)),
@@ -25,11 +25,11 @@ struct ClusterMerge {
           rank(cluster_rank()),
           groups(((rows * kColumns / kGroup - 1) >> levels) + 1) {}
 
-    // Behind the states of a run's subtrees.
+    // The barrier lies after the states of a run's subtrees.
     FS_DEVICE static uint32_t barrier_of(const DecodeKernelArgs& args, uint32_t smem) {
         return smem + Kernel::saved_states_offset + args.kept_levels * args.kept_level_bytes;
     }
-    // Before any CTA of the cluster pushes.
+    // Initialises the barrier. Must come before any CTA of the cluster pushes.
     FS_DEVICE static void begin(const DecodeKernelArgs& args, uint32_t smem) {
         if (thread_index() == 0) {
             mbarrier_init(barrier_of(args, smem), 1);
@@ -48,7 +48,7 @@ struct ClusterMerge {
     FS_DEVICE uint32_t address(int run, int index) const {
         return states + (run * groups * kGroup + index) * kBytes;
     }
-    // `index`: of four columns, of all rows'.
+    // `index` counts groups of four columns over all rows.
     FS_DEVICE void push(const RowState& state, int run, int index) const {
         const int group = index / kGroup;
         const int cta = group & ((1 << levels) - 1);
@@ -59,7 +59,7 @@ struct ClusterMerge {
         store_remote_16B(there, remote_barrier, state.bits_of_sums());
         store_remote_16B(there + 16, remote_barrier, {statistics.x, statistics.y, 0, 0});
     }
-    // The same where several of a group follow: its first one's address.
+    // The same for several pushes to one group, whose first address is computed once.
     struct Group {
         uint32_t address, barrier;
     };
@@ -74,12 +74,12 @@ struct ClusterMerge {
         store_remote_16B(there, group.barrier, state.bits_of_sums());
         store_remote_16B(there + 16, group.barrier, {statistics.x, statistics.y, 0, 0});
     }
-    // Which of all rows' columns an own one is.
+    // The index among all rows' columns of this CTA's column `own`.
     FS_DEVICE int index_of(int own) const {
         return ((own / kGroup << levels) + rank) * kGroup + own % kGroup;
     }
     FS_DEVICE RowState merged(int runs, int own) const {
-        // Without branches: loads and merges go on beside each other.
+        // Branch-free, so that loads and merges overlap.
         RowState of_runs[kMostRuns];
 #pragma unroll
         for (int i = 0; i < kMostRuns; ++i) {

@@ -1,6 +1,6 @@
-// The config that names a kernel of the mma_sync_decode family, and what its kernels are called
-// with. Plain C++20 without CUDA types: the host compiler, the kernels and the tests read this
-// file.
+// The config that identifies a kernel of the mma_sync_decode family, and the arguments of its
+// kernels. Plain C++20 without CUDA types, because the host compiler, the kernels and the tests
+// read this file.
 #pragma once
 
 #include <compare>
@@ -11,8 +11,8 @@
 
 namespace flashsmith {
 
-// Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero
-// means 'as before'.
+// Fields, order and meaning match the Python class. New knobs go at the end, and their zero means
+// the previous behaviour.
 struct FlashDecodeKernelConfig {
     DType dtype;
     int d_head;
@@ -34,24 +34,24 @@ struct FlashDecodeKernelConfig {
 
     constexpr int element_bytes() const { return 2; }
     constexpr int n_threads() const { return 32 * n_warps; }
-    // Keys of a stage that one warp copies and, unless warps have rows of their own, multiplies by
-    // itself.
+    // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
+    // multiplies them alone.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
-    // Whether a warp keeps its queries' fragments beside its sums: 255 registers have room for no
-    // more.
+    // Whether a warp keeps its queries' fragments in registers next to its sums: 255 registers have
+    // room for no more than this.
     constexpr bool keeps_queries() const { return (own_rows ? 16 : B_r) * d_head <= 16 * 128; }
-    // Where warps have rows of their own a thread has so many tiles of eight columns, and keeps so
-    // many of a run's first subtree in registers, as far as these suffice beside the scores; the
-    // others and the rows' statistics are in shared memory.
+    // With own_rows, a thread has own_tiles() tiles of eight columns. Of a run's first subtree it
+    // keeps as many of them in registers as fit next to the scores. The other tiles and the rows'
+    // statistics are in shared memory.
     constexpr int own_tiles() const { return d_head / 8; }
     constexpr int own_tiles_in_registers() const {
         const int most = B_c == 32 ? 25 - own_tiles() : 16 - own_tiles();
         return most < 0 ? 0 : most < own_tiles() ? most : own_tiles();
     }
     // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
-    // statistics, and where a run's states belong and the next search begins. Warps with rows of
-    // their own have the statistics of a run's first subtree there, and those of its sums that
-    // registers have no room for; their queries, which registers keep, go by way of a stage.
+    // statistics, and the run's destination and start of the next search. With own_rows, the
+    // statistics are those of a run's first subtree, together with its sums that do not fit in
+    // registers. The queries are then kept in registers and only pass through a stage.
     constexpr int smem_bytes() const {
         const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
         const int streamed = 2 * stages * B_c * d_head * element_bytes();
@@ -61,53 +61,54 @@ struct FlashDecodeKernelConfig {
                                                : n_warps * B_r * 2 * 4;
         return queries + streamed + statistics + 80;
     }
-    // Canonical: what warps exchange of a tile. Each one's maxima of all rows; of 16 keys the sums
-    // that a quad's four lanes have; and P.
+    // Canonical kernels: what the warps exchange per tile. It consists of each warp's maxima of all
+    // rows, the sums of a quad's four lanes per 16 keys, and P.
     constexpr int maxima_bytes() const { return n_warps * B_r * 4; }
     constexpr int sums_bytes() const { return B_c / 16 * B_r * 16; }
     constexpr int exchange_bytes() const {
         return maxima_bytes() + sums_bytes() + B_r * B_c * element_bytes();
     }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
-    // stages three CTAs of an SM have no registers for it.
+    // stages, three CTAs per SM have no registers for that.
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
-    // Whether the decode kernel makes use of the time when it is launched and the launch before is
-    // not over: its CTAs ask for keys, and find their runs by what lengths seem to be.
+    // Whether the decode kernel, when launched early, works before the preceding launch is over.
+    // Its CTAs then prefetch keys, and find their runs from guessed lengths.
     constexpr bool uses_pdl() const { return early && chunk_rows == 0; }
-    // Whether a call of few parts may hand their states to the merge word by word: there is a merge
-    // kernel that takes them as they arrive.
+    // Whether a call with few parts may pass their states to the merge word by word. A separate
+    // merge kernel takes them as they arrive.
     constexpr bool has_arrivals() const { return cluster > 0 && chunk_rows == 0 && !own_rows; }
-    // CTAs of an SM, at most, that registers suffice for, 0: as many as shared memory has room for.
+    // The most CTAs per SM that registers allow; 0: only shared memory limits them.
     constexpr int most_ctas() const { return own_rows ? 256 / n_threads() : 0; }
 
-    // Static, of a CTA that merges rows: the states of four warps.
+    // Static shared memory of a CTA that merges rows: the states of four warps.
     constexpr int merge_smem_bytes() const { return 4 * ((d_head + 127) / 128) * 32 * 6 * 4; }
 
-    // Of the kernel for sequences with many rows, whose warps have 16 rows each.
+    // Threads of the kernel for sequences with many rows, whose warps have 16 rows each.
     constexpr int chunk_threads() const { return 32 * (chunk_rows / 16); }
     constexpr int chunk_smem_bytes() const {
         return (chunk_rows + 2 * stages * B_c) * d_head * element_bytes();
     }
-    // Sequences with more rows of a K/V head than this are that kernel's, others the other's: half
-    // a tile. A sequence's own queries say it.
+    // Sequences with more rows per K/V head than this, half a tile, use that kernel. Only a
+    // sequence's own queries decide it.
     constexpr int most_rows_without_chunks() const { return chunk_rows / 2; }
 };
 
-// Parts of a sequence at most, whatever the device.
+// The most parts of a sequence on any device.
 constexpr int kMostParts = 1024;
 
-// Of runs that are whole sequences: whether CTAs ask for a run's first keys before they know its
-// length, and whether the next launch begins when all of this one's CTAs are done, not when all
-// have begun. Of others: whether CTAs find their first run by lengths that are guessed.
+// Flags. kPrefetchesRuns: if runs are whole sequences, CTAs prefetch a run's first keys before they
+// know its length. kHoldsNextLaunch: for such runs, the next launch begins when all CTAs of this
+// one are done, not when all have begun. kGuessesLengths: for other runs, CTAs find their first run
+// from guessed lengths.
 constexpr int kPrefetchesRuns = 1, kHoldsNextLaunch = 2, kGuessesLengths = 4;
 
-// Sequences whose lengths a warp's lanes hold, one each.
+// The most sequences with guessed lengths: one for each lane of a warp.
 constexpr int kMostGuessed = 32;
 
-// Parts whose states the merge takes as they arrive, at most: four of each of its warps.
+// The most parts whose states the merge takes as they arrive: four for each of its warps.
 constexpr int kMostArrivingParts = 16;
 
-// Division by a number known on the host, of dividends below 2^31: a multiplication and a shift.
+// Division of a number below 2^31 by a divisor known on the host: a multiplication and a shift.
 struct Divisor {
     uint32_t divisor, multiplier, shift;
 
@@ -129,60 +130,63 @@ constexpr Divisor divisor_of(int64_t divisor) {
             static_cast<uint32_t>(bits - 1)};
 }
 
-// How far apart rows of a (batch, seq, heads, d) tensor or of a (block, slot, heads, d) cache are,
-// in elements; the last dimension is contiguous.
+// Strides of a (batch, seq, heads, d) tensor or a (block, slot, heads, d) cache, in elements. The
+// last dimension is contiguous.
 struct DecodeStrides {
     int64_t batch, row, head;
 };
 
 // Everything the kernels of one call need, passed by value as their only parameter.
 struct DecodeKernelArgs {
-    // What a CTA reads between the launch before and its first copy comes first, in three lines of
-    // parameters: each is waited for. They begin at 0, 48 and 112.
+    // Parameters that a CTA reads between the preceding launch and its first copy come first. They
+    // fill three lines, which begin at 0, 48 and 112, because the CTA stalls on each line.
     const int32_t* cache_lens;  // keys in the cache before the call appends
-    const void* new_k;          // appended; null: nothing is
+    const void* new_k;          // keys to append; null: nothing is appended
     void *k_cache, *v_cache;
     int32_t batch, seq_q;     // packed: the longest sequence
-    int32_t capacity;         // of a sequence, keys
-    int32_t heads_per_group;  // query heads of a K/V head
+    int32_t capacity;         // keys per sequence
+    int32_t heads_per_group;  // query heads per K/V head
     int32_t heads_k;
-    // log2 of the CTAs of a cluster, which have all runs of a tile and merge them among themselves,
-    // and of the parts of such runs; 0: there are no clusters.
+    // log2 of the CTAs of a cluster, which hold all runs of a tile and merge them, and log2 of the
+    // parts of such a run. cluster_levels = 0: there are no clusters.
     int32_t cluster_levels, cluster_run_levels;
-    // How long runs are, as a fraction of a call's units: blocks of B_c keys, once for each row
-    // tile of a K/V head. Negative where CTAs ask `run_counter` for runs; 0: each part is a run.
+    // The length of runs as a fraction of a call's units. Units are blocks of B_c keys, counted
+    // once for each row tile of a K/V head. Negative: CTAs request runs from `run_counter`. 0: each
+    // part is a run.
     float share, share_of_large;
-    // By the K/V heads and row tiles of a sequence, if all of its keys are a run whatever its
-    // length; 0 if not.
+    // Divides by the number of K/V heads times row tiles of a sequence, if all of its keys are one
+    // run whatever its length. The divisor is 0 otherwise.
     Divisor by_whole_runs;
     int32_t most_parts;  // of a sequence
-    int32_t min_units;   // blocks of B_c keys that a part has at least
+    int32_t min_units;   // the fewest blocks of B_c keys in a part
     Divisor by_parts, by_heads_k;
     DecodeStrides k_cache_strides, v_cache_strides;
-    int32_t passes;  // whether keys and values are to leave L2 before anything else
+    int32_t passes;  // whether keys and values should leave L2 before anything else
     int16_t flags;   // kPrefetchesRuns, kHoldsNextLaunch, kGuessesLengths
-    // log2 of the keys of each sequence that an early launch's CTAs ask for together; 0: of none.
+    // log2 of the keys of each sequence that the CTAs of an early launch prefetch together; 0:
+    // none.
     int16_t log2_prefetched_keys;
-    // Units of a call from which on it is large, and may be ragged.
+    // Units from which a call counts as large, and from which it may count as ragged.
     float from_large, from_ragged;
 
-    const void* q;  // rotated: the workspace of that
+    const void* q;  // with rotary embedding: the workspace of rotated queries
     void* o;
-    float* lse;                   // natural log-sum-exp of every row; null when not asked for
-    const int32_t* page_table;    // null: a sequence's keys are those of its own block
-    const void* new_v;            // as new_k
+    float* lse;                   // natural log-sum-exp of every row; null unless requested
+    const int32_t* page_table;    // null: a sequence's keys are in its own block
+    const void* new_v;            // like new_k
     const void *cos, *sin;        // (positions, rotary_half); null: no rotary embedding
     const float* sinks;           // (heads_q); may be null
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed queries; null unless packed
 
-    // Workspaces. Sums of rows over a part's keys, relative to its own maximum; each row's maximum,
-    // log2, and sum of probabilities.
+    // Workspaces: sums of rows over a part's keys, relative to the part's own maximum; and each
+    // row's maximum (log2) and sum of probabilities.
     float* part_o;
     float* part_statistics;
-    uint32_t* run_counter;  // of runs that CTAs have asked for beyond their first; may be null
-    // The states of a call's only sequence where it has few parts, which the merge takes as they
-    // arrive: words in memory that is zero between calls, all sums and then all statistics. Up to
-    // how many parts, 0: of none; and from one K/V head's states to the next one's, in rows.
+    uint32_t* run_counter;  // counts runs that CTAs have requested after their first; may be null
+    // The states of a call's only sequence, if it has few parts. The merge takes them as they
+    // arrive. They are words in memory that is zero between calls: all sums, then all statistics.
+    // most_arriving is the largest such number of parts, 0 for none. arriving_rows is the distance
+    // in rows from one K/V head's states to the next.
     uint32_t* arriving;
     int32_t most_arriving, arriving_rows;
 
@@ -190,35 +194,37 @@ struct DecodeKernelArgs {
     int64_t page_table_stride, cos_stride, sin_stride;
     int64_t lse_batch_stride, lse_head_stride;
 
-    int32_t total_q;  // packed: the rows of all
+    int32_t total_q;  // packed: total rows of all sequences
     int32_t heads_q, d;
     int32_t blocks, positions, rotary_half;
     int32_t interleaved, rotary_fp32;
     int32_t window_left, window_right;
 
-    // Not beside the other factor of a score: nvcc would load them as a pair, and keep half of one
-    // undefined where it needs the other alone.
-    float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
-                       // softcap * log2(e)
-    // As `share`, of calls in which a sequence has more than a fraction of the units.
+    // The two score factors are not adjacent: nvcc would load them as a pair and leave half of it
+    // undefined where only the other is needed.
+    float scale_log2;  // turns a score into base-2 logits: scale * log2(e), or softcap * log2(e)
+                       // with a softcap
+    // Like `share`, for calls in which a sequence has more than the fraction most_of_equal of all
+    // units.
     float share_of_ragged, most_of_equal;
-    int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
-    int32_t slot_rows;    // rows that each of them has
-    int32_t merged_rows;  // of a K/V head, which may have several parts
-    int32_t warms_up;     // whether a CTA that merges one has instructions fetched before it waits
-    // States that a CTA keeps in shared memory, behind the config's, and the bytes of each.
+    int32_t most_slots;   // parts with memory for sums, over all row tiles of a K/V head
+    int32_t slot_rows;    // rows of each of these parts
+    int32_t merged_rows;  // rows of a K/V head that may have several parts
+    int32_t warms_up;     // whether a merging CTA fetches its instructions before it waits
+    // Levels of subtree states that a CTA keeps in shared memory after the config's own data, and
+    // the bytes of each level.
     int32_t kept_levels, kept_level_bytes;
     Divisor by_group, by_page, by_merged_rows;
 
     float score_argument;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
 
-    // Of sequences with many rows: parts at most, blocks of B_c keys that a part has at least, and
-    // where their states are: rows from the first state to theirs, and from one K/V head, batch or
-    // query of the packed tensor to the next.
+    // For sequences with many rows: the most parts, the fewest blocks of B_c keys in a part, and
+    // the location of their states. chunk_states is the row where these states begin. The others
+    // are distances in rows from one K/V head, batch or query of the packed tensor to the next.
     int32_t most_chunk_parts, min_chunk_units;
     int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
 
-    // What append alone reads: the queries that it rotates, and the workspace for them.
+    // Read only by append: the queries that it rotates, and the workspace for them.
     const void* q_source;
     void* q_rotated;
 };
@@ -227,14 +233,16 @@ static_assert(offsetof(DecodeKernelArgs, heads_k) == 48);
 static_assert(offsetof(DecodeKernelArgs, k_cache_strides) == 112);
 static_assert(offsetof(DecodeKernelArgs, flags) == 164);
 static_assert(offsetof(DecodeKernelArgs, q) == 176);
-// What is read late stands where it was measured: 24 bytes further it cost small calls 1 to 2%.
+// Parameters that are read late stay at their measured offset: 24 bytes further on they cost small
+// calls 1 to 2%.
 static_assert(offsetof(DecodeKernelArgs, q_strides) == 288);
 static_assert(offsetof(DecodeKernelArgs, total_q) == 448);
 
-// Threads of a CTA of the kernels that have no tiles: of a merge a row a CTA or a warp, of append a
-// row a warp.
+// Threads of a CTA in kernels without tiles. A merge has one row per CTA or per warp, append one
+// row per warp.
 constexpr int kMergeThreads = 128, kAppendThreads = 128;
-// Of a chunk's part, in parts of other sequences: each writes the sums of many rows.
+// Minimum size of a chunk's part, as a multiple of that of other sequences' parts. It is larger
+// because each such part writes the sums of many rows.
 constexpr int kChunkMinKeysFactor = 8;
 
 using decode_kernel_fn = void (*)(const DecodeKernelArgs);

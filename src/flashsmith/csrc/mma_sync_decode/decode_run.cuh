@@ -1,13 +1,13 @@
 // A run: the steps over its keys, part by part.
 //
-// Rows of a tile are the query heads of one K/V head, and then its next query: each key is read
-// once for all of them. Each warp has keys of its own, every n_warps-th warp_keys of the part, and
-// copies them into stages of its own: no warp waits for another before a part is done. The copies
-// of a run go on from part to part.
+// A tile's rows are the query heads of one K/V head, then those of its next query. Each key is thus
+// read once for all of them. Each warp has its own keys, every n_warps-th group of warp_keys keys
+// of the part, and copies them into its own stages. No warp waits for another before a part is
+// done. A run's copies continue from part to part.
 //
-// Where a tile has rows for all warps, these may have rows of their own, and share the stages: the
-// warps then exchange nothing at the end of a part (own_rows.cuh). For sequences with many rows
-// there is the same with larger tiles (chunk_kernel.cuh); each part is a run.
+// If a tile has rows for all warps, each warp may have its own rows instead and share the stages.
+// The warps then exchange nothing at the end of a part (own_rows.cuh). Sequences with many rows are
+// computed the same way with larger tiles (chunk_kernel.cuh), and each of their parts is a run.
 #pragma once
 
 #include "common/changed_scores.cuh"
@@ -17,7 +17,7 @@
 
 namespace flashsmith {
 
-// How the states of a part become those of the run.
+// Merges the states of a part into those of the run.
 template <class Kernel, bool kPaged>
 using MergeOfParts =
     std::conditional_t<Kernel::own_rows, OwnRowsMerge<Kernel, kPaged>, PartMerge<Kernel, kPaged>>;
@@ -37,7 +37,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
 
     using Base::Base;
 
-    // A operand of the scores: in registers, or read again in each step where there is no room.
+    // A operand of the scores: in registers, or read again in each step if there is no room.
     struct RegisterQueries : InRegisters<Kernel::row_tiles, Kernel::d_steps> {
         FS_DEVICE RegisterQueries(uint32_t tile, int lane, int row) {
             const RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> rows(tile, lane, row);
@@ -54,7 +54,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
 
     // ---- the algorithm ----
 
-    // Leaves at `address` in shared memory where the CTA's next search begins.
+    // Stores where the CTA's next search begins at `address` in shared memory.
     FS_DEVICE void run(Copies copies, WorkCursor cursor, uint32_t address) const {
         const int first_step = copies.first_step, steps = copies.steps;
         NextRows next_rows = copies.next_rows;
@@ -67,9 +67,9 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         }
 
         cp_async_wait<kStages - 2>();
-        __syncthreads();  // the queries are here
+        __syncthreads();  // the queries have arrived
         if constexpr (Kernel::own_rows && !Kernel::takes_chunks) {
-            // All have left the run before.
+            // All warps are done with the preceding run.
             if (thread_index() == 0)
                 RunInfo::save(smem + Kernel::target_offset, item, args.heads_per_group);
         }
@@ -86,7 +86,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
             if (!Kernel::takes_chunks && parts_left == 1) fetch_next_run(address);
             for (; step < min(steps, steps_until); ++step) {
                 cp_async_wait<kStages - 2>();
-                sync_stages();  // this stage is here, and the last one is read
+                sync_stages();  // this stage has arrived, and the last one has been read
                 const int last = stage_before(stage);
                 if (step + kStages - 1 < steps) {
                     start_step(step + kStages - 1, last, next_entry, next_rows);
@@ -97,7 +97,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
                 stage = stage == kStages - 1 ? 0 : stage + 1;
             }
             sync_stages();
-            // Of the stages the one before was read last, and is copied to next.
+            // The preceding stage was read last and is the next to be copied to.
             if constexpr (Kernel::takes_chunks)
                 this->store_part(softmax, o);
             else if constexpr (Kernel::own_rows) {
@@ -107,8 +107,8 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         }
     }
 
-    // Of long runs a CTA takes the next when its own is all but done, not by turns: some SMs are
-    // farther from memory than others.
+    // With long runs, a CTA requests the next run when its current one is almost done, instead of
+    // taking a fixed one. Some SMs are farther from memory than others.
     FS_DEVICE void fetch_next_run(uint32_t address) const {
         if (thread_index() > 0 || args.run_counter == nullptr) return;
         WorkCursor cursor(address);
@@ -155,7 +155,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
 
     // ---- clusters ----
 
-    // What the cluster has to do beside the CTA's run. One without a run merges, too.
+    // Prepares the cluster's merge in addition to the CTA's run. A CTA without a run merges, too.
     FS_DEVICE void begin_in_cluster() const {
         ClusterMerge<Kernel>(args, smem, rows).expect(rows, item.sequence.runs);
         if (item.first_part < item.end_part) return;

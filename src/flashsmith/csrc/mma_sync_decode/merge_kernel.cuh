@@ -1,7 +1,7 @@
-// The kernel that merges the states of a row's runs, in the tree that their parts are leaves of.
-// Each warp of a CTA takes a subtree of it, eight leaves at a time, and the warps' states are the
-// last two levels; or, of many rows with eight runs at most, each warp has a row of its own. States
-// of few runs may be taken as they arrive, while the decode kernel runs.
+// The kernel that merges the states of a row's runs, in the tree whose leaves are their parts. Each
+// warp of a CTA takes a subtree, eight leaves at a time, and the warps' states form the last two
+// levels. With many rows of at most eight runs, each warp has its own row instead. States of few
+// runs may be taken as they arrive, while the decode kernel runs.
 #pragma once
 
 #include "common/canonical.cuh"
@@ -21,7 +21,7 @@ struct RowMerge {
     static constexpr int kWarps = kMergeThreads / kWarpSize;
     static_assert(kWarps == 4, "two pairs");
     static constexpr int kColumnSteps = (Kernel::d_head + 127) / 128;  // a lane has four columns
-    // Leaves whose loads are on their way at once, and levels of the tree above them in a warp.
+    // Leaves that are loaded at once, and the tree levels above them within a warp.
     static constexpr int kAhead = 8, kLevelsAbove = 5;
     static_assert(kAhead == 8, "merge_leaves() writes out a tree of eight");
     static_assert(kWarps * kAhead << kLevelsAbove >= kMostParts);
@@ -36,11 +36,12 @@ struct RowMerge {
     // Whether the states are taken as they arrive.
     FS_DEVICE bool arrive() const { return kArriving && s.parts <= args.most_arriving; }
 
-    // `alone`: by this warp, else by all of the CTA's. `waits`: for the decode kernel first. A
-    // warm-up, before that, merges nothing, for what it has the SM fetch: instructions.
+    // `alone`: this warp merges the row, otherwise all warps of the CTA do. `waits`: waits for the
+    // decode kernel first. `warms_up`: merges nothing, and only makes the SM fetch the
+    // instructions.
     FS_DEVICE void run(bool alone, bool waits, bool warms_up = false) const {
         const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
-        // Of a tree with a power of two of leaves.
+        // A subtree has a power of two of leaves.
         int leaves = 1;
         while (leaves * (alone ? 1 : kWarps) < s.runs) leaves *= 2;
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
@@ -89,7 +90,7 @@ struct RowMerge {
         }
     }
 
-    // Chunk after chunk, each a leaf.
+    // Merges one chunk after another. Each is a leaf.
     FS_DEVICE void merge_chunks(int lane, bool warms_up) const {
         const int count = warms_up ? 1 : s.runs;
         RowStatistics row{0.0f, 0.0f};
@@ -137,10 +138,11 @@ struct RowMerge {
         return state;
     }
 
-    // Where the states of a row's leaves are, from leaf `first` on.
+    // Locates the states of a row's leaves, starting at leaf `first`.
     struct Leaves {
         const char *sums, *statistics;
-        // Bytes from one's to the next one's: 32 MiB at most, since parts' tiles are kMostParts.
+        // Bytes from one leaf to the next: at most 32 MiB, since parts times tiles are at most
+        // kMostParts.
         uint32_t apart, statistics_apart;
 
         FS_DEVICE Leaves(const RowMerge& merge, int first) {
@@ -159,11 +161,11 @@ struct RowMerge {
         }
     };
 
-    // Of four of `count` leaves; those behind the last have no keys.
+    // Loads four of `count` leaves. Leaves past the end have no keys.
     template <int kFrom>
     FS_DEVICE static void load_four(RowState (&states)[kAhead][kColumnSteps], const Leaves& leaves,
                                     int count, int lane) {
-        // Without a branch: all loads begin beside each other.
+        // Branch-free, so that all loads start together.
 #pragma unroll
         for (int i = kFrom; i < kFrom + kAhead / 2; ++i) {
             const int leaf = min(i, count - 1);
@@ -184,7 +186,7 @@ struct RowMerge {
         }
     }
 
-    // The subtree of the first leaves, of `count` or fewer.
+    // Merges the subtree of the first kAhead leaves, or of all `count` if those are fewer.
     FS_DEVICE static void merge_leaves(States& merged, const Leaves& leaves, int count, int lane,
                                        bool warms_up = false) {
         RowState states[kAhead][kColumnSteps];
@@ -204,13 +206,14 @@ struct RowMerge {
         for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
     }
 
-    // The same of `count` leaves, four at most, as soon as all of their words are there, which are
-    // zero for the next call then. All CTAs of the decode kernel that sends these have begun.
+    // Does the same for `count` leaves, at most four, as soon as all of their words have arrived.
+    // It then resets the words to zero for the next call. All CTAs of the decode kernel that sends
+    // them have already begun.
     FS_DEVICE void take_arriving(States& merged, int first, int count, int lane) const {
         static_assert(kMostArrivingParts <= kWarps * kAhead / 2);
         const ArrivingStates<Kernel> memory(args, head_k, s.queries * args.heads_per_group,
                                             s.parts);
-        const int last = count > 0 ? first + count - 1 : 0;  // a warp without leaves reads some
+        const int last = count > 0 ? first + count - 1 : 0;  // a warp without leaves reads leaf 0
         uint4 sums[kAhead / 2][kColumnSteps];
         uint2 statistics[kAhead / 2];
         bool is_all;
@@ -234,7 +237,7 @@ struct RowMerge {
                               sums[i][c].w != 0;
             }
         } while (count > 0 && !is_all);
-        __syncwarp();  // lanes share statistics, and the last ones columns
+        __syncwarp();  // lanes share statistics, and the last lanes share columns
         RowState states[kAhead][kColumnSteps];
 #pragma unroll
         for (int i = 0; i < kAhead / 2; ++i) {
@@ -258,7 +261,7 @@ struct RowMerge {
         for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
     }
 
-    // To the first subtree of a warp those behind it.
+    // Adds a warp's other subtrees to its first one.
     FS_DEVICE void add_others(States& states, int first, int end, int lane) const {
         RowState waiting[kLevelsAbove][kColumnSteps];
         add(waiting, states, 0);
@@ -270,7 +273,7 @@ struct RowMerge {
         join_waiting(states, waiting, count);
     }
 
-    // Subtree `index` of equal ones joins those before it that are complete with it.
+    // Joins subtree `index`, one of equal subtrees, with those before it that it completes.
     FS_DEVICE static void add(RowState (&waiting)[kLevelsAbove][kColumnSteps], States& states,
                               int index) {
         bool waits = false;
@@ -289,7 +292,7 @@ struct RowMerge {
 
     FS_DEVICE static void join_waiting(States& states,
                                        RowState (&waiting)[kLevelsAbove][kColumnSteps], int count) {
-        // A whole tree of subtrees waits nowhere: the last one's state is all of it.
+        // If the tree of subtrees is full, none is waiting: the last one's state is the result.
         if (count >> kLevelsAbove != 0) return;
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) states[c] = RowState();
@@ -304,12 +307,12 @@ struct RowMerge {
     }
 };
 
-// Rows of the sequences that have several runs, but those that clusters have merged: one after
-// another, or as many neighbours as there are warps.
+// Rows of sequences with several runs, except those that clusters have merged. A work item is one
+// row or, if warps merge alone, one row for each warp.
 template <class Kernel>
 struct MergedRows {
     static constexpr bool kHasWholeRuns = false;
-    // Whose loads are on their way at once.
+    // Whether one warp merges a row alone, because all loads of its leaves are issued at once.
     FS_DEVICE static bool are_alone(const DecodeSequence& s) {
         return s.runs <= RowMerge<Kernel>::kAhead;
     }
@@ -321,7 +324,7 @@ struct MergedRows {
     }
 };
 
-// A CTA for each row.
+// Merges one row per CTA.
 template <class Kernel, bool kArriving>
 FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
     using Merge = RowMerge<Kernel, kArriving>;
@@ -330,18 +333,20 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
     const int sequence_head = args.by_merged_rows.divide(block_index());
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
-    // It asks for its keys meanwhile. Before its own wait it may read only what may be stale.
+    // The next launch prefetches its keys meanwhile. Before its own wait it may read only data that
+    // may be stale.
     allow_next_launch();
     const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
     const Merge merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared};
-    // Instructions that an SM has not had yet take longer than all that they do here. Where it has
-    // room for this CTA beside the decode kernel's, it gets them while that is running.
+    // Instructions that an SM has not fetched yet take longer than everything else here. If the SM
+    // has room for this CTA next to the decode kernel's, the CTA fetches them while that kernel
+    // runs.
 #pragma unroll 1
     for (int pass = args.warms_up != 0 ? 0 : 1; pass < 2; ++pass) {
         merge.run(false, pass == 1, pass == 0);
-        __syncthreads();  // a warm-up's states are read
+        __syncthreads();  // a warm-up's states have been read
     }
-    // Whoever waits for this launch waits for those before it, too.
+    // A launch that waits for this one also waits for those before it.
     if (merge.arrive()) wait_for_decode(args);
 }
 
@@ -350,15 +355,15 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
     merge_one_row<Kernel, false>(args);
 }
 
-// The same where few parts' states may arrive one by one.
+// The same where the states of few parts may arrive one by one.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads)
     decode_merge_arriving_kernel(const DecodeKernelArgs args) {
     merge_one_row<Kernel, true>(args);
 }
 
-// CTAs that look for rows. Where rows are many, a CTA for each would cost more: these begin beside
-// the decode kernel's, and have found theirs when that is over.
+// CTAs that search for rows. If there are many rows, a CTA for each would cost more. These CTAs
+// begin while the decode kernel runs, and have found their rows when it is over.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads)
     decode_merge_rows_kernel(const DecodeKernelArgs args) {
@@ -377,7 +382,7 @@ __global__ void __launch_bounds__(kMergeThreads)
         if (alone) row = row * Merge::kWarps + thread_index() / kWarpSize;
         Merge{args, batch, head_k, row, s, shared}.run(alone, waits);
         waits = false;
-        if (!alone) __syncthreads();  // the next row's warps write where this one's are read
+        if (!alone) __syncthreads();  // the next row's warps overwrite what is read here
         cursor.index += gridDim.x;
     }
     if (waits) wait_for_decode(args);

@@ -1,6 +1,6 @@
-// The end of a part where a warp has 16 rows of the tile over all keys of its run: nothing moves
-// between warps. A thread has two rows' sums of every fourth pair of columns, merges those of a
-// part with those of subtrees that it completes, and writes a run's.
+// The end of a part if each warp has 16 rows of the tile over all keys of its run. Nothing moves
+// between warps. A thread has two rows' sums in every fourth pair of columns. It merges a part's
+// sums with those of subtrees that the part completes, and writes those of a run.
 #pragma once
 
 #include "mma_sync_decode/cluster_merge.cuh"
@@ -15,25 +15,26 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
     using Base::args, Base::first_row, Base::item, Base::query_of_row, Base::rows, Base::smem,
         Base::states, Base::warp_row;
     using typename Base::Softmax, typename Base::Sums;
-    // A thread saves the first tiles of columns that it has.
+    // A thread saves its first column tiles in registers.
     struct Saved {
         float o[std::max(Kernel::saved_tiles, 1)][4];
     };
 
     using Base::Base;
 
-    // Whether this was the run's last part. The tree is that of PartMerge::finish_part: a thread
-    // saves its own sums of a first subtree, and those of others in global memory.
+    // Returns whether this was the run's last part. The tree is that of PartMerge::finish_part(). A
+    // thread saves its own sums of a first subtree locally, and those of other subtrees in global
+    // memory.
     FS_DEVICE bool finish_part(int parts_left, const Softmax& softmax, Sums& o,
                                Saved& saved) const {
-        const int lane = lane_index();  // no address from it is worth a register in the steps
+        const int lane = lane_index();  // its addresses are not worth a register in the steps
         if constexpr (Kernel::has_clusters)
             if (args.cluster_levels > 0 && parts_left == 1) cluster_wait();
         float2 statistics[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             statistics[r] = {softmax.offset[0][r], quad_sum(softmax.row_sum[0][r])};
-        // Of no key sums are 0: V may hold NaN where P is 0.
+        // Sums without keys are set to 0: V may hold NaN where P is 0.
         if (any_lane(statistics[0].y == 0.0f || statistics[1].y == 0.0f)) {
 #pragma unroll
             for (int n = 0; n < Kernel::column_tiles; ++n)
@@ -45,7 +46,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
         const int part = static_cast<int>(of_parts.z) - parts_left;
         const int run_levels = static_cast<int>(of_parts.w);
         const bool is_last = parts_left == 1;   // of the run
-        const int top = warp_row() + lane / 4;  // of the thread's two rows in the tile
+        const int top = warp_row() + lane / 4;  // first of the thread's two rows in the tile
         if (run_levels > 0) {
             const uint32_t of_row = smem + Kernel::statistics_offset + top * 8;
             const uint32_t own =
@@ -137,8 +138,8 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
         return true;
     }
 
-    // RowState::merge_after() of a thread's two rows; `columns` gives the four sums of a tile of
-    // columns that are before its own.
+    // RowState::merge_after() for a thread's two rows. `columns` provides the four sums of a column
+    // tile that precede the thread's own.
     template <class Before>
     FS_DEVICE void merge_after(const float2 (&before)[2], const Before& columns,
                                float2 (&statistics)[2], Sums& o) const {
@@ -168,8 +169,8 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
         }
     }
 
-    // Where a run's rows belong, in fours of columns: of two tiles of eight columns the even lanes
-    // get four of the first, the odd ones of the second.
+    // Stores a run's rows, four columns at a time. Of two tiles of eight columns, even lanes get
+    // four columns of the first and odd lanes four of the second.
     FS_DEVICE void store_run(const float2 (&statistics)[2], Sums& o) const {
         const RunInfo run(smem + Kernel::target_offset);
         const int lane = lane_index();
@@ -218,7 +219,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
                 if (args.cluster_levels > 0) {
                     using Cluster = ClusterMerge<Kernel>;
                     const Cluster cluster(args, smem, rows);
-                    // Of two pairs of tiles: kGroup fours of columns.
+                    // Two pairs of tiles are one group: kGroup times four columns.
 #pragma unroll
                     for (int n = 0; n < Kernel::column_tiles; n += 4) {
                         const typename Cluster::Group group =
@@ -240,11 +241,11 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
 
     // ---- tiles of many rows: each part is a run ----
 
-    // Of two tiles of eight columns the even lanes get four columns of the first, the odd ones of
+    // Of two tiles of eight columns, even lanes get four columns of the first and odd lanes four of
     // the second.
     FS_DEVICE void store_part(const Softmax& softmax, const Sums& o) const {
         static_assert(!Kernel::takes_chunks || Kernel::row_tiles == 1);
-        const int lane = lane_index();  // no address from it is worth a register in the steps
+        const int lane = lane_index();  // its addresses are not worth a register in the steps
         const bool odd = lane % 2 != 0;
         const DecodeSequence& s = item.sequence;
 #pragma unroll
@@ -280,8 +281,8 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
                         .store(state, item.first_part, first_row + row, column);
             }
         }
-        // All warps have read what the next item's copies replace: the barrier behind the last
-        // step.
+        // The barrier after the last step ensures that all warps have read what the next item's
+        // copies overwrite.
     }
 };
 

@@ -1,5 +1,5 @@
-// The kernel that reads the cache: a CTA computes the state of one tile of rows over a run of parts
-// of its sequence's keys, run after run.
+// The kernel that reads the cache. A CTA computes the state of one tile of rows over a run of parts
+// of its sequence's keys, and then takes the next run.
 #pragma once
 
 #include "mma_sync_decode/canonical_run.cuh"
@@ -11,7 +11,7 @@ template <class Kernel, bool kPaged>
 using RunOf =
     std::conditional_t<Kernel::canonical, CanonicalRun<Kernel, kPaged>, DecodeRun<Kernel, kPaged>>;
 
-// Keys that the CTA, or all of them, will read.
+// Prefetches keys that this CTA, or all CTAs together, will read.
 template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_keys(const DecodeKernelArgs& args) {
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
@@ -24,8 +24,9 @@ FS_DEVICE void prefetch_keys(const DecodeKernelArgs& args) {
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     constexpr bool kGuesses = Kernel::uses_pdl && !Kernel::SEMANTICS.packed;
-    // Where nothing is appended, lengths may be of the launch before. Until that is over what is
-    // there is a guess, and mostly right: they change once for all layers of a model.
+    // If nothing is appended, the preceding launch may still be writing the lengths. Until it is
+    // over, the values in memory are a guess, which is mostly right: lengths change once for all
+    // layers of a model.
     Lengths lengths;
     if constexpr (kGuesses) lengths.are_guessed = (args.flags & kGuessesLengths) != 0;
     const int32_t* const own_length = args.cache_lens + min(lane_index(), args.batch - 1);
@@ -48,14 +49,15 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         // In this order: the merge reads lengths before it waits.
         wait_for_launch_before();
         if (!Kernel::has_whole_runs || (args.flags & kHoldsNextLaunch) == 0) allow_next_launch();
-        // It comes while the copies of the guessed run's first keys are on their way.
+        // This load overlaps the copies of the guessed run's first keys.
         if (lengths.are_guessed) length = *own_length;
     };
-    // With the first run: what does not need the launch before is done until then.
+    // The launch begins with the first run: whatever does not need the preceding launch is done
+    // before.
     bool begins = !Kernel::takes_chunks && (found || lengths.are_guessed);
     if (!begins) begin_launch();
     if constexpr (Kernel::takes_chunks) {
-        // Each search from the first sequence on: no register is left to remember where it was.
+        // Each search starts at the first sequence: no register is left to remember the position.
         for (uint32_t round = 1; found; ++round) {
             const DecodeRun<Kernel, kPaged> run(args, item, smem);
             auto copies = run.first_copies(false);
@@ -66,7 +68,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         }
         return;
     }
-    // Two addresses in turn: threads may still read one when the next search comes.
+    // Two addresses alternate: threads may still read one when the next search comes.
     uint32_t address = smem + Kernel::search_offset;
     while (found || lengths.are_guessed) {
         const RunOf<Kernel, kPaged> run(args, item, smem);
@@ -82,8 +84,8 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         if (has_run) run.start(copies);
         if (lengths.are_guessed) {
             lengths.are_guessed = false;
-            // By each warp for itself: another one may have guessed something else. A thread's new
-            // copies overwrite those that it has waited for.
+            // Each warp decides for itself, because another warp may have guessed differently. A
+            // thread's new copies overwrite only copies that it has waited for.
             bool is_right = length == lengths.guess;
             if constexpr (kPaged) is_right &= copies.pages.are_as_guessed();
             if (!__all_sync(kWholeWarp, is_right)) {

@@ -1,6 +1,7 @@
-// The end of a part where warps have keys of their own: their states are merged through shared
-// memory, in the warps' order, and the part's state with those of the subtrees that it completes.
-// The state of a run goes where runs are merged, or that of all keys to the output.
+// The end of a part if warps have different keys. The warps' states are merged through shared
+// memory, in the order of the warps. The part's state is then merged with those of the subtrees
+// that it completes. A run's state goes to the merge of runs or, if it covers all keys, to the
+// output.
 #pragma once
 
 #include "mma_sync_decode/cluster_merge.cuh"
@@ -14,8 +15,8 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     using value_t = typename Kernel::value_t;
     using Base::args, Base::rows, Base::smem, Base::states, Base::store_merged, Base::warp;
     using typename Base::Softmax, typename Base::Sums;
-    // Of 16 rows a thread merges so many states, of four columns each, at once. Where
-    // these are all that it has of a part, it saves those of the first subtrees in registers.
+    // Of 16 rows, a thread merges this number of states at once, each of four columns. If these are
+    // all of the thread's states of a part, it saves those of the first subtrees in registers.
     static constexpr int kStatesPerThread = Kernel::states_per_thread;
     static constexpr bool kSavesStates =
         kStatesPerThread > 1 && Kernel::row_tiles == 1 &&
@@ -28,13 +29,14 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // ---- the steps ----
 
-    // The warps' states through shared memory, merged in the warps' order; and the part's with
-    // those before it in the run.
+    // Merges the warps' states through shared memory, in the order of the warps, and then the
+    // part's state with earlier ones of the run.
     FS_DEVICE void merge_warps(int parts_left, int stage, const Softmax& softmax, const Sums& o,
                                Saved& saved) const {
         constexpr int kColumns = Kernel::d_head / 4;
-        const int lane = lane_index();  // no address from it is worth a register in the steps
-        // Of four neighbouring tiles of columns, the others are 128 bytes apart.
+        const int lane = lane_index();  // its addresses are not worth a register in the steps
+        // Addresses in four neighbouring column tiles. The next four tiles are 128 bytes further
+        // on.
         uint32_t first_sums[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n)
@@ -75,12 +77,13 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                                 state_of_warps(stage, m, row, column), 16 * m + row, column);
                 }
             }
-            __syncthreads();  // copies, or other rows, take the place of these states
+            __syncthreads();  // copies, or other rows, overwrite these states
         }
     }
 
-    // Merges a part's state with those of subtrees that it completes, and keeps the sum until the
-    // keys behind it are done. A run that ends early, with its sequence, completes all that it has.
+    // Merges a part's state with those of subtrees that it completes, and saves the sum until the
+    // keys after it are done. A run that ends early, with its sequence, completes all subtrees that
+    // it has.
     FS_DEVICE void finish_part(const RunInfo& run, int part, RowState state, int row,
                                int column) const {
         for (int level = 0; level < run.run_levels; ++level) {
@@ -122,7 +125,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // ---- the warps' states ----
 
-    // Sums of 16 rows in a stage. Rows' groups of 8 columns are swapped, so that four neighbouring
+    // Sums of 16 rows in a stage. Rows permute their groups of 8 columns, so that four neighbouring
     // rows lie in different banks.
     FS_DEVICE uint32_t sums(int of_warp, int stage, int row, int column) const {
         return smem + Kernel::ring_offset + of_warp * Kernel::ring_bytes +
@@ -141,7 +144,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                                    load_shared_16B(sums(w, stage, row, column)));
             state.maximum = fmaxf(state.maximum, of_warps[w].maximum);
         }
-        // Without branches, which sums would wait for one after another.
+        // Branch-free: with branches, sums would wait for one after another.
 #pragma unroll
         for (int w = 0; w < Kernel::n_warps; ++w) state.add_if_any(of_warps[w]);
         return state;
@@ -168,15 +171,15 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // ---- several states at once ----
 
-    // Whether threads merge more than one state each in a run of more than one part. Where they
-    // have not, the code for several, which a small call would fetch for a single use, costs 0.3 to
+    // Whether threads merge more than one state each, in a run of more than one part. Otherwise the
+    // code for several states, which a small call would fetch for a single use, would cost 0.3 to
     // 0.7 us.
     FS_DEVICE bool takes_several(const RunInfo& run) const {
         return run.run_levels > 0 && min(rows, 16) * (Kernel::d_head / 4) > Kernel::n_threads;
     }
 
-    // The same of several states, n_threads apart from `first` on, whose loads and sums do not wait
-    // for each other. Indices past the end are clamped and not stored.
+    // Does the same for several states, n_threads apart from `first` on. Their loads and sums do
+    // not wait for each other. Indices past the end are clamped and not stored.
     FS_DEVICE void finish_several(const RunInfo& run, int part, int stage, int m, int first,
                                   int units, Saved& saved) const {
         constexpr int kColumns = Kernel::d_head / 4;
@@ -217,7 +220,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                 break;
             }
         }
-        // One after another: it is the length of the code that counts here.
+        // One at a time, because code length matters most here.
 #pragma unroll 1
         for (int i = first; i < min(first + kStatesPerThread * Kernel::n_threads, units);
              i += Kernel::n_threads) {
@@ -233,11 +236,12 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // ---- subtrees' states ----
 
-    // The state of a subtree of 2^level parts, `part` the last of it, or of the one behind it: in
-    // shared memory, from level kFirst on and as far as there is room, or where the part behind the
-    // subtree has its state, which is no run's: threads may still read it when the row's
-    // first one stores that. A thread reads back its own sums; statistics are those of the row's
-    // first, of an earlier part.
+    // The state of a subtree of 2^level parts. `part` is the subtree's last part when it is saved,
+    // and the last part of the following subtree when it is loaded. From level kFirst on, states
+    // are in shared memory, as far as there is room. Other states are in global memory, in the slot
+    // of the part after the subtree. That slot never belongs to a run, since threads may still read
+    // it when the row's first thread stores the run's state. A thread reads back its own sums. The
+    // row's first thread stored the statistics, for an earlier part.
     FS_DEVICE uint32_t saved_address(int level) const {
         return smem + Kernel::saved_states_offset + level * args.kept_level_bytes;
     }

@@ -23,12 +23,12 @@ enum Kernel : size_t {
     merge,
     append,
     merge_rows,
-    chunk,  // of configs with chunks
+    chunk,  // in configs with chunks
     paged_chunk,
-    merge_arriving = chunk,  // of configs that have it, all without chunks
+    merge_arriving = chunk,  // in configs that have it, all of them without chunks
 };
 
-// The operation's tensors, in its order.
+// The operation's tensors, in order.
 enum DecodeTensor : size_t {
     q,
     k_cache,
@@ -44,12 +44,13 @@ enum DecodeTensor : size_t {
     sinks,
     cu_seqlens_q,
 };
-// CTAs that merge rows one after another, where some sequences may have many.
+// CTAs per SM that merge one row after another, if some sequences may have many rows.
 constexpr int kMergesPerSm = 8;
-// Of calls without chunks: rows an SM above which CTAs look for them, and how many CTAs an SM then
-// has, as registers allow. Up to eight runs a warp has a row to itself.
+// For calls without chunks: rows per SM above which CTAs search for rows, and CTAs per SM in that
+// case, as registers allow. With up to eight runs, each warp merges a row alone.
 constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
-// Canonical tiles an SM from which on each is one CTA's; and what share of a call's keys they have.
+// Canonical tiles per SM from which one CTA computes each tile, and the share of a call's keys that
+// a run has in that case.
 constexpr int kWholeTilesPerSm = 2;
 constexpr float kAllParts = 1e9f;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
@@ -80,7 +81,7 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     p.total_q = numbers.integer();
     p.packed = tensors[cu_seqlens_q] != 0;
     const int64_t blocks = numbers.integer(), slots = numbers.integer();
-    numbers.integer();  // the most pages of a sequence: the capacity says them
+    numbers.integer();  // the most pages of a sequence, which follow from the capacity
     const int64_t positions = numbers.integer(), rotary_half = numbers.integer();
     args.q_source_strides = args.q_strides = read_strides(numbers);
     args.k_cache_strides = read_strides(numbers);
@@ -113,13 +114,14 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     return {p, blocks, slots, free_split};
 }
 
-// Parts of a sequence at most. Invariant: from the device and the K/V heads alone. Free: as many as
-// fill the device once with all sequences, or, where that would leave much of it idle, a few times.
+// The most parts of a sequence. An invariant split depends only on the device and the number of K/V
+// heads. A free split has enough parts to fill the device once with all sequences or, if that would
+// leave much of it idle, a few times.
 int64_t most_parts(const FlashDecodeKernelConfig& config, const DecodeProblem& problem,
                    const DeviceSpec& device) {
     const int64_t at_once = int64_t{device.sm_count} * config.parts_per_sm;
     int64_t invariant = std::clamp<int64_t>(at_once / problem.forward.heads_k, 1, kMostParts);
-    // Subtrees of 8 parts have neighbours of the same size.
+    // With a multiple of 8, every subtree of 8 parts has a neighbour of the same size.
     if (invariant > 8) invariant -= invariant % 8;
     if (!problem.free_split) return invariant;
     constexpr int64_t kRounds = 4;
@@ -129,14 +131,15 @@ int64_t most_parts(const FlashDecodeKernelConfig& config, const DecodeProblem& p
     return std::clamp<int64_t>(fills ? once : blocks_of(kRounds * at_once, heads), 1, invariant);
 }
 
-// How far the states of chunks lie apart, and how many there are.
+// The distances between the states of chunks, and the number of states per K/V head.
 struct ChunkStates {
     int64_t head_rows = 0, batch_rows = 0, query_rows = 0;
 };
 
-// Memory for the parts of sequences with many rows. `most_parts` is of one tile: more tiles have
-// fewer, so that parts times rows stay within most_parts tiles. Of packed sequences the host knows
-// the sum of the rows alone, each of which has `parts_of_capacity` parts at most.
+// Memory for the parts of sequences with many rows. `most_parts` is the limit for one tile. With
+// more tiles each has fewer parts, so that parts times rows stay within most_parts tiles. For
+// packed sequences the host knows only the total number of rows, each of which has at most
+// `parts_of_capacity` parts.
 ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t most_parts,
                          int64_t parts_of_capacity) {
     const int64_t group = p.heads_q / p.heads_k, rows = p.seq_q * group;
@@ -154,34 +157,36 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
     return {of_queries, 0, group * parts};
 }
 
-// What numbers of runs cost: the fields of RunCosts in families/mma_sync_decode/cost.py, which says
-// what each is, and has the values of GPUs. Python sets those of a call's GPU before its plan.
+// The costs of numbers of runs. The fields match RunCosts in families/mma_sync_decode/cost.py,
+// which documents them and has the values for GPUs. Python sets the values for a call's GPU before
+// planning.
 struct RunCosts {
     double few_ctas, one_turn, uneven_slope, uneven_from, uneven_most, last_slope, last_start,
         last_least, last_least_fall, full_tiles, turn_bytes, merge_bytes, merged_row_bytes;
 };
 RunCosts run_costs{};
 
-// A run may be longer than a CTA's share, so that 33 parts on 32 CTAs' worth do not take two
+// A run may exceed a CTA's share by this factor, so that 33 parts on 32 CTAs do not take two
 // rounds.
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
-constexpr int kReservedSmem = 1024;  // of each CTA on an SM
-// A share from which on CTAs ask a counter for runs.
+constexpr int kReservedSmem = 1024;  // per CTA on an SM
+// The share from which CTAs request runs from a counter.
 constexpr int64_t kLongShareBytes = 1920 << 10;
 
-// Measured on an H200, as what follows. Runs for each CTA that the GPU holds, at most; and at least
-// where lengths differ: a sequence has more than so many times the mean, in a call of so many
-// bytes.
+// Measured on an H200, like the constants below. kMostTurns is the most runs per CTA that the GPU
+// holds. kRaggedTurns is the fewest for ragged calls: a sequence has more than kMostOfMean times
+// the mean, in a call of at least kRaggedBytes.
 constexpr double kMostTurns = 7.0, kRaggedTurns = 2.4, kRaggedBytes = 192e6;
 constexpr float kMostOfMean = 1.25f;
-// Runs are the largest power of two of parts within these times their number's share. One run of
-// many tiles is all of a tile, whatever its parts: of few, a longer one would be waited for.
+// A run has the largest power of two of parts within this factor times its share. If there are many
+// tiles, a single run covers all of a tile, whatever its parts. If there are few, other CTAs would
+// wait for a longer run.
 constexpr float kOfOneRun = 1.999f, kOfSeveralRuns = 1.25f;
 
-// How much longer than its bytes a call of equal runs takes, by how many there are for each CTA
-// that the GPU holds. Where there are fewer than CTAs, an SM may have two of them and others one;
-// of the last turn's, few have more of the memory each. With full tiles they have not.
+// The time of a call of equal runs, relative to the time for its bytes, by runs per CTA that the
+// GPU holds. With fewer runs than CTAs, some SMs may have two runs and others one. If the last turn
+// has few runs, each gets more memory bandwidth, except with full tiles.
 double time_over_bytes(double turns, bool full_tiles) {
     const RunCosts& costs = run_costs;
     if (turns <= 1.0) {
@@ -195,14 +200,14 @@ double time_over_bytes(double turns, bool full_tiles) {
     return (full + (rest == 0.0 ? 0.0 : full_tiles ? 1.0 : last)) / turns;
 }
 
-// Equal sequences' tiles, and what they are read by.
+// Tiles of equal sequences, and the limits for splitting them.
 struct EqualTiles {
-    double tiles;        // of all K/V heads
-    double rows;         // of a tile
+    double tiles;        // over all K/V heads
+    double rows;         // per tile
     double slots;        // CTAs that the GPU holds
-    double unit_bytes;   // of a block of B_c keys
-    int64_t min_units;   // of a part
-    int64_t most_parts;  // of a tile
+    double unit_bytes;   // per block of B_c keys
+    int64_t min_units;   // per part
+    int64_t most_parts;  // per tile
 
     double cost(int64_t runs_of_tile, double units) const {
         const double parts = std::clamp(units / static_cast<double>(min_units), 1.0,
@@ -225,7 +230,8 @@ struct EqualTiles {
     }
 };
 
-// Runs of a tile, by how many units it has: the last two numbers of them, up to its most units.
+// Runs per tile as a function of a tile's units: the last two different numbers up to its most
+// units.
 struct RunsBySize {
     int64_t small, large;
     double from_large;
@@ -243,31 +249,33 @@ RunsBySize runs_by_size(const EqualTiles& tiles, int64_t most_units) {
     return runs;
 }
 
-// Keys and values of a call, up to which they are to leave L2 before anything else. Calls with more
-// take 3% longer so.
+// Bytes of a call's keys and values up to which they should leave L2 before anything else. Larger
+// calls take 3% longer that way.
 constexpr int64_t kPassingBytes = 320 << 20;
-// Keys and values that a sequence has room for in a K/V head, up to which one CTA takes all of it.
+// Capacity of a sequence in a K/V head, in bytes of keys and values, up to which one CTA takes all
+// of it.
 constexpr int64_t kMostWholeBytes = 512 << 10;
-// Of calls of whole runs: tiles an SM between which the next launch is held back until this one's
-// CTAs are done, if a tile has room for so many bytes. CTAs of the next that come earlier take the
-// second places of SMs where this one's would have had an SM, and its memory's rate, alone. With
-// d_head 64 that is nothing, or costs.
+// For calls of whole runs: tiles per SM, above 1, up to which the next launch is held back until
+// this one's CTAs are done, if a tile has room for kLeastHeldBytes. Earlier CTAs of the next launch
+// would become the second CTA of SMs where a CTA of this launch has the SM and its bandwidth alone.
+// With d_head 64, holding back gains nothing or costs time.
 constexpr double kMostHeldTiles = 1.5;
 constexpr int64_t kLeastHeldBytes = 128 << 10;
 bool is_held(const FlashDecodeKernelConfig& config, double tiles_of_sm, int64_t tile_bytes) {
     return config.d_head > 64 && tiles_of_sm > 1.0 && tiles_of_sm <= kMostHeldTiles &&
            tile_bytes >= kLeastHeldBytes;
 }
-// Keys and values that a call asks for before it knows its lengths: so many of a large one's are at
-// hand at once, and where sequences are shorter no more are read in vain. Of many sequences these
-// would be few keys of each.
+// Bytes of keys and values that a call prefetches before it knows its lengths. A large call has
+// this much available at once; if sequences are shorter, no more than this is read in vain. With
+// many sequences, this would be only a few keys of each.
 constexpr int64_t kPrefetchedBytes = 4 << 20, kLeastPrefetchedKeys = 8;
-// Of states that arrive at a merge: beside other memory that a plan keeps zero.
+// Limit for states that arrive at a merge, less other memory that a plan keeps zero.
 constexpr int64_t kMostArrivingBytes = int64_t{kMostKeptBytes} - 1024;
-// Keys of a sequence that clusters merge, and of a run that has more than one part.
+// The most keys of a sequence that clusters merge, and of a run that has more than one part.
 constexpr int64_t kMostClusterKeys = 8192, kMostClusterRunKeys = 256;
 
-// Whether as many CTAs fit on an SM with more shared memory, and others' bytes beside them.
+// Whether `ctas` CTAs still fit on an SM if each uses more shared memory and other CTAs use some as
+// well.
 bool holds(const FlashDecodeKernelConfig& config, int more_bytes, int ctas, int beside,
            const DeviceSpec& device) {
     const int bytes = config.smem_bytes() + more_bytes;
@@ -317,7 +325,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                  const DeviceSpec& device, const Semantics& semantics) {
     require(run_costs.one_turn > 0.0, "plan: no costs are set for its GPU");
     DecodeKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     const DecodeProblem problem = read_problem(numbers, tensors, args);
     const ForwardProblem& p = problem.forward;
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
@@ -343,14 +351,14 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     const bool canonical = config.canonical > 0;
     require(!canonical || canonical_tile(static_cast<int>(p.d), device.arch) == config.B_c,
-            "canonical: a call of this d has other tiles; take a config of its d_head");
+            "canonical: this d needs different tiles; use a config with a matching d_head");
     const int64_t parts = canonical ? std::max<int64_t>(1, blocks_of(p.seq_k, kCanonicalChunk))
                                     : most_parts(config, problem, device);
     require(parts <= kMostParts, "canonical: a sequence may have room for 1,024 chunks of keys");
     const int64_t rows = p.seq_q * args.heads_per_group;
     require(rows <= INT_MAX, "seq_q x heads of a group must stay within 2^31 - 1");
-    // Sequences with many rows have a kernel of their own, and where none is packed all have as
-    // many.
+    // Sequences with many rows use a separate kernel. Without packing, all sequences have the same
+    // number of rows.
     const int64_t most_rows = config.most_rows_without_chunks();
     const bool has_chunks = config.chunk_rows > 0 && rows > most_rows;
     const bool has_others = p.packed || !has_chunks;
@@ -359,8 +367,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t min_units = (canonical ? kCanonicalChunk : config.min_keys) / config.B_c;
     const int64_t units = blocks_of(p.seq_k, config.B_c);
     const int64_t parts_of_capacity = std::max<int64_t>(1, blocks_of(units, min_units));
-    // Whether canonical tiles are enough for the device, each by itself: a CTA then goes through
-    // all chunks of one, and there are no states. No bit depends on it.
+    // Whether there are enough canonical tiles to fill the device without splitting any. A CTA then
+    // goes through all chunks of a tile, and there are no states. No bit depends on this.
     const bool whole_tiles =
         canonical && p.batch * p.heads_k * tiles >= kWholeTilesPerSm * int64_t{device.sm_count};
     const bool others_are_split =
@@ -372,10 +380,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                                            : canonical       ? all_parts
                                                              : std::min(parts, all_parts));
     args.slot_rows = static_cast<int32_t>(std::min<int64_t>(config.B_r, other_rows));
-    // More tiles than half of the parts leave each tile one part.
+    // If there are more tiles than half of the parts, each tile has one part.
     args.merged_rows =
         static_cast<int32_t>(canonical ? other_rows : std::min(other_rows, parts / 2 * config.B_r));
-    // A CTA for each SM: one of its size is about what an SM holds.
+    // One CTA per SM: an SM holds about one CTA of this size.
     const int64_t chunk_parts = std::max<int64_t>(1, device.sm_count / p.heads_k);
     const int64_t chunk_units = min_units * kChunkMinKeysFactor;
     const int64_t chunk_parts_of_capacity = std::max<int64_t>(1, blocks_of(units, chunk_units));
@@ -394,8 +402,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     args.by_heads_k = divisor_of(p.heads_k);
     args.by_merged_rows = divisor_of(std::max(1, args.merged_rows));
 
-    // CTAs that the device holds at once, each of which takes run after run: of one part, unless
-    // there may be more parts than CTAs.
+    // CTAs that the device holds at once. Each takes one run after another. Runs have one part
+    // each, unless there may be more parts than CTAs.
     const int64_t heads = p.batch * p.heads_k;
     const int64_t items = !has_others ? 0
                           : canonical
@@ -404,27 +412,28 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     int fitting = ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
     if (config.most_ctas() > 0) fitting = std::min(fitting, config.most_ctas());
     const int64_t resident = fitting * int64_t{device.sm_count};
-    // Warps with rows of their own have a place for the first level, and none for others.
+    // Warps with their own rows have room for the first level and none for others.
     if (!config.own_rows)
         args.kept_level_bytes =
             args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
-    // With twice as many tiles as CTAs take at once, sequences of equal length are one run each,
-    // and of others few are more. How many CTAs merge changes no bit, so that shapes may say it.
-    // They begin beside the other CTAs.
+    // With twice as many tiles as CTAs run at once, sequences of equal length are one run each, and
+    // few others have more. The number of merging CTAs changes no bit, so shapes may determine it.
+    // These CTAs begin while the others run.
     const double one_run = kRoundingUp * static_cast<double>(heads * (p.packed ? 1 : tiles));
     const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
-    // Where tiles are enough for most SMs, and none can have many keys, each is one run, whatever
-    // the lengths: nothing is looked for or merged, and there is no launch for it.
+    // If there are enough tiles for most SMs, and none can have many keys, each is one run,
+    // whatever the lengths. Then nothing is searched or merged, and there is no merge launch.
     const int64_t unit_bytes = int64_t{config.B_c} * config.d_head * 2 * config.element_bytes();
     const int64_t all_tiles = heads * tiles;
     const bool whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed &&
                        !has_chunks && units * unit_bytes <= kMostWholeBytes &&
                        8 * all_tiles >= 5 * int64_t{device.sm_count};
-    // Where shapes say how many tiles there are, runs are as many as the GPU reads best if all are
-    // as long. Else, and in a free split, which has chosen its parts so, a run is a CTA's share.
+    // If shapes determine the number of tiles, the number of runs is the one that the GPU reads
+    // fastest for equal lengths. Otherwise a run is a CTA's share. The same holds for a free split,
+    // which has already chosen its parts this way.
     const bool even_runs = config.rounds == 1 && !problem.free_split && !whole && !has_chunks &&
                            (!p.packed || tiles == 1);
-    bool has_one_run = true;  // each tile of equal sequences
+    bool has_one_run = true;  // for each tile of equal sequences
     const auto set_shares = [&] {
         const auto tiles_of_head = static_cast<float>(p.batch * tiles);
         args.from_large = args.from_ragged = std::numeric_limits<float>::infinity();
@@ -478,21 +487,21 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (whole && tiles == 1 && all_tiles <= resident &&
         is_held(config, static_cast<double>(all_tiles) / device.sm_count, units * unit_bytes))
         args.flags |= kHoldsNextLaunch;
-    // Before it may begin the decode kernel asks for keys, and guesses lengths. Whole runs have
-    // their own way of the first, and are known without lengths.
+    // Before it may begin, the decode kernel prefetches keys and guesses lengths. Whole runs
+    // prefetch keys differently, and are known without lengths.
     if (config.uses_pdl() && device.arch >= 90 && !whole && heads > 0) {
         const int64_t asked =
             std::min(kPrefetchedBytes / (heads * unit_bytes / config.B_c), p.seq_k);
         if (asked >= kLeastPrefetchedKeys)
             args.log2_prefetched_keys =
                 static_cast<int16_t>(std::bit_width(static_cast<uint64_t>(asked)) - 1);
-        // Where rows are appended, lengths are those of a launch that is over.
+        // If rows are appended, lengths come from a launch that is over.
         if (!p.packed && p.batch <= kMostGuessed && tensors[new_k] == 0)
             args.flags |= kGuessesLengths;
     }
     args.passes = heads * units * unit_bytes <= kPassingBytes;
-    // A cluster merges the parts of a tile, where one CTA an SM is enough and none is long: with
-    // two on an SM, or with several tiles one on most of them, the merge's launch is faster.
+    // A cluster merges the parts of a tile if one CTA per SM is enough and no part is long. The
+    // merge launch is faster with two CTAs per SM, or with several tiles and one CTA on most SMs.
     int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
     cluster = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(cluster)));
     const int64_t part_keys = std::max(blocks_of(units, parts), min_units) * config.B_c;
@@ -519,16 +528,16 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     int64_t merges_of_rows = heads * args.merged_rows;
     const bool searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
-    // Before sm_90 the merge begins when the decode kernel is done.
+    // Before sm_90 the merge begins only when the decode kernel is done.
     args.warms_up = device.arch >= 90 && !searches && merges_of_rows <= device.sm_count / 2;
     if (searches)
         merges_of_rows =
             std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
                      int64_t{device.sm_count} * (few_rows && has_one_run ? 1 : kSearchesPerSm));
 
-    // States of a sequence's few parts arrive at the merge one by one, as its CTAs wait for them
-    // already. Of several sequences that gains nothing, nor where clusters serve a cache's shorter
-    // lengths and this one has more parts.
+    // The states of a sequence's few parts arrive one by one at the merge, whose CTAs already wait
+    // for them. With several sequences this gains nothing. It also gains nothing if clusters serve
+    // the cache's shorter lengths and this one has more parts.
     const int64_t arriving_parts = std::min(
         {int64_t{kMostArrivingParts}, parts, device.sm_count / std::max(heads, int64_t{1})});
     const int64_t arriving_rows = arriving_parts * args.slot_rows;
@@ -556,19 +565,20 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
     if (turns) workspace("q_rotated", queries * p.heads_q * p.d * config.element_bytes());
 
-    // The merge leaves it zero.
+    // The merge resets it to zero.
     const size_t counter = plan.workspaces.size();
     const auto most_units = static_cast<float>(p.batch * tiles * units);
     const bool counts =
         merges && (args.share < 0 || (args.share_of_large < 0 && args.from_large <= most_units) ||
                    (args.share_of_ragged < 0 && args.from_ragged <= most_units));
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
-    // As does this one.
+    // The merge resets this workspace, too.
     const size_t states_arrive = plan.workspaces.size();
     if (arrives)
         plan.workspaces.push_back(
             {"arriving", static_cast<size_t>(arriving_bytes), Contents::kept_zero});
-    // Each launch waits for the one before where it must. The first one's is not of this call.
+    // Each launch waits for the preceding one where it must. The one before the first is not part
+    // of this call.
     const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
     const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes,
@@ -600,7 +610,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     }
     constexpr const char* kTooMany = "batch x heads x parts must stay within 2^31 - 1";
     const bool is_paged = tensors[page_table] != 0;
-    // The longest first: CTAs of the next launch begin where this one's are done.
+    // The longest launch comes first: CTAs of the next one begin where its CTAs are done.
     if (has_chunks) {
         const int64_t all_rows = p.packed ? p.total_q * args.heads_per_group : p.batch * rows;
         const int64_t chunk_tiles = std::min(p.batch * blocks_of(rows, config.chunk_rows),
@@ -635,10 +645,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     }
 
     for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})
-        plan.presence.push_back({tensor, tensors[tensor] != 0,
-                                 "page_table, k, v, cos, sin: this launch was planned for others"});
+        plan.presence.push_back(
+            {tensor, tensors[tensor] != 0,
+             "page_table, k, v, cos, sin: this launch was planned for a different set of these"});
     plan.presence.push_back(
-        {cu_seqlens_q, semantics.packed, "packed: this library's kernels are for the other kind"});
+        {cu_seqlens_q, semantics.packed,
+         "packed: the call and this library's kernels must both use packed sequences, or neither"});
     return plan;
 }
 

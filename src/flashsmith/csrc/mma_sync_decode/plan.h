@@ -8,13 +8,13 @@
 
 namespace flashsmith {
 
-// Up to four launches: to append, to compute states of parts, of sequences with many rows and of
-// others, and to merge them. Throws std::invalid_argument.
+// Plans up to four launches: append, the states of parts for sequences with many rows and for
+// others, and their merge. Throws std::invalid_argument.
 Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics);
 
-// What numbers of runs cost, for all plans from now on: RunCosts' numbers, of which there must be
-// `count`. False, and nothing is set, if there are not.
+// Sets the costs of numbers of runs for all plans from now on: the numbers of RunCosts. If `count`
+// is not their number, returns false and sets nothing.
 extern "C" bool flashsmith_set_plan_costs(const double* values, size_t count);
 
 }  // namespace flashsmith

@@ -1,6 +1,6 @@
-// States of rows over some keys, and how they become one: of warps that have different keys of a
-// part, and of parts. Sums are relative to the state's own maximum, base 2; sums of probabilities
-// of 0 mean that there was no key, and then nothing else of the state counts.
+// States of rows over some keys, and how they are merged: states of warps that have different keys
+// of a part, and states of parts. Sums are relative to the state's own maximum, in base 2. If the
+// sum of probabilities is 0, there was no key, and the rest of the state is ignored.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -20,7 +20,7 @@ struct RowState {
     float o[4] = {};
 
     FS_DEVICE RowState() {}
-    // As it is kept in memory.
+    // Reads the format that is kept in memory.
     FS_DEVICE RowState(float2 statistics, uint4 sums) {
         maximum = statistics.x, sum = statistics.y;
         o[0] = __uint_as_float(sums.x), o[1] = __uint_as_float(sums.y);
@@ -33,8 +33,8 @@ struct RowState {
 
     FS_DEVICE bool is_empty() const { return sum == 0.0f; }
 
-    // Adds a state whose maximum is not above this one's. Without a branch, so that sums of several
-    // states go on beside each other.
+    // Adds a state whose maximum is not above this one's. Branch-free, so that sums of several
+    // states overlap.
     FS_DEVICE void add_if_any(const RowState& its) {
         const bool none = its.is_empty();
         const float weight = exp2_approx(its.maximum - maximum);
@@ -47,7 +47,7 @@ struct RowState {
         }
     }
 
-    // Of this state and the one of the keys behind its own.
+    // Merges the state of the keys that follow into this one.
     FS_DEVICE void join(const RowState& next) {
         if (next.is_empty()) return;
         if (is_empty()) {
@@ -63,8 +63,8 @@ struct RowState {
         for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, next.o[i], weight_before * o[i]);
     }
 
-    // The same without a branch, of the state of the keys before this one's and this one. Where
-    // warps' states were added up, sums of no key are 0: a choice says the sign of zeros alone.
+    // Merges the state of the preceding keys into this one, without a branch. Where warps' states
+    // were added up, sums without keys are 0, so the selection affects only the sign of zeros.
     FS_DEVICE void merge_after(const RowState& before) {
         const bool none_before = before.is_empty(), none = is_empty();
         const float joined = fmaxf(before.maximum, maximum);
@@ -81,15 +81,15 @@ struct RowState {
     }
 };
 
-// What a row's sums are multiplied with, and its natural log-sum-exp, once its head's sink has
-// joined. A row without keys gives 0, and -inf or the sink alone; its sums may be NaN, products of
-// no weight and a value of NaN, so that its factor is -1 and no other's is negative.
+// The factor for a row's sums, and the row's natural log-sum-exp, once its head's sink has joined.
+// A row without keys has output 0 and a log-sum-exp of -inf or the sink. Its sums may be NaN,
+// products of weight 0 and NaN values. Its factor is therefore -1, and no other factor is negative.
 struct RowEnd {
     float factor, lse;
 
     FS_DEVICE RowEnd(const RowState& row, const float* sink) {
         const float sink_ln = sink == nullptr ? 0.0f : *sink;
-        // Finite, so that differences are; a NaN stays one.
+        // Clamped so that differences stay finite; a NaN stays NaN.
         float sink_log2 = sink_ln * kLog2E;
         sink_log2 = sink_log2 > kLargestFloat    ? kLargestFloat
                     : sink_log2 < -kLargestFloat ? -kLargestFloat
@@ -102,7 +102,7 @@ struct RowEnd {
             total = total * weight + exp2_approx(sink_log2 - base);
         }
         factor = row.is_empty() ? -1.0f : weight * reciprocal_approx(total);
-        // The largest sinks were clamped in base 2.
+        // The largest sinks were clamped in base 2, so the natural value is used.
         const float base_ln = sink != nullptr && base == sink_log2 ? sink_ln : base * kLn2;
         lse = fmaf(log2_approx(total), kLn2, base_ln);
     }
@@ -114,7 +114,7 @@ FS_DEVICE RowEnd row_end(const DecodeKernelArgs& args, const RowState& row, int 
     return RowEnd(row, args.sinks == nullptr ? nullptr : args.sinks + head);
 }
 
-// Of a row of o where it begins, four of its elements, and its log-sum-exp.
+// Parts of storing a row of o: the address of an element, four elements, and the log-sum-exp.
 FS_DEVICE char* row_of_o(const DecodeKernelArgs& args, int batch, int first_query, int query,
                          int head, int column) {
     return static_cast<char*>(args.o) +
@@ -134,7 +134,8 @@ FS_DEVICE void store_lse(const DecodeKernelArgs& args, float lse, int batch, int
                  query] = lse;
 }
 
-// Four neighbouring elements of a row of o, and by the row's first thread its log-sum-exp.
+// Stores four neighbouring elements of a row of o. The row's first thread also stores its
+// log-sum-exp.
 template <typename value_t>
 FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, const RowEnd& end,
                          int batch, int first_query, int query, int head, int column) {

@@ -1,5 +1,5 @@
 // The copies of a run: its queries, and its keys and values step by step, from a dense cache or
-// from pages. Each warp copies keys of its own, every n_warps-th warp_keys of a part.
+// from pages. Each warp copies its own keys, every n_warps-th group of warp_keys keys of a part.
 #pragma once
 
 #include "common/opaque.cuh"
@@ -20,29 +20,29 @@ struct RunCopies : RunTile<Kernel, kPaged> {
 
     using Tile::Tile;
 
-    // Whether a lane goes from row to row of a dense cache, and does not find each by its number.
+    // Whether a lane steps from row to row of a dense cache instead of locating each row by its
+    // number.
     static constexpr bool kGoesOn = !kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
     struct NextRows {
-        const char *k, *v;  // the lane's first 16 bytes of the step that is copied next
+        const char *k, *v;  // the lane's first 16 bytes of the next step to be copied
 
         FS_DEVICE void materialize() { flashsmith::materialize(k, v); }
     };
-    // Whether it does so in pages, where a step's keys of a warp are in one page, as the host
-    // knows.
+    // Whether a lane may do so in pages. It does if all of a warp's keys of a step are in one page,
+    // which the host knows.
     static constexpr bool kGoesOnInPages =
         kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
     FS_DEVICE bool has_whole_steps() const {
         return kGoesOnInPages && args.by_page.divisor % kWarpKeys == 0;
     }
 
-    // Entries of the page table for a run's first copies, and for the first in the steps.
+    // Page-table entries for a run's first copies, and for the first copy during the steps.
     struct FirstPages {
         static constexpr int kCount = kPaged ? kStages : 0, kRoom = std::max(kCount, 1);
         const int32_t* places[kRoom];
         int entries[kRoom];
-        int now[kRoom];  // of those that were guessed: what is there behind the wait
-        NextRows
-            rows[kGoesOnInPages ? kStages - 1 : 1];  // if the warp's keys of a step have a page
+        int now[kRoom];  // for guessed entries: their values after the wait
+        NextRows rows[kGoesOnInPages ? kStages - 1 : 1];  // if a warp's keys of a step share a page
 
         FS_DEVICE void materialize() {
 #pragma unroll
@@ -63,13 +63,13 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         }
     };
 
-    // The run's copies: which step comes next, and where from.
+    // The state of a run's copies: the next step and its source.
     struct Copies {
         int first_step, steps;
         NextRows next_rows;
         FirstPages pages;
 
-        // So that the compiler does not put off what they are computed from.
+        // Keeps the compiler from deferring the computations behind these values.
         FS_DEVICE void materialize() {
             flashsmith::materialize(first_step, steps);
             if constexpr (kGoesOn) next_rows.materialize();
@@ -77,7 +77,7 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         }
     };
 
-    // Where they begin. `guesses`: as far as the page table says before the launch before is over.
+    // The initial state. `guesses`: the page table is read before the preceding launch is over.
     FS_DEVICE Copies first_copies(bool guesses) const {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
@@ -108,11 +108,11 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         return copies;
     }
 
-    // Starts those of the first stages and of the queries.
+    // Starts the copies of the first stages and of the queries.
     FS_DEVICE void start(Copies& copies) const {
         const int first_step = copies.first_step, steps = copies.steps;
         if constexpr (kPaged) {
-            if (!has_whole_steps()) {  // too many instructions to have them for each stage
+            if (!has_whole_steps()) {  // too many instructions to repeat for each stage
                 start_queries();
                 int entries[kStages - 1];
 #pragma unroll
@@ -138,14 +138,14 @@ struct RunCopies : RunTile<Kernel, kPaged> {
                 else
                     start_lanes_rows(first_key(first_step + i), i, 0);
             }
-            if (i == 0) start_queries();  // no one waits for them alone
+            if (i == 0) start_queries();  // nothing waits for the queries alone
             cp_async_commit();
         }
     }
 
     // ---- queries ----
 
-    // Rows that the tile has not are zero.
+    // Rows that the tile does not have are zero-filled.
     FS_DEVICE void start_queries() const {
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         using QueriesLayout = typename Kernel::QueriesLayout;
@@ -153,7 +153,7 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         const int head_q = item.head_k * args.heads_per_group;
 #pragma unroll
         for (int first = 0; first < kAll; first += Kernel::n_threads) {
-            // Unsigned, so that it is divided by shifts.
+            // Unsigned, so that divisions become shifts.
             const uint32_t i = first + static_cast<uint32_t>(thread_index());
             if (kAll % Kernel::n_threads != 0 && i >= kAll) break;
             const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
@@ -178,7 +178,7 @@ struct RunCopies : RunTile<Kernel, kPaged> {
 
     // ---- keys ----
 
-    // The first of the warp's rows in a stage.
+    // The warp's first row in a stage.
     FS_DEVICE int warp_slot() const { return Kernel::own_rows ? warp * kWarpKeys : 0; }
 
     FS_DEVICE int first_key(int step) const {
@@ -187,19 +187,20 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     FS_DEVICE uint32_t K_tile(int stage) const { return ring + stage * Kernel::stage_bytes; }
     FS_DEVICE uint32_t V_tile(int stage) const { return K_tile(stage) + Layout::kBytes; }
 
-    // The page table's entry for the key of a step that is the lane's, or for all of the warp's.
-    // There is some key, or nothing is read.
+    // The page-table entry for the lane's key of a step, or for all of the warp's keys. It is read
+    // only if there is some key.
     FS_DEVICE const int32_t* entry_of(int step) const {
         int key = first_key(step);
         if (!has_whole_steps()) key += lane % kWarpKeys;
-        // That of a key which is there, unless the length was guessed: no row is copied of another.
+        // Clamped to an existing key, unless the length was guessed: rows of other keys are not
+        // copied.
         const int page = args.by_page.divide(min(max(key, begin), end - 1));
         return args.page_table + item.batch * args.page_table_stride + page;
     }
     FS_DEVICE int page_of(int step) const { return kPaged ? *entry_of(step) : 0; }
 
-    // Keys that no row sees are not read, whatever is there: they are zero. By a wrong guess others
-    // of the cache may be, and are copied over.
+    // Keys that no row sees are not read, whatever their memory holds, but zero-filled. After a
+    // wrong guess other keys of the cache may be copied; they are overwritten later.
     FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
         if constexpr (kGoesOn) {
@@ -216,21 +217,21 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         start_lanes_rows(key, stage, entry);
     }
 
-    // Rows that lanes find one by one.
+    // Copies rows that lanes locate one by one.
     FS_DEVICE void start_lanes_rows(int key, int stage, int entry) const {
         const int slot = kPaged ? slot_of(key + lane % kWarpKeys) : 0;
         if constexpr (Layout::kWidePanels > 0) start_panels<false>(key, stage, entry, slot);
         if constexpr (Layout::kHasNarrowPanel) start_panels<true>(key, stage, entry, slot);
     }
 
-    // A bad number leads to some page of the cache.
+    // Clamped, so that an invalid entry leads to some page of the cache.
     FS_DEVICE int page_number(int entry) const { return min(max(entry, 0), args.blocks - 1); }
 
     FS_DEVICE int slot_of(int key) const {
         return key - args.by_page.divide(key) * static_cast<int>(args.by_page.divisor);
     }
-    // The lane's of the warp's keys of a step, all in one page. The page last: its number is what
-    // all else waits for.
+    // The lane's row among the warp's keys of a step, all in one page. The page is added last,
+    // because everything else waits for its number.
     FS_DEVICE NextRows rows_in_page(int first_key, int entry) const {
         const int slot = slot_of(first_key) + lane / 8, page = page_number(entry);
         const auto row = [&](const char* head, const DecodeStrides& strides) {

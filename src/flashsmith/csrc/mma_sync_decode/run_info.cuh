@@ -1,5 +1,5 @@
-// What the end of a part needs to know of its run. In the steps before there are no registers for
-// it: it waits in shared memory.
+// What the end of a part must know about its run. It is kept in shared memory, because the steps
+// leave no registers for it.
 #pragma once
 
 #include "mma_sync_decode/split.cuh"
@@ -27,7 +27,7 @@ struct RunInfo {
         store_shared_16B(address + 32, pack(s.queries * heads_per_group, 0, 0, 0));
     }
 
-    // What a part needs to know that is no run's last.
+    // The fields that are needed at the end of any part, even if it is not a run's last.
     FS_DEVICE static uint4 of_parts(uint32_t address) { return load_shared_16B(address + 16); }
 
     FS_DEVICE bool has_all_parts() const { return first_part == 0 && end_part == parts; }

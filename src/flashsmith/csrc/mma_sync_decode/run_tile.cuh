@@ -1,4 +1,4 @@
-// A tile of rows over the keys of a run: which keys, and what of them is seen.
+// A tile of rows over the keys of a run: which keys it has, and which of them are visible.
 #pragma once
 
 #include "common/softmax.cuh"
@@ -17,12 +17,12 @@ struct RunTile {
     const DecodeItem& item;
     const uint32_t smem, ring;
     const int warp, lane;
-    const int first_row, rows;    // of the tile, in the K/V head's rows
+    const int first_row, rows;    // of the tile, among the K/V head's rows
     int run_begin;                // first key of the run
-    int begin, end;               // keys that some row of the tile sees, of the run
-    int seen_begin, seen_end;     // keys that some row of the warp sees, of the run
-    int full_begin, full_end;     // keys that every row of it sees
-    const char *k_head, *v_head;  // the head's rows of block 0, dense: of the sequence's block
+    int begin, end;               // keys of the run that some row of the tile sees
+    int seen_begin, seen_end;     // keys of the run that some row of the warp sees
+    int full_begin, full_end;     // keys that all of these rows see
+    const char *k_head, *v_head;  // the head's rows of block 0; dense: of the sequence's block
 
     FS_DEVICE RunTile(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
         : args(args),
@@ -37,7 +37,7 @@ struct RunTile {
         run_begin = s.begin + item.first_part * s.chunk;
         const KeyRange top = keys_of_row(0), bottom = keys_of_row(rows - 1);
         begin = max(run_begin, top.first);
-        // The last part's last key is the sequence's.
+        // The last part ends with the sequence's last key.
         end = bottom.last + 1;
         if (item.end_part < s.parts) end = min(end, s.begin + item.end_part * s.chunk);
         seen_begin = begin;
@@ -56,7 +56,7 @@ struct RunTile {
 
     FS_DEVICE int query_of_row(int row) const { return args.by_group.divide(first_row + row); }
 
-    // Of a row of the tile.
+    // The keys visible to a row of the tile.
     FS_DEVICE KeyRange keys_of_row(int row) const {
         const DecodeSequence& s = item.sequence;
         const int position = query_of_row(row) + s.keys - s.queries;
@@ -66,7 +66,7 @@ struct RunTile {
     // The warp's first row in the tile.
     FS_DEVICE int warp_row() const { return Kernel::own_rows ? 16 * warp : 0; }
 
-    // A row of the K/V head over all keys.
+    // Stores a row of the K/V head, once merged over all keys.
     FS_DEVICE void store_merged(const RunInfo& run, const RowState& state, int of_head,
                                 int column) const {
         const int query = args.by_group.divide(of_head);
@@ -80,8 +80,8 @@ struct RunTile {
     }
 
   private:
-    // Of warps with rows of their own. Steps whose keys no row of the warp sees are not multiplied,
-    // nor any by warps without a row.
+    // For warps with their own rows. Steps whose keys no row of the warp sees are not multiplied.
+    // Warps without rows multiply none.
     FS_DEVICE void limit_to_warp_rows() {
         const int own_rows = min(rows - warp_row(), 16);
         if (own_rows <= 0) {

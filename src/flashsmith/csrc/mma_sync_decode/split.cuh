@@ -1,10 +1,10 @@
-// How the keys of a sequence are split into parts, and which CTA computes which parts.
+// How a sequence's keys are split into parts, and which CTA computes which parts.
 //
-// Where parts begin and end follows from the sequence's own queries and keys and from numbers of
-// the launch that a user's other sequences, the page size and the cache's capacity do not change.
-// The states of parts are the leaves of a binary tree: neighbours from an even number on are merged
-// first, then neighbouring pairs, and so on. A CTA takes a run of parts, a whole subtree of 2^n,
-// and merges it itself. How long runs are follows from the batch, and changes no bit.
+// The limits of parts depend only on the sequence's own queries and keys and on numbers of the
+// launch that a user's other sequences, the page size and the cache's capacity do not change. The
+// states of parts are the leaves of a binary tree: neighbours that start at an even number are
+// merged first, then neighbouring pairs, and so on. A CTA takes a run of parts, a whole subtree of
+// 2^n, and merges it. The length of runs depends on the batch, but changes no bit.
 #pragma once
 
 #include "common/key_mask.cuh"
@@ -17,24 +17,24 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr int kMostShare = 1 << 30;  // blocks of B_c keys, more than any sequence has
 
 struct DecodeSequence {
-    int first_query, queries;  // of a packed tensor, and how many
+    int first_query, queries;  // first query in a packed tensor, and number of queries
     int keys;                  // in the cache after appending
-    int begin;                 // of the first part: a multiple of B_c
-    int chunk;                 // keys of a part, but of the last
+    int begin;                 // first key of the first part: a multiple of B_c
+    int chunk;                 // keys per part, except for the last
     int parts;                 // at least one, which writes the rows of a sequence without keys
-    int run_levels;            // log2 of the parts of a run
+    int run_levels;            // log2 of the parts per run
     int runs;
     int tiles;      // of rows
-    bool is_chunk;  // whether it has many rows, for which there is another kernel
+    bool is_chunk;  // whether it has many rows, which another kernel handles
 };
 
-// Blocks of B_c keys.
+// The number of blocks of B_c keys.
 template <class Kernel>
 FS_DEVICE int units_of(const DecodeSequence& s) {
     return (s.keys - s.begin + Kernel::B_c - 1) / Kernel::B_c;
 }
 
-// Queries, and how many tiles they are.
+// Sets a sequence's queries and number of row tiles.
 template <class Kernel>
 FS_DEVICE void set_rows(DecodeSequence& s, const DecodeKernelArgs& args, int first_query,
                         int queries) {
@@ -46,9 +46,10 @@ FS_DEVICE void set_rows(DecodeSequence& s, const DecodeKernelArgs& args, int fir
     s.tiles = (rows + tile_rows - 1) / tile_rows;
 }
 
-// Keys in the cache before the call appends: in memory, or guessed, of up to kMostGuessed
-// sequences. Then a lane holds that of the sequence with its number, and may ask for no other's:
-// runs that are known without a search, where all lanes ask for one's, are not found by guesses.
+// Keys in the cache before the call appends, read from memory or guessed. Guesses exist for up to
+// kMostGuessed sequences: a lane holds that of the sequence with its number, and must not request
+// another. Runs that are known without a search therefore use no guesses, since all lanes would
+// request the same sequence's.
 struct Lengths {
     bool are_guessed = false;
     int guess = 0;
@@ -57,7 +58,8 @@ struct Lengths {
     }
 };
 
-// Its rows and keys. No value of cache_lens or cu_seqlens_q leads outside the cache or the tensors.
+// A sequence's rows and keys. Clamping ensures that no value of cache_lens or cu_seqlens_q leads
+// outside the cache or the tensors.
 template <class Kernel>
 FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int batch,
                                             const Lengths& lengths) {
@@ -75,9 +77,9 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
     return s;
 }
 
-// Asks for the lengths of all sequences, 32 a line. Searches read them line after line, each behind
-// the one before; this waits for nothing, not even the launch before: what that has still to write
-// goes through L2, too.
+// Prefetches the lengths of all sequences, 32 per line, since searches read the lines one after
+// another. This waits for nothing, not even the preceding launch: writes that it still has to do go
+// through L2, too.
 template <class Kernel>
 FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
     const int batch = thread_index() * kWarpSize;
@@ -87,7 +89,7 @@ FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(args.cu_seqlens_q + batch));
 }
 
-// Into L2: the line of keys, or of values, in which an element of a head's row is.
+// Prefetches the line of keys or values that holds an element of a head's row into L2.
 FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, int64_t block,
                              int head, int slot, int element) {
     const int64_t first = block * strides.batch + head * strides.head + slot * strides.row;
@@ -95,8 +97,8 @@ FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, in
                                                   (first + element) * kElementBytes));
 }
 
-// Asks for the keys and values that a CTA's copies begin with, where each of its runs is a whole
-// sequence of one tile: before it knows how many keys that has.
+// Prefetches the keys and values that a CTA's copies begin with, if each of its runs is a whole
+// sequence of one tile. It does so before it knows how many keys the sequence has.
 template <class Kernel>
 FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
     constexpr int kLineBytes = 128, kRowLines = Kernel::d_head * kElementBytes / kLineBytes;
@@ -115,9 +117,9 @@ FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
     }
 }
 
-// Asks for the first keys and values of all sequences, as many of each, some lines a thread: before
-// the launch before is over, which may still write them, in L2, and before anything is known of
-// lengths. A page's number that is still being written leads to some page.
+// Prefetches the first keys and values of all sequences, the same number of each, some lines per
+// thread. It does so before lengths are known, and before the preceding launch is over, which may
+// still write them in L2. A page number that is still being written leads to some page.
 template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     constexpr int kLineBytes = 128, kLineElements = kLineBytes / kElementBytes;
@@ -128,7 +130,7 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     struct Line {
         int block, head, slot, element;
     };
-    // In pages, with the number of the page, which is on its way then.
+    // In a paged cache this loads the page number, one line ahead of its use.
     const auto find = [&](int line) {
         const int row = line / kRowLines;
         const int key_of_all = args.by_heads_k.divide(row);
@@ -157,8 +159,9 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     }
 }
 
-// Blocks of B_c keys that a run should have, odd where CTAs ask a counter for their runs: a share
-// in the keys of all sequences without many rows. 0: one part a run. Called by whole warps.
+// The length that a run should have, in blocks of B_c keys: a share of the keys of all sequences
+// without many rows. It is odd if CTAs request their runs from a counter. 0: one part per run. Must
+// be called by whole warps.
 template <class Kernel>
 FS_DEVICE int share_of_cta(const DecodeKernelArgs& args, const Lengths& lengths = {}) {
     if (args.share == 0.0f) return 0;
@@ -215,12 +218,12 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     return s;
 }
 
-// The states of a sequence's rows of a K/V head over parts, or over subtrees, which have their
-// first part's place: sums part by part, and a row's statistics side by side.
+// The states of a sequence's rows of a K/V head over parts or over subtrees. A subtree uses the
+// slot of its first part. Sums are stored part by part, a row's statistics next to each other.
 template <class Kernel>
 struct PartStates {
     const DecodeKernelArgs& args;
-    int64_t first;  // row
+    int64_t first;  // first row
     int rows, parts;
 
     FS_DEVICE PartStates(const DecodeKernelArgs& args, int batch, int head_k, int rows, int parts)
@@ -243,7 +246,7 @@ struct PartStates {
         return args.part_statistics + 2 * (first + int64_t{row} * parts + part);
     }
 
-    // Four neighbouring columns. Statistics are what the thread of column 0 has stored.
+    // Loads and stores four neighbouring columns. The thread of column 0 stores the statistics.
     FS_DEVICE RowState load(int part, int row, int column) const {
         const float2 its = *reinterpret_cast<const float2*>(statistics(part, row));
         return RowState(its, load_global_16B(sums(part, row) + column));
@@ -254,9 +257,9 @@ struct PartStates {
     }
 };
 
-// The same of few parts, in memory that is zero where nothing has arrived. Each word says by itself
-// whether it is there, so that nothing orders one behind another: a float is kept by its
-// complement, of which 0, a NaN, becomes another NaN's.
+// The same for few parts, in memory that is zero where nothing has arrived. Each word shows by
+// itself whether it has arrived, so no order is needed between words. A float is stored as its
+// complement; a NaN whose complement is 0 becomes another NaN.
 template <class Kernel>
 struct ArrivingStates {
     uint32_t *const sums, *const statistics;  // of the first part's first row
@@ -287,17 +290,17 @@ struct ArrivingStates {
     FS_DEVICE static float received(uint32_t word) { return __uint_as_float(~word); }
 };
 
-// Where the search for an item begins.
+// The position where the search for an item begins.
 struct WorkCursor {
-    int first = 0;        // sequence
-    uint32_t before = 0;  // items of the sequences before it
-    int share;            // share_of_cta
-    uint32_t index;       // of the item
+    int first = 0;        // first sequence to search
+    uint32_t before = 0;  // number of items in the sequences before `first`
+    int share;            // result of share_of_cta()
+    uint32_t index;       // index of the item
     static constexpr int kBytes = 16;
 
     FS_DEVICE WorkCursor(int share, uint32_t index) : share(share), index(index) {}
 
-    // In shared memory.
+    // Loads a cursor from shared memory.
     FS_DEVICE explicit WorkCursor(uint32_t address) {
         const uint4 x = load_shared_16B(address);
         first = x.x, before = x.y, share = x.z, index = x.w;
@@ -305,8 +308,9 @@ struct WorkCursor {
     FS_DEVICE void save(uint32_t address) const {
         store_shared_16B(address, {as_uint(first), before, as_uint(share), index});
     }
-    // Whether the CTA's next item is behind the last of all: its turn says its number, or a
-    // counter, which begins where first items end. Most CTAs end so, and need not search once more.
+    // Whether the CTA's next item is past the end of `all` items. The next item's index is the
+    // current one plus the grid size. If a counter assigns items, the index is at least the grid
+    // size. Most CTAs end this way and need no further search.
     FS_DEVICE bool is_last(uint32_t all) const {
         return ((share & 1) != 0 ? 0 : index) + gridDim.x >= all;
     }
@@ -315,13 +319,13 @@ struct WorkCursor {
     FS_DEVICE static uint32_t as_uint(int x) { return static_cast<uint32_t>(x); }
 };
 
-// What CTAs take one after another, so many of each sequence as `Count` says. Finds the sequence of
-// an item, and its number among those of the sequence; the indices of successive searches grow. A
-// warp looks through 32 sequences at once, each lane one.
+// Finds the sequence of an item, and the item's index within the sequence. `Count` provides the
+// number of items of a sequence. A CTA takes one item after another, so indices of successive
+// searches grow. A warp searches 32 sequences at once, one per lane.
 template <class Kernel, class Count>
 FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, WorkCursor& cursor, int& batch,
                              DecodeSequence& s, int& rest, const Lengths& lengths = {}) {
-    // Where each sequence has as many items as the host says, there is nothing to look for.
+    // If the host has given the number of items of each sequence, no search is needed.
     const bool is_known = Count::kHasWholeRuns && args.by_whole_runs.divisor != 0;
     const int lane = is_known ? 0 : lane_index();
     if (is_known) {
@@ -330,7 +334,7 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, WorkCursor& cursor, i
     }
     for (; cursor.first < args.batch; cursor.first += kWarpSize) {
         DecodeSequence own;
-        uint32_t end = 0;  // of this lane's sequence, counted from `before`
+        uint32_t end = 0;  // end of this lane's sequence, counted from `before`
         if (cursor.first + lane < args.batch) {
             own = sequence_of<Kernel>(args, cursor.first + lane, cursor.share, lengths);
             end = Count::items(args, own);
@@ -375,7 +379,7 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, WorkCursor& cursor, i
     return false;
 }
 
-// Runs and row tiles of the K/V heads, of the sequences that a kernel is for.
+// Items are the runs, K/V heads and row tiles of the sequences that a kernel handles.
 template <class Kernel>
 struct RunCount {
     static constexpr bool kHasWholeRuns = !Kernel::takes_chunks && Kernel::has_whole_runs;
@@ -393,7 +397,7 @@ struct DecodeItem {
     DecodeSequence sequence;
 };
 
-// The items of a call in order: sequences, runs, K/V heads, row tiles. Heads that read the same
+// Items of a call are ordered by sequence, run, K/V head and row tile. Heads that read the same
 // rows of the cache, and tiles that read the same keys, are neighbours.
 template <class Kernel>
 FS_DEVICE bool find_item(const DecodeKernelArgs& args, WorkCursor& cursor, DecodeItem& item,
@@ -408,7 +412,7 @@ FS_DEVICE bool find_item(const DecodeKernelArgs& args, WorkCursor& cursor, Decod
     int run = 0;
     item.tile = 0;
     if (in_cluster) {
-        // Each CTA of a cluster has a run, or one behind the last, without parts.
+        // Each CTA of a cluster has a run, or one past the end, which has no parts.
         run = rest & ((1 << args.cluster_levels) - 1);
         rest >>= args.cluster_levels;
     }

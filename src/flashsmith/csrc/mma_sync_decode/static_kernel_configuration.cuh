@@ -1,5 +1,5 @@
-// A config and what it is to compute, turned into types and constants: everything the kernels know
-// at compile time.
+// Turns a config and its semantics into types and constants: everything the kernels know at compile
+// time.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr bool kClusters = true;
 constexpr bool kClusters = false;
 #endif
 
-// CTAs that an SM has shared memory for.
+// CTAs per SM that shared memory has room for.
 constexpr int ctas_by_smem(int bytes) {
     constexpr int kReserved = 1024;
     return std::max((FLASHSMITH_MAX_SMEM_PER_BLOCK + kReserved) / (bytes + kReserved), 1);
@@ -44,7 +44,7 @@ struct StaticDecodeKernelConfig {
     static constexpr int stages = CFG.stages;
     static constexpr int warp_keys = CFG.keys_per_warp();
 
-    // Whether a warp has 16 rows of its own and all keys of a stage, not keys of its own.
+    // Whether a warp has its own 16 rows and all keys of a stage, instead of its own keys.
     static constexpr bool own_rows = CFG.own_rows;
     // Whether parts are chunks of the canonical order.
     static constexpr bool canonical = CFG.canonical > 0;
@@ -57,8 +57,9 @@ struct StaticDecodeKernelConfig {
     static constexpr int column_tiles = d_head / 8;
     static constexpr bool keeps_queries = CFG.keeps_queries();
 
-    // CTAs of an SM whose registers are to suffice, 0: unsaid, and ptxas spills for one more than
-    // there is shared memory for. A third one has no registers for pages, nor for masks.
+    // CTAs per SM that registers must allow; 0 sets no bound. ptxas would spill for one CTA more
+    // than shared memory has room for. With pages or masks there are not enough registers for a
+    // third CTA.
     static constexpr bool is_large = B_r * d_head > 16 * 128;
     static constexpr int most_ctas = SEMANTICS == Semantics{} ? 3 : 2;
     static constexpr int min_ctas =
@@ -69,7 +70,7 @@ struct StaticDecodeKernelConfig {
                                           : is_large ? 0
                                                      : std::min(min_ctas, 2);
 
-    // Sequences with more rows are those of the kernel with tiles of chunk_rows rows.
+    // Sequences with more rows use the kernel with tiles of chunk_rows rows.
     static constexpr int chunk_rows = CFG.chunk_rows;
     static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
     static constexpr bool takes_chunks = false;
@@ -79,8 +80,8 @@ struct StaticDecodeKernelConfig {
     static constexpr bool has_arrivals = CFG.has_arrivals() && kClusters;
     static constexpr bool uses_pdl = CFG.uses_pdl() && kClusters;
 
-    // Of 16 rows' columns a thread merges so many times four at once: the warps' states, and a
-    // run's.
+    // Of 16 rows, a thread merges this number of states at once, each of four columns: the warps'
+    // states and those of a run.
     static constexpr int places = 16 * d_head / 4;
     static constexpr int states_per_thread =
         CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
@@ -88,19 +89,20 @@ struct StaticDecodeKernelConfig {
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<multiplied_keys, d_head, true>;
 
-    // Shared memory, bytes from its start. Each warp has stages of its own, in each K and then V;
-    // warps with rows of their own share them. Their queries, which registers keep, have the place
-    // of the last stage, the only one that is not copied to before they are read.
-    static_assert(keeps_queries || !own_rows, "own_rows wants room for queries in registers");
+    // Shared-memory layout: byte offsets from its start. Each warp has its own stages, each with K
+    // and then V, but warps with their own rows share the stages. Their queries are kept in
+    // registers and pass through the last stage, the only one that is not copied to before they are
+    // read.
+    static_assert(keeps_queries || !own_rows, "own_rows: the queries must fit in registers");
     static constexpr int ring_offset = own_rows ? 0 : QueriesLayout::kBytes;
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
     static constexpr int queries_offset = own_rows ? (stages - 1) * stage_bytes : 0;
-    // From a warp's stages to the next one's.
+    // Bytes from a warp's stages to the next warp's.
     static constexpr int ring_bytes = own_rows ? 0 : stages * stage_bytes;
     static constexpr int statistics_offset =
         ring_offset + (own_rows ? 1 : n_warps) * stages * stage_bytes;
     static constexpr int saved_tiles = CFG.own_tiles_in_registers();
-    // Canonical: what warps exchange has the statistics' place.
+    // In canonical kernels, what warps exchange is stored instead of the statistics.
     static constexpr int exchange_bytes = CFG.exchange_bytes();
     static constexpr int maxima_offset = statistics_offset;
     static constexpr int sums_offset = maxima_offset + CFG.maxima_bytes();
@@ -109,22 +111,22 @@ struct StaticDecodeKernelConfig {
         statistics_offset + (own_rows    ? B_r * 8 + (column_tiles - saved_tiles) * n_threads * 16
                              : canonical ? exchange_bytes
                                          : n_warps * B_r * 8);
-    static_assert(search_offset % 32 == 0, "two searches by turns");
+    static_assert(search_offset % 32 == 0, "two search addresses alternate");
     static constexpr int target_offset = search_offset + 32;
     static constexpr int saved_states_offset = target_offset + 48;
     static_assert(saved_states_offset == CFG.smem_bytes());
 
     static_assert(own_rows || 16 * d_head * 4 <= stage_bytes,
-                  "a warp's sums of 16 rows take a stage's place");
+                  "a warp's sums of 16 rows must fit in a stage");
 
-    // What the types above and the kernels take for granted. `flashsmith explain` has all rules and
-    // their reasons.
+    // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
+    // and their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
         static_assert(B_r == 16 || B_r == 32, "B_r: 16 or 32");
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
-        static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys a warp");
-        static_assert(stages >= 2, "stages: one is read while another is copied");
+        static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys per warp");
+        static_assert(stages >= 2, "stages: at least 2, since one is read while another is copied");
         if constexpr (canonical) {
             static_assert(CFG.canonical == kCanonicalVersion &&
                               B_c == canonical_tile(d_head, kTargetArch) && !own_rows &&
@@ -157,7 +159,7 @@ struct StaticDecodeKernelConfig {
 };
 
 // The same for the kernel of sequences with many rows, such as chunks of a prompt. A tile has many
-// rows, and its warps have other rows, not other keys: each key is copied once for all of them.
+// rows. Its warps have different rows, not different keys: each key is copied once for all of them.
 template <class Kernel>
 struct ChunkKernelConfig : Kernel {
     static constexpr bool takes_chunks = true, own_rows = true;
@@ -165,7 +167,8 @@ struct ChunkKernelConfig : Kernel {
     static constexpr int B_r = Kernel::chunk_rows;
     static constexpr int n_warps = B_r / 16;
     static constexpr int n_threads = 32 * n_warps;
-    static constexpr int warp_keys = Kernel::B_c / n_warps;  // which a warp copies for all
+    static constexpr int warp_keys = Kernel::B_c / n_warps;  // keys that a warp copies for all
+                                                             // warps
 
     static constexpr int row_tiles = 1;
     static constexpr int key_steps = Kernel::B_c / 16;

@@ -1,4 +1,5 @@
-// How many exponentials an SM computes: ex2.approx beside two additions, as in a softmax.
+// Measures the rate of exponentials on an SM: ex2.approx together with two additions, as in a
+// softmax.
 //
 // The operand alternates between two random values, so that no result can be reused.
 #include "roofline/operands.cuh"
@@ -8,8 +9,8 @@ namespace flashsmith::roofline {
 constexpr int kChains = 8;
 constexpr float kMirror = -8.0f;
 
-// x and sums (threads, kChains) in fp32. In round 0, 2, ... a chain adds exp2(x), in the others
-// exp2(kMirror - x).
+// x and sums are (threads, kChains) in fp32. Even rounds add exp2(x) to a chain's sum, odd rounds
+// add exp2(kMirror - x).
 extern "C" __global__ void __launch_bounds__(512)
     exp2_rate(const float* x, float* sums, int rounds) {
     const int64_t first = (static_cast<int64_t>(block_index()) * 512 + thread_index()) * kChains;

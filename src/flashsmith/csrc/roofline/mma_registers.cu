@@ -1,7 +1,7 @@
-// How fast mma.sync runs when nothing has to be fetched for it: all operands stay in registers.
+// Measures the mma.sync rate with all operands in registers.
 //
-// Eight warps, two for each of an SM's schedulers, hold sixteen accumulators each: enough
-// independent mma to cover an instruction's latency many times over.
+// Eight warps, two per scheduler of an SM, hold sixteen accumulators each: enough independent mma
+// to cover an instruction's latency many times over.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -11,7 +11,7 @@ namespace flashsmith::roofline {
 
 constexpr int kMTiles = 4, kNTiles = 4;
 constexpr int kRows = kMTiles * 16, kCols = kNTiles * 8, kDepth = 16;
-// Passes over the sixteen mma for one round of the loop, whose own instructions then do not count.
+// Passes over the sixteen mma per loop iteration, which make the loop overhead negligible.
 constexpr int kPasses = 4;
 
 // a (kWarps, kRows, kDepth), b (kWarps, kCols, kDepth), c (CTAs, kWarps, kRows, kCols) in fp32:

@@ -1,7 +1,7 @@
-// How fast mma.sync runs when ldmatrix feeds it: A stays in registers, as Q does, and B comes from
-// swizzled shared memory, as K does, once for every warp.
+// Measures the mma.sync rate when ldmatrix loads an operand. A stays in registers, as Q does. B is
+// in swizzled shared memory, as K is, and every warp loads it.
 //
-// A warp with 16 rows issues two mma for an ldmatrix.x4, one with 32 rows four.
+// Per ldmatrix.x4, a warp with 16 rows issues two mma and a warp with 32 rows four.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -10,7 +10,7 @@
 
 namespace flashsmith::roofline {
 
-constexpr int kTiles = 4;  // B tiles, one each round, so that operands change and are loaded again
+constexpr int kTiles = 4;  // B tiles, one per round, so that every round loads new operands
 constexpr int kCols = 64;  // rows of a B tile, columns of C
 constexpr int kDepth = 64;
 constexpr int kSteps = kDepth / 16;

@@ -1,5 +1,5 @@
-// The config that names a kernel of the row_merge family, and what such a kernel is called with.
-// Plain C++20 without CUDA types: the host compiler and the kernels both read this file.
+// The config that identifies a kernel of the row_merge family, and the arguments of such a kernel.
+// Plain C++20 without CUDA types, because the host compiler and the kernels both read this file.
 #pragma once
 
 #include <compare>
@@ -10,10 +10,10 @@
 
 namespace flashsmith {
 
-// Parts that one launch merges; the operation has tensors for as many.
+// The most parts that one launch merges. The operation has tensors for this number.
 constexpr int kMostParts = 8;
 
-// Fields, order and meaning are those of the Python class.
+// Fields, order and meaning match the Python class.
 struct RowMergeKernelConfig {
     DType dtype;
     int d_head;
@@ -24,7 +24,7 @@ struct RowMergeKernelConfig {
     constexpr int n_threads() const { return kWarpSize * n_warps; }
 };
 
-// Elements; the last dimension of every output, and of every LSE, is contiguous.
+// Strides in elements. The last dimension of every output and of every LSE is contiguous.
 struct MergedTensor {
     int64_t batch_stride, seq_stride, head_stride;
 };
@@ -40,10 +40,11 @@ struct RowMergeKernelArgs {
     const float* lses[kMostParts];
     MergedTensor o_strides, outs_strides[kMostParts];
     MergedStatistic lse_strides, lses_strides[kMostParts];
-    int32_t rows;  // of all heads and sequences
+    int32_t rows;  // over all heads and sequences
     int32_t seq, heads, d;
     int32_t n_parts;
-    int32_t first_fp32, others_fp32, o_fp32;  // parts and output; else of the config's dtype
+    int32_t first_fp32, others_fp32, o_fp32;  // whether parts and output are fp32, or else the
+                                              // config's dtype
 };
 
 using row_merge_kernel_fn = void (*)(const RowMergeKernelArgs);

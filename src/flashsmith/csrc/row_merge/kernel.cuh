@@ -1,5 +1,5 @@
 // Merges the outputs and LSEs of parts of the keys. Each thread has four columns of one row, so
-// that rows are read and written 16 bytes of fp32 at a time.
+// that fp32 rows are read and written 16 bytes at a time.
 #pragma once
 
 #include <type_traits>
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
         return batch * of.batch_stride + head * of.head_stride + seq;
     };
 
-    // All loads before the sums, which are one chain.
+    // All loads precede the sums, which form one dependency chain.
     float lses[kMostParts], parts[kMostParts][kColumns];
 #pragma unroll
     for (int i = 0; i < kMostParts; ++i) {

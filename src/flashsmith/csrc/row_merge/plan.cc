@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kColumnUnit = 8;
 
-// The operation's tensors, in its order: the first part, the outputs, the other parts, the sinks.
+// The operation's tensors in order: the first part, the outputs, the other parts, the sinks.
 constexpr size_t kO = 2, kLse = 3, kSinks = 2 * kMostParts + 2;
 constexpr size_t out_of(size_t part) {
     return part == 0 ? 0 : 2 * part + 2;
@@ -75,7 +75,7 @@ Plan plan_row_merge(const RowMergeKernelConfig& config, NumberReader& numbers, T
             {offsetof(Args, lses) + part * sizeof(void*), in_tensor(out_of(part) + 1)});
         for (const size_t tensor : {out_of(part), out_of(part) + 1})
             plan.presence.push_back({tensor, part < static_cast<size_t>(n_parts),
-                                     "this plan is for another number of parts"});
+                                     "this plan is for a different number of parts"});
     }
     plan.launches.push_back(launch);
     return plan;

@@ -6,8 +6,8 @@
 
 namespace flashsmith {
 
-// One launch, of an empty grid where there are no rows. Throws std::invalid_argument for what the
-// kernel cannot compute.
+// Plans one launch, with an empty grid if there are no rows. Throws std::invalid_argument for a
+// problem that the kernel cannot compute.
 Plan plan_row_merge(const RowMergeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                     const DeviceSpec& device, const Semantics& semantics);
 

@@ -1,4 +1,4 @@
-// Tensor maps of the tensors that a plan's kernels copy by TMA. Plain C++20 without CUDA headers.
+// Tensor maps for the tensors that a plan's kernels copy by TMA. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@ inline constexpr int64_t kStrideUnit = 16;
 inline constexpr int64_t kStrideLimit = int64_t{1} << 40;
 inline constexpr uint64_t kWrap = uint64_t{1} << 34;
 
-// A tensor that TMA copies, in boxes of `box_rows` rows of a head; or, where the heads of a group
-// are rows, of `box_heads` heads of as many tokens as make up so many rows.
+// A tensor that TMA copies in boxes of `box_rows` rows of a head. Where rows are the heads of a
+// group, a box has `box_heads` heads of as many tokens as give `box_rows` rows.
 struct CopiedTensor {
     const char* name;
-    size_t index;  // in the operation's order
+    size_t index;  // in the order of the operation's tensors
     size_t argument_offset;
     Strides strides;
-    int64_t rows, heads, total;  // rows of a sequence; packed: of all of them
+    int64_t rows, heads, total;  // rows of a sequence; packed: total rows of all sequences
     int box_rows;
     int box_heads = 0;
     bool is_single_row = false;
@@ -32,7 +32,7 @@ struct CopiedTensor {
     }
 };
 
-// TMA takes no stride of 0, and ignores the stride of a dimension of size 1.
+// TMA accepts no stride of 0, and ignores the stride of a dimension of size 1.
 inline uint64_t stride_bytes(const CopiedTensor& tensor, const char* what, int64_t elements,
                              int64_t size) {
     const int64_t bytes = elements * kElementBytes;
@@ -44,8 +44,8 @@ inline uint64_t stride_bytes(const CopiedTensor& tensor, const char* what, int64
     return bytes;
 }
 
-// A tensor without rows has no address and any strides, and its map is never looked at: it becomes
-// one of a single row where q is.
+// A tensor without rows has no address and arbitrary strides, and its map is never used. The map
+// describes a single row at q's address instead.
 inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
     tensor.index = q;
     tensor.rows = tensor.heads = tensor.total = 1;
@@ -53,11 +53,12 @@ inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
     return tensor;
 }
 
-// Columns, rows, heads, batch; packed, columns, rows twice, heads, and a step that takes back the
-// rows that were counted twice: see box_of_rows() in sm90/tma.cuh. kRowsOfMap times kWrap is
-// 2^64, which to an address is nothing. A map that began some rows before the tensor would do with
-// fewer dimensions, but TMA faults where no memory is, though no box touches it. Where boxes have
-// several heads, these come before rows: see box_of_group().
+// Dimensions are columns, rows, heads, batch. Packed tensors have columns, rows twice, heads, and a
+// fifth dimension whose step subtracts the rows that were counted twice: see box_of_rows() in
+// sm90/tma.cuh. kRowsOfMap times kWrap is 2^64, which is 0 modulo the address width. A map that
+// began some rows before the tensor would need fewer dimensions, but TMA faults on unmapped memory
+// even if no box touches it. Where boxes have several heads, heads come before rows: see
+// box_of_group().
 inline TensorMapSpec tensor_map(int d_head, DType dtype, const ForwardProblem& p, bool packed,
                                 const CopiedTensor& tensor) {
     const uint32_t columns = d_head % 64 == 0 ? 64 : 32;

@@ -1,13 +1,13 @@
-// Pipelines of buffers in shared memory between the producer, which fills them by TMA, and the
-// consumer warpgroups. Each stage has two mbarriers: full, and empty.
+// Pipelines of shared-memory buffers between the producer, which fills them by TMA, and the
+// consumer warpgroups. Each stage has two mbarriers: full and empty.
 #pragma once
 
 #include "common/barrier.cuh"
 
 namespace flashsmith {
 
-// Which of kStages stages comes next, and the phase in which it becomes full. The producer waits
-// for the other phase at the empty barrier, which lets the first round through.
+// The next of kStages stages, and the phase in which it becomes full. The producer waits for the
+// other phase at the empty barrier, so the first round does not block.
 template <int kStages>
 class PipelineState {
   public:
@@ -23,12 +23,12 @@ class PipelineState {
     }
 
   private:
-    // For powers of two a count is enough: a register less in the main loop.
+    // For powers of two one counter is enough, which saves a register in the main loop.
     static constexpr bool kCounts = (kStages & (kStages - 1)) == 0;
     uint32_t steps_ = 0, phase_ = 0;
 };
 
-// The barriers of a pipeline, a pair for each stage, in shared memory from `first` on.
+// The barriers of a pipeline: a pair per stage, in shared memory from `first` on.
 struct PipelineBarriers {
     uint32_t first;
 
@@ -44,20 +44,20 @@ struct PipelineBarriers {
     }
 };
 
-// A pipeline of tiles, `kTileBytes` each from `tiles` on, as the producer or a consumer sees it.
-// Where two CTAs fill it together (kCtas), both have the same tiles at the same time, and a tile is
-// free when it is free in both.
+// A pipeline of tiles of `kTileBytes` each, starting at `tiles`, in the producer or a consumer.
+// With kCtas = 2, two CTAs fill it together: both hold the same tiles at the same time, and a tile
+// is free when it is free in both.
 template <int kStages, int kTileBytes, int kCtas = 1>
 struct TilePipeline {
     uint32_t tiles;
     PipelineBarriers barriers;
     PipelineState<kStages> state;
-    uint32_t peer_barriers = 0;  // in the other CTA
+    uint32_t peer_barriers = 0;  // address in the other CTA
 
     FS_DEVICE TilePipeline(uint32_t tiles, uint32_t barriers) : tiles(tiles), barriers{barriers} {
         if constexpr (kCtas == 2) peer_barriers = cluster_address(barriers, cluster_rank() ^ 1);
     }
-    // Arrivals at an empty barrier in a round: see consumer_release().
+    // Arrivals per round at an empty barrier; see consumer_release().
     FS_DEVICE static constexpr int arrivals_at_empty(int warpgroups) {
         return warpgroups * (kWarpsPerWarpgroup + kCtas - 1);
     }
@@ -65,7 +65,8 @@ struct TilePipeline {
     FS_DEVICE uint32_t tile() const { return tiles + state.stage() * kTileBytes; }
     FS_DEVICE uint32_t full() const { return barriers.full(state.stage()); }
 
-    // The producer: waits until the tile is free, and has full() wait for the bytes of its copies.
+    // Producer side: waits until the tile is free, then makes full() wait for the bytes of its
+    // copies.
     FS_DEVICE void producer_acquire() const {
         producer_wait();
         producer_expect();
@@ -75,9 +76,9 @@ struct TilePipeline {
     }
     FS_DEVICE void producer_expect() const { mbarrier_arrive_expect(full(), kTileBytes); }
 
-    // A consumer. One lane of each warp releases the tile when the whole warp is done with it. At
-    // the other CTA one warp arrives for its warpgroup: a wgmma is the whole warpgroup's, and a
-    // warpgroup without one has not read the tile.
+    // Consumer side. One lane of each warp releases the tile when the whole warp is done with it.
+    // In the other CTA one warp arrives for its whole warpgroup. That suffices because a wgmma is
+    // executed by the whole warpgroup, and a warpgroup that issued none has not read the tile.
     FS_DEVICE void consumer_wait() const { mbarrier_wait(full(), state.phase()); }
     FS_DEVICE void consumer_release(int warp, int lane) {
         if (lane == 0) mbarrier_arrive(barriers.empty(state.stage()));

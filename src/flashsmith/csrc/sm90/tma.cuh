@@ -1,6 +1,6 @@
-// Tiles between global and shared memory by the tensor memory accelerator: one thread requests a
-// whole panel. Coordinates count elements, (column, row, head, batch); packed tensors have their
-// rows in three dimensions, see box_of_rows().
+// Copies tiles between global and shared memory by the tensor memory accelerator: one thread
+// requests a whole panel. Coordinates are (column, row, head, batch) in elements. Packed tensors
+// have three row dimensions; see box_of_rows().
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -8,21 +8,21 @@
 
 namespace flashsmith {
 
-// Where a box begins in the dimensions of a tensor map (plan.cc). Packed there is a fifth, in which
-// every box begins at the same coordinate.
+// The coordinates at which a box begins in a tensor map (plan.cc). Packed maps have a fifth
+// dimension, in which every box begins at the same coordinate.
 template <bool kPacked>
 struct TmaBox {
     int column;
     int first, second, third;
 };
 
-// A box of rows from `row` on of one head of a sequence with `count` rows.
+// A box of rows of one head, starting at `row`, in a sequence of `count` rows.
 //
-// Dense, the dimensions are (column, row, head, batch), and what is past the sequence is outside of
-// the tensor. Packed it is not: the next sequence begins there, whose values may be NaN, and
-// 0 x NaN is NaN. So a packed tensor's map has rows twice: counted so that a sequence ends with the
-// map, at row kRowsOfMap, and as the row of the tensor where it ends. Together they are kRowsOfMap
-// rows too far, and the fifth dimension takes those back.
+// Dense maps have dimensions (column, row, head, batch), and rows past the sequence are outside the
+// tensor. In packed tensors the next sequence begins there. Its values may be NaN, and 0 x NaN is
+// NaN. A packed map therefore counts rows twice: once so that the sequence ends at the end of the
+// map, row kRowsOfMap, and once as the tensor row where the sequence ends. Their sum is kRowsOfMap
+// rows too large, and the fifth dimension subtracts those.
 template <bool kPacked>
 FS_DEVICE TmaBox<kPacked> box_of_rows(int row, int sequence_first, int count, int head, int batch) {
     if constexpr (kPacked)
@@ -31,8 +31,8 @@ FS_DEVICE TmaBox<kPacked> box_of_rows(int row, int sequence_first, int count, in
         return {0, row, head, batch};
 }
 
-// The same of a group's query heads, token after token, from `token` and `head` on: there is one
-// dimension more in a box, and heads come before rows.
+// The same for a group's query heads, token after token, starting at `token` and `head`. A box has
+// one more dimension, and heads come before rows.
 template <bool kPacked>
 FS_DEVICE TmaBox<kPacked> box_of_group(int token, int sequence_first, int count, int head,
                                        int batch) {
@@ -46,7 +46,7 @@ FS_DEVICE void tma_prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// What lies outside of the tensor arrives as zeros, and counts towards the barrier all the same.
+// Elements outside the tensor arrive as zeros and count towards the barrier as well.
 template <bool kPacked>
 FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<kPacked>& box,
                         uint32_t barrier) {
@@ -65,7 +65,8 @@ FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<kPacke
             : "memory");
 }
 
-// The same to this place in every CTA of the cluster whose bit is set, and to its barrier there.
+// The same, but writes to this address in every CTA of the cluster whose bit is set, and signals
+// the barrier there.
 template <bool kPacked>
 FS_DEVICE void tma_load_multicast(uint32_t smem, const TensorMap* map, const TmaBox<kPacked>& box,
                                   uint32_t barrier, uint16_t ctas) {
@@ -85,7 +86,7 @@ FS_DEVICE void tma_load_multicast(uint32_t smem, const TensorMap* map, const Tma
             : "memory");
 }
 
-// What lies outside of the tensor is not written.
+// Elements outside the tensor are not written.
 template <bool kPacked>
 FS_DEVICE void tma_store(const TensorMap* map, const TmaBox<kPacked>& box, uint32_t smem) {
     if constexpr (kPacked)
@@ -105,11 +106,11 @@ FS_DEVICE void tma_store(const TensorMap* map, const TmaBox<kPacked>& box, uint3
 FS_DEVICE void tma_store_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// This thread's stores have been read from shared memory.
+// Waits until this thread's stores have been read from shared memory.
 FS_DEVICE void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// This thread's stores to shared memory are seen by what TMA does next.
+// Makes this thread's shared-memory stores visible to subsequent TMA operations.
 FS_DEVICE void tma_store_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -1,24 +1,24 @@
-// The warpgroup order barrier (ping-pong): one consumer warpgroup after the other goes through a
-// stage of the main loop, in a ring. While one issues its GEMMs, the others have exponentials.
+// The warpgroup order barrier (ping-pong): consumer warpgroups pass through a stage of the main
+// loop one after another, in a ring. While one issues its GEMMs, the others compute exponentials.
 #pragma once
 
 #include "common/barrier.cuh"
 
 namespace flashsmith {
 
-// Each warpgroup has a hardware barrier that admits it to the ordered stage, from `kFirstBarrier`
-// on; 0 is that of __syncthreads.
+// Each warpgroup has a hardware barrier that admits it to the ordered stage, with ids from
+// `kFirstBarrier` on. Id 0 belongs to __syncthreads.
 template <int kWarpgroups, bool kOrdered, int kFirstBarrier = 1>
 struct WarpgroupOrder {
     int warpgroup;
 
-    // The last warpgroup admits the first one for the first time.
+    // The last warpgroup admits the first one initially.
     FS_DEVICE void init() const {
         if constexpr (kOrdered)
             if (warpgroup == kWarpgroups - 1)
                 named_barrier_arrive(kFirstBarrier, 2 * kWarpgroupThreads);
     }
-    // Until this warpgroup is admitted.
+    // Waits until this warpgroup is admitted.
     FS_DEVICE void wait() const {
         if constexpr (kOrdered)
             named_barrier_wait(kFirstBarrier + warpgroup, 2 * kWarpgroupThreads);

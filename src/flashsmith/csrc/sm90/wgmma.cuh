@@ -1,7 +1,8 @@
-// wgmma: a warpgroup's MMA, 64 rows by N columns by 16 deep (sm_90a).
+// wgmma: a warpgroup's MMA, 64 rows by N columns, 16 deep (sm_90a).
 //
-// The accumulator is, warp by warp, the 16x8 tiles of mma.sync: d[0][n] of warp w of the warpgroup
-// covers rows 16 w.. and columns 8 n... Packed to 16 bits it is the A operand of the next GEMM.
+// Each warp's accumulator consists of the 16x8 tiles of mma.sync: d[0][n] of warp w of the
+// warpgroup covers rows 16 w.. and columns 8 n... Packed to 16 bits it is the A operand of the next
+// GEMM.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -10,8 +11,8 @@ namespace flashsmith {
 
 // ---- matrices in shared memory ------------------------------------------------------------------
 
-// Panels of `kColumns` 16-bit columns side by side, rows of a panel one after the other, chunks of
-// 16 bytes swizzled as TMA does it in its mode of the panel's width.
+// Adjacent panels of `kColumns` 16-bit columns. A panel's rows are contiguous, and its 16-byte
+// chunks are swizzled as in TMA's mode for the panel's width.
 template <int kColumns_>
 struct Panel {
     static_assert(kColumns_ == 64 || kColumns_ == 32);
@@ -25,25 +26,25 @@ struct Panel {
         chunk ^= kChunks == 8 ? row % 8 : row / 2 % 4;
         return row * kRowBytes + chunk * 16;
     }
-    // The matrix descriptor of what lies at `smem`. `panel_stride`: bytes from a panel to the next
-    // where one instruction runs across panels; elsewhere it is ignored.
+    // The matrix descriptor of the data at `smem`. `panel_stride` is the distance between panels in
+    // bytes; it is ignored unless one instruction spans panels.
     FS_DEVICE static uint64_t descriptor(uint32_t smem, uint32_t panel_stride = 16) {
         constexpr uint64_t kSwizzle = kColumns == 64 ? 1 : 2;  // 128 or 64 bytes
         return uint64_t{(smem & 0x3ffff) >> 4} | uint64_t{panel_stride >> 4} << 16 |
                uint64_t{kGroupBytes >> 4} << 32 | kSwizzle << 62;
     }
-    // What to add to a descriptor for the k-th step of 16 columns of a matrix with kRows rows.
+    // Descriptor increment for the k-th step of 16 columns, in a matrix with kRows rows.
     template <int kRows>
     FS_DEVICE static constexpr uint64_t column_step(int k) {
         return (k / kStepsPerPanel * kRows * kRowBytes + k % kStepsPerPanel * 32) >> 4;
     }
-    // The same for the k-th step of 16 rows.
+    // Descriptor increment for the k-th step of 16 rows.
     FS_DEVICE static constexpr uint64_t row_step(int k) { return (k * 16 * kRowBytes) >> 4; }
 };
 
 // ---- order --------------------------------------------------------------------------------------
 
-// Keeps the compiler from moving what happens to these registers past this place.
+// Keeps the compiler from moving operations on these registers across this point.
 template <int kTiles>
 FS_DEVICE void pin(float (&d)[1][kTiles][4]) {
 #pragma unroll
@@ -59,17 +60,17 @@ FS_DEVICE void pin(uint32_t (&a)[kSteps][4]) {
         for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[k][i])::"memory");
 }
 
-// Before the first wgmma that touches these registers.
+// Must precede the first wgmma that touches these registers.
 template <typename... Registers>
 FS_DEVICE void wgmma_fence(Registers&... registers) {
     (pin(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// Ends a group of wgmma to wait for.
+// Closes a group of wgmma that can be waited for.
 FS_DEVICE void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// All groups but the last `kPending` are done, and these registers may be touched again.
+// Waits for all groups but the last `kPending`; these registers may be touched afterwards.
 template <int kPending, typename... Registers>
 FS_DEVICE void wgmma_wait(Registers&... registers) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -78,7 +79,7 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
 
 // ---- the instruction ----------------------------------------------------------------------------
 
-// Inline PTX wants its operands one by one: eight accumulator registers for every 16 columns.
+// Inline PTX needs its operands one by one: eight accumulator registers per 16 columns.
 #define FS_WGMMA_TEXT_0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FS_WGMMA_TEXT_1 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define FS_WGMMA_TEXT_2 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -130,7 +131,7 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
 #define FS_WGMMA_D_15 FS_WGMMA_D_14, FS_WGMMA_TILE(28), FS_WGMMA_TILE(29)
 #define FS_WGMMA_D_16 FS_WGMMA_D_15, FS_WGMMA_TILE(30), FS_WGMMA_TILE(31)
 
-// `pairs` of 16x8 tiles make `columns`; i0... are the numbers of the operands after those of d.
+// `pairs` of 16x8 tiles cover `columns`; i0... are the indices of the operands after those of d.
 #define FS_WGMMA_SS(type, pairs, columns, i0, i1, i2, i3)                                          \
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #i2                        \
                  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type       \
@@ -148,8 +149,8 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),      \
                    "n"(kTransposeB))
 
-// d = a b, or d += a b where `accumulate`. b is behind a descriptor: K-major (columns of b are rows
-// of the matrix in memory) or, transposed, as the matrix lies.
+// d = a b, or d += a b if `accumulate`. b is given by a descriptor. It is K-major (columns of b are
+// rows of the matrix in memory) or, with kTransposeB, stored as the matrix itself.
 template <typename value_t, int kColumns, bool kTransposeB>
 struct Wgmma;
 

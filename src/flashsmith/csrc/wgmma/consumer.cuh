@@ -1,4 +1,4 @@
-// A consumer warpgroup: attention for 64 rows of Q of one tile after the other.
+// A consumer warpgroup: attention for 64 rows of Q of one tile after another.
 #pragma once
 
 #include "common/changed_scores.cuh"
@@ -35,14 +35,14 @@ struct Consumer {
     typename MaxPolicy::Softmax softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
-    typename Kernel::register_Q_t register_Q;  // the tile's
+    typename Kernel::register_Q_t register_Q;  // of the current tile
     typename Kernel::O_t O;
     bool O_is_begun;
-    bool rescales_O;     // whether O is multiplied by
-    float O_factors[2];  // after the block's softmax, row by row
+    bool rescales_O;     // whether O must be multiplied by
+    float O_factors[2];  // these factors after the block's softmax, row by row
     MaxPolicy max_policy;
     typename MaxPolicy::Softmax::BlockSums block_sums;
-    float row_weights[1][2];  // what O's rows are multiplied by in the end
+    float row_weights[1][2];  // final factors of O's rows
 
     FS_DEVICE Consumer(const HopperForwardKernelArgs& args, uint32_t smem, int warpgroup)
         : args(args),
@@ -67,9 +67,10 @@ struct Consumer {
                 run_canonically(mine);
                 continue;
             }
-            const int later = tile.block_end - mine.end;  // blocks that only others see
+            const int later = tile.block_end - mine.end;  // blocks that only other warpgroups see
             const bool order_is_pending = Kernel::last_rows_first && later > 0;
-            // Every warpgroup takes part in the order once for each block but the tile's first.
+            // Every warpgroup takes part in the order once per block, except for the tile's first
+            // block.
             skip_blocks(later, later - order_is_pending);
             if (mine.begin < mine.end)
                 main_loop(mine, order_is_pending);
@@ -81,9 +82,9 @@ struct Consumer {
         output.finish();
     }
 
-    // Last block first: masks and ragged ends mostly concern the last blocks of a row. If this
-    // warpgroup's part in the order is pending, it follows the first scores: the next warpgroup
-    // does not need it sooner.
+    // Last block first: masks and ragged ends mostly concern a row's last blocks. A pending turn of
+    // this warpgroup in the order comes after the first scores, because the next warpgroup does not
+    // need it sooner.
     FS_DEVICE void main_loop(const BlockRange& blocks, bool order_is_pending) {
         int block = blocks.end - 1;
         O_is_begun = false;
@@ -108,7 +109,7 @@ struct Consumer {
         finish_PV_gemm();
     }
 
-    // The scores and probabilities of a block, and O up to the block before it.
+    // Computes a block's scores and probabilities, and O up to the preceding block.
     FS_DEVICE void next_block(int block, const BlockRange& blocks) {
         K.consumer_wait();
         V.consumer_wait();
@@ -134,9 +135,9 @@ struct Consumer {
     }
 
     // The same from the first block on, chunk by chunk: see docs/bits.md. Every warpgroup takes
-    // part in the order once for each block but the tile's first.
+    // part in the order once per block, except for the tile's first block.
     FS_DEVICE void run_canonically(const BlockRange& mine) {
-        const int before = mine.begin - tile.block_begin;  // blocks that only others see
+        const int before = mine.begin - tile.block_begin;  // blocks that only other warpgroups see
         skip_blocks(before, max(before - 1, 0));
         if (mine.begin < mine.end)
             canonical_loop(mine);
@@ -147,7 +148,7 @@ struct Consumer {
     }
     FS_DEVICE void canonical_loop(const BlockRange& blocks) {
         int block = blocks.begin;
-        zero(O);  // which no product reads, but registers have values when the loop begins
+        zero(O);  // no product reads it, but registers need values when the loop begins
         load_register_Q();
         if (block > tile.block_begin) order.wait_and_arrive();
 #pragma unroll 1
@@ -164,8 +165,8 @@ struct Consumer {
         }
         finalize_rows();
     }
-    // The turn of the next chunk's first block is the last PV GEMM's: the others' GEMMs go on while
-    // this chunk joins those before it.
+    // The last PV GEMM takes the turn of the next chunk's first block. The other warpgroups' GEMMs
+    // then continue while this chunk is merged with those before it.
     FS_DEVICE void compute_chunk(int block, int end, const BlockRange& blocks, bool is_last) {
         O_is_begun = false;
         softmax.reset();
@@ -183,12 +184,12 @@ struct Consumer {
         finish_PV_gemm();
         if (!is_last) order.end_turn();
     }
-    // Where it is, is computed each time: no register of the loop is kept for it.
+    // The location is computed each time, so that the loop keeps no register for it.
     FS_DEVICE RunningState<Kernel> running_state() const {
         return RunningState<Kernel>(problem, opaque(warpgroup));
     }
 
-    // A round of the main loop whose PV GEMM has few steps: nothing needs to run beside it.
+    // A round of the main loop whose PV GEMM has few steps: nothing needs to overlap it.
     FS_DEVICE void continue_after_short_block(int block, const BlockRange& blocks, int steps) {
         K.consumer_wait();
         V.consumer_wait();
@@ -205,7 +206,7 @@ struct Consumer {
 
     // ---- short blocks ----
 
-    // Steps of 16 keys of the warpgroup's last block that hold a key which some row sees.
+    // Steps of 16 keys in the warpgroup's last block that contain a key visible to some row.
     FS_DEVICE int steps_of_last_block(int block) const {
         if constexpr (!Kernel::has_short_blocks) return Kernel::PV_steps;
         const int end = token_of<Kernel>(args, tile.first_row + kWarpgroupRows);
@@ -213,13 +214,14 @@ struct Consumer {
         const KeyMask<SEMANTICS> visible(problem, tile.q_count, tile.k_count);
         return (visible.keys(last).last - block * Kernel::B_c) / 16 + 1;
     }
-    // Whether fewer than all steps serve.
+    // Whether fewer than all steps suffice.
     FS_DEVICE static bool is_short(int steps) {
         constexpr int kMostSteps = (Kernel::PV_steps - 1) / Kernel::short_steps;
         return steps <= kMostSteps * Kernel::short_steps;
     }
-    // With the fewest steps that there is code for. Each branch waits for its own GEMM: where one
-    // is under way across their end, ptxas serializes all of the kernel's (C7515).
+    // Uses the fewest steps for which there is code. Each branch waits for its own GEMM: if one
+    // were in flight across the end of the branches, ptxas would serialize all of the kernel's
+    // GEMMs (C7515).
     template <int kSteps = Kernel::short_steps>
     FS_DEVICE void run_QK_gemm_of(int steps) {
         if constexpr (!Kernel::has_short_blocks || kSteps >= Kernel::PV_steps) {
@@ -249,7 +251,7 @@ struct Consumer {
 
     // ---- GEMMs ----
 
-    // S = Q K^T, of the first kKeySteps times 16 keys.
+    // S = Q K^T, for the first kKeySteps times 16 keys.
     template <int kKeySteps = Kernel::PV_steps>
     FS_DEVICE void start_QK_gemm() {
         using Panel = typename Kernel::Panel;
@@ -269,7 +271,8 @@ struct Consumer {
         }
         wgmma_commit();
     }
-    // Once a tile. The rest of Q is read from shared memory by every block's GEMM.
+    // Loads a part of Q into registers, once per tile. Every block's GEMM reads the rest of Q from
+    // shared memory.
     FS_DEVICE void load_register_Q() {
         using Panel = typename Kernel::Panel;
 #pragma unroll
@@ -286,7 +289,7 @@ struct Consumer {
         if constexpr (kFirst || !MaxPolicy::kMayRecompute) K.consumer_release(warp, lane);
     }
 
-    // O += P V, of the first kSteps times 16 keys.
+    // O += P V, for the first kSteps times 16 keys.
     template <int kSteps = Kernel::PV_steps>
     FS_DEVICE void start_PV_gemm() {
         using Panel = typename Kernel::Panel;
@@ -305,25 +308,27 @@ struct Consumer {
 
     // ---- between the GEMMs ----
 
-    // ptxas moves exponentials below a wait for wgmma, but not beyond the end of a basic block:
-    // a branch that it cannot know to be never taken, on a NaN that no exponential is.
+    // ptxas moves exponentials below a wait for wgmma, but not past the end of a basic block. The
+    // branch here ends one. It tests for a NaN that no exponential is, so it is never taken, but
+    // ptxas cannot know that.
     FS_DEVICE static void end_basic_block_after(typename Kernel::S_t& S) {
         pin(S);
         if (__float_as_uint(S[0][Kernel::B_c / 8 - 1][3]) == 0x7fc12345u)
             asm volatile("nanosleep.u32 20;" ::: "memory");
     }
 
-    // From a block's scores to its probabilities.
+    // Turns a block's scores into probabilities.
     template <bool kFirst>
     FS_DEVICE void compute_probabilities(int block, const BlockRange& blocks) {
         change_scores<SEMANTICS>(S, problem.score_argument);
-        // Without a mask a row sees all keys: only the last, in the first block, may be missing.
+        // Without a mask a row sees all keys: only the last ones, in the first block, may be
+        // missing.
         constexpr bool kMayCut = kFirst || kHidesKeys<SEMANTICS> || Kernel::canonical;
         if constexpr (Kernel::masked && kMayCut)
             if (blocks.needs_mask(block))
                 KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, token_of_lane(), block * Kernel::B_c);
-        // If maxima are asked for, every row's is exact.
+        // If maxima are requested, every row's must be exact.
         const float threshold =
             SEMANTICS.partial || problem.row_max == nullptr ? CFG.rescale_threshold : 0;
         const bool updates_max = kFirst || max_policy.updates_max(*this, block, blocks);
@@ -354,7 +359,7 @@ struct Consumer {
     }
     FS_DEVICE PipelineBarriers Q_barriers() const { return {smem + Kernel::Q_barriers}; }
 
-    // Waits for the next tile's Q; false after the last.
+    // Waits for the next tile's Q. Returns false after the last tile.
     FS_DEVICE bool receive_tile() {
         mbarrier_wait(Q_barriers().full(slot()), Q_state.phase());
         read_tile_info();
@@ -365,7 +370,7 @@ struct Consumer {
             smem + Kernel::info_offset + slot() * Kernel::info_bytes, problem.seq_q);
     }
 
-    // A row of this lane in its sequence.
+    // A row of this lane, within its sequence.
     FS_DEVICE auto row_of_lane() const {
         return [&](int, int r) { return tile.first_row + warp * kWarpRows + 8 * r + lane / 4; };
     }
@@ -373,7 +378,7 @@ struct Consumer {
         return [&](int m, int r) { return token_of<Kernel>(args, row_of_lane()(m, r)); };
     }
 
-    // Of the tile's blocks those that this warpgroup's rows see.
+    // The tile's blocks that this warpgroup's rows see.
     FS_DEVICE BlockRange blocks_of_warpgroup() const {
         if (tile.first_row >= tile.row_end) return {tile.block_end, tile.block_end, 0, 0};
         if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
@@ -388,7 +393,7 @@ struct Consumer {
         return blocks;
     }
 
-    // Blocks that only other warpgroups need.
+    // Passes over blocks that only other warpgroups need.
     FS_DEVICE void skip_blocks(int blocks, int ordered_blocks) {
 #pragma unroll 1
         for (int i = 0; i < blocks; ++i) {
@@ -400,10 +405,10 @@ struct Consumer {
         }
     }
 
-    // What can be computed once all scores are known, all but O itself: it runs beside the last
-    // PV GEMM.
+    // Everything that can be computed once all scores are known, except for O itself. It overlaps
+    // the last PV GEMM.
     FS_DEVICE void finalize_rows() {
-        read_tile_info();  // again, rather than keep it in registers throughout
+        read_tile_info();  // read again, rather than kept in registers throughout
         if (kFreesQ || is_part()) {
             __syncwarp();  // every lane has read the tile's info
             if (lane == 0) mbarrier_arrive(Q_barriers().empty(slot()));
@@ -457,7 +462,7 @@ struct Consumer {
                 statistics[row] = {softmax.row_sum[0][r], softmax.row_max[0][r]};
         }
     }
-    // Whether O does not need Q's slot.
+    // Whether O does not use Q's slot.
     static constexpr bool kFreesQ = CFG.separate_O || CFG.direct_O || SEMANTICS.partial;
 
     FS_DEVICE void finish_tile() {
@@ -481,7 +486,7 @@ struct Consumer {
         Q_state.advance();
     }
 
-    // For rows that see no block.
+    // Handles rows that see no block.
     FS_DEVICE void finish_empty_rows() {
         zero(O);
         softmax = decltype(softmax)(problem.scale_log2);

@@ -1,5 +1,5 @@
-// 2^x without the special function unit, for a share of the exponentials: at small heads that unit
-// is as busy as the tensor cores, and the FMA pipe is half idle.
+// 2^x without the special function unit, for a share of the exponentials. With small heads that
+// unit is as busy as the tensor cores, while the FMA pipe is half idle.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -12,13 +12,13 @@ FS_DEVICE float max_or_nan(float a, float b) {
     return y;
 }
 
-// For x < 127.5. 2^x = 2^n 2^f with n the whole number nearest to x (Cody and Waite), 2^f by a
-// cubic that is off by at most 1.02e-4 of it (least maximum of the relative error on [-1/2, 1/2]
-// with p(0) = 1): less than half of what rounding to 16 bits does. -127 and below, -inf too, are 0,
-// as masked scores must be. NaN is NaN.
+// Valid for x < 127.5. 2^x = 2^n 2^f, where n is the integer nearest to x (Cody and Waite). A cubic
+// approximates 2^f with a relative error of at most 1.02e-4, less than half of what rounding to 16
+// bits adds. It is the minimax polynomial on [-1/2, 1/2] with p(0) = 1. The result is 0 for x of
+// -127 and below, including -inf, as masked scores require. NaN stays NaN.
 FS_DEVICE float exp2_fma(float x) {
-    // Whole numbers are neighbours from 1.5 x 2^23 on. The low bits of the sum are n + 127, the
-    // exponent of 2^n; those of a NaN make it -inf, and NaN times that is NaN.
+    // From 1.5 x 2^23 on, consecutive floats are consecutive integers. The low bits of the sum are
+    // n + 127, the exponent of 2^n. Those of a NaN make it -inf, and NaN times that is NaN.
     constexpr float kShift = 12582912.0f + 127.0f;
     x = max_or_nan(x, -127.0f);
     const float shifted = x + kShift;
@@ -29,7 +29,8 @@ FS_DEVICE float exp2_fma(float x) {
     return p * __int_as_float(__float_as_int(shifted) << 23);
 }
 
-// The i-th of many exponentials, of which kShare in a hundred, evenly spread, are exp2_fma's.
+// The i-th of many exponentials. Of every hundred, kShare are computed by exp2_fma(), evenly
+// spread.
 template <int kShare>
 FS_DEVICE float exp2_shared_out(int i, float x) {
     return (i + 1) * kShare / 100 > i * kShare / 100 ? exp2_fma(x) : exp2_approx(x);

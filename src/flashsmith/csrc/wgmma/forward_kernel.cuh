@@ -1,5 +1,4 @@
-// The FlashAttention forward pass on wgmma and TMA (sm_90a): a producer and
-// consumer warpgroups.
+// The FlashAttention forward pass on wgmma and TMA (sm_90a): a producer and consumer warpgroups.
 #pragma once
 
 #include "wgmma/consumer.cuh"
@@ -10,7 +9,7 @@ namespace flashsmith {
 
 template <class Kernel>
 FS_DEVICE void init_barriers(uint32_t smem) {
-    // Q's slots belong to one warpgroup each, K's and V's stages to all of them.
+    // Each Q slot belongs to one warpgroup, each K and V stage to all of them.
     constexpr int kArrivals =
         decltype(Producer<Kernel>::K)::arrivals_at_empty(Kernel::n_warpgroups);
     PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::Q_slots, kWarpsPerWarpgroup);
@@ -31,7 +30,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_
     else
         __syncthreads();
 
-    // The shuffle shows the compiler that it is the same in all lanes of a warp.
+    // The shuffle lets the compiler know that the value is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
@@ -42,7 +41,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_
     }
     if constexpr (Kernel::clusters) {
         __syncwarp();
-        cluster_barrier();  // this CTA's barriers exist until the other's last arrivals
+        cluster_barrier();  // this CTA's barriers must exist until the other's last arrivals
     }
 }
 

@@ -13,7 +13,7 @@ namespace flashsmith {
 template <class Kernel>
 struct Consumer;
 
-// Every block's scores are taken into the maximum before they are exponentiated.
+// Updates the maximum with every block's scores before they are exponentiated.
 template <class Kernel>
 struct CurrentMax {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
@@ -29,7 +29,7 @@ struct CurrentMax {
     FS_DEVICE void finish_P(Consumer<Kernel>& consumer) const { consumer.pack_P(); }
 };
 
-// canonical: the same by the specification's operations.
+// canonical: the same with the specification's operations.
 template <class Kernel>
 struct CanonicalMax {
     static constexpr bool kMayRecompute = false;
@@ -65,32 +65,34 @@ struct CanonicalMax {
     FS_DEVICE void finish_P(Consumer<Kernel>& consumer) const { consumer.pack_P(); }
 };
 
-// stale_max: most blocks compute no maximum. Their sums show where it is too far above row_max, and
-// the warp corrects that, by itself, before P is packed.
+// stale_max: most blocks compute no maximum. Their sums show if the true maximum is too far above
+// row_max. The warp then corrects the block, on its own, before P is packed.
 template <class Kernel>
 struct StaleMax {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr bool kMayRecompute = true;
-    // Four sums of a row: no probability is above the sum it is in.
+    // Four sums per row: no probability exceeds the sum that contains it.
     using Softmax = RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, 4>;
     using BlockSums = typename Softmax::BlockSums;
 
-    bool max_is_valid;  // for the block's scores
+    bool max_is_valid;  // whether row_max suits the block's scores
 
-    // As long as rows may have seen nothing yet, and for the first two blocks that all rows see,
-    // where maxima still grow too much.
+    // Updates the maximum while rows may have seen no key yet, and for the first two blocks that
+    // all rows see, where maxima still grow too much.
     FS_DEVICE bool updates_max(const Consumer<Kernel>& consumer, int block,
                                const BlockRange& blocks) const {
         const ForwardKernelArgs& problem = consumer.problem;
-        if (!SEMANTICS.partial && problem.row_max != nullptr) return true;  // every row's own
-        // A part begins anywhere.
+        if (!SEMANTICS.partial && problem.row_max != nullptr)
+            return true;  // every row's maximum
+                          // is requested
+        // A part may begin at any block.
         if (Kernel::splits_keys && block + 2 >= blocks.end) return true;
         if constexpr (!Kernel::masked) return block + 2 >= problem.n_KV_blocks;
         return blocks.needs_mask(block) || blocks.needs_mask(block + 2);
     }
 
-    // finish_P() adds the sums, once they are final.
+    // finish_P() adds the sums once they are final.
     FS_DEVICE void add(const Consumer<Kernel>& consumer, bool max_was_updated) {
         max_is_valid = max_was_updated ||
                        is_valid(consumer.softmax, consumer.block_sums, 1 << CFG.rescale_threshold);
@@ -116,7 +118,7 @@ struct StaleMax {
         }
     }
 
-    // Whether no probability of this lane has outgrown row_max further than room_to_grow().
+    // Whether no probability of this lane exceeds row_max by more than room_to_grow().
     FS_DEVICE static bool is_valid(const Softmax& softmax, const BlockSums& block_sums,
                                    float threshold) {
         bool valid = true;
@@ -128,16 +130,17 @@ struct StaleMax {
         return valid;
     }
 
-    // fp32 holds the probabilities, and the factor to 1 without being subnormal, which ex2 takes
-    // for 0. NaN is not.
+    // Whether fp32 can hold the probabilities, and the factor that scales them to 1 is not
+    // subnormal, which ex2 flushes to 0. False for NaN.
     FS_DEVICE static bool is_recoverable(float sum) { return sum < 0x1p100f; }
 
-    // In a row without a maximum, whose probabilities are infinite, or too far above it.
+    // Whether some row's scores cannot be recovered: it had no maximum, so that its probabilities
+    // are infinite, or its scores are too far above the maximum.
     FS_DEVICE static bool scores_are_lost(const BlockSums& block_sums) {
         return any_lane(!(is_recoverable(block_sums.sum[0]) && is_recoverable(block_sums.sum[1])));
     }
 
-    // Softmax::update_max() when the scores are probabilities already.
+    // Softmax::update_max() for scores that are probabilities already.
     template <int kTiles>
     FS_DEVICE static bool update_max(Softmax& softmax, float (&p)[1][kTiles][4],
                                      BlockSums& block_sums, float (&factors)[2], float threshold) {
@@ -145,7 +148,7 @@ struct StaleMax {
         bool outgrown = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            // A maximum never falls.
+            // A maximum never decreases.
             grown[r] = log2_approx(quad_max(fmaxf(Softmax::largest(p, r), 1.0f)));
             outgrown |= grown[r] > fminf(room_to_grow(softmax.row_sum[0][r]), threshold);
         }
@@ -155,7 +158,7 @@ struct StaleMax {
             float& row_max = softmax.row_max[0][r];
             const float scale_log2 = softmax.scale_log2;
             const float raised = fmaf(grown[r], reciprocal_approx(scale_log2), row_max);
-            // By what exponents will differ, roundings included.
+            // The factor by which exponentials will differ, including roundings.
             factors[r] =
                 exp2_approx(__fmul_rn(row_max, scale_log2) - __fmul_rn(raised, scale_log2));
             row_max = raised;
@@ -166,8 +169,8 @@ struct StaleMax {
         return true;
     }
 
-    // P from Q and K once more, by this warp alone, the maximum first. 16 keys at a time take fewer
-    // registers than S did.
+    // Recomputes P from Q and K, by this warp alone, the maximum first. It takes 16 keys at a time,
+    // which needs fewer registers than S did.
     FS_DEVICE static void recompute_scores(Consumer<Kernel>& consumer) {
         Softmax& softmax = consumer.softmax;
         BlockSums& block_sums = consumer.block_sums;

@@ -1,4 +1,5 @@
-// O on its way out: from registers through shared memory, by TMA, drained while the next tile runs.
+// Stores O from registers through shared memory by TMA. The store is drained while the next tile
+// runs.
 #pragma once
 
 #include "sm90/tma.cuh"
@@ -6,15 +7,16 @@
 
 namespace flashsmith {
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Stores four 8x8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l /
+// 8.
 FS_DEVICE void stmatrix_x4(uint32_t smem, const uint32_t (&d)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
                  "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
                  : "memory");
 }
 
-// One warp's sixteen rows of O. They go through the warp's own rows of its Q slot, or of the
-// warpgroup's O tile where there is one.
+// One warp's sixteen rows of O. They pass through the warp's own rows of its Q slot or, if there is
+// one, of the warpgroup's O tile.
 template <class Kernel>
 struct OutputStore {
     using Panel = typename Kernel::Panel;
@@ -24,10 +26,11 @@ struct OutputStore {
 
     const HopperForwardKernelArgs& args;
     int warp, lane;
-    // The empty barrier of the Q slot that a store still reads from.
+    // The empty barrier of the Q slot that a store is still reading.
     uint32_t slot_in_use = kNoBarrier;
 
-    // Through the warpgroup's `tile`; `slot_empty` is the barrier at which Q's slot is released.
+    // Stores through the warpgroup's `tile`. `slot_empty` is the barrier at which Q's slot is
+    // released.
     FS_DEVICE void start(const typename Kernel::O_t& O, uint32_t tile, uint32_t slot_empty,
                          const TileInfo& info, int first_row) {
         if constexpr (kSeparate) {
@@ -44,8 +47,8 @@ struct OutputStore {
         if (lane == 0 && row < info.row_end) store_panels(tile, info, row);
     }
 
-    // Straight to global memory. Lanes in pairs swap halves of two neighbouring 16x8 tiles, so that
-    // four lanes write 32 bytes of a row, a whole sector.
+    // Stores directly to global memory. Pairs of lanes swap halves of two neighbouring 16x8 tiles,
+    // so that four lanes write 32 bytes of a row, a whole sector.
     FS_DEVICE void store_directly(const typename Kernel::O_t& O, const TileInfo& info,
                                   int first_row) const {
         const int lane = lane_index();  // as in write_rows()
@@ -69,7 +72,7 @@ struct OutputStore {
         }
     }
 
-    // The same without rounding: four lanes have 32 bytes of a row as they are.
+    // The same without rounding: four lanes already have 32 bytes of a row.
     FS_DEVICE void store_fp32(const typename Kernel::O_t& O, const TileInfo& info,
                               int first_row) const {
         const int lane = lane_index();  // as in write_rows()
@@ -81,7 +84,7 @@ struct OutputStore {
         store_rows(O, o, eight_rows(row), row, info.row_end);
     }
 
-    // To the rows of a part.
+    // Stores to the rows of a part.
     FS_DEVICE void store_part(const typename Kernel::O_t& O, const TileInfo& info,
                               int first_row) const {
         const int lane = lane_index();  // as in write_rows()
@@ -90,7 +93,7 @@ struct OutputStore {
         store_rows(O, o, 8 * Kernel::d_head, first_row + row, info.row_end);
     }
 
-    // The last store has been read; Q's slot is free.
+    // Waits until the last store has been read from shared memory, and frees Q's slot.
     FS_DEVICE void drain() {
         if (kSeparate || slot_in_use == kNoBarrier) return;
         if (lane == 0) {
@@ -100,13 +103,13 @@ struct OutputStore {
         slot_in_use = kNoBarrier;
     }
 
-    // Shared memory lives until its last store was read.
+    // Shared memory must exist until its last store has been read.
     FS_DEVICE void finish() const {
         if (lane == 0) tma_store_wait_read();
     }
 
   private:
-    // From a row of o to the eighth after it, elements.
+    // The distance in elements from a row of o to the eighth row after it.
     FS_DEVICE int64_t eight_rows(int row) const {
         const ForwardKernelArgs& problem = args.problem;
         if constexpr (!Kernel::packs_gqa) return 8 * problem.o_seq_stride;
@@ -117,7 +120,7 @@ struct OutputStore {
         return offset(row + 8) - offset(row);
     }
 
-    // `o` is where this lane's elements of `row` begin, and `step` how far it is to those of its
+    // `o` is the address of this lane's elements of `row`, and `step` the distance to those of its
     // other row.
     FS_DEVICE void store_rows(const typename Kernel::O_t& O, float* o, int64_t step, int row,
                               int row_end) const {
@@ -133,16 +136,16 @@ struct OutputStore {
         }
     }
 
-    // What a lane has of tile n in its row r.
+    // This lane's elements of tile n in its row r.
     FS_DEVICE static uint32_t packed(const typename Kernel::O_t& O, int n, int r) {
         return pack_16bit<typename Kernel::value_t>(O[0][n][2 * r], O[0][n][2 * r + 1]);
     }
 
-    // Two 16x8 tiles of the accumulator are four matrices: lanes 0-15 point at rows of the left
-    // one, lanes 16-31 of the right one.
+    // Two 16x8 accumulator tiles are four matrices: lanes 0-15 point at rows of the left one, lanes
+    // 16-31 at rows of the right one.
     FS_DEVICE void write_rows(const typename Kernel::O_t& O, uint32_t tile) const {
-        // Read again, or the addresses below would be computed once and keep registers that the
-        // main loop needs.
+        // The lane is read again. Otherwise the addresses below would be computed once and occupy
+        // registers that the main loop needs.
         const int lane = lane_index();
 #pragma unroll
         for (int n = 0; n < Kernel::d_head / 8; n += 2) {

@@ -16,8 +16,8 @@ namespace {
 
 constexpr int kArch = 90;
 
-// Rows from a batch's first key to the next one's in a tensor that is all rows: any strides do that
-// views of one tensor have.
+// The number of rows from a batch's first key to the next one's, if the tensor is viewed as one
+// sequence of rows. The strides of views of one tensor allow that.
 int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardProblem& p) {
     if (p.packed || p.batch <= 1) return 0;
     if (p.seq_k <= 1) return 1;
@@ -28,7 +28,7 @@ int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardP
     return strides.batch / strides.seq;
 }
 
-// Keys of which some count, all batches one after another.
+// Maps keys of which only some count, with all batches one after another.
 CopiedTensor as_one_sequence(CopiedTensor tensor, const ForwardProblem& p) {
     const int64_t step = rows_of_batches(tensor.name, tensor.strides, p);
     if (p.seq_k <= 1) tensor.strides.seq = tensor.strides.batch;
@@ -42,7 +42,7 @@ std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
                                        const ForwardProblem& p, const Semantics& semantics) {
     using Args = HopperForwardKernelArgs;
     using Order = ForwardTensor;
-    const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
+    const int kv_rows = config.B_c / config.cluster_size;  // rows of a tile that one CTA loads
     const auto group = static_cast<int>(config.pack_gqa ? p.heads_q / p.heads_k : 0);
     const CopiedTensor tensors[] = {
         {"q", Order::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows,
@@ -67,8 +67,8 @@ std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
     return maps;
 }
 
-// Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). An empty problem's 0
-// divides nothing.
+// Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). A divisor of 0, in an
+// empty problem, is never used and is replaced by 1.
 Divisor divide_by(int64_t divisor) {
     divisor = std::max<int64_t>(1, divisor);
     uint32_t shift = 0;
@@ -78,8 +78,8 @@ Divisor divide_by(int64_t divisor) {
     return {static_cast<uint32_t>(divisor), multiplier, shift};
 }
 
-// Query heads of a group: at most section_mib of K and V. Groups are as even as possible: beside
-// the longest tiles of a last one of few heads most SMs would have nothing to do.
+// Query heads per group: those of at most section_mib of K and V. Groups are as even as possible:
+// if the last group had few heads, most SMs would be idle during its longest tiles.
 int64_t heads_per_group(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
     const int64_t most = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
@@ -88,7 +88,7 @@ int64_t heads_per_group(const HopperForwardKernelConfig& config, const ForwardPr
     return (kv_heads + groups - 1) / groups * (p.heads_q / p.heads_k);
 }
 
-// A warpgroup's rows are whole tokens.
+// Checks that a warpgroup's rows are whole tokens.
 void check_group(const ForwardProblem& p) {
     const int64_t group = p.heads_q / p.heads_k;
     require(kWarpgroupRows % group == 0,
@@ -97,14 +97,14 @@ void check_group(const ForwardProblem& p) {
                 "config without pack_gqa, or one of the mma.sync family");
 }
 
-// How many of a head's tiles have fewer rows than the others: see TileScheduler::rows_of().
+// The number of a head's tiles that have fewer rows than the others: see TileScheduler::rows_of().
 int64_t short_tiles(const HopperForwardKernelConfig& config, int64_t seq_q) {
     const int64_t rest = (seq_q + kWarpgroupRows - 1) / kWarpgroupRows % config.n_warpgroups;
     if (rest == 0) return 0;
     return rest == config.n_warpgroups - 1 ? 1 : 2;
 }
 
-// As many heads as a third of the SMs end with their short tiles.
+// Sets the last heads, whose short tiles come at the end: as many as a third of the SMs.
 void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
                     const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
     const int64_t of_head = args.tiles_per_head.divisor, all_heads = p.batch * p.heads_q;
@@ -116,8 +116,8 @@ void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConf
     args.first_short_tile = static_cast<int32_t>(args.first_of_last_heads + heads * longs);
 }
 
-// A tile is what a cluster computes together, `at_once` of them at a time. How many are computed in
-// parts of their keys.
+// A tile is what a cluster computes together, and `at_once` of them run at a time. Returns how many
+// are computed in parts of their keys.
 int64_t set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
                   const ForwardProblem& problem, const Semantics& semantics, int64_t at_once) {
     const ForwardProblem p = in_rows(problem, config.pack_gqa);
@@ -158,16 +158,16 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
     check_problem(p, semantics, config.d_head, config.B_r);
     if (config.pack_gqa) check_group(p);
     require(config.canonical == 0 || canonical_tile(static_cast<int>(p.d), kArch) == config.B_c,
-            "canonical: a call of this d has other tiles; take a config of its d_head");
+            "canonical: this d needs different tiles; use a config with a matching d_head");
     if (!semantics.uneven)
         require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole K/V tiles and d = d_head");
 
     HopperForwardKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     args.problem = forward_arguments(p, config.B_r, config.B_c);
     if (semantics.partial) {
-        // In place of strides, which no kernel of this family reads.
+        // Replaces the strides, which no kernel of this family reads.
         args.problem.k_batch_stride = rows_of_batches("k", p.k, p);
         args.problem.v_batch_stride = rows_of_batches("v", p.v, p);
     }
@@ -194,7 +194,7 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
         workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
         launch.addresses.push_back({offsetof(Args, tile_counter), in_workspace(0)});
     }
-    // One chunk needs none: its state is that of all keys.
+    // A single chunk needs no workspace: its state is that of all keys.
     if (config.canonical > 0 && p.seq_k > kCanonicalChunk) {
         launch.addresses.push_back({offsetof(Args, problem) + offsetof(ForwardKernelArgs, parts),
                                     in_workspace(workspaces.size())});

@@ -27,13 +27,13 @@ struct Producer {
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
           V(smem + Kernel::V_offset, smem + Kernel::V_barriers) {}
 
-    // K of the first block comes before Q, whose slots may still be in use; after that a block's K
-    // comes before the V of the block before it, as the GEMMs need them.
+    // K of the first block comes before Q, whose slots may still be in use. After that, a block's K
+    // comes before the V of the preceding block, in the order in which the GEMMs need them.
     FS_DEVICE void run() {
         prefetch_maps();
         TileScheduler<Kernel> scheduler(args, smem);
         for (TileInfo tile = scheduler.find_tile(); tile.is_valid(); tile = scheduler.find_tile()) {
-            // Canonical from the first block on, others from the last.
+            // Canonical kernels start with the first block, others with the last.
             constexpr int kNext = Kernel::canonical ? 1 : -1;
             int block = Kernel::canonical ? tile.block_begin : tile.block_end - 1;
             const int last = Kernel::canonical ? tile.block_end - 1 : tile.block_begin;
@@ -46,8 +46,8 @@ struct Producer {
                 load(K, &args.k, tile, block + kNext);
                 load(V, &args.v, tile, block);
             }
-            // Not earlier: a CTA that prefetches early has two tiles when others run out of them.
-            // The number comes while the last V waits for a free stage.
+            // Not earlier: a CTA that prefetched early would hold two tiles when others run out of
+            // them. The number arrives while the last V waits for a free stage.
             scheduler.prefetch_tile();
             if (block == last) load(V, &args.v, tile, block);
             scheduler.advance();
@@ -56,7 +56,7 @@ struct Producer {
     }
 
   private:
-    // A slot for each warpgroup, and beside it the tile's info.
+    // Loads one Q slot per warpgroup, together with the tile's info.
     FS_DEVICE void load_Q(const TileInfo& tile) {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
@@ -70,7 +70,7 @@ struct Producer {
         }
     }
 
-    // The CTAs of a cluster load a part of the rows each, for all.
+    // Each CTA of a cluster loads a part of the rows, for all CTAs.
     template <class Pipeline>
     FS_DEVICE void load(Pipeline& pipeline, const TensorMap* map, const TileInfo& tile, int block) {
         constexpr int kRows = Kernel::B_c / CFG.cluster_size;
@@ -86,7 +86,8 @@ struct Producer {
         pipeline.state.advance();
     }
 
-    // In a map that has the batches one after another, see rows_of_batches() in plan.cc.
+    // The distance between batches in a map that has them one after another: see rows_of_batches()
+    // in plan.cc.
     FS_DEVICE int rows_of_batch(bool of_k) const {
         const ForwardKernelArgs& p = args.problem;
         return static_cast<int>(of_k ? p.k_batch_stride : p.v_batch_stride);

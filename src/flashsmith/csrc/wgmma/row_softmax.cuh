@@ -1,5 +1,5 @@
-// The online softmax of a warp's sixteen rows: maximum, exponentials and rescaling apart, so that
-// GEMMs may run between them.
+// The online softmax of a warp's sixteen rows. Maximum, exponentials and rescaling are separate, so
+// that GEMMs may run between them.
 #pragma once
 
 #include "common/softmax.cuh"
@@ -8,10 +8,12 @@
 namespace flashsmith {
 
 // kLazy: exponents stay relative to an older maximum, `row_max`, until some row of the warp has
-// outgrown it further than room_to_grow() or by more than `threshold` (log2). A threshold of 0
-// keeps row_max the maximum.
+// outgrown it by more than room_to_grow() or `threshold` (log2). With a threshold of 0, row_max is
+// always the maximum.
+//
 // kFmaShare: percent of the exponentials that the FMA pipe computes.
-// kSums: sums of a row that a block is added up in, as many independent chains.
+//
+// kSums: the number of independent sums per row in which a block is added up.
 template <bool kLazy, int kFmaShare, int kSums>
 struct RowSoftmax : OnlineSoftmax<1, true, false> {
     using Base = OnlineSoftmax<1, true, false>;
@@ -19,7 +21,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
 
     FS_DEVICE explicit RowSoftmax(float scale_log2) : Base(scale_log2) {}
 
-    // Takes the scores into the maximum. Where it returns true (to a whole warp), O is to be
+    // Updates the maximum with the scores. If it returns true (to the whole warp), O must be
     // multiplied by `factors`, as the row sums were.
     template <bool kFirst, int kTiles>
     FS_DEVICE bool update_max(const float (&scores)[1][kTiles][4], float (&factors)[2],
@@ -27,10 +29,10 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
         float lane_max[2] = {largest(scores, 0), largest(scores, 1)};
         return update_max_to<kFirst>(lane_max, factors, threshold);
     }
-    // Of this lane's in its row `r`.
+    // The largest of this lane's scores in its row `r`.
     template <int kTiles>
     FS_DEVICE static float largest(const float (&scores)[1][kTiles][4], int r) {
-        // Two chains, for the latency.
+        // Two chains reduce the latency.
         float even = fmaxf(scores[0][0][2 * r], scores[0][0][2 * r + 1]);
         float odd = fmaxf(scores[0][1][2 * r], scores[0][1][2 * r + 1]);
 #pragma unroll
@@ -40,7 +42,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
         }
         return fmaxf(even, odd);
     }
-    // update_max() with the largest score of each lane.
+    // update_max(), given the largest score of each lane.
     template <bool kFirst>
     FS_DEVICE bool update_max_to(float (&lane_max)[2], float (&factors)[2], float threshold) {
 #pragma unroll
@@ -69,7 +71,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
         }
     }
 
-    // What a block adds to the rows, and the largest of its kSums sums.
+    // A block's sum per row, and the largest of the kSums sums that it consists of.
     struct BlockSums {
         float sum[2];
         float largest[2];

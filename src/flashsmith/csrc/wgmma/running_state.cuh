@@ -1,5 +1,5 @@
-// The state of a warpgroup's rows over the chunks that are done, while the next one's is computed:
-// in global memory, where L2 keeps it. Registers and shared memory have room for one O.
+// The state of a warpgroup's rows over the finished chunks, while the next chunk is computed. It is
+// in global memory, where L2 keeps it. Registers and shared memory have room for only one O.
 #pragma once
 
 #include "common/canonical.cuh"
@@ -8,11 +8,11 @@
 
 namespace flashsmith {
 
-// A thread reads what it has written itself: nothing orders it behind other threads.
+// A thread reads only what it has written, so that no order between threads is needed.
 template <class Kernel>
 struct RunningState {
     static constexpr int kTiles = Kernel::d_head / 8;
-    float* const own;  // this thread's first four floats; the next ones are a warpgroup further
+    float* const own;  // this thread's first four floats; the next ones are a warpgroup further on
 
     FS_DEVICE RunningState(const ForwardKernelArgs& args, int warpgroup)
         : own(args.parts +
@@ -22,7 +22,8 @@ struct RunningState {
 
     FS_DEVICE float* tile(int n) const { return own + n * kWarpgroupThreads * 4; }
 
-    // No row has seen a key. Sums that a row without keys has are not used, whatever they are.
+    // Marks that no row has seen a key. The sums of a row without keys are ignored, whatever they
+    // are.
     FS_DEVICE void clear(const CanonicalRows<1>& rows) const {
         store_4(kTiles, rows.floor(), rows.floor(), 0.0f, 0.0f);
     }
@@ -32,7 +33,7 @@ struct RunningState {
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) store_4(n, O[0][n][0], O[0][n][1], O[0][n][2], O[0][n][3]);
     }
-    // The chunk's state becomes that of all chunks up to it.
+    // Merges the state of the chunks before into this chunk's, which then covers all chunks so far.
     FS_DEVICE void merge_into(CanonicalRows<1>& rows, typename Kernel::O_t& O) const {
         const float4 statistics = *reinterpret_cast<const float4*>(tile(kTiles));
         const StateMerge merge[2] = {rows.merge_after(0, 0, statistics.x, statistics.z),

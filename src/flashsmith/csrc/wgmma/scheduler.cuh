@@ -1,5 +1,5 @@
-// The tile scheduler: which tile comes next, and the info about it that the producer hands to the
-// consumer warpgroups.
+// The tile scheduler: selects the next tile, and computes the info about it that the producer
+// passes to the consumer warpgroups.
 #pragma once
 
 #include "common/split_keys.cuh"
@@ -13,8 +13,8 @@ FS_DEVICE uint32_t quotient(uint32_t n, const Divisor& by) {
     return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// Of a row in its sequence: its query's place there, and its head, where the tile's is `head`. With
-// pack_gqa that is of the keys, and a group has a power of two of heads: plan.cc sees to it.
+// The token of a row in its sequence, and the row's query head, where `head` is the tile's. With
+// pack_gqa, `head` is a key head. A group then has a power of two of heads, which plan.cc ensures.
 template <class Kernel>
 FS_DEVICE int token_of(const HopperForwardKernelArgs& args, int row) {
     return Kernel::packs_gqa ? row >> args.heads_per_kv_head.shift : row;
@@ -25,7 +25,7 @@ FS_DEVICE int head_of(const HopperForwardKernelArgs& args, int head, int row) {
     return Kernel::packs_gqa ? head * group + (row & (group - 1)) : head;
 }
 
-// K/V blocks that some of so many rows see.
+// K/V blocks that some of the `rows` rows see.
 template <class Kernel>
 FS_DEVICE BlockRange visible_blocks(const KeyMask<Kernel::SEMANTICS>& visible,
                                     const HopperForwardKernelArgs& args, int first_row, int rows) {
@@ -35,20 +35,21 @@ FS_DEVICE BlockRange visible_blocks(const KeyMask<Kernel::SEMANTICS>& visible,
     return visible.blocks(first, last - first + 1, Kernel::B_c);
 }
 
-// Up to B_r rows of one head's queries, or of a group's, and the K/V blocks they see.
+// Up to B_r rows of the queries of one head or group, and the K/V blocks that they see.
 struct WorkTileInfo {
     int first_row, row_end;  // in its sequence
-    int head, batch;         // pack_gqa: the keys' head
+    int head, batch;         // pack_gqa: the key head
     int block_begin, block_end;
-    int q_first, q_count;  // rows of the sequence: its first in the tensor, and how many
+    int q_first, q_count;  // the sequence's first row in the tensor, and its number of rows
     int k_count;
-    int k_first, head_k;  // for the producer alone
+    int k_first, head_k;  // used only by the producer
 
     FS_DEVICE static WorkTileInfo invalid() { return {0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
     FS_DEVICE bool is_valid() const { return batch >= 0; }
     FS_DEVICE int n_blocks() const { return block_end - block_begin; }
 
-    // For one warpgroup: first_row is that of its own rows, at row_end or later where it has none.
+    // The info for one warpgroup. first_row becomes that of its own rows, or row_end or later if it
+    // has none.
     template <class Kernel>
     FS_DEVICE WorkTileInfo of_warpgroup(int warpgroup) const {
         int index = warpgroup;
@@ -62,7 +63,8 @@ struct WorkTileInfo {
         return info;
     }
 
-    // To shared memory what consumers need; q_count only where sequences differ (kHasCount).
+    // Stores what consumers need in shared memory. q_count is stored only if sequences differ
+    // (kHasCount).
     template <bool kHasCount>
     FS_DEVICE void store(uint32_t smem) const {
         store_shared_16B(
@@ -71,7 +73,7 @@ struct WorkTileInfo {
                                      unsigned(k_count)});
         if constexpr (kHasCount) store_shared_16B(smem + 32, {unsigned(q_count), 0, 0, 0});
     }
-    // The shuffles show the compiler that it is the same in every lane.
+    // The shuffles let the compiler know that the values are the same in every lane.
     template <bool kHasCount>
     FS_DEVICE static WorkTileInfo load(uint32_t smem, int q_count) {
         const uint4 a = load_shared_16B(smem), b = load_shared_16B(smem + 16);
@@ -93,9 +95,9 @@ struct WorkTileInfo {
     }
 };
 
-// The same of a kernel that splits keys.
+// The same for a kernel that splits keys.
 struct WorkTilePart : WorkTileInfo {
-    int part_row;  // where its rows lie among the parts' rows, or kNoPart
+    int part_row;  // first of its rows among the parts' rows, or kNoPart
 
     FS_DEVICE static WorkTilePart invalid() { return {WorkTileInfo::invalid(), kNoPart}; }
 
@@ -133,10 +135,10 @@ FS_DEVICE auto box_of_queries(const HopperForwardKernelArgs& args, const WorkTil
         return box_of_rows<kPacked>(row, info.q_first, info.row_end, info.head, info.batch);
 }
 
-// Hands out the tiles of one CTA, one after the other. The CTAs of a cluster have neighbouring
-// tiles of one head, which count as one here, and go through the same K/V blocks: those that any of
-// them sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would
-// keep a few SMs busy for one more round come in parts, see splits_last_tiles() and split_keys.
+// Hands out the tiles of one CTA, one after another. The CTAs of a cluster have neighbouring tiles
+// of one head, which count as one here. They go through the same K/V blocks: those that any of them
+// sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would keep a
+// few SMs busy for one more round are split into parts; see splits_last_tiles() and split_keys.
 template <class Kernel>
 struct TileScheduler {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
@@ -152,24 +154,24 @@ struct TileScheduler {
     const uint32_t smem;
     const uint32_t rank = kCtas > 1 ? cluster_rank() : 0;
     uint32_t tile = blockIdx.x / kCtas;
-    uint32_t prefetched = 0;  // dynamic: what the counter gave, on its way
+    uint32_t prefetched = 0;  // dynamic: the counter's value, which may still be in flight
     PipelineState<1> broadcast_state;
 
     FS_DEVICE TileScheduler(const HopperForwardKernelArgs& args, uint32_t smem)
         : args(args), smem(smem) {}
 
-    // The first tile with rows in it, from here on; TileInfo::invalid() where there is none.
+    // The first tile from here on that has rows, or TileInfo::invalid() if there is none.
     FS_DEVICE TileInfo find_tile() {
         for (; tile < args.n_tiles; advance()) {
             const TileInfo info = info_of(tile);
-            // A packed batch has as many tiles per sequence as its longest one needs.
+            // In a packed batch, every sequence has as many tiles as the longest one needs.
             if (!SEMANTICS.packed || info.first_row - int(rank) * Kernel::B_r < info.row_end)
                 return info;
             prefetch_tile();
         }
         return TileInfo::invalid();
     }
-    // Requests the number of the tile after this one, which takes its time.
+    // Requests the number of the tile after this one. The answer takes a while.
     FS_DEVICE void prefetch_tile() {
         if constexpr (CFG.schedule == Schedule::dynamic)
             if (rank == 0) prefetched = atomicAdd(args.tile_counter, 1);
@@ -179,15 +181,15 @@ struct TileScheduler {
         if constexpr (CFG.schedule == Schedule::one_tile) tile = args.n_tiles;
         if constexpr (CFG.schedule == Schedule::static_persistent) tile += gridDim.x / kCtas;
         if constexpr (CFG.schedule == Schedule::dynamic) {
-            // Every CTA requests tiles until there is none, so n_tiles are requested in all; the
-            // last request leaves the counter as it was found.
+            // Every CTA requests tiles until there are none, so n_tiles requests are made in all.
+            // The last request resets the counter.
             if (rank == 0 && prefetched == args.n_tiles - 1) atomicExch(args.tile_counter, 0);
             if constexpr (kBroadcasts) broadcast();
             tile = gridDim.x / kCtas + prefetched;
         }
     }
 
-    // Of a tile, or of a part of one.
+    // The info of a tile, or of a part of one.
     FS_DEVICE TileInfo info_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
         int part = -1, part_row = kNoPart, part_of_keys = 0;
@@ -212,7 +214,7 @@ struct TileScheduler {
             const uint32_t first_head = group * args.heads_per_group.divisor;
             const uint32_t heads =
                 min(args.heads_per_group.divisor, p.batch * tiled_heads() - first_head);
-            // The last group may have fewer.
+            // The last group may have fewer heads.
             const uint32_t row = heads == args.heads_per_group.divisor
                                      ? quotient(offset, args.heads_per_group)
                                      : offset / heads;
@@ -251,7 +253,7 @@ struct TileScheduler {
             .head = head,
             .batch = batch,
             .block_begin = blocks.begin,
-            // Not every tile has rows for all its parts.
+            // Not every tile has rows for all of its parts.
             .block_end =
                 !kSplits || first_row < row_end ? max(blocks.begin, blocks.end) : blocks.begin,
             .q_first = int(q.first),
@@ -267,7 +269,8 @@ struct TileScheduler {
     }
 
   private:
-    // From the first CTA to the second, at the second's full and the first's empty barrier.
+    // Sends the number from the first CTA to the second, through the second's full and the first's
+    // empty barrier.
     FS_DEVICE void broadcast() {
         const PipelineBarriers barriers{smem + Kernel::broadcast_barriers};
         const uint32_t slot = smem + Kernel::broadcast_offset;
@@ -284,24 +287,24 @@ struct TileScheduler {
         broadcast_state.advance();
     }
 
-    // Of a sequence those that have tiles of their own.
+    // The number of heads of a sequence that have separate tiles.
     FS_DEVICE int tiled_heads() const {
         return Kernel::packs_gqa ? args.problem.heads_k : args.problem.heads_q;
     }
 
-    // Of a head's tile, or of one part of it, in a sequence of `count` rows. Under a mask the first
-    // tile is the short one: its rows see the fewest keys. Without one the last two tiles share
-    // their rows: one warpgroup by itself would take hardly less time than two beside each other.
+    // The rows of a head's tile, or of one part of it, in a sequence of `count` rows. Under a mask
+    // the first tile is the short one: its rows see the fewest keys. Without a mask the last two
+    // tiles share their rows: one warpgroup alone would take hardly less time than two together.
     struct Rows {
         int first, end;
     };
     FS_DEVICE static Rows rows_of(int tile_of_head, int part, int count) {
         if constexpr (kCtas > 1) return {tile_of_head * kCtas * Kernel::B_r, count};
         constexpr int kWarpgroups = Kernel::n_warpgroups;
-        // In units of a warpgroup's rows.
+        // Counted in units of a warpgroup's rows.
         int first = tile_of_head * kWarpgroups, end = first + kWarpgroups;
         const int all = (count + kWarpgroupRows - 1) / kWarpgroupRows;
-        const int last = (all + kWarpgroups - 1) / kWarpgroups - 1;  // tile
+        const int last = (all + kWarpgroups - 1) / kWarpgroups - 1;  // index of the last tile
         if constexpr (kHidesKeys<SEMANTICS>) {
             const int missing = (last + 1) * kWarpgroups - all;
             if (tile_of_head <= last) {

@@ -1,4 +1,4 @@
-// Which stage of the main loop the warpgroups go through in order, as the config says.
+// The stage of the main loop that the warpgroups pass through in order, as the config selects.
 #pragma once
 
 #include "sm90/warpgroup_order.cuh"
@@ -6,13 +6,13 @@
 
 namespace flashsmith {
 
-// Behind the order's hardware barriers each warpgroup has one for its own threads.
+// After the order's hardware barriers, each warpgroup has one for its own threads.
 template <class Kernel>
 struct StageOrder : WarpgroupOrder<Kernel::n_warpgroups, Kernel::CFG.pingpong != PingPong::none> {
     static constexpr PingPong kOrdered = Kernel::CFG.pingpong;
     using Order = WarpgroupOrder<Kernel::n_warpgroups, kOrdered != PingPong::none>;
 
-    // Nothing, unless the config orders that stage.
+    // These do nothing unless the config orders that stage.
     template <PingPong stage>
     FS_DEVICE void wait() const {
         if constexpr (kOrdered == stage) Order::wait();
@@ -21,7 +21,7 @@ struct StageOrder : WarpgroupOrder<Kernel::n_warpgroups, Kernel::CFG.pingpong !=
     FS_DEVICE void arrive() const {
         if constexpr (kOrdered == stage) Order::arrive();
     }
-    // Whatever the stage: for a block whose stage comes outside the loop.
+    // For a block whose stage comes outside the loop, whichever stage is ordered.
     FS_DEVICE void begin_turn() const { Order::wait(); }
     FS_DEVICE void end_turn() const { Order::arrive(); }
     // For a block that this warpgroup skips.
@@ -29,7 +29,7 @@ struct StageOrder : WarpgroupOrder<Kernel::n_warpgroups, Kernel::CFG.pingpong !=
         Order::wait();
         Order::arrive();
     }
-    // Until all warps of this warpgroup are here.
+    // Waits until all warps of this warpgroup have arrived.
     FS_DEVICE void sync_warpgroup() const {
         named_barrier_wait(1 + Kernel::n_warpgroups + this->warpgroup, kWarpgroupThreads);
     }

@@ -1,4 +1,4 @@
-// A config of the wgmma family and what it is to compute, turned into types and constants.
+// Turns a config of the wgmma family and its semantics into types and constants.
 #pragma once
 
 #include <type_traits>
@@ -29,24 +29,25 @@ struct StaticHopperKernelConfig {
     static constexpr bool splits_keys = CFG.split_keys > 0;
     static constexpr bool packs_gqa = CFG.pack_gqa;
     static constexpr bool canonical = CFG.canonical > 0;
-    // Blocks of a chunk.
+    // Blocks per chunk.
     static constexpr int chunk_blocks = kCanonicalChunk / B_c;
-    // Whether part of the arguments says where states of rows are, not how lse and row_max lie.
+    // Whether some arguments locate states of rows instead of giving the strides of lse and
+    // row_max.
     static constexpr bool has_states = splits_keys || canonical;
     static constexpr int64_t running_state_bytes = CFG.running_state_bytes();
-    // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
+    // An SM's 65,536 registers are divided among warpgroups of 128 threads, 8 per thread at a time.
     static constexpr int registers_at_start = 512 / ((n_warpgroups + 1) * CFG.ctas_per_sm) / 8 * 8;
 
     // Under a mask a tile's last rows see the most keys. Where a softmax takes longer than the
-    // other warpgroups' GEMMs, they are the first warpgroup's, which was the first to finish the
-    // tile before.
+    // other warpgroups' GEMMs, the first warpgroup gets these rows, because it was the first to
+    // finish the preceding tile.
     static constexpr bool last_rows_first = kHidesKeys<SEMANTICS> && d_head < 128;
 
-    // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
+    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = d_head / Panel::kColumns;
     static constexpr int Q_panel_bytes = kWarpgroupRows * Panel::kRowBytes;
-    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // of one warpgroup
+    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // per warpgroup
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
     static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
 
@@ -55,12 +56,12 @@ struct StaticHopperKernelConfig {
     using GEMM_PV = Wgmma<value_t, d_head, true>;
     static constexpr int QK_steps = d_head / 16;
     static constexpr int PV_steps = B_c / 16;
-    // Whether a warpgroup's last block is computed as far only as its rows see it, in units of so
-    // many steps of 16 keys. In whole blocks that no mask cuts every key is seen.
+    // Whether a warpgroup's last block is computed only as far as its rows see it, in units of
+    // short_steps steps of 16 keys. In whole blocks that no mask cuts, every key is visible.
     static constexpr bool has_short_blocks = CFG.short_block > 0 && masked;
     static constexpr int short_steps = CFG.short_block / 16;
-    // Of the steps of Q K^T those whose Q is in registers: every so manieth, between others, which
-    // read twice the shared memory in the same time.
+    // Of the steps of Q K^T, every register_Q_stride-th has its Q in registers. The steps between
+    // them read twice as much shared memory in the same time.
     static constexpr int register_Q_stride =
         CFG.register_Q > 0 ? QK_steps / CFG.register_Q : QK_steps;
     using register_Q_t = uint32_t[CFG.register_Q > 0 ? CFG.register_Q : 1][4];
@@ -68,8 +69,8 @@ struct StaticHopperKernelConfig {
     using P_t = uint32_t[PV_steps][4];
     using O_t = float[1][d_head / 8][4];
 
-    // Shared memory, bytes from its start. A Q slot is one warpgroup's rows; buffer by buffer, in a
-    // buffer warpgroup by warpgroup.
+    // Shared-memory layout: byte offsets from its start. A Q slot has one warpgroup's rows. Slots
+    // are ordered by buffer, then by warpgroup.
     static constexpr int Q_slots = n_warpgroups * CFG.q_buffers;
     static constexpr int Q_offset = 0;
     static constexpr int O_offset = Q_offset + Q_slots * Q_tile_bytes;
@@ -79,21 +80,21 @@ struct StaticHopperKernelConfig {
     static_assert(barrier_offset == CFG.tile_bytes());
 
     // The page of barriers: a pair (full, empty) for every Q slot, K stage and V stage, and the
-    // info of the tile in a Q slot.
+    // info of the tile in each Q slot.
     static constexpr int Q_barriers = barrier_offset;
     static constexpr int K_barriers = Q_barriers + 16 * Q_slots;
     static constexpr int V_barriers = K_barriers + 16 * CFG.kv_stages;
     static constexpr int info_offset = (V_barriers + 16 * CFG.kv_stages + 31) / 32 * 32;
-    // Masks stand at the end of a sequence, and packed ones differ.
+    // Masks depend on the sequence's length, which differs between packed sequences.
     static constexpr bool info_has_q_count = SEMANTICS.packed && kHidesKeys<SEMANTICS>;
     static constexpr int info_bytes = info_has_q_count || splits_keys ? 48 : 32;
-    // The tile's number that the first CTA of a cluster broadcasts, and its barriers.
+    // The tile number that the first CTA of a cluster broadcasts, and its barriers.
     static constexpr int broadcast_offset = info_offset + info_bytes * Q_slots;
     static constexpr int broadcast_barriers = broadcast_offset + 16;
     static_assert(broadcast_barriers + 16 <= CFG.smem_bytes());
 
-    // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
-    // reasons.
+    // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
+    // rules and their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
@@ -101,32 +102,32 @@ struct StaticHopperKernelConfig {
         static_assert(B_c % 16 == 0 && B_c <= 256,
                       "B_c: a step of P V takes 16 keys, a wgmma of Q K^T up to 256");
         static_assert(CFG.q_buffers == 1 || CFG.q_buffers == 2,
-                      "q_buffers: of this tile, and of the next");
+                      "q_buffers: 1, or 2 with one for the next tile");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
         static_assert(can_be_set(CFG.producer_registers) && can_be_set(CFG.consumer_registers),
                       "registers: setmaxnreg takes multiples of 8 between 24 and 240");
         static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
                           (n_warpgroups + 1) * registers_at_start,
-                      "registers: setmaxnreg waits for ever for more than there are");
+                      "registers: setmaxnreg deadlocks if they exceed the available ones");
         static_assert(CFG.pingpong == PingPong::none || n_warpgroups >= 2,
                       "pingpong: an order needs two warpgroups or more");
         static_assert(CFG.cluster_size == 1 || CFG.cluster_size == 2,
                       "cluster_size: a CTA has one partner, or none");
         static_assert(CFG.overlap || !CFG.early_exp,
-                      "early_exp: without overlap no exponential is put off");
+                      "early_exp: without overlap no exponential is deferred");
         static_assert(
             !CFG.stale_max ||
                 (CFG.rescale_threshold > 0 && CFG.exp2_fma_share == 0 && CFG.cluster_size == 1),
-            "stale_max: it rescales late, scores above the maximum must come out infinite, "
-            "and a warp may read K by itself");
+            "stale_max: needs late rescaling, infinities for scores far above the maximum, "
+            "and K that a warp may read alone");
         static_assert(
             CFG.short_block % 16 == 0 && CFG.short_block < B_c,
             "short_block: a step of P V takes 16 keys, and a short block has fewer steps");
         static_assert(CFG.register_Q == 0 || register_Q_stride * CFG.register_Q == QK_steps,
-                      "register_Q: so many of the steps of 16 columns, evenly spread");
+                      "register_Q: must divide the number of 16-column steps");
         static_assert(!(CFG.direct_O && CFG.separate_O),
-                      "direct_O: O that leaves from registers needs no memory");
+                      "direct_O: O that is stored from registers needs no shared memory");
         static_assert(CFG.split_keys == 0 || (CFG.split_keys > 1 && CFG.cluster_size == 1),
                       "split_keys: CTAs of a cluster go through the same K and V");
         static_assert(

@@ -1,6 +1,6 @@
-// The config that names a kernel of the wgmma_backward family, and what its main kernel is called
-// with. Plain C++20 without CUDA types: the host compiler, the kernels and the tests read this
-// file.
+// The config that identifies a kernel of the wgmma_backward family, and the arguments of its main
+// kernel. Plain C++20 without CUDA types, because the host compiler, the kernels and the tests read
+// this file.
 #pragma once
 
 #include <compare>
@@ -11,57 +11,57 @@
 
 namespace flashsmith {
 
-// In which order a warpgroup's products of a step come.
+// The order of a warpgroup's products within a step.
 enum class StepOrder : int {
     dv_first = 0,         // S, then dv and dP, then dk and dq
-    late_dq = 1,          // likewise, but dq under the exponentials of the next step
+    late_dq = 1,          // the same, but dq overlaps the exponentials of the next step
     scores_together = 2,  // S and dP, then dv, dk and dq
-    scores_ahead = 3,     // as late_dq, but the next step's S before dk too
+    scores_ahead = 3,     // like late_dq, but the next step's S also comes before dk
 };
 
-// When dq's product of a step is added to its sums in global memory.
+// When a step's dq product is added to its sums in global memory.
 enum class DqSums : int {
-    beside_scores = 0,  // under the next step's first product
+    beside_scores = 0,  // during the next step's first product
     sums_at_once = 1,   // as soon as it is done
-    sums_under_dk = 2,  // likewise, and it comes before dk's product
+    sums_under_dk = 2,  // the same, and it comes before dk's product
 };
 
-// Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero
-// means 'as before'.
+// Fields, order and meaning match the Python class. New knobs go at the end, and their zero means
+// the previous behaviour.
 struct HopperBackwardKernelConfig {
     DType dtype;
     int d_head;
     int B_r;
     int B_c;
-    int n_warpgroups;  // of consumers, 64 keys each or all the same; one more is the producer's
+    int n_warpgroups;  // consumers, 64 keys each or all the same; the producer is one more
     int q_stages;
     int do_stages;
     int ds_stages;
     int producer_registers;
     int consumer_registers;
     StepOrder order;
-    bool early_exp;    // no exponential is put off until the product beside it is done
-    bool split_roles;  // two warpgroups have the same keys, one dv and the other dk
-    bool lagged_dq;    // a step computes dq of the step before: nobody waits for another's dS
-    bool pingpong;     // warpgroups issue their products in turns
-    bool persistent;   // a CTA for each SM takes one block of keys after the other
-    DqSums dq_sums;    // when a step's dq leaves
-    bool ordered_dq;   // blocks of keys add to dq in one order: the same bits in every run
-    bool wide_stores;  // dk and dv are stored 16 bytes a lane
+    bool early_exp;    // exponentials are not deferred past the concurrent product
+    bool split_roles;  // two warpgroups have the same keys: one computes dv, the other dk
+    bool lagged_dq;    // a step computes the preceding step's dq: none waits for another's dS
+    bool pingpong;     // warpgroups alternate in issuing their products
+    bool persistent;   // one CTA per SM takes one block of keys after another
+    DqSums dq_sums;    // when a step's dq is added to its sums
+    bool ordered_dq;   // blocks of keys add to dq in a fixed order: the same bits in every run
+    bool wide_stores;  // dk and dv are stored 16 bytes per lane
     bool bulk_sums;    // dq goes through shared memory, and TMA adds it to its sums
     bool early_rows;   // a step's lse and D are read before its products are issued
-    bool without_dq;   // dk and dv alone: q is frozen
+    bool without_dq;   // only dk and dv are computed: q is frozen
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 
-    // Warpgroups' worth of keys, 64 each.
+    // The number of warpgroups with different keys, 64 each.
     constexpr int key_groups() const { return split_roles ? 1 : n_warpgroups; }
 
-    // dS goes through shared memory for dq alone.
+    // dS goes through shared memory only for dq.
     constexpr int n_ds_tiles() const { return without_dq ? 0 : ds_stages; }
-    // Bytes of K and V, of the stages of Q, do and dS, of P where it passes between warpgroups, and
+    // Bytes of K and V, of the stages of Q, do and dS, of P if it is passed between warpgroups, and
     // of dq on its way to its sums.
     constexpr int64_t tile_bytes() const {
         const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
@@ -72,34 +72,33 @@ struct HopperBackwardKernelConfig {
     constexpr int sums_bytes() const {
         return bulk_sums ? n_warpgroups * kWarpgroupRows * dq_columns() * 4 : 0;
     }
-    // Dynamic shared memory of one CTA: the tiles, the statistics of the rows in Q's and do's
-    // stages, and barriers.
+    // Dynamic shared memory of one CTA: the tiles, the row statistics in Q's and do's stages, and
+    // barriers.
     static constexpr int kBarrierPage = 256, kOrderBytes = 64;
     constexpr int64_t smem_bytes() const {
         return tile_bytes() + int64_t{q_stages + do_stages} * B_r * 4 + kBarrierPage +
                ordered_dq * kOrderBytes;
     }
 
-    // How the warpgroups share dQ = dS K, B_r x d_head: by its rows, or by its columns; where
-    // neither comes out even, they take turns. A part has 64 rows and so many columns.
+    // How the warpgroups share dQ = dS K, B_r x d_head: by its rows or by its columns. If neither
+    // divides evenly, they alternate. A part has 64 rows and dq_columns() columns.
     constexpr bool shares_rows() const { return B_r == kWarpgroupRows * n_warpgroups; }
     constexpr bool shares_columns() const {
         return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (16 * n_warpgroups) == 0;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
-    // Floats that the sums of a block of queries take. With ordered_dq they are followed by the
-    // counters of its parts.
+    // Floats for the sums of a block of queries. With ordered_dq the counters of its parts follow.
     static constexpr int kCounters = 32;
     constexpr int dq_block_floats() const { return B_r * d_head + (ordered_dq ? kCounters : 0); }
     constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }
 };
 
-// Everything the main kernel needs: its only parameter, in constant memory.
+// Everything that the main kernel needs. It is the only parameter and lies in constant memory.
 struct HopperBackwardKernelArgs {
     TensorMap q, k, v, d_o;
     BackwardKernelArgs problem;
-    uint32_t* key_block_counter;  // persistent: 0 before and after
-    uint32_t n_key_blocks;        // of all heads, packed: with those that there are not
+    uint32_t* key_block_counter;  // persistent: 0 before and after a launch
+    uint32_t n_key_blocks;        // over all heads; packed: including nonexistent ones
 };
 
 using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);

@@ -1,4 +1,5 @@
-// What a consumer warpgroup has from step to step, and the GEMMs that read a step's queries.
+// The state that a consumer warpgroup keeps from step to step, and the GEMMs that read a step's
+// queries.
 #pragma once
 
 #include "backward/store_gradient.cuh"
@@ -8,8 +9,8 @@
 
 namespace flashsmith {
 
-// Hardware barriers: 0 is __syncthreads', then one for rows that are cleared, and those of the
-// warpgroups' order.
+// Hardware barriers: 0 belongs to __syncthreads. The next one is for rows that are cleared, and the
+// others are for the warpgroups' order.
 constexpr int kRowsBarrier = 1, kFirstOrderBarrier = 2;
 
 template <class Kernel>
@@ -20,15 +21,15 @@ struct ConsumerState {
     using value_t = typename Kernel::value_t;
     using Panel = typename Kernel::Panel;
     using Keys = KeyBlock<Kernel>;
-    // The statistics of the two queries that a lane has in each tile of scores.
+    // The statistics of the two queries that a lane holds in each tile of scores.
     using RowPairs = float2[Kernel::B_r / 8];
 
-    // Whether sums of dq are under way between products of the scores; whether dq's product comes
+    // Whether sums of dq are in flight between the score products, and whether dq's product comes
     // before dk's.
     static constexpr bool kSumsBesideScores = CFG.dq_sums == DqSums::beside_scores;
     static constexpr bool kdQBeforedk = CFG.dq_sums == DqSums::sums_under_dk;
-    // Whether a step adds its dq, or the last one's, between its products: not where warpgroups
-    // alternate.
+    // Whether a step adds its dq, or the preceding one's, between its products. Alternating
+    // warpgroups do not.
     static constexpr bool kAddsBetween =
         kSumsBesideScores && !Kernel::alternates_dq && !CFG.without_dq;
 
@@ -40,14 +41,14 @@ struct ConsumerState {
     int first_key;  // of this warpgroup
     BlockRange blocks;
     BackwardKeyMask<SEMANTICS> key_mask;
-    int block;            // of queries
-    int rounds_until_dq;  // steps until this warpgroup computes dq, where they alternate
-    int dq_block;         // that of the last dq, and where this lane's part of it belongs
+    int block;            // current block of queries
+    int rounds_until_dq;  // for alternating warpgroups: steps until this one computes dq
+    int dq_block;         // block of the last dq, and where this lane's sums of it are
     float* dq_sums;
-    // With ordered_dq a block's heads follow one another: of how many, which one is next, and which
-    // one the last dq is of; then nobody needs dq_block.
+    // With ordered_dq, a block's heads follow one another. These are the number of heads, the next
+    // head and the head of the last dq. dq_block is then unused.
     int n_heads, head, dq_head, direction;
-    uint32_t odd_turns = 0;  // of this warpgroup in that order
+    uint32_t odd_turns = 0;  // parity of this warpgroup's turns in that order
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
@@ -74,12 +75,12 @@ struct ConsumerState {
           stages{smem},
           order{warpgroup} {}
 
-    // This warpgroup's first key, of the CTA's.
+    // This warpgroup's first key among the CTA's keys.
     FS_DEVICE int first_row() const { return CFG.split_roles ? 0 : warpgroup * kWarpgroupRows; }
 
     // ---- a step's queries ----
 
-    // Until the next block's queries are here.
+    // Waits until the next block's queries have arrived.
     FS_DEVICE void await_queries() {
         Q.consumer_wait();
         zero_unattended_rows();
@@ -95,13 +96,14 @@ struct ConsumerState {
         }
     }
 
-    // Q of the step before.
+    // Releases the preceding step's Q.
     FS_DEVICE void release_last_Q() {
         const int stage = (Q.state.stage() + CFG.q_stages - 1) % CFG.q_stages;
         if (lane == 0) mbarrier_arrive(Q.barriers.empty(stage));
     }
 
-    // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
+    // Zeroes rows that see no key. They contribute nothing whatever they hold, but 0 times NaN
+    // would be NaN.
     FS_DEVICE void zero_unattended_rows() const {
         if constexpr (!kHidesKeys<SEMANTICS>) return;
         const int rows = min(key_mask.first_attending_row() - block * Kernel::B_r, Kernel::B_r);
@@ -117,8 +119,8 @@ struct ConsumerState {
             store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
         }
         tma_store_fence();
-        // Roles have code of their own: two instructions, which PTX does not promise to be one
-        // numbered barrier.
+        // The roles of split_roles run different code. Their two barrier instructions are not
+        // guaranteed by PTX to form one numbered barrier.
         if constexpr (CFG.split_roles)
             mbarrier_arrive_and_wait(smem + Kernel::rows_barrier);
         else
@@ -127,7 +129,7 @@ struct ConsumerState {
 
     // ---- products ----
 
-    // Of this warpgroup's keys, of K or V, with a tile of queries.
+    // Multiplies this warpgroup's rows of K or V by a tile of queries.
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t tile) {
         const uint64_t a =
             Panel::descriptor(opaque(smem) + offset + first_row() * Panel::kRowBytes);

@@ -1,18 +1,20 @@
 // The order in which blocks of keys add to the dq of a block of queries.
 //
-// Without it fp32 sums come together as CTAs run. With `ordered_dq` each part of a block's dq has a
-// counter in global memory that says whose turn it is: blocks of keys go in launch order, so that a
-// CTA waits only for CTAs that were launched before, however few are resident.
+// Without it, fp32 sums are added in the order in which CTAs happen to run. With `ordered_dq`, each
+// part of a block's dq has a counter in global memory that holds the current turn. Blocks of keys
+// take turns in launch order, so that a CTA waits only for CTAs launched before it, however few are
+// resident.
 //
-// The first ones first, all blocks of keys would begin at the same queries under a causal mask,
-// each of them waiting for the one before. The last ones first, and queries from the diagonal on,
-// each comes to a block of queries a block of keys' width behind the one before it. But then the
-// longest CTA of a head is its last: the heads that end a launch, and heads that share keys, whose
-// CTAs are the longest, begin with the first keys.
+// If the first blocks of keys came first under a causal mask, all would begin at the same queries,
+// and each would wait for the one before. If the last blocks come first, and queries start at the
+// diagonal, each block of keys reaches a block of queries one block width after its predecessor.
+// But then the longest CTA of a head is its last one. The heads that end a launch therefore begin
+// with the first keys. So do heads that share keys, whose CTAs are the longest.
 //
-// The way to L2 and back, and the sums' own way there, take longer than all that a consumer could
-// do meanwhile. So a warp beside the producer's waits for each turn of a part, a step ahead of the
-// consumers, and passes it on once the sums have arrived; consumers see barriers of their CTA only.
+// The round trip to L2, and the sums' own way there, take longer than anything that a consumer
+// could do in the meantime. A warp next to the producer's therefore waits for each turn of a part,
+// one step ahead of the consumers. It passes the turn on once the sums have arrived. Consumers see
+// only barriers of their CTA.
 #pragma once
 
 #include "sm90/pipeline.cuh"
@@ -37,11 +39,13 @@ FS_DEVICE void fence_acq_rel() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-// What a warp that keeps turns and the warpgroups that add say to each other: a barrier of each
-// warpgroup for its turns, since one that waits for every third turn must not see the others', and
-// one of each part for its sums. With split roles a part is a half of both warpgroups' columns:
-// they add the two halves half a step apart, and a turn of both would be passed on and waited for
-// between the second one and the next step's first.
+// The communication between a warp that keeps turns and the warpgroups that add. Each warpgroup has
+// a barrier for its turns, since one that waits for every third turn must not see the others'
+// turns. Each part has a barrier for its sums.
+//
+// With split roles a part is a half of both warpgroups' columns: they add the two halves half a
+// step apart. If both halves shared a turn, it would be passed on and waited for between the second
+// half and the next step's first half.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
@@ -64,14 +68,15 @@ struct dQOrder {
                 mbarrier_init(added(part), kAddingWarps);
         }
     }
-    // A consumer: until its next sums may be added; whether an odd number of turns came before.
+    // A consumer waits here until its next sums may be added. `odd`: whether an odd number of turns
+    // came before.
     FS_DEVICE void wait(int warpgroup, uint32_t& odd) const {
         if constexpr (kOrdered) {
             mbarrier_wait(granted(warpgroup), odd);
             odd ^= 1;
         }
     }
-    // The warp has added them.
+    // Signals that the warp has added its sums.
     FS_DEVICE void advance(int part, int lane) const {
         if constexpr (kOrdered) {
             __syncwarp();
@@ -118,8 +123,9 @@ struct dQTurns {
         const KeyBlock<Kernel> keys(args.problem, number);
         int n_steps = keys.n_steps();
         if (n_steps == 0) return;
-        // How many blocks of its sequence come before it. The last of those adds to these blocks of
-        // queries; nobody comes before it at the others.
+        // The number of blocks of the sequence that come before this one. The last of them also
+        // adds to the blocks of queries in `shared`. At other blocks of queries this block of keys
+        // is the first.
         const int place = keys.first_key / Kernel::B_c;
         const uint32_t turn = keys.direction < 0 ? place : (keys.k.count - 1) / Kernel::B_c - place;
         BlockRange shared{};
@@ -127,7 +133,7 @@ struct dQTurns {
             shared = BackwardKeyMask<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
                          .query_blocks(keys.first_key + keys.direction * Kernel::B_c, Kernel::B_c,
                                        Kernel::B_r);
-        // As KeyBlock advances, with the fewest registers.
+        // Advances like KeyBlock, with the fewest registers.
         const auto first = keys.first_step();
         const int n_heads = keys.n_heads;
         const int64_t head_sums = Kernel::first_dq_sum(args.problem.statistics_head_stride);
@@ -149,7 +155,7 @@ struct dQTurns {
             }
             mbarrier_wait(order.added(part), odd);
             odd ^= 1;
-            // One fence releases these sums, and acquires the next ones where their turn has come.
+            // One fence releases these sums and, if their turn has come, acquires the next ones.
             const bool is_last = --n_steps == 0;
             ours = is_last || !is_in(shared, block) || load_relaxed(counter) == turn;
             fence_acq_rel();
@@ -160,7 +166,7 @@ struct dQTurns {
     FS_DEVICE static bool is_in(const BlockRange& range, int block) {
         return range.begin <= block && block < range.end;
     }
-    // Behind the sums of a block of queries.
+    // The counter lies after the sums of a block of queries.
     FS_DEVICE uint32_t* counter_of(int64_t statistic) const {
         return reinterpret_cast<uint32_t*>(args.problem.dq_sums + Kernel::first_dq_sum(statistic) +
                                            Kernel::B_r * Kernel::d_head) +

@@ -1,4 +1,4 @@
-// A warpgroup's part of dQ = dS K, and its way to the fp32 sums in global memory.
+// A warpgroup's part of dQ = dS K, and its addition to the fp32 sums in global memory.
 #pragma once
 
 #include "wgmma_backward/dq_order.cuh"
@@ -6,14 +6,14 @@
 
 namespace flashsmith {
 
-// Sums of fp32 in shared memory, added to those in global memory.
+// Adds fp32 sums in shared memory to those in global memory.
 FS_DEVICE void bulk_add(float* gmem, uint32_t smem, uint32_t bytes) {
     asm volatile(
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(gmem),
         "r"(smem), "r"(bytes)
         : "memory");
 }
-// All of this thread's are added.
+// Waits until all of this thread's sums have been added.
 FS_DEVICE void bulk_sums_wait() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
@@ -32,7 +32,7 @@ struct dQPart : ConsumerScores<Kernel> {
 
     using Base::Base;
 
-    // Its first step; how many there are.
+    // Prepares the first step. Returns the number of steps.
     FS_DEVICE int begin(uint32_t number) {
         const Keys keys(args, number);
         first_key = keys.first_key + first_row();
@@ -58,7 +58,8 @@ struct dQPart : ConsumerScores<Kernel> {
         const int row = Kernel::shares_rows ? part * kWarpgroupRows : 0;
         const uint64_t a = KeysPanel::descriptor(opaque(tile) + row * KeysPanel::kRowBytes);
         const uint64_t b = dq_columns_of_K(part);
-        // What the first instruction is told to ignore; nothing of it lives from step to step.
+        // The first instruction ignores these values. Zeroing them keeps none of them live from
+        // step to step.
         if constexpr (!kSumsBesideScores) zero(dq);
         wgmma_fence(dq);
 #pragma unroll
@@ -67,7 +68,7 @@ struct dQPart : ConsumerScores<Kernel> {
                                 b + Panel::row_step(step), step > 0);
         wgmma_commit();
     }
-    // K's columns of a part.
+    // The descriptor of a part's columns of K.
     FS_DEVICE uint64_t dq_columns_of_K(int part) const {
         const uint32_t K = opaque(smem) + Kernel::K_offset;
         constexpr int kPanel = Kernel::KV_panel_bytes;
@@ -79,7 +80,7 @@ struct dQPart : ConsumerScores<Kernel> {
             K + column / Panel::kColumns * kPanel + column % Panel::kColumns * kElementBytes,
             kPanel);
     }
-    // With so many products behind it in flight.
+    // `kBehind` is the number of later products that are still in flight.
     template <int kBehind = 0>
     FS_DEVICE void finish_dq() {
         wgmma_wait<kBehind>(dq);
@@ -92,8 +93,8 @@ struct dQPart : ConsumerScores<Kernel> {
         finish_dq();
         if constexpr (kSumsBesideScores) add_dq();
     }
-    // Adds the last dq to its sums, if there was one, while another product runs. Without a branch
-    // ptxas would move these instructions among the products, and serialise those.
+    // Adds the last dq, if there is one, to its sums while another product runs. Without the
+    // branch, ptxas would move these instructions among the products and serialise the latter.
     FS_DEVICE void add_dq() {
         if (CFG.ordered_dq ? dq_head < 0 : dq_block < blocks.begin) return;
         if constexpr (CFG.bulk_sums) return add_dq_by_tma();
@@ -104,8 +105,8 @@ struct dQPart : ConsumerScores<Kernel> {
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
         dQOrder<Kernel>{smem}.advance(part(), lane);
     }
-    // A warp's part at once. `red` instructions wait for room in the queue to L2, and no lane goes
-    // on before its registers are read.
+    // Adds a warp's part at once. With `red` instructions instead, lanes wait for room in the queue
+    // to L2, and none continues before its registers have been read.
     FS_DEVICE void add_dq_by_tma() {
         constexpr uint32_t kBytes = Kernel::warp_lanes * 16;
         const uint32_t place =
@@ -124,8 +125,8 @@ struct dQPart : ConsumerScores<Kernel> {
         tma_store_commit();
     }
 
-    // The sums of a block lie part by part: a warp adds 512 neighbouring bytes. They are one step
-    // ahead.
+    // The sums of a block are stored part by part, so that a warp adds 512 contiguous bytes. The
+    // address begins one step early, because it is advanced before each use.
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
         const int part = this->part();
         const int64_t step = CFG.ordered_dq ? args.statistics_head_stride : Kernel::B_r;
@@ -149,7 +150,7 @@ struct dQPart : ConsumerScores<Kernel> {
                    (blocks.end - blocks.begin) * int64_t{kBlock};
     }
 
-    // All of the next dq, if this step's is this warpgroup's.
+    // Computes the next dq as a whole, if it is this warpgroup's turn.
     FS_DEVICE void alternate_dq() {
         if (rounds_until_dq == 0) {
             compute_dq();

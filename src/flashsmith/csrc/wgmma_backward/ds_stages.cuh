@@ -1,4 +1,4 @@
-// dS on its way through shared memory, for dQ = dS K over all keys of the CTA.
+// The stages of dS in shared memory, for dQ = dS K over all keys of the CTA.
 #pragma once
 
 #include "sm90/pipeline.cuh"
@@ -7,8 +7,8 @@
 
 namespace flashsmith {
 
-// Four 8x8 matrices of 16-bit elements, each transposed; lane l gives the address of row l % 8 of
-// what matrix l / 8 is in memory.
+// Stores four 8x8 matrices of 16-bit elements, each transposed. Lane l passes the address of row l
+// % 8 of the matrix in memory that comes from matrix l / 8.
 FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
     asm volatile(
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
@@ -16,11 +16,12 @@ FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
         : "memory");
 }
 
-// The stages of dS: full when all warpgroups have stored their keys, empty when dQ is computed.
+// The stages of dS. A stage is full when all warpgroups have stored their keys, and empty when dQ
+// has been computed.
 template <class Kernel>
 struct dSStages {
     static constexpr int kStages = Kernel::CFG.ds_stages;
-    // Warps that arrive at a full barrier, and at an empty one.
+    // The numbers of warps that arrive at a full barrier and at an empty one.
     static constexpr int kWriters = Kernel::key_groups * kWarpsPerWarpgroup;
     static constexpr int kReaders = Kernel::dq_parts * kWarpsPerWarpgroup;
 
@@ -43,7 +44,7 @@ struct dSStages {
         mbarrier_wait(barriers().empty(written.stage()), written.phase() ^ 1);
         return tile(written.stage());
     }
-    // What the warp has stored is to be seen by wgmma.
+    // Makes the warp's stores visible to wgmma.
     FS_DEVICE void commit(int lane) {
         if constexpr (Kernel::CFG.without_dq) return __syncwarp();
         tma_store_fence();

@@ -1,12 +1,13 @@
 // The step orders in which dv comes before dk: dv_first, late_dq and scores_ahead. They begin and
-// end alike; a step goes from dP to the next step's dP.
+// end the same way. A step goes from dP to the next step's dP.
 #pragma once
 
 #include "wgmma_backward/dq_part.cuh"
 
 namespace flashsmith {
 
-// From P to dv, and dP. dv's product comes first: P's registers are free for dS once dP is here.
+// Computes dv from P, and dP. dv's product comes first, so that P's registers are free for dS once
+// dP has been computed.
 template <class Consumer>
 FS_DEVICE void compute_dv_and_dP(Consumer& c) {
     c.d_o.consumer_wait();
@@ -40,7 +41,7 @@ struct DvFirst {
     }
 };
 
-// Likewise, but dq under the exponentials of the next step.
+// The same, but dq overlaps the exponentials of the next step.
 struct LateDq {
     template <bool kWithdQ, class Consumer>
     FS_DEVICE static void step(Consumer& c) {
@@ -64,7 +65,7 @@ struct LateDq {
     }
 };
 
-// As late_dq, but the next step's S before dk, too.
+// Like late_dq, but the next step's S also comes before dk.
 struct ScoresAhead {
     template <bool kWithdQ, class Consumer>
     FS_DEVICE static void step(Consumer& c) {
@@ -95,8 +96,8 @@ template <class Kernel, class Order>
 struct StepsWithDvFirst {
     using Consumer = dQPart<Kernel>;
 
-    // S, P, then dv and dP, dS, then dk and dq. No product is in flight where the loop begins:
-    // ptxas would serialise them all.
+    // S, P, then dv and dP, dS, then dk and dq. No product may be in flight where the loop begins,
+    // or ptxas would serialise them all.
     FS_DEVICE static void steps(Consumer& c, int n_steps) {
         c.await_queries();
         c.begin_S();

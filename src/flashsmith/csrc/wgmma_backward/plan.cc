@@ -51,7 +51,7 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
                     p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     const bool wants_sinks = tensors[dsinks] != 0;
-    require(!wants_sinks || tensors[sinks] != 0, "dsinks: asked for without sinks; give them");
+    require(!wants_sinks || tensors[sinks] != 0, "dsinks: requested without sinks; pass sinks");
     const bool has_dq = !config.without_dq;
     require(has_dq || tensors[dq] == 0, "dq: this kernel computes dk and dv; take another config");
 
@@ -88,7 +88,8 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
     if (has_keys && (tensors[dq] != 0 || tensors[dk] != 0 || tensors[dv] != 0)) {
         using Args = HopperBackwardKernelArgs;
         Args main_args;
-        std::memset(&main_args, 0, sizeof main_args);  // padding too: equal plans have equal bytes
+        std::memset(&main_args, 0, sizeof main_args);  // including padding: equal plans have equal
+                                                       // bytes
         main_args.problem = args;
         const int64_t blocks = heads_k * blocks_of(p.seq_k, config.B_c);
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");

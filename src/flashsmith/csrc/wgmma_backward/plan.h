@@ -6,9 +6,9 @@
 
 namespace flashsmith {
 
-// One backward pass: prepare, the products, what is to be made of their sums, and dsinks. Gradients
-// without an address are not stored. Throws std::invalid_argument when the semantics are not the
-// problem's, the device cannot hold the kernels, or TMA cannot read the tensors.
+// Plans one backward pass: prepare, the products, the kernel that rounds their sums, and dsinks.
+// Gradients without an address are not stored. Throws std::invalid_argument if the semantics do not
+// match the problem, if the device cannot hold the kernels, or if TMA cannot read the tensors.
 Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                    const DeviceSpec& device, const Semantics& semantics);
 

@@ -1,5 +1,5 @@
-// The producer: one thread that copies K and V once, and Q and do with their rows' statistics step
-// by step.
+// The producer: one thread that copies K and V once, and Q and do with their rows' statistics in
+// every step.
 #pragma once
 
 #include "sm90/pipeline.cuh"
@@ -8,7 +8,7 @@
 
 namespace flashsmith {
 
-// `bytes` that lie side by side, counted by an mbarrier.
+// Copies `bytes` contiguous bytes, which an mbarrier counts.
 FS_DEVICE void bulk_load(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -43,8 +43,8 @@ struct BackwardProducer {
         } else {
             while (number < args.n_key_blocks) {
                 const uint32_t given = load(number);
-                // Every CTA requests blocks until there is none, so n_key_blocks are requested in
-                // all; the last request leaves the counter as it was found.
+                // Every CTA requests blocks until there are none, so n_key_blocks requests are made
+                // in all. The last request resets the counter.
                 if (given == args.n_key_blocks - 1) atomicExch(args.key_block_counter, 0);
                 number = gridDim.x + given;
             }
@@ -54,8 +54,9 @@ struct BackwardProducer {
     }
 
   private:
-    // All that one block of keys needs. Persistent: requests the next block, which takes its time,
-    // but not so early that a CTA has two where others have none; what the counter gave.
+    // Loads everything that one block of keys needs. A persistent CTA also requests its next block
+    // here, and this returns the counter's value. The request takes a while, but must not come so
+    // early that a CTA has two blocks when others have none.
     FS_DEVICE uint32_t load(uint32_t number) {
         const KeyBlock<Kernel> keys(args.problem, number);
         if (CFG.persistent && !keys.exists()) return request();
@@ -98,7 +99,8 @@ struct BackwardProducer {
         load_queries(d_o, &args.d_o, keys, step, Kernel::D_offset, args.problem.D);
     }
 
-    // K's full barrier shows it to the consumers, who read it before they release K.
+    // K's full barrier makes the number visible to the consumers, which read it before they release
+    // K.
     FS_DEVICE void send_number(uint32_t number) {
         K.producer_wait();
         store_shared_16B(smem + Kernel::number_offset, {number, 0, 0, 0});

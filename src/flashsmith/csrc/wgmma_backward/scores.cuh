@@ -1,4 +1,5 @@
-// What a consumer warpgroup computes between its GEMMs: P of S, dS of dP, both masked and rounded.
+// What a consumer warpgroup computes between its GEMMs: P from S and dS from dP, both masked and
+// rounded.
 #pragma once
 
 #include "common/changed_scores.cuh"
@@ -20,10 +21,11 @@ struct ConsumerScores : ConsumerState<Kernel> {
 
     using Base::Base;
 
-    // Where registers are left, the statistics are loaded under the product that is waited for. Its
-    // instructions are in the queue before theirs, though: with early_rows those of so many tiles
-    // of S come first, and with still more registers D's too.
-    // A softcap leaves none: P lives beside S, and tanh takes some.
+    // If registers are left, the statistics are loaded during the product that is waited for. The
+    // product's instructions precede these loads in the queue, however. With early_rows, the
+    // statistics of kTilesFirst tiles of S are therefore loaded before it, and D's as well if there
+    // are still more registers. A softcap leaves no registers: P is live in addition to S, and tanh
+    // takes some.
     static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.changes_scores;
     static constexpr bool kLoadsRowsEarly =
         kRowsMayWait &&
@@ -40,12 +42,12 @@ struct ConsumerScores : ConsumerState<Kernel> {
                                           (8 * n + lane % 4 * 2) * 4);
     }
 
-    // With a softcap S is no P any more.
+    // With a softcap S no longer holds P after exponentiate().
     static constexpr bool kRoundsPEarly =
         CFG.order != StepOrder::scores_together || SEMANTICS.changes_scores;
 
-    // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient; where a query does not
-    // see a key, P is 0.
+    // S becomes P. With a softcap it becomes P times 1 - tanh^2, the gradient of the cap. P is 0
+    // where a query does not see a key.
     FS_DEVICE void exponentiate() {
         RowPairs lse;
         load_rows(lse, Kernel::lse_offset, Q.state.stage());
@@ -70,8 +72,9 @@ struct ConsumerScores : ConsumerState<Kernel> {
             for (int e = 0; e < 4; ++e) S[0][n][e] = times_slope<SEMANTICS>(p[0][n][e], S[0][n][e]);
     }
 
-    // ptxas moves exponentials below a wait for wgmma, but not beyond the end of a basic block: a
-    // branch that it cannot know to be never taken, on a NaN that no exponential is.
+    // ptxas moves exponentials below a wait for wgmma, but not past the end of a basic block. The
+    // branch here ends one. It tests for a NaN that no exponential is, so it is never taken, but
+    // ptxas cannot know that.
     FS_DEVICE void pin_exponentials() {
         pin(S);
         if (__float_as_uint(S[0][Kernel::B_r / 8 - 1][3]) == 0x7fc12345u)
@@ -86,7 +89,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
             for (int e = 0; e < 4; ++e)
                 dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - (e % 2 == 0 ? D[n].x : D[n].y));
         }
-        // Out of sight dP may be anything, NaN too.
+        // Masked dP is undefined and may be NaN.
         if constexpr (Kernel::masked)
             if (blocks.needs_mask(block)) mask(dP);
         if constexpr (!kRoundsPEarly) round(P, S);
@@ -100,15 +103,16 @@ struct ConsumerScores : ConsumerState<Kernel> {
             pack_fragment<value_t>(rounded[step], x[0][2 * step], x[0][2 * step + 1]);
     }
 
-    // Elements of keys that a query does not see, or of queries that there are not, become 0.
+    // Zeroes elements of keys that a query does not see, and of nonexistent queries.
     FS_DEVICE void mask(typename Kernel::Scores& x) const {
         const int key = first_key + warp * kWarpRows + lane / 4;
         const int query = block * Kernel::B_r + lane % 4 * 2;
         if constexpr (!kHidesKeys<SEMANTICS> ||
                       (kTriangular<SEMANTICS> && Mask::kLastIsOneFurther)) {
-            // One comparison for an element, or two, with what follows from its place in the tile.
+            // One or two comparisons per element, with bounds that follow from its place in the
+            // tile.
             constexpr int kFar = 1 << 30;
-            int ahead[2];  // of the key in row r: how far the first query's last key is
+            int ahead[2];  // row r: how far its key is before the first query's last key
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 ahead[r] = kHidesKeys<SEMANTICS>
@@ -136,8 +140,9 @@ struct ConsumerScores : ConsumerState<Kernel> {
         mask_queries<SEMANTICS>(x, key, seen, 0.0f);
     }
 
-    // This warpgroup's keys of dS, queries by keys, for all to read once committed: the fence takes
-    // its time, and the next products need not wait for it.
+    // Stores this warpgroup's keys of dS, queries by keys. All warpgroups may read them once they
+    // are committed. Committing is separate because its fence takes a while, and the next products
+    // need not wait for it.
     FS_DEVICE void store_dS() {
         if constexpr (!CFG.without_dq) {
             using KeysPanel = typename Kernel::KeysPanel;

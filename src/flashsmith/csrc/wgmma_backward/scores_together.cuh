@@ -5,7 +5,7 @@
 
 namespace flashsmith {
 
-// S and dP, P and dS, then dv, dk and dq: the least registers.
+// S and dP, P and dS, then dv, dk and dq. This order needs the fewest registers.
 template <class Kernel>
 struct ScoresTogether {
     using Consumer = dQPart<Kernel>;

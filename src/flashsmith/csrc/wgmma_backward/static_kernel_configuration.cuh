@@ -1,4 +1,4 @@
-// A config of the wgmma_backward family and what it is to compute, turned into types and constants.
+// Turns a config of the wgmma_backward family and its semantics into types and constants.
 #pragma once
 
 #include <type_traits>
@@ -25,22 +25,23 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr int key_groups = CFG.key_groups();
-    static constexpr bool clears_dq_sums = !CFG.without_dq;  // in prepare, and their counters
+    static constexpr bool clears_dq_sums = !CFG.without_dq;  // in prepare, together with their
+                                                             // counters
     static constexpr bool always_sums_dq = true;
     static constexpr bool has_dq_counters = CFG.ordered_dq;
     static constexpr int consumer_threads = n_warpgroups * kWarpgroupThreads;
-    // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
+    // An SM's 65,536 registers are divided among warpgroups of 128 threads, 8 per thread at a time.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
 
-    // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head; dS as panels of the
-    // 64 keys that a warpgroup has.
+    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64. dS
+    // consists of panels of a warpgroup's 64 keys.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     using KeysPanel = flashsmith::Panel<64>;
     static constexpr int n_panels = d_head / Panel::kColumns;
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
     static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
     static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
-    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // of do too
+    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // also for do
     static constexpr int dS_panel_bytes = B_r * KeysPanel::kRowBytes;
     static constexpr int dS_tile_bytes = key_groups * dS_panel_bytes;
     static constexpr int statistics_bytes = B_r * 4;
@@ -49,27 +50,27 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dq_parts = CFG.dq_parts();
     static constexpr int dq_block_floats = CFG.dq_block_floats();
     static_assert(dq_parts <= CFG.kCounters);
-    // Where the sums of a block of queries begin, by its first row's statistic.
+    // Where the sums of a block of queries begin, given the statistic of its first row.
     FS_DEVICE static int64_t first_dq_sum(int64_t statistic) {
         if constexpr (CFG.ordered_dq) return statistic / B_r * dq_block_floats;
         return statistic * d_head;
     }
     static constexpr bool alternates_dq = dq_parts < n_warpgroups;
 
-    // Where two warpgroups share dQ by columns of three panels, each has a panel and half of the
-    // middle one. A product finds a panel, then half of the next one at a fixed distance: so K's
-    // middle panel lies behind the other two, and V's alike.
+    // If two warpgroups share dQ by columns of three panels, each has one panel and half of the
+    // middle one. A product expects a panel, then half of the next one at a fixed distance. K's
+    // middle panel is therefore stored after the other two, and V's as well.
     static constexpr bool halves_a_panel = CFG.shares_columns() && n_panels == 3 && dq_parts == 2;
     FS_DEVICE static constexpr int place_of_panel(int panel) {
         return halves_a_panel && panel > 0 ? n_panels - panel : panel;
     }
-    // The k-th step of 16 columns of K or V, as its panels lie.
+    // The k-th step of 16 columns of K or V, in the stored order of the panels.
     FS_DEVICE static constexpr int keys_step(int k) {
         constexpr int kSteps = Panel::kStepsPerPanel;
         return place_of_panel(k / kSteps) * kSteps + k % kSteps;
     }
 
-    // Products and their registers. Scores are transposed, 64 keys by B_r queries.
+    // GEMMs and their registers. Scores are transposed, 64 keys by B_r queries.
     using ScoresGemm = Wgmma<value_t, B_r, false>;
     using GradientGemm = Wgmma<value_t, d_head, true>;
     using dQGemm = Wgmma<value_t, dq_columns, true>;
@@ -81,13 +82,13 @@ struct StaticHopperBackwardKernelConfig {
     using Gradient = float[1][d_head / 8][4];
     using dQ_t = float[1][dq_columns / 8][4];
 
-    // The sums of a part of dQ lie as the accumulators do: tile by tile of 8 columns over all
-    // warps, or, where TMA adds them, warp by warp, and tile by tile in each.
+    // The sums of a part of dQ have the accumulators' layout: one tile of 8 columns after another,
+    // each over all warps. If TMA adds them, they are ordered by warp first, and then by tile.
     static constexpr int part_sums = kWarpgroupRows * dq_columns;
     static constexpr int warp_lanes = CFG.bulk_sums ? dq_columns / 8 * kWarpSize : kWarpSize;
     static constexpr int tile_sums = (CFG.bulk_sums ? kWarpSize : kWarpgroupThreads) * 4;
 
-    // Shared memory, bytes from its start.
+    // Shared-memory layout: byte offsets from its start.
     static constexpr int K_offset = 0;
     static constexpr int V_offset = K_offset + KV_tile_bytes;
     static constexpr int Q_offset = V_offset + KV_tile_bytes;
@@ -109,13 +110,13 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
     static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
-    // There is no number with split_roles, but a barrier for rows that are cleared.
+    // With split_roles there is no number. A barrier for rows that are cleared takes its place.
     static constexpr int rows_barrier = number_offset;
     static constexpr int order_barriers = number_offset + 16;
     static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
 
-    // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
-    // reasons.
+    // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
+    // rules and their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
@@ -129,43 +130,44 @@ struct StaticHopperBackwardKernelConfig {
                       "B_r: a part of dQ has 64 rows, for each warpgroup or for all");
         static_assert(halves_a_panel || dq_columns % Panel::kColumns == 0 ||
                           Panel::kColumns % dq_columns == 0,
-                      "d_head: a part of dQ's columns is panels, or divides one");
+                      "d_head: a part of dQ's columns is whole panels, or divides one");
         static_assert(!alternates_dq || CFG.order == StepOrder::scores_together,
-                      "order: warpgroups that take turns have S and dP together");
-        static_assert(kStatisticsRows % B_r == 0, "B_r: statistics are of whole tiles");
+                      "order: alternating warpgroups need scores_together");
+        static_assert(kStatisticsRows % B_r == 0, "B_r: statistics come in whole tiles");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
         static_assert(can_be_set(CFG.producer_registers) && can_be_set(CFG.consumer_registers),
                       "registers: setmaxnreg takes multiples of 8 between 24 and 240");
         static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
                           (n_warpgroups + 1) * registers_at_start,
-                      "registers: setmaxnreg waits for ever for more than there are");
+                      "registers: setmaxnreg deadlocks if they exceed the available ones");
         static_assert(!CFG.early_exp || CFG.order != StepOrder::dv_first,
-                      "early_exp: with dv_first no product runs beside the exponentials");
+                      "early_exp: with dv_first no product overlaps the exponentials");
         static_assert(!CFG.lagged_dq || CFG.ds_stages > 1,
                       "lagged_dq: dS is stored before the last step's is read");
         static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
-                      "split_roles: its warpgroups have a step of their own");
-        static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
+                      "split_roles: excludes lagged_dq, pingpong and persistent");
+        static_assert(!CFG.pingpong || n_warpgroups > 1,
+                      "pingpong: needs a second warpgroup to alternate with");
         static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),
-                      "bulk_sums: not of split roles, and in no order");
+                      "bulk_sums: excludes split_roles and ordered_dq");
         static_assert(CFG.dq_sums == DqSums::beside_scores || !(CFG.split_roles || alternates_dq),
-                      "dq_sums: split roles and turns have a place of their own for them");
+                      "dq_sums: split_roles and alternating warpgroups need beside_scores");
         static_assert(
             !CFG.early_rows || CFG.split_roles || CFG.order == StepOrder::scores_together,
-            "early_rows: with other orders S is begun in another step than its rows are read");
+            "early_rows: other orders begin S in a different step than they read its rows");
         static_assert(CFG.dq_sums != DqSums::sums_under_dk ||
                           (CFG.lagged_dq && (CFG.order == StepOrder::scores_together ||
                                              CFG.order == StepOrder::scores_ahead)),
-                      "dq_sums: a step's own dq waits for all warpgroups' dS");
+                      "dq_sums: without lagged_dq a step's dq waits for all warpgroups' dS");
         static_assert(
             !CFG.without_dq || (CFG.ds_stages == 1 && !CFG.lagged_dq && !CFG.ordered_dq &&
                                 !CFG.bulk_sums && CFG.dq_sums == DqSums::beside_scores &&
                                 (CFG.split_roles || CFG.order == StepOrder::scores_together)),
-            "without_dq: scores_together or split_roles, and nothing that is dq's");
+            "without_dq: needs scores_together or split_roles, and no knob of dq");
         static_assert(CFG.order == StepOrder::dv_first || CFG.order == StepOrder::scores_together ||
                           CFG.q_stages > 1,
-                      "q_stages: the next step's S comes before dk of this one is done");
+                      "q_stages: the next step's S begins before this step's dk is done");
         return true;
     }
 

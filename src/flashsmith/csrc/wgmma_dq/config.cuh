@@ -1,5 +1,6 @@
-// The config that names a kernel of the wgmma_dq family, and what its main kernel is called with.
-// Plain C++20 without CUDA types: the host compiler, the kernels and the tests read this file.
+// The config that identifies a kernel of the wgmma_dq family, and the arguments of its main kernel.
+// Plain C++20 without CUDA types, because the host compiler, the kernels and the tests read this
+// file.
 #pragma once
 
 #include <compare>
@@ -10,26 +11,26 @@
 
 namespace flashsmith {
 
-// Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero
-// means 'as before'.
+// Fields, order and meaning match the Python class. New knobs go at the end, and their zero means
+// the previous behaviour.
 struct HopperDqKernelConfig {
     DType dtype;
     int d_head;
     int B_r;
     int B_c;
-    int n_warpgroups;  // of consumers, 64 queries each; one more is the producer's
+    int n_warpgroups;  // consumers, 64 queries each; the producer is one more
     int k_stages;
     int v_stages;
     int producer_registers;
     int consumer_registers;
-    bool late_dq;   // a step's dq is computed beside the next step's scores
-    bool pingpong;  // warpgroups issue their products in turns
+    bool late_dq;   // a step's dq overlaps the next step's scores
+    bool pingpong;  // warpgroups alternate in issuing their products
 
     constexpr auto operator<=>(const HopperDqKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 
-    // Bytes of Q and do, and of the stages of K and V.
+    // Bytes of Q and do and of the stages of K and V.
     constexpr int64_t tile_bytes() const {
         return (2 * int64_t{B_r} + int64_t{k_stages + v_stages} * B_c) * d_head * kElementBytes;
     }
@@ -38,7 +39,7 @@ struct HopperDqKernelConfig {
     constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
 };
 
-// Everything the main kernel needs: its only parameter, in constant memory.
+// Everything that the main kernel needs. It is the only parameter and lies in constant memory.
 struct HopperDqKernelArgs {
     TensorMap q, k, v, d_o;
     BackwardKernelArgs problem;

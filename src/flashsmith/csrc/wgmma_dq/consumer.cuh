@@ -1,8 +1,8 @@
-// A consumer warpgroup: dq of its 64 queries.
+// A consumer warpgroup: computes dq of its 64 queries.
 //
-// Scores lie queries by keys, so that dS, rounded, is the operand of dq += dS K as it lies in
-// registers: nothing but Q, do, K and V goes through shared memory, and dq is summed in registers,
-// in the order of the keys.
+// Scores are queries by keys. The rounded dS is then the operand of dq += dS K directly in
+// registers, and only Q, do, K and V go through shared memory. dq is summed in registers, in the
+// order of the keys.
 #pragma once
 
 #include "backward/store_gradient.cuh"
@@ -30,8 +30,8 @@ struct DqConsumer {
     const uint32_t smem;
     const QueryBlock<Kernel>& tile;
     const int warpgroup, warp, lane;
-    const int row;  // this lane's first, of its sequence; the second is 8 behind it
-    int block;      // of keys
+    const int row;  // this lane's first row in the sequence; its second is row + 8
+    int block;      // current block of keys
 
     TilePipeline<CFG.k_stages, Kernel::KV_tile_bytes> K;
     TilePipeline<CFG.v_stages, Kernel::KV_tile_bytes> V;
@@ -71,7 +71,7 @@ struct DqConsumer {
         store();
     }
 
-    // S and dP, dS, then dq: the least registers.
+    // Computes S and dP, then dS, then dq. This order needs the fewest registers.
     FS_DEVICE void steps(int n_steps) {
         mbarrier_wait(smem + Kernel::do_barrier, 0);
 #pragma unroll 1
@@ -96,8 +96,8 @@ struct DqConsumer {
         }
     }
 
-    // A step's dq beside the next step's scores. No product is in flight where the loop begins:
-    // ptxas would serialise them all.
+    // Overlaps a step's dq with the next step's scores. No product may be in flight where the loop
+    // begins, or ptxas would serialise them all.
     FS_DEVICE void steps_with_late_dq(int n_steps) {
         K.consumer_wait();
         order().wait();
@@ -141,7 +141,7 @@ struct DqConsumer {
 
     // ---- products ----
 
-    // Of this warpgroup's rows of Q or do with a tile of keys.
+    // Multiplies this warpgroup's rows of Q or do by a tile of keys.
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t keys) {
         const uint64_t a = Panel::descriptor(opaque(smem) + offset +
                                              warpgroup * kWarpgroupRows * Panel::kRowBytes);
@@ -166,7 +166,7 @@ struct DqConsumer {
 
     // ---- between the products ----
 
-    // Rows behind the last one have P = 0.
+    // Rows past the last one have P = 0.
     FS_DEVICE void load_statistics() {
         const int64_t first = first_statistic<SEMANTICS>(args, tile.batch, tile.head, tile.q.first);
 #pragma unroll
@@ -177,7 +177,7 @@ struct DqConsumer {
         }
     }
 
-    // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient.
+    // S becomes P. With a softcap it becomes P times 1 - tanh^2, the gradient of the cap.
     FS_DEVICE void exponentiate() {
         change_scores<SEMANTICS>(S, args.score_argument);
 #pragma unroll
@@ -189,7 +189,7 @@ struct DqConsumer {
             }
     }
 
-    // dS = P (dP - D), rounded. Out of sight either may be anything, NaN too.
+    // dS = P (dP - D), rounded. Where masked, P and dP are undefined and may be NaN.
     FS_DEVICE void compute_dS() {
 #pragma unroll
         for (int n = 0; n < Kernel::B_c / 8; ++n)
@@ -202,7 +202,7 @@ struct DqConsumer {
             pack_fragment<value_t>(dS[step], dP[0][2 * step], dP[0][2 * step + 1]);
     }
 
-    // dS of keys that a row does not see becomes 0.
+    // Zeroes dS of keys that a row does not see.
     FS_DEVICE void mask() {
         const auto seen = [&](int, int r) { return tile.key_mask.keys(row + 8 * r); };
         mask_keys<SEMANTICS>(dP, lane, block * Kernel::B_c, seen, 0.0f);
@@ -211,7 +211,7 @@ struct DqConsumer {
     // ---- the end ----
 
     FS_DEVICE void store() {
-        // 0 times NaN was added to rows that see no key, where some key holds NaN.
+        // Rows that see no key have accumulated 0 times NaN if some key holds NaN.
         const int unseeing = tile.key_mask.first_attending_row();
 #pragma unroll
         for (int n = 0; n < Kernel::d_head / 8; ++n)

@@ -1,5 +1,5 @@
-// The gradient of q alone on wgmma and TMA (sm_90a), where k and v are frozen: the kernels of a
-// pass, in the order they run.
+// Computes only the gradient of q, for frozen k and v, on wgmma and TMA (sm_90a). These are the
+// kernels of a pass in launch order:
 //
 //     prepare        statistics of the rows
 //     gaps           packed: zeros outside of sequences
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     if (thread_index() == 0) init_dq_barriers<Kernel>(smem);
     __syncthreads();
 
-    // The shuffle shows the compiler that it is the same in all lanes of a warp.
+    // The shuffle lets the compiler know that the value is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();

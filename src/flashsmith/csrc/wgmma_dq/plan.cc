@@ -52,7 +52,7 @@ Plan plan_dq(const HopperDqKernelConfig& config, NumberReader& numbers, Tensors 
     require(tensors[dk] == 0 && tensors[dv] == 0,
             "dk, dv: this kernel computes dq alone; take another config");
     const bool wants_sinks = tensors[dsinks] != 0;
-    require(!wants_sinks || tensors[sinks] != 0, "dsinks: asked for without sinks; give them");
+    require(!wants_sinks || tensors[sinks] != 0, "dsinks: requested without sinks; pass sinks");
 
     const Statistics statistics = place_statistics(p, args);
     const size_t bytes = static_cast<size_t>(statistics.rows) * sizeof(float);
@@ -80,7 +80,8 @@ Plan plan_dq(const HopperDqKernelConfig& config, NumberReader& numbers, Tensors 
     if (tensors[dq] != 0) {
         using Args = HopperDqKernelArgs;
         Args main_args;
-        std::memset(&main_args, 0, sizeof main_args);  // padding too: equal plans have equal bytes
+        std::memset(&main_args, 0, sizeof main_args);  // including padding: equal plans have equal
+                                                       // bytes
         main_args.problem = args;
         add(main_kernel, heads_q * blocks_of(p.seq_q, config.B_r),
             static_cast<uint32_t>(config.n_threads()));

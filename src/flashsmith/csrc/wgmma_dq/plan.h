@@ -6,9 +6,9 @@
 
 namespace flashsmith {
 
-// One backward pass for dq, and dsinks: prepare, and the products. Throws std::invalid_argument
-// when dk or dv is wanted, the semantics are not the problem's, the device cannot hold the kernels,
-// or TMA cannot read the tensors.
+// Plans one backward pass for dq and dsinks. Throws std::invalid_argument if dk or dv is requested,
+// if the semantics do not match the problem, if the device cannot hold the kernels, or if TMA
+// cannot read the tensors.
 Plan plan_dq(const HopperDqKernelConfig& config, NumberReader& numbers, Tensors tensors,
              const DeviceSpec& device, const Semantics& semantics);
 

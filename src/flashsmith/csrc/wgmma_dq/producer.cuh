@@ -1,4 +1,4 @@
-// The producer: one thread that copies Q and do once, and K and V step by step.
+// The producer: one thread that copies Q and do once, and K and V in every step.
 #pragma once
 
 #include "sm90/pipeline.cuh"

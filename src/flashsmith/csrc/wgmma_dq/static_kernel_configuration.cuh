@@ -1,4 +1,4 @@
-// A config of the wgmma_dq family and what it is to compute, turned into types and constants.
+// Turns a config of the wgmma_dq family and its semantics into types and constants.
 #pragma once
 
 #include <type_traits>
@@ -24,21 +24,21 @@ struct StaticHopperDqKernelConfig {
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
-    static constexpr bool clears_dq_sums = false;  // there are none
+    static constexpr bool clears_dq_sums = false;  // there are no sums
     static constexpr bool always_sums_dq = false;
     static constexpr bool has_dq_counters = false;
-    // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
+    // An SM's 65,536 registers are divided among warpgroups of 128 threads, 8 per thread at a time.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
 
-    // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
+    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = d_head / Panel::kColumns;
     static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
-    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // of do too
+    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // also for do
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
     static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
 
-    // Products and their registers: scores are 64 queries by B_c keys.
+    // GEMMs and their registers. Scores are 64 queries by B_c keys.
     using ScoresGemm = Wgmma<value_t, B_c, false>;
     using dQGemm = Wgmma<value_t, d_head, true>;
     static constexpr int d_steps = d_head / 16;
@@ -47,7 +47,7 @@ struct StaticHopperDqKernelConfig {
     using Rounded = uint32_t[key_steps][4];
     using dQ_t = float[1][d_head / 8][4];
 
-    // Shared memory, bytes from its start.
+    // Shared-memory layout: byte offsets from its start.
     static constexpr int Q_offset = 0;
     static constexpr int do_offset = Q_offset + Q_tile_bytes;
     static constexpr int K_offset = do_offset + Q_tile_bytes;
@@ -55,15 +55,15 @@ struct StaticHopperDqKernelConfig {
     static constexpr int barrier_offset = V_offset + CFG.v_stages * KV_tile_bytes;
     static_assert(barrier_offset == CFG.tile_bytes());
 
-    // A barrier each for Q and do; pairs (full, empty) for every stage of K and V.
+    // One barrier each for Q and do, and a pair (full, empty) for every stage of K and V.
     static constexpr int Q_barrier = barrier_offset;
     static constexpr int do_barrier = Q_barrier + 8;
     static constexpr int K_barriers = Q_barrier + 16;
     static constexpr int V_barriers = K_barriers + 16 * CFG.k_stages;
     static_assert(V_barriers + 16 * CFG.v_stages <= CFG.smem_bytes());
 
-    // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
-    // reasons.
+    // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
+    // rules and their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
@@ -75,10 +75,11 @@ struct StaticHopperDqKernelConfig {
                       "registers: setmaxnreg takes multiples of 8 between 24 and 240");
         static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
                           (n_warpgroups + 1) * registers_at_start,
-                      "registers: setmaxnreg waits for ever for more than there are");
+                      "registers: setmaxnreg deadlocks if they exceed the available ones");
         static_assert(!CFG.late_dq || CFG.k_stages > 1,
-                      "late_dq: the last step's K is read beside the next one's");
-        static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
+                      "late_dq: the last step's K is read together with the next one's");
+        static_assert(!CFG.pingpong || n_warpgroups > 1,
+                      "pingpong: needs a second warpgroup to alternate with");
         return true;
     }
 
