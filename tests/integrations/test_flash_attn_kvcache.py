@@ -201,7 +201,7 @@ def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[st
         ({"cache_seqlens": None, "page_table": LENS},
          r"page_table: got ndarray of shape \(2,\); give a tensor of 2 dimensions"),
         ({"sm_margin": LENS}, r"sm_margin=.*: not supported; must be 0"),
-        ({"page_table": LENS, "block_table": LENS}, "block_table: given beside page_table"),
+        ({"page_table": LENS, "block_table": LENS}, "block_table: page_table, its other name"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_an_error_that_names_it(

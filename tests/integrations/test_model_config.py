@@ -138,13 +138,13 @@ def test_gradients_on_request(tmp_path: Path) -> None:
 
 
 def test_what_was_assumed_is_said(tmp_path: Path) -> None:
-    assert "of float32; the kernels are for bf16" in model(tmp_path, BERT).notes[0]
+    assert "has dtype float32; the kernels are for bf16" in model(tmp_path, BERT).notes[0]
     linear = LLAMA | {"layer_types": ["full_attention", "linear_attention"]}
     assert "linear_attention have no kernels" in model(tmp_path, linear).notes[0]
     assert model(tmp_path, LLAMA).notes == ()
     # Some layers have no kernels, others do.
     large = GEMMA2 | {"global_head_dim": 512, "num_global_key_value_heads": 2}
-    assert "8 heads over 2 of d 512" in model(tmp_path, large).notes[0]
+    assert "8 query heads over 2 KV heads of d 512" in model(tmp_path, large).notes[0]
 
 
 def test_of_real_configs_of_transformers(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_what_single_models_give_their_own_attention_is_refused(name: str) -> No
     from flashsmith.integrations.transformers import flashsmith_attention_forward
 
     q = torch.zeros(1, 1, 4, 32).half()
-    with pytest.raises(ArgumentError, match=rf"^{name}: of Identity; .*eager"):
+    with pytest.raises(ArgumentError, match=rf"^{name}: passed by Identity; .*eager"):
         flashsmith_attention_forward(torch.nn.Identity(), q, q, q, None, **{name: q})
 
 

@@ -64,10 +64,10 @@ def test_a_word_that_is_half_written_is_waited_for() -> None:
 
 def test_a_late_rank_is_an_error_from_then_on() -> None:
     zero, one = views()
-    with pytest.raises(RuntimeError, match=r"rank 1 did not come within 0\.3 s"):
+    with pytest.raises(RuntimeError, match=r"rank 1 did not arrive within 0\.3 s"):
         zero.same(1)()
     one.same(1)
-    with pytest.raises(RuntimeError, match="rank 1 did not come"):
+    with pytest.raises(RuntimeError, match="rank 1 did not arrive"):
         zero.same(2)
 
 
@@ -110,7 +110,7 @@ def test_a_stopped_rank_is_called_that(sleeper: subprocess.Popen[bytes]) -> None
     sleeper.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
     assert zero.lost() == ""
-    text = r"rank 1 is stopped by a signal, and did not come within 0\.3 s"
+    text = r"rank 1 is stopped by a signal, and did not arrive within 0\.3 s"
     with pytest.raises(RuntimeError, match=text):
         zero.same(1)()
 

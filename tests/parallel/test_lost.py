@@ -68,7 +68,7 @@ HOST = {
     "ended": "",
     "raised": "",
     "stopped": "is stopped by a signal",
-    "silent": "did not come within 6 s",
+    "silent": "did not arrive within 6 s",
 }
 # What a process says that its GPU keeps from raising anything.
 GPU = {

@@ -243,7 +243,7 @@ def test_ranks_agree_over_the_host(pair: list[dict[str, Any]]) -> None:
 REFUSED = {
     "unequal shards": "q: rank 0 of the group holds 16 rows, and its shard of 33 over",
     "unequal allgather": "q: rank 0 of the group holds 16 rows",
-    "zigzag": "schedule='zigzag': q's sequence has 34 rows, which 4, twice the ranks, does not",
+    "zigzag": "schedule='zigzag': q's sequence has 34 rows; must be a multiple of 4",
     "zigzag packed": "schedule='zigzag': sequence 1 of q has 39 rows",
     "ulysses": "schedule='ulysses': k has 3 heads, which 2 ranks do not divide",
     "long text": "schedule='",
@@ -264,7 +264,7 @@ REFUSED = {
     "rows": "dim=1: the tensor has shape (4,)",
     "length": "length=-1: give how many rows",
     "whole": "tensor: has 4 rows, and cu_seqlens describes 79",
-    "falling": "cu_seqlens: must begin with 0 and not fall; got [0, 3, 1]",
+    "falling": "cu_seqlens: must begin with 0 and not decrease; got [0, 3, 1]",
 }
 # Refused by rank 1 itself; rank 0 hears of it.
 ONE_REFUSES = {

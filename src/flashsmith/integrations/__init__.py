@@ -1,4 +1,4 @@
-"""flashsmith in other libraries: PyTorch's and FlashAttention's functions, transformers.
+"""Integrations: PyTorch's and FlashAttention's functions, and Hugging Face transformers.
 
-Only this folder may import torch at module level, so each of its modules loads when it is used.
+Only this folder may import torch at module level, so each module is imported on first use.
 """

@@ -25,7 +25,7 @@ class Reason(NamedTuple):
         return f"{self.argument}: {self.facts}"
 
     def error(self) -> ArgumentError:
-        """The same as an error, for callers who want no fallback."""
+        """The reason as an error, for callers who want no fallback."""
         return ArgumentError(f"{self}; strict=False leaves such calls to PyTorch")
 
 
@@ -37,8 +37,8 @@ _count = 0
 def note_fallback(caller: str, argument: str, facts: str) -> None:
     """Counts a fallback of ``caller``, and warns of it once per caller and reason.
 
-    Facts that differ in nothing but numbers, as those of two lengths do, are one reason. Takes a
-    Reason's two parts, since a tracer can pass on text but no objects.
+    Facts that differ only in numbers, for example in a length, are one reason. The arguments are
+    the two parts of a Reason, since a tracer can pass texts but not other objects.
     """
     global _count
     with _lock:
@@ -49,8 +49,7 @@ def note_fallback(caller: str, argument: str, facts: str) -> None:
 
 
 def note(caller: str, argument: str, facts: str) -> None:
-    """Warns once per caller and reason of something that a call does not do as asked, or at a
-    cost."""
+    """Warns, once per caller and reason, that a call ignores a request or has an extra cost."""
     if _is_new(caller, argument, facts):
         warnings.warn(f"{caller}: {argument}: {facts} (said once)", UserWarning, stacklevel=3)
 
@@ -74,6 +73,6 @@ def fallback_count() -> int:
 
 
 def forget_warnings() -> None:
-    """The next fallback warns again, even for a reason that was warned of before."""
+    """Makes the next fallback warn again, even if its reason is known."""
     with _lock:
         _warned.clear()

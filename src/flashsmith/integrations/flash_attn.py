@@ -89,7 +89,7 @@ def flash_attn_func(
     *,
     bits: str | None = None,
 ) -> Any:
-    """attention() for code written for FlashAttention; differentiable, the log-sum-exp too.
+    """attention() for code written for FlashAttention; out and lse are differentiable.
 
     Args:
         q: (batch, seq_q, heads, d); k, v: (batch, seq_k, heads_k, d).
@@ -99,7 +99,7 @@ def flash_attn_func(
         deterministic: whether dq has to be bitwise repeatable; the output, dk and dv always are.
             False leaves it to torch.use_deterministic_algorithms.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
-        bits: as for attention(); a keyword alone, since no FlashAttention has it.
+        bits: as for attention(); keyword-only, since FlashAttention has no such argument.
         dropout_p, alibi_slopes: must be left at their defaults.
 
     Raises:
@@ -205,14 +205,14 @@ def flash_attn_varlen_func(
     Args:
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
         cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where each sequence begins.
-        max_seqlen_q, max_seqlen_k: the longest sequence; None finds it out, as attention() does.
-        block_table: (sequences, most pages) int32: k and v are pages (pages, page, heads_k, d) of
-            any size, and seqused_k, or without it cu_seqlens_k, says the lengths;
-            attention_with_cache() computes it, without gradients.
-        seqused_k: (sequences,) int32: how many keys of each sequence count, from its first;
-            without gradients, and without block_table without canonical bits. cu_seqlens_k may be
-            missing beside it and block_table.
-        The rest as for flash_attn_func.
+        max_seqlen_q, max_seqlen_k: the longest sequence; None computes it, as attention() does.
+        block_table: (sequences, most pages) int32; k and v are then pages (pages, page, heads_k, d)
+            of any size. The lengths are seqused_k, or without it those of cu_seqlens_k.
+            attention_with_cache() computes such calls, without gradients.
+        seqused_k: (sequences,) int32: how many keys of each sequence to use, from its first. Such
+            calls have no gradients, and without block_table no canonical bits. With block_table,
+            cu_seqlens_k may be left out.
+        The other arguments are those of flash_attn_func.
 
     Raises:
         ArgumentError: an argument is unusable or not supported; names it.
@@ -252,8 +252,8 @@ def flash_attn_varlen_func(
         if resolve_bits(bits):
             raise cannot_keep(
                 bits,
-                "seqused_k: given without block_table, which makes a call on parts of the keys; "
-                "give lengths in cu_seqlens_k, or block_table",
+                "seqused_k: given without block_table, so the call uses parts of the keys; give "
+                "lengths in cu_seqlens_k, or block_table",
             )
         o, lse = attention(q, k, v, **packed, partial=True, seqused_k=seqused_k)
         o = in_dtype(o, q.dtype)
@@ -340,10 +340,10 @@ def flash_attn_with_kvcache(
     alibi_slopes: Array | None = None,
     bits: str | None = None,
 ) -> Any:
-    """attention_with_cache() for code written for FlashAttention 2 or 3, whose order of arguments
-    this is.
+    """attention_with_cache() for code written for FlashAttention 2 or 3.
 
-    Unlike there, the log-sum-exp of a row without keys is -inf, not +inf.
+    The arguments have the order of FlashAttention 3. Unlike in FlashAttention, the log-sum-exp of a
+    row without keys is -inf, not +inf.
 
     Args:
         q: (batch, seq_q, heads, d), or (total_q, heads, d) with cu_seqlens_q and max_seqlen_q.
@@ -351,17 +351,17 @@ def flash_attn_with_kvcache(
             page_table, of any page size.
         k, v: appended at cache_seqlens, which is not advanced; q's shape with heads_k heads.
         rotary_cos, rotary_sin: (positions, rotary_d / 2) of q's dtype or fp32.
-        cache_seqlens: (batch,) int32, or one number for all; None is the whole cache, where
-            nothing is appended.
-        cu_seqlens_k_new, rotary_seqlens: None, or what cu_seqlens_q and cache_seqlens are. Of other
-            tensors the contents are compared, on a GPU at the price of waiting for it.
+        cache_seqlens: (batch,) int32, or one number for all. None is the whole cache, which is
+            allowed if nothing is appended.
+        cu_seqlens_k_new, rotary_seqlens: None, or equal to cu_seqlens_q and cache_seqlens. Tensors
+            that are not the same object are compared by value, which synchronizes with a GPU.
         softmax_scale: None is 1/sqrt(d).
         causal, window_size: aligned to the bottom right; -1 and None are no limit.
-        num_splits: 0 and 1 give a sequence the same bits in any batch (split='invariant'), more
-            leave how keys are split to flashsmith (split='free').
+        num_splits: 0 and 1 give a sequence the same bits in any batch (split='invariant'). With
+            larger numbers flashsmith chooses how to split keys (split='free').
         pack_gqa: has no effect: the heads of a group always share their keys.
         return_softmax_lse: return (out, lse).
-        block_table: page_table by FlashAttention 2's name; give one of them.
+        block_table: FlashAttention 2's name of page_table; give only one of them.
         bits: as for attention_with_cache().
         alibi_slopes, qv, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
             attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
@@ -371,7 +371,7 @@ def flash_attn_with_kvcache(
     """
     if block_table is not None:
         if page_table is not None:
-            raise ArgumentError("block_table: given beside page_table, its other name; give one")
+            raise ArgumentError("block_table: page_table, its other name, is also given; give one")
         page_table = block_table
     _check_absent(
         alibi_slopes=alibi_slopes,
@@ -390,8 +390,8 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     _check_equal(
         "rotary_seqlens", rotary_seqlens, "cache_seqlens", cache_seqlens,
-        "row i of k turns by position cache_seqlens + i; take rows of rotary_cos and rotary_sin "
-        "that begin elsewhere, or rotate q and k before the call",
+        "row i of k is rotated by position cache_seqlens + i; take rows of rotary_cos and "
+        "rotary_sin that begin elsewhere, or rotate q and k before the call",
     )  # fmt: skip
     for name, number in (("attention_chunk", attention_chunk), ("sm_margin", sm_margin)):
         if not isinstance(number, int | None) or number:
@@ -428,7 +428,7 @@ def flash_attn_with_kvcache(
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:
     """Raises ArgumentError unless ``given`` is None, or has the numbers of ``other``.
 
-    On a device they are read, which waits for it, unless both are one tensor.
+    Unless both are the same object, numbers on a GPU are read, which synchronizes with it.
     """
     if given is None or given is other:
         return
@@ -460,10 +460,10 @@ def _lengths_between(name: str, offsets: Any) -> Any:
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """One length for all sequences, None being the whole cache, as a tensor of q's framework.
+    """One length for all sequences, as a tensor of q's framework; None is that of the whole cache.
 
-    Raises ArgumentError for a length that int32 cannot hold, and where the tensors do not say how
-    long the cache is, or how many sequences there are.
+    Raises ArgumentError if the length does not fit int32, or if the shapes of the tensors do not
+    determine the length of the cache or the number of sequences.
     """
     if isinstance(length, bool) or (length is not None and not -(2**31) <= length < 2**31):
         raise ArgumentError(f"cache_seqlens={quoted(length)}: give a number of keys, or a tensor")
@@ -506,9 +506,9 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """window_size with None for no limit, which is -1 too.
+    """window_size with None for no limit, also where -1 was given.
 
-    Raises ArgumentError unless it is two such limits or whole numbers from 0.
+    Raises ArgumentError unless it has two entries, each one None, -1 or a whole number from 0.
     """
     try:
         left, right = plain_pair("window_size", window_size)
@@ -528,16 +528,17 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-# What FlashAttention 4 takes for a side that ends before the diagonal, and another call computes.
+# FlashAttention 4 takes windows that do not contain the diagonal. These errors give a call that
+# computes the same.
 _OFFSETS = {
     "left": lambda n: (
-        f"a left side of -{n} begins {n} keys after a query's own position, and windows here "
-        f"contain it; leave out the last {n} queries of each sequence, which see no key, and give "
+        f"a left side of -{n} begins {n} keys after a query's own position, which windows must "
+        f"contain; leave out the last {n} queries of each sequence, which see no key, and give "
         f"0 for left and right - {n} for right"
     ),
     "right": lambda n: (
-        f"a right side of -{n} ends {n} keys before a query's own position, and windows here "
-        f"contain it; leave out the last {n} keys of each sequence, and give left - {n} for left "
+        f"a right side of -{n} ends {n} keys before a query's own position, which windows must "
+        f"contain; leave out the last {n} keys of each sequence, and give left - {n} for left "
         "and 0 for right"
     ),
 }

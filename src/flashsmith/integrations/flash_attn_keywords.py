@@ -1,7 +1,7 @@
-"""Keywords that FlashAttention's functions have in one of its versions and flashsmith's have not.
+"""Keywords that some version of FlashAttention has and flashsmith's functions do not have.
 
-Code written for FlashAttention often passes all of them: at a value that asks for nothing they are
-accepted, at any other the error names them.
+Code written for FlashAttention often passes all of them. A value without effect is accepted; for
+any other value, an error names the keyword.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TENSORS = (
     "alibi_slopes block_table cache_batch_idx cache_leftpad k_descale learnable_sink leftpad_k "
     "page_table q_descale qv rotary_seqlens scheduler_metadata seqused_k seqused_q v_descale"
 )
-# What each may be without asking for anything that is not served.
+# The values without effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_TENSORS.split(), (None,)),
     "attention_chunk": (None, 0),
@@ -33,8 +33,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def with_others_refused(function: F) -> F:
-    """``function``, which raises ArgumentError for keywords that it lacks, not TypeError; those of
-    FlashAttention are left out where they ask for nothing."""
+    """``function``, but unknown keywords raise ArgumentError, not TypeError.
+
+    Keywords of FlashAttention are dropped if their values have no effect.
+    """
     own = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)

@@ -1,13 +1,15 @@
-"""flashsmith in torch.nn.attention's registry of flash implementations, for PyTorch's own calls of
-flash attention, those of torch.nn.MultiheadAttention and varlen_attn among them.
+"""flashsmith in torch.nn.attention's registry of flash implementations.
+
+It then serves PyTorch's own calls of flash attention, including those of
+torch.nn.MultiheadAttention and varlen_attn.
 
     import flashsmith.integrations.flash_registry as flash_registry
 
     flash_registry.register()
     torch.nn.attention.activate_flash_attention_impl("flashsmith")
 
-What the kernels cannot compute goes to PyTorch's own flash attention, with one warning for each
-reason. torch.nn.attention.restore_flash_attention_impl() ends it.
+Calls that the kernels cannot serve go to PyTorch's own flash attention, with one warning for each
+reason. torch.nn.attention.restore_flash_attention_impl() deactivates flashsmith.
 """
 
 from __future__ import annotations
@@ -32,16 +34,17 @@ _CALLER = f"the flash implementation {NAME!r}"
 
 
 def register(*, emulate: bool | None = None, bits: str | None = None) -> None:
-    """Adds "flashsmith" to the registry; torch.nn.attention.activate_flash_attention_impl puts it
-    to use.
+    """Adds "flashsmith" to the registry.
+
+    torch.nn.attention.activate_flash_attention_impl activates it.
 
     Args:
-        emulate: run host tensors in the emulator, however long it takes, instead of leaving them to
-            PyTorch. None reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
-        bits: as for attention(). With 'canonical' what the kernels cannot compute is an error.
+        emulate: run host tensors in the slow emulator instead of leaving them to PyTorch. None
+            reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
+        bits: as for attention(). With 'canonical', calls that the kernels cannot serve are errors.
 
     Raises:
-        ArgumentError: emulate or bits is something else.
+        ArgumentError: emulate or bits has another value.
         DependencyError: this version of PyTorch has no such registry.
     """
     check_emulate(emulate)
@@ -57,7 +60,7 @@ def register(*, emulate: bool | None = None, bits: str | None = None) -> None:
 
 
 class _LeftToPyTorch(Exception):
-    """Raised where the kernels cannot serve a call, before anything is computed."""
+    """Raised for a call that the kernels cannot serve, before anything is computed."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
@@ -65,11 +68,11 @@ class _LeftToPyTorch(Exception):
 
 
 class _Activated:
-    """Our kernels in the place of PyTorch's for its operators of flash attention, until remove().
+    """Replaces PyTorch's kernels for its flash-attention operators by flashsmith's until remove().
 
-    What they return is laid out in memory as PyTorch's fake kernels say: compiled code trusts them.
-    Tensors of the scaled_dot_product operators are (batch, heads, length, d), those of the others
-    (batch, length, heads, d), or packed (total, heads, d).
+    Results have the strides of PyTorch's fake kernels, since compiled code relies on them. Tensors
+    of the scaled_dot_product operators are (batch, heads, length, d). Those of the other operators
+    are (batch, length, heads, d), or packed (total, heads, d).
     """
 
     def __init__(self, emulate: bool | None, bits: str | None = None) -> None:
@@ -90,12 +93,12 @@ class _Activated:
             for device in devices:
                 kernel = _with_fallback(f"aten::{operator}", device, ours, bits)
                 with warnings.catch_warnings():
-                    # Of what the registry is there for: kernels of PyTorch's are replaced.
+                    # PyTorch warns that its kernels are replaced, which is intended here.
                     warnings.filterwarnings("ignore", "Warning only once for all operators")
                     self._library.impl(operator, kernel, device, with_keyset=True)
 
     def remove(self) -> None:
-        """Gives the operators PyTorch's kernels back."""
+        """Restores PyTorch's kernels."""
         self._library = None
 
     def _sdpa(
@@ -257,8 +260,10 @@ class _Activated:
         is_causal: bool = False,
         mask: Any = None,
     ) -> None:
-        """Raises _LeftToPyTorch for a call with tensors of (..., heads, length, d) that the kernels
-        cannot serve."""
+        """Raises _LeftToPyTorch if the kernels cannot serve a call.
+
+        Tensors are (..., heads, length, d).
+        """
         problem = SdpaProblem(
             tensor_facts(query, False),
             tensor_facts(key, False),
@@ -272,7 +277,7 @@ class _Activated:
         reason = known_why_not(problem)
         if reason is None and is_causal and query.shape[-2] != key.shape[-2]:
             # PyTorch's implementations align such masks to different corners.
-            reason = Reason("is_causal", "with lengths of query and key that differ")
+            reason = Reason("is_causal", "with different lengths of query and key")
         reason = reason or why_not_on(query.device, self._emulate)
         if reason is not None:
             raise _LeftToPyTorch(reason)
@@ -285,7 +290,7 @@ class _Activated:
         self._check(*(tensor.transpose(-3, -2) for tensor in (query, key, value)), *scores)
 
     def _attention(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        # An operator's kernel sees tensors that require grad; its gradients are an operator too.
+        # The tensors may require grad, but PyTorch computes gradients with a separate operator.
         with torch.no_grad():
             return flashsmith.attention(
                 *(q, k, v),
@@ -309,9 +314,13 @@ class _Activated:
 def _with_fallback(
     operator: str, device: str, ours: Callable[..., Any], bits: str | None
 ) -> Callable[..., Any]:
-    """``ours``, or PyTorch's kernel for what it leaves to PyTorch, which has no canonical bits."""
+    """A kernel that calls ``ours``, and PyTorch's kernel for what ``ours`` leaves to PyTorch.
+
+    With canonical bits it raises an error instead, since PyTorch's kernel has other bits.
+    """
     theirs: Any = None
-    # For packed sequences on the host PyTorch has none, nor does a build without CUDA for GPUs.
+    # PyTorch has no kernel for packed sequences on the host; builds without CUDA have none for
+    # GPUs.
     if torch._C._dispatch_has_kernel_for_dispatch_key(operator, device):
         theirs = torch.library.get_kernel(operator, device)
 
@@ -337,7 +346,7 @@ def _swapped(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _laid_out_like(tensors: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Ours, with the strides of what torch.empty_like makes of the tensors."""
+    """``ours`` with the strides that torch.empty_like gives ``tensors``."""
     found = []
     for tensor, one in zip(tensors, ours, strict=True):
         strides = torch.empty_like(tensor, device="meta").stride()
@@ -357,7 +366,7 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """The state of the random numbers, and the mask for debugging, of a call without dropout."""
+    """The state and offset of the random numbers, and the debug mask, of a call without dropout."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())
     )

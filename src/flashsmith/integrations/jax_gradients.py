@@ -1,7 +1,7 @@
-"""attention() under jax.grad and jax.vjp: a custom_vjp whose both directions are our kernels.
+"""attention() under jax.grad and jax.vjp: a custom_vjp with kernels for both passes.
 
-Other transformations are refused before JAX sees the custom_vjp: their tracers have no values, or
-they would differentiate forwards.
+Other transformations are refused before JAX calls the custom_vjp, because their tracers have no
+values, or because they differentiate in forward mode.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from flashsmith.semantics.signature import ATTENTION, BackwardOptions, ForwardOp
 
 
 def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    """attention() of arrays that a transformation of JAX traces; takes and returns what it does.
+    """attention() for arrays that a transformation of JAX traces; same arguments and results.
 
-    Raises ArgumentError where that is not jax.grad or jax.vjp alone.
+    Raises ArgumentError unless that transformation is jax.grad or jax.vjp alone.
     """
     asked = ATTENTION.bind(keywords)
     sinks = asked["sinks"]
@@ -70,7 +70,7 @@ def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         chosen = backward_config or CHOOSERS[repeatable]
         return tuple(run_backward(chosen, (do, q, k, v, o, lse), asked, emulate))
 
-    # JAX binds the arguments that this has, defaults included, and hands each to both directions.
+    # JAX binds all arguments of this function, including defaults, and passes each one to forward.
     def undifferentiated(q: Any, k: Any, v: Any, sinks: Any) -> Any:
         return run(q, k, v, sinks, None)
 
@@ -83,13 +83,14 @@ def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
 
 
 def _is_one_vjp(tracer: Any) -> bool:
-    """Whether reverse-mode differentiation, once, is all that this tracer is for."""
+    """Whether a tracer belongs to one reverse-mode differentiation and no other transformation."""
     primal = getattr(tracer, "primal", None)
     if primal is None or isinstance(primal, jax.core.Tracer):
         return False  # jax.jit, jax.vmap, ...; or one of them around the differentiation
-    # Forwards a tangent is an array, and under jax.jacfwd a batch of them; backwards it is unknown.
+    # In forward mode a tangent is an array, and under jax.jacfwd a batch of arrays. In reverse mode
+    # it is a tracer of an unknown value.
     tangent = tracer.tangent
     if not isinstance(tangent, jax.core.Tracer) or hasattr(tangent, "batch_dim"):
         return False
-    # jax.linearize has the same tracers, for a function that goes forwards.
+    # jax.linearize uses the same tracers, but in forward mode.
     return bool(getattr(tracer._trace, "is_vjp", True))

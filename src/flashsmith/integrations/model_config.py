@@ -1,5 +1,8 @@
-"""The attention of a model, from the config.json that transformers writes for it: what `flashsmith
-build --model` builds kernels for. Needs neither PyTorch nor transformers."""
+"""A model's attention problems, from the config.json that transformers writes for it.
+
+`flashsmith build --model` builds kernels for them. This module needs neither PyTorch nor
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.sizes import window_class
 from flashsmith.untrusted import UnusableTextError, read_json
 
-# What model families call the same number; the first that is there counts.
+# The names that model families use for the same number; the first one present is used.
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")
-# Of vision towers hidden_size may be that of the language model.
+# In the config of a vision tower, hidden_size may be that of the language model.
 _WIDTH_OF_TOWERS = ("embed_dim", *_WIDTH)
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _ENCODER_HEADS = ("encoder_attention_heads", *_HEADS)
 _DECODER_HEADS = ("decoder_attention_heads", "num_decoder_heads", *_HEADS)
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
-# Parts of a model with attention of their own, all keys of which every query sees.
+# Parts of a model with attention layers in which every query sees all keys.
 _TOWERS = ("vision_config", "audio_config", "encoder_config")
-# Endings of architectures that see all keys, not only those before a query.
+# Suffixes of architectures, and parts of model types, in which every query sees all keys.
 _SEES_ALL = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "ForTokenClassification")
 _SEES_ALL_TYPES = ("bert", "electra", "mpnet", "vit", "siglip", "dino")
 _LONGEST_HEAD = 256
@@ -32,10 +35,10 @@ _LONGEST_HEAD = 256
 
 @dataclass(frozen=True)
 class ModelAttention:
-    """What a model computes attention for.
+    """The attention problems of a model.
 
-    problems: problems without batch and lengths, as `build --any-length` takes them, each once.
-    notes: what was assumed, and what has no kernels.
+    problems: distinct problems without batch and lengths, as `build --any-length` takes them.
+    notes: assumptions, and layers that have no kernels.
     """
 
     name: str
@@ -45,24 +48,24 @@ class ModelAttention:
 
 @dataclass(frozen=True)
 class _Heads:
-    """The attention of some layers: heads of q and of k, their size, the words of its masks."""
+    """The attention of some layers: query heads, KV heads, d, and the problem words of masks."""
 
     heads_q: int
     heads_k: int
     d: int
-    masks: tuple[str, ...]  # '' sees all keys
+    masks: tuple[str, ...]  # '' is no mask
     softcap: bool = False
     generates: bool = True
 
 
 def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
-    """The problems of a model, from its config.json or the folder that holds it.
+    """Reads the problems of a model from its config.json or the folder that holds it.
 
-    Packed sequences are asked for, since padded batches are computed as such; a KV cache where the
-    model generates; gradients on request.
+    Problems are of packed sequences, since padded batches are computed as such. Models that
+    generate also have problems with a KV cache, and ``gradients`` adds those of the backward pass.
 
-    Raises ArgumentError: there is no such file, it is no model's config, or no kernel is made for
-    its heads.
+    Raises ArgumentError if the file does not exist or is not a model's config, or if no kernel
+    supports the model's heads.
     """
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
@@ -88,7 +91,8 @@ def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The parts of a model that have attention of their own, each with how it sees keys."""
+    """The parts of a model that have attention layers, each with its role: 'encoder', 'decoder',
+    'causal', or 'all' if every query sees all keys."""
     text = next((config[n] for n in ("text_config", "llm_config") if _is_part(config, n)), None)
     if config.get("is_encoder_decoder"):
         for name, role in (("encoder", "encoder"), ("decoder", "decoder")):
@@ -118,7 +122,7 @@ def _sees_all(config: Mapping[str, Any]) -> bool:
 
 
 def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Iterator[_Heads]:
-    """The attention of a part of a model; nothing where it names no heads."""
+    """The attention of a part of a model; yields nothing if its config names no heads."""
     names = {"encoder": _ENCODER_HEADS, "decoder": _DECODER_HEADS}.get(role, _HEADS)
     heads_q = _number(config, names)
     width = _number(config, _WIDTH_OF_TOWERS if role == "all" else _WIDTH)
@@ -130,7 +134,7 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
     d = _number(config, ("head_dim", "d_kv")) or (width or 0) // heads_q
     latent = [_number(config, (f"qk_{word}_head_dim",)) for word in ("nope", "rope")]
     if None not in latent:
-        # Latent attention: every head has K and V of its own once they are expanded.
+        # Latent attention: after expansion, every head has its own K and V.
         d, heads_k = sum(filter(None, latent)), heads_q
     softcap = bool(config.get("attn_logit_softcapping"))
     if role in ("all", "encoder"):
@@ -140,7 +144,7 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
     masks = ("causal", window) if window else ("causal",)
     yield _Heads(heads_q, heads_k, d, masks, softcap)
     if role == "decoder":
-        yield _Heads(heads_q, heads_k, d, ("",), softcap, generates=False)  # of the encoder's keys
+        yield _Heads(heads_q, heads_k, d, ("",), softcap, generates=False)  # cross-attention
     of_all = _number(config, ("global_head_dim",))
     if of_all:
         of_all_k = _number(config, ("num_global_key_value_heads",)) or heads_k
@@ -154,19 +158,19 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
 
 
 def _window_word(config: Mapping[str, Any]) -> str:
-    """A problem's word for the window of layers that see only the last keys; '' without such."""
+    """The problem word of sliding-window layers; '' if there are none."""
     keys = _number(config, ("sliding_window",))
     types = config.get("layer_types")
     if keys is None or config.get("use_sliding_window") is False:
         return ""
-    # A row sees itself, and one key fewer before it.
+    # A window of n keys is a row's own key and n - 1 keys to the left.
     return (
         f"window_{window_class(keys - 1, 0)}" if not types or "sliding_attention" in types else ""
     )
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """The first of some fields that is a whole number above 0."""
+    """The value of the first named field that is a whole number above 0; None without one."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -184,7 +188,7 @@ def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
     )
     found = _DTYPES.get(str(named).removeprefix("torch."))
     if found is None:
-        said = "names no dtype" if named is None else f"is of {named}"
+        said = "names no dtype" if named is None else f"has dtype {named}"
         notes.append(f"the model {said}; the kernels are for bf16, as under autocast")
     return found or "bf16"
 
@@ -192,8 +196,8 @@ def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
 def _texts(of: _Heads, dtype: str, gradients: bool, notes: list[str]) -> Iterator[str]:
     if of.d % 8 or not 0 < of.d <= _LONGEST_HEAD or of.heads_q % of.heads_k:
         notes.append(
-            f"no kernel is made for {of.heads_q} heads over {of.heads_k} of d {of.d}: d is a "
-            f"multiple of 8 up to {_LONGEST_HEAD}"
+            f"no kernel supports {of.heads_q} query heads over {of.heads_k} KV heads of d {of.d}: "
+            f"d must be a multiple of 8 up to {_LONGEST_HEAD}, and KV heads must divide query heads"
         )
         return
     heads = f"h{of.heads_q}" + (f":{of.heads_k}" if of.heads_k != of.heads_q else "")

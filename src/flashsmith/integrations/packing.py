@@ -1,4 +1,4 @@
-"""Packing of padded batches: which rows are real."""
+"""Packing of padded batches: which tokens are real."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 @dataclass(frozen=True)
 class Packing:
-    """The real rows of a (batch, length) batch, in order, as attention() takes packed sequences.
+    """The real tokens of a (batch, length) batch, in order, as packed sequences for attention().
 
-    rows: two index tensors, batch and position of each real row. cu_seqlens: (sequences + 1),
-    int32. longest: rows of the longest sequence. unbroken: no sequence has padding inside, so that
-    distances between real rows stay the same. whole_lines: every line is one sequence without
-    padding.
+    rows: two index tensors, the batch index and the position of each real token. cu_seqlens:
+    (sequences + 1), int32. longest: length of the longest sequence. unbroken: no sequence has
+    padding inside, so packing keeps the distances between real tokens. whole_lines: every batch row
+    is one sequence without padding.
     """
 
     rows: tuple[Any, ...]
@@ -32,15 +32,18 @@ class Packing:
         return padded[self.rows]
 
     def unpack(self, packed: Any, batch: int, length: int) -> Any:
-        """(total, ...) to (batch, length, ...), zero where there is no real row."""
+        """(total, ...) to (batch, length, ...), with zeros at padding."""
         padded = packed.new_zeros((batch, length, *packed.shape[1:]))
         padded[self.rows] = packed
         return padded
 
 
 class _Pack(torch.autograd.Function):
-    """Packing.pack with gradients. PyTorch's own for an indexed tensor sort the rows, to add up
-    those that are there twice; none is here."""
+    """Packing.pack with gradients.
+
+    PyTorch's gradient of indexing sorts the indices in order to add duplicates, of which a Packing
+    has none.
+    """
 
     @staticmethod
     def forward(padded: Any, packing: Packing) -> Any:
@@ -56,16 +59,16 @@ class _Pack(torch.autograd.Function):
         return ctx.packing.unpack(gradient, *ctx.shape), None
 
 
-# Every layer of a model gets the same mask object: its packing is computed once.
+# Every layer of a model gets the same mask object, so its packing is computed once.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def packing_of(mask: Any, last: int | None = None) -> Packing:
     """The packing of a (batch, length) mask, or of its ``last`` columns.
 
-    A boolean mask is True where a row is real, and each line of it is a sequence. An integer mask
-    numbers the sequence that each row belongs to, counting up along a line, and has no padding.
-    Waits for the GPU once per mask.
+    A boolean mask is True at real tokens, and each batch row is a sequence. An integer mask has the
+    sequence number of each token, ascending along a batch row, and no padding. The call
+    synchronizes with the GPU once per mask.
     """
     last = None if last == mask.shape[1] else last
     known = _known.setdefault(mask, {})
@@ -77,14 +80,14 @@ def packing_of(mask: Any, last: int | None = None) -> Packing:
 
 
 def packing_of_all(batch: int, length: int, device: Any) -> Packing:
-    """The packing of a batch without padding; its rows are where they are, so it lists none."""
+    """The packing of a batch without padding; its ``rows`` are empty, since no token moves."""
     starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
     return Packing((), starts, length, unbroken=True, whole_lines=True)
 
 
 def _pack_real(mask: Any) -> Packing:
     lengths = mask.sum(dim=1, dtype=torch.int32)
-    # In a sequence without holes the mask rises at most once, from the padding to its rows.
+    # In a sequence without holes, the mask changes from False to True at most once.
     rises = mask[:, :1].sum(dim=1) + (mask[:, 1:] & ~mask[:, :-1]).sum(dim=1)
     longest, holes = torch.stack([_largest(lengths), _largest(rises)]).tolist()
     batch, position = mask.nonzero(as_tuple=True)

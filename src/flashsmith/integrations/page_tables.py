@@ -1,4 +1,4 @@
-"""Page tables of other libraries as attention_with_cache() takes them."""
+"""Conversion of other libraries' page tables to that of attention_with_cache()."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flashsmith.runtime.frameworks import framework_of
 
 
 class PagedLengths(NamedTuple):
-    """``page_table`` (batch, most pages) int32, -1 where unused, and ``lens`` (batch,) int32."""
+    """``page_table`` (batch, most_pages) int32, -1 where unused, and ``lens`` (batch,) int32."""
 
     page_table: Any
     lens: Any
@@ -23,22 +23,23 @@ def from_flashinfer(
     page_size: int,
     most_pages: int | None = None,
 ) -> PagedLengths:
-    """FlashInfer's lists of pages as a page table, and the lengths of the sequences.
+    """Converts FlashInfer's page lists to a page table and the lengths of the sequences.
 
-    FlashInfer appends before it attends: its lengths include what was appended. A cache of layout
-    NHD (pages, 2, page, heads, d) is ``cache[:, 0]`` and ``cache[:, 1]``; of HND (pages, 2, heads,
-    page, d) their ``transpose(1, 2)``.
+    FlashInfer appends before it computes attention, so its lengths include the appended keys. For a
+    cache of layout NHD, (pages, 2, page, heads, d), k_cache is ``cache[:, 0]`` and v_cache is
+    ``cache[:, 1]``. For HND, (pages, 2, heads, page, d), take the ``transpose(1, 2)`` of both.
 
     Args:
         indptr: (batch + 1,) int32: where the pages of each sequence begin in indices.
-        indices: (pages in use,) int32.
-        last_page_len: (batch,) int32: keys of each sequence's last page, from 1 to page_size.
-        page_size: keys of a page.
-        most_pages: columns of the table, at least the most pages of a sequence; None is that, read
-            from indptr, on a GPU at the price of waiting for it. In a CUDA graph give it.
+        indices: (pages in use,) int32: page numbers.
+        last_page_len: (batch,) int32: number of keys in each sequence's last page, from 1 to
+            page_size.
+        page_size: keys per page.
+        most_pages: columns of the table, at least the largest page count of a sequence. None reads
+            that count from indptr, which synchronizes with a GPU; in a CUDA graph, pass a number.
 
     Raises:
-        ArgumentError: an argument is no tensor.
+        ArgumentError: an argument is neither a tensor nor an array.
     """
     xp = _namespace("indptr", indptr)
     begins, counts = indptr[:-1], indptr[1:] - indptr[:-1]
@@ -72,7 +73,7 @@ def _arange(xp: Any, count: int, like: Any) -> Any:
 
 
 def full_int32(shape: tuple[int, ...], value: int, like: Any) -> Any:
-    """A tensor of one number beside ``like``, of its framework."""
+    """A tensor filled with ``value``, of the framework of ``like`` and on its device."""
     xp = _namespace("q", like)
     where = {"device": like.device} if xp.__name__ == "torch" else {}
     return xp.full(shape, value, dtype=xp.int32, **where)

@@ -1,6 +1,7 @@
-"""PyTorch's state and devices for which calls go to PyTorch, regardless of their tensors.
+"""Modes and devices of PyTorch in which calls fall back to PyTorch, whatever their tensors are.
 
-Shared by sdpa() and transformers; attention(), which callers name themselves, checks none of this.
+sdpa() and the transformers integration share these checks. attention() has no fallback, because
+its callers choose flashsmith explicitly.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import OLDEST_ARCH
 from flashsmith.runtime.frameworks.torch import no_memory_of_its_own
 
-# From this architecture on no table of winners was measured, and the kernels use Ampere's
+# From this architecture on there is no measured table of winners, and the kernels use Ampere
 # instructions.
 FIRST_UNTUNED_ARCH = 100
 
@@ -30,30 +31,30 @@ _TRANSFORM = Reason(
     "tensors, and grad alone",
 )
 _JIT = Reason("query", "traced by torch.jit.trace, which would not record a kernel of flashsmith")
-_ONNX = Reason("query", "exported by torch.onnx.export, which knows no kernel of flashsmith")
+_ONNX = Reason("query", "exported by torch.onnx.export, which cannot export flashsmith's kernels")
 _FORWARD_AD = Reason("query", "forward-mode differentiation; the kernels compute no tangents")
 _SWITCHED_OFF = Reason(
     "sdpa_kernel",
-    "PyTorch's flash attention is switched off, by this or by enable_flash_sdp, and flashsmith's "
-    "counts as such",
+    "PyTorch's flash attention is switched off, by this or by enable_flash_sdp, which also "
+    "switches off flashsmith's",
 )
 _ON_THE_HOST = Reason(
     "query",
-    "on the host, where kernels run in an emulator, many times slower than PyTorch; emulate=True "
-    "or the variable FLASHSMITH_EMULATE=1 asks for it",
+    "on the host, where kernels run in an emulator, many times slower than PyTorch; to use it, "
+    "pass emulate=True or set the variable FLASHSMITH_EMULATE=1",
 )
 
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
-# Of the devices that the kernels, or their emulator, run on.
+# The device types on which the kernels or the emulator run; both have autocast.
 _WITH_AUTOCAST = ("cpu", "cuda")
 
-# A tracer records the answer as a constant, and does not read the environment or the driver.
+# Tracers record the result as a constant, because they cannot trace a read of the environment.
 _emulation_enabled = torch.compiler.assume_constant_result(env.emulation_enabled)
 
 
 def _autocast_dtype(device: str) -> Any:
-    """The dtype that autocast, where enabled, gives to tensors on a kind of device; else None."""
-    # PyTorch raises where it is asked of devices without autocast, as that of meta tensors.
+    """The dtype to which autocast casts tensors on a device type; None if it is not enabled."""
+    # PyTorch raises an error for device types without autocast, such as meta.
     if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
@@ -70,9 +71,9 @@ def check_emulate(emulate: Any) -> bool | None:
 
 
 def under_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in the dtype that autocast, where enabled, gives to PyTorch's own attention.
+    """The tensors, cast to the dtype that autocast, if enabled, uses for PyTorch's own attention.
 
-    What is no tensor, or lies on another device, stays what it is.
+    Arguments that are not tensors, and tensors on another device type, are returned unchanged.
     """
     device = tensors[0].device.type
     dtype = _autocast_dtype(device)
@@ -87,8 +88,10 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def under_autocast_over(k_cache: Any, *tensors: Any) -> tuple[Any, ...]:
-    """The tensors in the dtype of the cache that they are used with, where autocast gives them
-    that. Tensors that have it already stay what they are, whatever autocast's dtype is.
+    """The tensors, cast by autocast to the dtype of the KV cache that they are used with.
+
+    Tensors that already have the cache's dtype are returned unchanged, whatever autocast's dtype
+    is, unless that cache is float32.
 
     Raises:
         ArgumentError: autocast is enabled and casts to another dtype than the cache's.
@@ -106,7 +109,7 @@ def under_autocast_over(k_cache: Any, *tensors: Any) -> tuple[Any, ...]:
 
 
 def is_cast(tensor: Any) -> bool:
-    """Whether autocast gives a tensor, or whatever else, another dtype."""
+    """Whether autocast would change the dtype of an argument; False if it is not a tensor."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _CASTABLE:
         return False
     dtype = _autocast_dtype(tensor.device.type)
@@ -123,7 +126,7 @@ def why_not_now(tracing: bool) -> Reason | None:
 
 
 def transform(tracing: bool) -> Reason | None:
-    """The reason if PyTorch is in a mode in which tensors lack memory or plain sizes."""
+    """The reason if PyTorch is in a mode in which tensors lack memory or plain sizes; else None."""
     if torch._C._are_functorch_transforms_active() and (tracing or not _is_one_grad()):
         return _TRANSFORM
     if tracing:
@@ -135,14 +138,17 @@ def transform(tracing: bool) -> Reason | None:
 
 @torch.compiler.assume_constant_result
 def is_exporting_to_onnx() -> bool:
-    """Whether torch.onnx.export is running the caller; asked by Python, since one of PyTorch's
-    tracers takes the answer for a constant."""
+    """Whether torch.onnx.export is running the caller.
+
+    Python evaluates this function, because one of PyTorch's tracers would replace its call of
+    is_in_onnx_export() by a constant.
+    """
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def check_for_an_op(**tensors: Any) -> None:
-    """Raises ArgumentError for tensors, by name, that no op of flashsmith can be recorded for."""
+    """Raises ArgumentError, naming a tensor, if flashsmith's ops cannot be recorded for it."""
     for name, tensor in tensors.items():
         if (why := no_memory_of_its_own(type(tensor))) is not None:
             raise ArgumentError(f"{name}: {why}")
@@ -154,26 +160,29 @@ def check_for_an_op(**tensors: Any) -> None:
 
 
 def as_limit(length: Any) -> Any:
-    """max_seqlen as an op takes it: the value of a tensor or an array is not known while tracing,
-    and the op finds the longest sequence itself, which waits for the GPU as reading that would."""
+    """max_seqlen for an op: the number, or None if it is a tensor or an array.
+
+    The value of a tensor is not known while tracing, so the op computes the longest sequence
+    itself. That synchronizes with the GPU, as reading the tensor would.
+    """
     return None if isinstance(length, torch.Tensor | np.ndarray | np.generic) else length
 
 
 def _is_one_grad() -> bool:
-    """Whether torch.func.grad, or vjp, is the only transform at work."""
+    """Whether a single torch.func.grad or vjp is the only active transform."""
     levels = torch._C._functorch.get_interpreter_stack()
     return [level.key() for level in levels] == [torch._C._functorch.TransformType.Grad]
 
 
 def without_transforms(tensor: Any) -> Any:
-    """The tensor that torch.func's transforms have wrapped, if they have."""
+    """The tensor inside the wrappers of torch.func's transforms; a plain tensor unchanged."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def why_not_on(device: Any, emulate: bool | None) -> Reason | None:
-    """The reason why calls on tensors of a torch.device ('cpu' or 'cuda') are left to PyTorch."""
+    """The reason why calls on a torch.device ('cpu' or 'cuda') are left to PyTorch, or None."""
     if device.type == "cpu":
         runs = _emulation_enabled() if emulate is None else emulate
         return None if runs else _ON_THE_HOST
@@ -186,7 +195,7 @@ def _why_not_on_gpu(ordinal: int) -> str | None:
     try:
         arch = query_gpu(ordinal).arch
     except ArgumentError:
-        return None  # not here: a program is exported for another machine
+        return None  # no such GPU here: a program is exported for another machine
     if OLDEST_ARCH <= arch < FIRST_UNTUNED_ARCH:
         return None
     where = f"on cuda:{ordinal}, an sm_{arch}"
@@ -196,5 +205,5 @@ def _why_not_on_gpu(ordinal: int) -> str | None:
         return None
     return (
         f"{where}; nothing was measured on sm_{FIRST_UNTUNED_ARCH} and later, and the kernels use "
-        "Ampere's instructions there; the variable FLASHSMITH_UNTUNED=1 asks for them"
+        "Ampere's instructions there; to use them, set the variable FLASHSMITH_UNTUNED=1"
     )

@@ -1,4 +1,4 @@
-"""sdpa(): PyTorch's scaled_dot_product_attention on flashsmith's kernels, where they can."""
+"""sdpa(): scaled_dot_product_attention on flashsmith's kernels, with PyTorch as the fallback."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from flashsmith.integrations.traceable import attention, is_tracing, without_tor
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
 
-# PyTorch's own, though the name in torch.nn.functional may have been replaced already by a function
-# that calls this module's.
+# PyTorch's own function. The name in torch.nn.functional may already be replaced by a function that
+# calls sdpa().
 pytorch_sdpa = torch._C._nn.scaled_dot_product_attention
-# Warned of while tracing, not when the traced code runs.
+# Warns while tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
 _resolved_bits = torch.compiler.assume_constant_result(resolve_bits)
 # A model has few distinct problems. Not used while tracing: tracers reject lru_cache.
@@ -48,29 +48,31 @@ def sdpa(
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention, with its signature and meaning.
 
-    Gradients are computed by flashsmith's kernels, too. What they cannot compute (masks given as
-    tensors, dropout, dtypes other than fp16 and bf16, d above 256 or no multiple of 8, ...) PyTorch
-    computes, and one FallbackWarning per reason says so. So it does with host tensors, unless they
-    are to run in the emulator, on sm_100 and later, unless FLASHSMITH_UNTUNED is 1, inside
-    torch.jit.trace, torch.onnx.export and torch.func's transforms other than one grad or vjp, and
-    where torch.nn.attention.sdpa_kernel leaves flash attention out.
+    flashsmith's kernels also compute the gradients. Calls that they cannot serve fall back to
+    PyTorch, with one FallbackWarning per reason. Examples are calls with a mask tensor, dropout, a
+    dtype other than fp16 and bf16, or a d that is above 256 or not a multiple of 8.
+
+    Some calls fall back whatever their arguments are. These are calls on the host without the
+    emulator, and calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside
+    torch.jit.trace, torch.onnx.export and torch.func's transforms other than one grad or vjp also
+    fall back. So do calls where torch.nn.attention.sdpa_kernel excludes flash attention.
 
     Args:
-        query: (batch, heads, length_q, d), or without batch or both batch and heads.
+        query: (batch, heads, length_q, d); batch, or both batch and heads, may be missing.
         key, value: (batch, heads_k, length_k, d); heads_k below heads needs enable_gqa, or is 1.
         attn_mask, dropout_p, is_causal, scale, enable_gqa: PyTorch's; is_causal aligns to the top
             left, as it does there.
         strict: raise instead of leaving the call to PyTorch.
-        emulate: run host tensors in the emulator, however long it takes; tensors on a GPU run
-            there all the same. None reads the variable FLASHSMITH_EMULATE, 0 unless set.
+        emulate: run host tensors in the slow emulator; it does not affect tensors on a GPU. None
+            reads the variable FLASHSMITH_EMULATE, 0 unless set.
         bits: as for attention(). 'canonical' also raises instead of leaving the call to PyTorch.
 
     Returns:
         The output, like query.
 
     Raises:
-        ArgumentError: under strict, or with canonical bits, when the kernels cannot serve the call;
-            names the argument. Or emulate or bits is something else.
+        ArgumentError: the kernels cannot serve the call, under strict or with canonical bits; names
+            the argument. Or emulate or bits has another value.
         Whatever PyTorch raises for a call that it refuses.
         The errors of building and launching a kernel.
     """
@@ -112,14 +114,14 @@ def tensor_facts(tensor: Any, tracing: bool) -> Facts:
     """The properties of a tensor that decide whether a kernel can take it."""
     name = str if tracing else _name
     dtype, device = name(tensor.dtype).removeprefix("torch."), name(tensor.device)
-    if tensor.is_nested:  # some of those have no shape
+    if tensor.is_nested:  # some nested tensors have no shape
         return Facts((), (), dtype, device, kind="nested tensor")
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
         return Facts(shape, (), dtype, device, kind=f"tensor of layout {tensor.layout}")
     if tracing:
         return Facts(shape, tensor.stride(), dtype, device)
-    # Other kinds of tensors may have no memory of their own.
+    # Only plain tensors have an address to check; tensors of other types may have no memory.
     if torch._C._are_functorch_transforms_active():
         tensor = without_transforms(tensor)
     plain = type(tensor) in _PLAIN_TYPES
@@ -154,7 +156,7 @@ def _by_kernel(
         window=window,
         scale=scale,
         bits=bits,
-        # Host tensors get here only to be emulated.
+        # Host tensors reach this call only if they are to be emulated.
         emulate=query.device.type == "cpu",
     ).transpose(1, 2)
     for _ in range(missing):

@@ -25,8 +25,8 @@ class Facts(NamedTuple):
     strides: tuple[int, ...]
     dtype: str  # for example "float16"
     device: str  # for example "cuda:0"
-    aligned: bool = True  # the address, to 16 bytes; not known while tracing
-    kind: str = "Tensor"  # the type's name, or the layout where it is not strided
+    aligned: bool = True  # whether the address is 16-byte aligned; unknown while tracing
+    kind: str = "Tensor"  # the type's name, or the layout of a tensor that is not strided
 
 
 class SdpaProblem(NamedTuple):
@@ -43,9 +43,9 @@ class SdpaProblem(NamedTuple):
 
 
 def why_not(problem: SdpaProblem) -> Reason | None:
-    """Why the kernels cannot serve ``problem``; None when they can.
+    """The reason why the kernels cannot serve ``problem``; None if they can.
 
-    Calls that PyTorch refuses are among those they cannot: PyTorch then says what is wrong.
+    Calls that PyTorch refuses have a reason, too, so that PyTorch gets them and raises its error.
     """
     if problem.has_mask:
         return Reason("attn_mask", "a mask tensor; the kernels have causal and window masks only")
@@ -62,11 +62,12 @@ def why_not(problem: SdpaProblem) -> Reason | None:
 def mask_arguments(
     is_causal: bool, length_q: int, length_k: int
 ) -> tuple[bool, tuple[int | None, int | None]]:
-    """attention()'s causal and window for PyTorch's is_causal, which aligns to the top left.
+    """The causal and window arguments of attention() that equal PyTorch's is_causal.
 
-    attention() aligns to the bottom right, which is the same for equal lengths. With more queries
-    than keys, query i sees keys up to i when the window ends length_q - length_k to the right.
-    With fewer queries no query sees the keys from length_q on: the caller leaves them out.
+    PyTorch aligns the causal mask to the top left, attention() to the bottom right. For equal
+    lengths both are the same. With more queries than keys, query i sees keys up to i if the window
+    ends length_q - length_k to the right. With fewer queries than keys, no query sees the keys from
+    length_q on, so the caller leaves them out.
     """
     if not is_causal:
         return False, (None, None)
@@ -106,7 +107,7 @@ def _why_not_shapes(problem: SdpaProblem) -> Reason | None:
     if key[-1] != d:
         return Reason("key", f"d {key[-1]}, and query's is {d}")
     if value[-1] != d:
-        return Reason("value", f"d {value[-1]}, and query's is {d}; the kernels take equal ones")
+        return Reason("value", f"d {value[-1]}, and query's is {d}; the kernels need equal d")
     if value[:-1] != key[:-1]:
         return Reason("value", f"shape {value}, and key's is {key}")
     return _why_not_heads(query, key, problem.enable_gqa)
@@ -120,7 +121,7 @@ def _why_not_heads(query: tuple[int, ...], key: tuple[int, ...], enable_gqa: boo
     heads_q, heads_k = query[-3], key[-3]
     if heads_q < 1 or heads_k < 1:
         return Reason("query" if heads_q < 1 else "key", "no heads")
-    # One head of keys broadcasts in PyTorch, which is the same as grouping.
+    # PyTorch broadcasts a single KV head, which is the same as multi-query attention.
     if heads_q == heads_k or heads_k == 1 or (enable_gqa and heads_q % heads_k == 0):
         return None
     return Reason("key", f"{heads_k} heads, and query has {heads_q}, enable_gqa={enable_gqa}")
@@ -129,7 +130,7 @@ def _why_not_heads(query: tuple[int, ...], key: tuple[int, ...], enable_gqa: boo
 def _why_not_scale(scale: float | None) -> Reason | None:
     if scale is None or MIN_SCALE <= scale <= MAX_UNCAPPED_SCALE:
         return None
-    return Reason("scale", f"{scale}; the kernels take a finite one above 0 and at most 2**27")
+    return Reason("scale", f"{scale}; the kernels need a finite scale above 0, at most 2**27")
 
 
 def _why_not_layouts(problem: SdpaProblem) -> Reason | None:

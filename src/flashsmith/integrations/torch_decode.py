@@ -1,10 +1,10 @@
-"""attention_with_cache() for PyTorch: custom ops, opaque to its tracers, with fake kernels for
-their shapes.
+"""attention_with_cache() as PyTorch custom ops.
 
-``flashsmith::attention_with_cache`` only reads the caches;
-``flashsmith::attention_with_cache_appended`` appends to them, which its schema says, so that a
-compiler neither copies nor reorders them. Both return the output and the log-sum-exp, which is
-empty where it was not asked for.
+The ops are opaque to PyTorch's tracers; fake kernels compute their output shapes.
+``flashsmith::attention_with_cache`` only reads the caches.
+``flashsmith::attention_with_cache_appended`` appends to them. Its schema declares this, so that a
+compiler neither copies nor reorders the caches. Both ops return the output and the log-sum-exp,
+which is empty if it was not requested.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
 def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
-    """attention_with_cache() in terms of its ops, which it takes and returns as itself.
+    """attention_with_cache() as a call of one of its ops, with the same arguments and results.
 
-    Raises ArgumentError while tracing for a window that is no pair; other arguments are judged when
-    the op runs.
+    While tracing, raises ArgumentError for a window that is not a pair. Other arguments are checked
+    when the op runs.
     """
     asked = CACHE.bind(keywords)
     check_for_an_op(q=q, k_cache=k_cache, v_cache=v_cache)
@@ -81,7 +81,7 @@ def _by_name(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    """attention_with_cache() for an op's arguments; the log-sum-exp is empty if not asked for."""
+    """attention_with_cache() for an op's arguments; the log-sum-exp is empty if not requested."""
     q, k_cache, v_cache, *others = tensors
     keywords |= dict(zip(_names(op)[3:], others, strict=False))
     keywords["window"] = window_left, window_right
@@ -99,7 +99,7 @@ def _fake(q: Any, *_: Any, return_lse: bool = False, **__: Any) -> Any:
 
 
 def _autograd(name: str) -> Any:
-    """The op as autograd sees it: there are no gradients, which must not be lost in silence."""
+    """The op's autograd kernel: an op has no gradients, so tensors that require grad are errors."""
 
     def called(*tensors: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
@@ -107,7 +107,7 @@ def _autograd(name: str) -> Any:
                 if tensor is not None and tensor.requires_grad:
                     raise ArgumentError(
                         f"{which}: requires grad, and attention over a cache has no gradients; "
-                        "call under torch.no_grad(), or detach it; flashsmith.attention() has some"
+                        "call under torch.no_grad(), or detach it; flashsmith.attention() has them"
                     )
         with torch._C._AutoDispatchBelowAutograd():
             return getattr(torch.ops.flashsmith, name).default(*tensors, **keywords)

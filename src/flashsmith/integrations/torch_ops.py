@@ -1,12 +1,12 @@
-"""attention() and its gradients for PyTorch: custom ops, opaque to its tracers, with fake kernels
-for their shapes; and the autograd functions around them.
+"""attention() and its gradients as PyTorch custom ops, with autograd functions around them.
 
-``flashsmith::attention`` returns the output; ``flashsmith::attention_with_statistics`` also the
-log-sum-exp and the row maximum, and ``flashsmith::attention_backward`` the gradients of q, k, v and
-sinks. An op always returns as many tensors: those that were not asked for are empty.
+The ops are opaque to PyTorch's tracers; fake kernels compute their output shapes.
+``flashsmith::attention`` returns the output. ``flashsmith::attention_with_statistics`` also returns
+the log-sum-exp and the row maximum. ``flashsmith::attention_backward`` returns the gradients of q,
+k, v and sinks. Each op has a fixed number of outputs; those not requested are empty.
 
-Where nothing looks at the ops (no dispatch mode, no tensor class of one's own) the autograd
-functions call the kernels directly: an op takes the host some microseconds more.
+If nothing intercepts ops (no dispatch mode, no tensor subclass that dispatches), the autograd
+functions call the kernels directly, because an op costs some microseconds of host time.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from flashsmith.semantics.signature import (
     tensors_of,
 )
 
-# attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
-# PyTorch's autograd takes no tensors by name, so they come first.
+# The arguments of attention() in schema form: a pair becomes two arguments, a config its text.
+# Tensors come first, because PyTorch's autograd does not take tensors as keywords.
 _SHARED = ATTENTION.in_schema(
     "causal window softcap scale max_seqlen_q max_seqlen_k config emulate"
 )
@@ -62,7 +62,7 @@ _PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
 _ARGUMENTS = (
     f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {_SHARED}, {ATTENTION.in_schema('bits')}"
 )
-# What the backward pass that follows is to be; its kernel is found or built with the forward's.
+# Options of the backward pass that follows; its kernel is found or built with the forward's.
 _FOLLOWING = (
     "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
 )
@@ -89,8 +89,10 @@ _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
 class Asked(NamedTuple):
-    """What attention() is asked for beside tensors, in both directions; with the log-sum-exp where
-    gradients may follow."""
+    """The arguments of attention() for both passes, without its tensors.
+
+    ``options`` requests the log-sum-exp if gradients may follow.
+    """
 
     options: ForwardOptions
     config: KernelConfig | None = None
@@ -99,7 +101,7 @@ class Asked(NamedTuple):
     emulate: Any = False
 
     def of_op(self, config: KernelConfig | None) -> dict[str, Any]:
-        """The arguments that the ops of both directions have, with one direction's config."""
+        """The arguments that the forward and backward ops share, with the config of one of them."""
         options = {name: getattr(self.options, name) for name in _OF_OPS}
         left, right = check_pair(self.options.window)
         return options | {
@@ -122,7 +124,7 @@ def _asked(
     emulate: bool = False,
     **options: Any,
 ) -> Asked:
-    """The same from an op's arguments of the forward pass."""
+    """The Asked of a forward op's arguments."""
     forward, backward = (
         None if it is None else parse_kernel_name_into_config(it)
         for it in (config, backward_config)
@@ -134,7 +136,7 @@ def _asked(
 
 
 def _asked_backward(config: str | None = None, **options: Any) -> Asked:
-    """The same from those of the backward pass."""
+    """The Asked of a backward op's arguments; ``config`` is that of the backward pass."""
     backward = None if config is None else parse_kernel_name_into_config(config)
     check_backward_config("config", backward)
     return _asked(**options)._replace(backward_config=backward)
@@ -144,9 +146,9 @@ def _asked_backward(config: str | None = None, **options: Any) -> Asked:
 
 
 class Pass:
-    """What is asked for, and the cached call that computes it where there is one.
+    """The arguments of a forward pass, and the cached call that computes it, if there is one.
 
-    One that has a call may be that of many calls.
+    All calls that one cached call serves share its Pass.
     """
 
     __slots__ = ("asked", "call", "return_lse")
@@ -156,22 +158,22 @@ class Pass:
         self.call: CachedCall | None = None
 
     def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
-        """What attention() returns."""
+        """The results in the form that attention() returns them."""
         if self.return_lse:
             return (o, lse) if row_max is None else (o, lse, row_max)
         return o if row_max is None else (o, row_max)
 
 
 def _required(*tensors: Any) -> tuple[bool, ...]:
-    """Which of them require a gradient; what is no tensor is for the checks."""
+    """Which tensors require a gradient; False for other objects, which the checks refuse later."""
     return tuple(getattr(it, "requires_grad", False) for it in tensors)
 
 
 def _forward_arguments(
     q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, asked: Asked
 ) -> Any:
-    """What run_call and attention_call take: the chosen, tensors, options, emulate; and what
-    follows."""
+    """The arguments of run_call and attention_call: a config or its chooser, the tensors, the
+    options, emulate, and the backward pass that follows."""
     _, config, after, repeatable, emulate = asked
     options = asked.options.with_tensors(sinks, cu_q, cu_k)
     ahead = backward_ahead(after, repeatable, *_required(q, k, v))
@@ -181,7 +183,10 @@ def _forward_arguments(
 def _forward_directly(
     q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
 ) -> tuple[Any, Any, Any]:
-    """The output, its log-sum-exp, and the row maximum or None; the backward pass is prepared."""
+    """Runs the kernel: the output, its log-sum-exp, and the row maximum or None.
+
+    The kernel of the backward pass is prepared, too.
+    """
     chosen, tensors, options, emulate, ahead = _forward_arguments(
         q, k, v, sinks, cu_q, cu_k, this.asked
     )
@@ -205,7 +210,7 @@ def _backward_directly(
     fp32_gradients: bool = False,
     this: Pass | None = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """dq, dk, dv and dsinks, None where not needed; ``this`` was the forward pass."""
+    """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
     _, _, config, repeatable, emulate = asked
     dtype = "float32" if fp32_gradients else None
     options = BackwardOptions(
@@ -218,17 +223,17 @@ def _backward_directly(
         groups = cached_calls.repeated
         _, repeated = cached_calls.find(backward_call(*call))
         if repeated is not None:
-            # As RepeatedAttention saves it, which asks next.
+            # RepeatedAttention, which makes the next lookup, saves a detached lse.
             like = (*tensors[:5], lse.detach())
             cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
     return found
 
 
 def _is_plain(*tensors: Any) -> bool:
-    """Whether nothing but autograd looks at operations on the tensors."""
+    """Whether nothing but autograd intercepts operations on the tensors."""
     if _dispatch_modes() or _transforms():
         return False
-    for tensor in tensors:  # half the time of all()
+    for tensor in tensors:  # takes half the time of all()
         if getattr(type(tensor), "__torch_dispatch__", _NO_DISPATCH) is not _NO_DISPATCH:
             return False
     return True
@@ -254,13 +259,16 @@ def refuse_vmap(*_: Any, **__: Any) -> NoReturn:
 def _no_second(*_: Any) -> NoReturn:
     raise ArgumentError(
         "q, k, v: a second derivative (double backward, hessian); flashsmith's kernels compute "
-        "first ones only: use PyTorch's attention there"
+        "first derivatives only: use PyTorch's attention there"
     )
 
 
 class FlashsmithAttention(torch.autograd.Function):
-    """q, k, v, sinks, the offsets of packed sequences and a Pass to the output, its log-sum-exp
-    and the row maximum, which is not differentiable; None if it was not asked for."""
+    """The forward and backward pass as an autograd function.
+
+    It maps q, k, v, sinks, the two cu_seqlens and a Pass to the output, its log-sum-exp and the row
+    maximum. The row maximum is not differentiable, and None if it was not requested.
+    """
 
     jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
 
@@ -306,11 +314,11 @@ class FlashsmithAttention(torch.autograd.Function):
 
 
 class RepeatedAttention(torch.autograd.Function):
-    """The same of a Pass that has a call, where nothing but autograd looks at it: q, k, v and the
-    Pass to what attention() returns.
+    """FlashsmithAttention for a Pass with a cached call that nothing but autograd intercepts.
 
-    PyTorch calls one function in place of two, and mostly takes care of one output in place of
-    three, four gradients in place of seven.
+    It maps q, k, v and the Pass to what attention() returns. This saves host time: PyTorch calls
+    one Python function instead of two. It usually tracks one output instead of three, and four
+    gradients instead of seven.
     """
 
     jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
@@ -324,7 +332,7 @@ class RepeatedAttention(torch.autograd.Function):
             results = _forward_directly(q, k, v, None, None, None, this)
         ctx.set_materialize_grads(False)
         ctx.this, (o, lse) = this, results[:2]
-        # Not what is returned, which requires grad: backward() shall find the same layout always.
+        # A returned lse requires grad. Saved detached, it has the same layout in every backward().
         ctx.save_for_backward(q, k, v, o, lse.detach() if this.return_lse else lse)
         if this.asked.options.return_row_max:
             ctx.mark_non_differentiable(results[2])
@@ -333,7 +341,8 @@ class RepeatedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Any, dlse: Any = None, *_: Any) -> Any:
         saved, this = ctx.saved_tensors, ctx.this
-        # Its last is the Pass's; sinks, of which this is a gradient elsewhere, are none here.
+        # The fourth is the Pass's, so it is False. Elsewhere it is that of sinks, which are None
+        # here.
         needs = ctx.needs_input_grad
         if (
             dlse is None
@@ -349,7 +358,7 @@ class RepeatedAttention(torch.autograd.Function):
 def _gradients_after(
     saved: tuple[Any, ...], this: Pass, do: Any, dlse: Any, needs: tuple[bool, bool, bool, bool]
 ) -> tuple[Any, Any, Any, Any]:
-    """dq, dk, dv and dsinks, None where not needed, by what a forward pass has saved."""
+    """dq, dk, dv and dsinks, None where not needed, from the tensors that a forward pass saved."""
     if do is None and dlse is None:
         return None, None, None, None
     q, k, v, o, lse = saved[:5]
@@ -357,7 +366,7 @@ def _gradients_after(
     if do is None:
         do = torch.zeros_like(o)
     tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
-    # Their own derivative must be an error, and not 0.
+    # Differentiating the gradients must raise an error, not give 0.
     if torch.is_grad_enabled() or _transforms():
         found: tuple[Any, Any, Any, Any] = FlashsmithGradients.apply(*tensors, this.asked, needs)
         return found
@@ -365,7 +374,7 @@ def _gradients_after(
 
 
 class FlashsmithGradients(torch.autograd.Function):
-    """The backward pass, which has no derivative."""
+    """The backward pass; differentiating it raises ArgumentError."""
 
     jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
     backward = staticmethod(_no_second)
@@ -400,14 +409,14 @@ def _gradients(
     asked: Asked, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
     this: Pass | None = None,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """dq, dk, dv and dsinks, None where not needed; ``this`` was the forward pass."""
+    """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
     if _is_plain(do, q, k, v):
         try:
             return _backward_directly(
                 do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients, this
             )
         except RuntimeError:
-            # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
+            # torch.autograd.grad(is_grads_batched=True) uses a different, older vmap.
             if is_legacy_batchedtensor(do):
                 refuse_vmap()
             raise
@@ -523,8 +532,10 @@ def _fake_backward(
 
 
 def _needs_autograd(*tensors: Any) -> bool:
-    """Whether autograd must see an operation on these tensors, or None, even if only to refuse
-    it."""
+    """Whether autograd must handle an operation on the tensors, even if only to refuse it.
+
+    Some of the tensors may be None.
+    """
     return (
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
@@ -533,16 +544,21 @@ def _needs_autograd(*tensors: Any) -> bool:
 
 
 def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
-    """function.apply() within an op, where the dispatcher goes from one transform of torch.func to
-    the next: each sees a function of its own level."""
+    """Calls function.apply() within an op.
+
+    There the dispatcher goes through torch.func's transforms one by one, and each one needs an
+    autograd function of its level.
+    """
     with enable_single_level_autograd_function():
         return _of_one_level(function).apply(*arguments)
 
 
 @functools.cache
 def _of_one_level(function: Any) -> Any:
-    """A copy whose apply() does not start at the outermost transform: from PyTorch 2.14 on that of
-    every torch.autograd.Function does."""
+    """A copy of an autograd function whose apply() does not start at the outermost transform.
+
+    From PyTorch 2.14 on, the apply() of every torch.autograd.Function starts there.
+    """
     steps = ("forward", "setup_context", "backward", "jvp")
     return type(
         function.__name__, (_SingleLevelFunction,), {step: vars(function)[step] for step in steps}
@@ -615,9 +631,10 @@ for _name, _kernel, _fake_kernel, _autograd_kernel in (
 def _scores(
     q: Any, k: Any, cu_q: Any, cu_k: Any, causal: bool, left: int | None, right: int | None
 ) -> float:
-    """Scores of a head that are not masked, summed over sequences; half of all where causal.
+    """The number of scores of one head that are not masked, summed over sequences.
 
-    Offsets without contents count as one sequence.
+    Causal attention without a window counts half of all scores. Offsets without values, as fake and
+    meta tensors have them, count as one sequence.
     """
     batch, lengths = 1, [(q.shape[0], k.shape[0])]
     if cu_q is None:
@@ -641,7 +658,7 @@ def _flop(
     causal: bool = False, window_left: int | None = None, window_right: int | None = None,
     **__: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the two matrix products: 4 h d for every score."""
+    """FLOP of the two matrix products: 4 * heads * d per score of a head."""
     scores = _scores(q, k, cu_q, cu_k, causal, window_left, window_right)
     return int(4 * q.shape[-2] * q.shape[-1] * scores)
 
@@ -650,7 +667,7 @@ def _flop_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
     **options: Any,
 ) -> int:  # fmt: skip
-    """Of the five, or of those that the gradients needed take."""
+    """FLOP of the five matrix products, or of those that the needed gradients require."""
     needed = gradients_word(*options["needs"][:3])
     return _flop(q, k, v, *packing, **options) * n_products(needed) // 2
 
@@ -664,8 +681,11 @@ register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_fl
 def differentiable_attention(
     q: Any, k: Any, v: Any, **keywords: Any
 ) -> tuple[Any, Callable[..., None]]:
-    """attention() with gradients, or to refuse what has none: takes what it does, and returns what
-    it does and a function that has run_repeated serve calls like this one."""
+    """attention() under autograd; refuses calls that have no gradients.
+
+    It has the arguments of attention(). It returns the result of attention(), and a function that
+    makes run_repeated serve calls like this one.
+    """
     bound = ATTENTION.bind(keywords)
     out, config, backward_config, deterministic, emulate = _apart(bound)
     options = ForwardOptions(*_in_order(bound))
@@ -681,14 +701,14 @@ def differentiable_attention(
     repeatable = resolve_deterministic(deterministic, q, options.bits)
     follows_pytorch = deterministic is None and not resolve_bits(options.bits)
     return_lse = check_flag("return_lse", options.return_lse)
-    # Tensors are autograd's to keep.
+    # Autograd saves the tensors, so the Pass does not.
     bound |= {**dict.fromkeys(TENSORS), "return_lse": True}
     asked = Asked(ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate)
     this = Pass(asked, return_lse)
     tensors = q, k, v, sinks, cu_q, cu_k
     if _transforms():
         return this.returned(*FlashsmithAttention.apply(*tensors, this)), _not_repeated
-    # Function.apply itself spends more on binding arguments than a launch takes.
+    # Function.apply spends more time on binding arguments than a launch takes.
     returned = this.returned(*_apply(*tensors, this))
     if tensors[3:] != (None,) * 3:
         return returned, _not_repeated
@@ -700,13 +720,13 @@ _in_order = itemgetter(*ForwardOptions._fields)
 
 
 def _not_repeated(*_: Any) -> None:
-    """Remembers nothing."""
+    """Does nothing, so that run_repeated does not serve the call."""
 
 
 def _remember(
     this: Pass, follows_pytorch: bool, arguments: tuple[Any, ...], names: tuple[str, ...]
 ) -> None:
-    """Has run_repeated serve calls with such arguments by the cached call of this one."""
+    """Makes run_repeated serve calls with such arguments through this call's cached call."""
     groups = cached_calls.repeated
     with torch.no_grad():  # as within an autograd function
         q, k, v = arguments[:3]
@@ -725,8 +745,12 @@ def _remember(
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
-    """The limits, those that are missing read from a GPU: once for both directions, since it is
-    waited for. As they are where the checks have something to say, or nothing needs to wait."""
+    """The limits, with missing ones read from the GPU.
+
+    This synchronizes with the GPU, so it is done once for both passes. The limits are returned
+    unchanged if the offsets are unusable (the checks report it later) or on the host, or if a CUDA
+    graph is being captured.
+    """
     framework = framework_of(torch.Tensor)
     assert framework is not None
     for offset in offsets:
@@ -743,7 +767,8 @@ def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
 
 _apply = super(torch.autograd.Function, FlashsmithAttention).apply
 _apply_repeated = super(torch.autograd.Function, RepeatedAttention).apply
-# What the engine calls. PyTorch's own looks for backward() every time, for a microsecond.
+# The autograd engine calls this. PyTorch's own apply() looks up backward() in every call, which
+# takes a microsecond.
 RepeatedAttention._backward_cls.apply = RepeatedAttention.backward
 
 

@@ -1,7 +1,7 @@
 """The public attention(), attention_with_cache() and backward().
 
-Eager calls go straight to the kernels, traced calls become custom ops of PyTorch that a compiler
-can put into a graph, and attention() with gradients an autograd function.
+Eager calls go straight to the kernels. Traced calls become PyTorch custom ops, which a compiler can
+put into a graph. attention() with gradients becomes an autograd function.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.runtime.cached_calls import run_repeated
 from flashsmith.runtime.option_values import in_dtype, is_16_bits, plain_options
 
-# PyTorch once the process has it. A name of this module and no look at sys.modules at every call:
-# Dynamo iterates over dictionaries that it reads, and another thread may be importing.
+# The torch module, once the process has imported it. Calls read this variable instead of
+# sys.modules: Dynamo iterates over dictionaries that it reads, and another thread may be importing.
 _torch: Any = sys.modules.get("torch")
 
 
@@ -34,8 +34,8 @@ def _find_torch() -> Any:
     return _torch
 
 
-# Imported by the first call with gradients. An import statement in every call would cost as much as
-# a tensor's allocation.
+# Imported by the first call with gradients. An import statement in every call would take as long as
+# allocating a tensor.
 _with_gradients: Any = None
 
 
@@ -51,19 +51,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def without_torchscript(function: F) -> F:
-    """The function, for which torch.jit.script says what to do instead of reading its source."""
+    """Marks the function so that torch.jit.script raises advice instead of compiling its source."""
     refusal = (
-        f"flashsmith.{function.__name__}() launches its kernels from Python, which TorchScript has "
-        "not; use torch.compile or torch.export, or call PyTorch's function there"
+        f"flashsmith.{function.__name__}() launches its kernels from Python, which TorchScript "
+        "cannot run; use torch.compile or torch.export, or call PyTorch's function there"
     )
-    # What PyTorch marks its own such functions with.
+    # PyTorch marks its own functions that TorchScript does not support with this attribute.
     setattr(function, "__script_unsupported", refusal)
     return function
 
 
 def _documented_as(documented: Callable[..., Any]) -> Callable[[F], F]:
-    """functools.wraps for all but the module: functions are pickled by module and name, and the
-    documented ones have the same names."""
+    """functools.wraps without __module__: functions are pickled by module and name, and the
+    documented functions have the same names."""
     assigned = [it for it in functools.WRAPPER_ASSIGNMENTS if it != "__module__"]
 
     def wrap(function: F) -> F:
@@ -78,14 +78,14 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if "partial" in keywords or "seqused_k" in keywords or "k_begin" in keywords:
         return _attention_to_parts(q, k, v, **keywords)
     if is_tracing():
-        # Imported only while tracing, when torch is imported already.
+        # Imported only while tracing, when torch is already imported.
         from flashsmith.integrations.traced_attention import attention_by_op
 
         return attention_by_op(q, k, v, **_traced_options(keywords))
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor):
         looked_at = torch._C._len_torch_dispatch_stack()
-        # A transform of torch.func and dual numbers are autograd's, if only to be refused.
+        # Autograd handles torch.func's transforms and dual numbers, even if only to refuse them.
         transformed = (
             torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
@@ -131,9 +131,9 @@ def _attention_to_parts(
     k_begin: Any = None,
     **keywords: Any,
 ) -> Any:
-    """attention() with these keywords: neither traced nor differentiated where they say something.
+    """attention() with partial, seqused_k or k_begin, which has neither a trace nor gradients.
 
-    Under torch.compile it is a graph break.
+    Under torch.compile it is a graph break. With all three at their defaults it is attention().
     """
     if partial is False and seqused_k is None and k_begin is None:
         return attention(q, k, v, **keywords)
@@ -171,7 +171,7 @@ def _attention_to_parts(
 
 
 def _cast(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-    """PyTorch's tensors as autocast has them."""
+    """q, k and v, cast to autocast's dtype if it is enabled."""
     if not _torch._C._is_any_autocast_enabled():
         return q, k, v
     from flashsmith.integrations.pytorch_state import under_autocast
@@ -184,18 +184,18 @@ def merge_attention(outs: Any, lses: Any, sinks: Any = None, **keywords: Any) ->
     if sinks is not None and is_16_bits(sinks):
         sinks = in_dtype(sinks, "float32")
     if is_tracing():
-        # A graph break, as with the parts.
+        # A graph break, as in _attention_to_parts().
         return _torch.compiler.disable(chooser.merge_attention)(outs, lses, sinks, **keywords)
     return chooser.merge_attention(outs, lses, sinks, **keywords)
 
 
 def _traced_options(keywords: dict[str, Any]) -> dict[str, Any]:
-    """plain_options() of a call whose tensors have no numbers yet."""
+    """plain_options() for a traced call, whose tensors have no values yet."""
     for name in ("scale", "softcap", "window"):
         if isinstance(keywords.get(name), _torch.Tensor):
             raise ArgumentError(
                 f"{name}: is a tensor, whose numbers are not known while the call is traced; give "
-                f"{'a pair of numbers' if name == 'window' else 'a number'}, read before"
+                f"{'a pair of numbers' if name == 'window' else 'a number'}, read before the call"
             )
     sinks: Any = keywords.get("sinks")
     return {**keywords, "sinks": sinks.float()} if is_16_bits(sinks) else keywords
@@ -215,7 +215,7 @@ def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
             or (sinks is not None and sinks.requires_grad)
         )
     except AttributeError:
-        return False  # no tensor where one should be: the checks raise the error
+        return False  # an argument is not a tensor: the checks raise the error
 
 
 @_documented_as(chooser.backward)
@@ -264,7 +264,7 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
 
 
 def _is_looked_at(q: Any) -> bool:
-    """Whether a dispatch mode, a transform of torch.func or forward-mode differentiation looks at
+    """Whether a dispatch mode, a transform of torch.func or forward-mode differentiation intercepts
     operations on the tensor."""
     torch = _torch
     return (
@@ -274,5 +274,5 @@ def _is_looked_at(q: Any) -> bool:
             or torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
         )
-        and isinstance(q, torch.Tensor)  # last: it is seldom asked
+        and isinstance(q, torch.Tensor)  # last, because it is seldom reached
     )

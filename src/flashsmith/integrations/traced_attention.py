@@ -1,6 +1,6 @@
-"""attention() and backward() in terms of their ops, for tracers and dispatch modes.
+"""attention() and backward() as calls of their custom ops, for tracers and dispatch modes.
 
-A module of its own, since its decorator imports the whole of PyTorch's compiler.
+Only calls under a tracer or a dispatch mode import this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from flashsmith.semantics.signature import ATTENTION, BACKWARD, check_pair
 
 
 def short_form(config: KernelConfig | None) -> str | None:
-    """The short form. Field by field, since PyTorch 2.11 makes a constant of no dataclass."""
+    """A config's short form, or None.
+
+    Fields are passed one by one, since PyTorch 2.11 cannot make a dataclass a constant.
+    """
     if config is None:
         return None
     return _written(config.FAMILY, *[getattr(config, name) for name in config.KNOBS])
@@ -28,15 +31,15 @@ def short_form(config: KernelConfig | None) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _written(family: str, *values: Any) -> str:
-    """Worked out by Python itself, not traced."""
+    """The short form of a config; Python evaluates this function, tracers do not trace it."""
     return str(family_named(family).config_class(*values))
 
 
 def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    """attention() in terms of the ops, which it takes and returns as itself.
+    """attention() as a call of an op, with the same arguments and results.
 
-    Raises ArgumentError while tracing for a window that is no pair, and for an out with gradients;
-    other arguments are judged when the op runs.
+    While tracing, raises ArgumentError for a window that is not a pair, and for ``out`` with
+    gradients. Other arguments are checked when the op runs.
     """
     asked = ATTENTION.bind(keywords)
     check_for_an_op(q=q, k=k, v=v)
@@ -71,7 +74,7 @@ def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
 
 
 def of_op(asked: dict[str, Any], names: str) -> dict[str, Any]:
-    """The options that all ops have, and those of these names, as ops take them."""
+    """The options in ``names`` and those that all ops have, in schema form."""
     left, right = check_pair(asked["window"])
     limits = [name for name in ("max_seqlen_q", "max_seqlen_k") if name in asked]
     return {
@@ -89,15 +92,16 @@ def _is_deterministic(asked: bool | None, bits: str | None = None) -> bool:
     return torch.are_deterministic_algorithms_enabled() or _resolved_bits(bits) != ""
 
 
-# A tracer records the answer as a constant, and does not read the environment.
+# Tracers record the result as a constant, because they cannot trace a read of the environment.
 _resolved_bits = torch.compiler.assume_constant_result(resolve_bits)
 
 
 def backward_by_op(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Gradients:
-    """backward() in terms of its op, which it takes and returns as itself.
+    """backward() as a call of its op, with the same arguments and results.
 
-    Raises ArgumentError while tracing for what an op cannot hold: a window that is no pair, needs
-    that are not four, another grad_dtype; other arguments are judged when the op runs.
+    While tracing, raises ArgumentError for what a schema cannot hold: a window that is not a pair,
+    ``needs`` that are not four, or another grad_dtype. Other arguments are checked when the op
+    runs.
     """
     asked = BACKWARD.bind(keywords)
     check_for_an_op(do=do, q=q, k=k, v=v, o=o)

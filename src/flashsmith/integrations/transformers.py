@@ -5,8 +5,8 @@
     flashsmith_transformers.register()
     model = AutoModel.from_pretrained(..., attn_implementation="flashsmith")
 
-Padded batches are computed as packed sequences. What the kernels cannot compute PyTorch does, with
-one warning for each reason.
+Padded batches are computed as packed sequences. Calls that the kernels cannot serve fall back to
+PyTorch, with one warning for each reason.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class _Options:
 
 _options = _Options()
 
-# What single models give their own attention functions: the keys of sparse attention by blocks, and
-# sinks of every token.
+# Keywords that a few models pass to their attention functions: the keys of block-sparse attention,
+# and a sink for every token.
 _UNSERVED = ("block_indices", "sinks")
 
 
@@ -98,16 +98,16 @@ def register(
     options.
 
     Args:
-        float32_as: torch.float16 or torch.bfloat16, or such a name or NumPy dtype: compute the
-            attention of float32 models in it. None leaves them to PyTorch.
-        strict: raise where a layer's attention would be left to PyTorch.
-        emulate: run host tensors in the emulator, however long it takes, instead of leaving them
-            to PyTorch. None reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
-        bits: as for attention(). 'canonical' also raises where a layer's attention would be left to
-            PyTorch, and for caches that drop keys which a window has left behind.
+        float32_as: the dtype in which the attention of float32 models is computed: torch.float16 or
+            torch.bfloat16, its name or NumPy dtype. None leaves these models to PyTorch.
+        strict: raise if a layer's attention would be left to PyTorch.
+        emulate: run host tensors in the slow emulator instead of leaving them to PyTorch. None
+            reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
+        bits: as for attention(). 'canonical' also raises if a layer's attention would be left to
+            PyTorch, and for caches that drop the keys before a window.
 
     Raises:
-        ArgumentError: float32_as, emulate or bits is something else.
+        ArgumentError: float32_as, emulate or bits has another value.
     """
     narrow = {"float16": torch.float16, "bfloat16": torch.bfloat16, None: None}
     name = None if float32_as is None else dtype_name(float32_as) or ""
@@ -126,8 +126,11 @@ def register(
 
 
 def _keep_from_the_hub() -> None:
-    """transformers treats any name with 'flash' in it as a kernel to load, possibly from the hub,
-    and refuses masks of chunks with it; flashsmith needs no kernel, and takes any mask."""
+    """Patches transformers so that it does not load a kernel for the name 'flashsmith'.
+
+    For any name with 'flash' in it, transformers loads a kernel, possibly from the hub, and refuses
+    chunked masks. flashsmith needs no such kernel, and takes any mask.
+    """
     load = modeling_utils.lazy_import_flash_attention
     if getattr(load, "loads_nothing_for", None) == NAME:
         return
@@ -139,9 +142,9 @@ def _keep_from_the_hub() -> None:
 
     load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_unless_ours
-    # Without this, generate() also keeps a mask of a static cache that hides nothing, which would
-    # have to be read at every step, and breaks the compiled graph. What vision towers ask stays as
-    # it is: they then hand on their images as packed sequences.
+    # Without this, generate() also passes a mask of a static cache if the mask hides nothing. The
+    # mask would have to be read at every step, which breaks the compiled graph. The same check in
+    # vision towers is not patched, so that they pass their images as packed sequences.
     for where in (generation_utils, masking_utils):
         asks = getattr(where, "is_flash_attention_requested", None)
         if asks is not None:
@@ -149,7 +152,7 @@ def _keep_from_the_hub() -> None:
 
 
 def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
-    """Whether a config asks for flash attention, and not for ours."""
+    """transformers' check for flash attention, but False for configs that name flashsmith."""
 
     def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
         if getattr(config, "_attn_implementation", None) == NAME:
@@ -165,20 +168,20 @@ class _Call(NamedTuple):
     query: Any
     key: Any
     value: Any
-    padding: Any  # (batch, keys) of real keys, or of the numbers of sequences that share a line
+    padding: Any  # (batch, keys): real keys, or the sequence numbers of packed sequences
     pattern: Any  # (batch, 1, queries, keys): a mask that only PyTorch's attention can apply
     causal: bool
-    window: int | None  # keys to the left, with the query's own; right unless causal
+    window: int | None  # keys to the left with the query's own; also to the right unless causal
     softcap: float | None
     scale: float | None
     sinks: Any
-    sequences: Sequences | None  # packed into one line by the caller
-    longest_q: Any  # with pages: the most queries of a sequence
-    filled: Any = None  # (batch,) int32: how many keys of a cache of fixed size there are
+    sequences: Sequences | None  # packed into one batch row by the caller
+    longest_q: Any  # with pages: the largest number of queries of a sequence
+    filled: Any = None  # (batch,) int32: how many keys of a static cache are filled
     pages: Pages | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """The call's masks and scores for attention(), and where it runs."""
+        """attention()'s arguments for masks, scores and bits, and whether to emulate."""
         limit = None if self.window is None else self.window - 1
         return {
             "causal": self.causal,
@@ -187,7 +190,7 @@ class _Call(NamedTuple):
             "scale": self.scale,
             "sinks": None if self.sinks is None else self.sinks.float().contiguous(),
             "bits": asked_bits(),
-            # Host tensors get here only to be emulated.
+            # Host tensors reach this call only if they are to be emulated.
             "emulate": self.query.device.type == "cpu",
         }
 
@@ -213,13 +216,15 @@ def flashsmith_attention_forward(
     indices: Any = None,
     **keywords: Any,
 ) -> tuple[Any, None]:
-    """What transformers calls for every layer; gives (batch, length, heads, d), and no weights.
+    """The attention function, which transformers calls for every layer.
+
+    It returns the output, (batch, length, heads, d), and None for the attention weights.
 
     Raises:
         ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
     """
     _check_keywords(module, keywords)
-    if cache is not None:  # in transformers 5.23 the attention function asks the cache
+    if cache is not None:  # in transformers 5.23 the attention function updates the cache
         lengths = {
             **keywords,
             "cu_seq_lens_q": cu_seq_lens_q,
@@ -228,7 +233,7 @@ def flashsmith_attention_forward(
         }
         key, value = updated(module, key, value, cache, lengths)
         cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
-        attention_mask = None  # of the new tokens alone; the offsets say it all
+        attention_mask = None  # it covers the new tokens only; the offsets describe all keys
     pages, key, value = _pages_and_rows(module, key, value, keywords)
     if pages is None:
         cu_seq_lens_k, max_length_k = (of_kind(module, it) for it in (cu_seq_lens_k, max_length_k))
@@ -237,7 +242,7 @@ def flashsmith_attention_forward(
     hidden = hidden_by(attention_mask, query.shape[2])
     filled = hidden.filled
     if filled is not None and _needs_gradients(query, key, value, s_aux):
-        # A line has as many as any other.
+        # All batch rows have the same number of filled keys.
         hidden, filled = hidden._replace(keys=int(filled.max())), None
     if hidden.keys is not None:
         key, value = (tensor[:, :, : hidden.keys] for tensor in (key, value))
@@ -290,12 +295,12 @@ def flashsmith_attention_forward(
 
 
 def _check_keywords(module: Any, keywords: Mapping[str, Any]) -> None:
-    """Raises ArgumentError for what neither the kernels nor PyTorch's attention have."""
+    """Raises ArgumentError for keywords that neither the kernels nor PyTorch's attention have."""
     for name in _UNSERVED:
         if keywords.get(name) is not None:
             raise ArgumentError(
-                f"{name}: of {type(module).__name__}; the kernels have no such thing, nor has "
-                'PyTorch\'s attention: use attn_implementation="eager"'
+                f"{name}: passed by {type(module).__name__}; neither the kernels nor PyTorch's "
+                'attention have this argument: use attn_implementation="eager"'
             )
     if keywords.get("output_attentions") and not is_tracing():
         note(CALLER, "output_attentions", "the kernels keep no weights; use eager attention")
@@ -319,8 +324,10 @@ def _pages_and_rows(
 def _causality(
     module: Any, hidden: Hidden, given: bool | None, window: int | None, query: Any, pages: Any
 ) -> tuple[bool, int | None]:
-    """Whether a layer's attention is causal, and its window. The mask, where it says so, beats what
-    the layer states."""
+    """Whether a layer's attention is causal, and its window.
+
+    If the mask determines them, what the layer declares is ignored.
+    """
     if hidden.causal is not None:
         return hidden.causal, hidden.window or None
     if hidden.pattern is not None:
@@ -415,7 +422,7 @@ def _refuse_or_note(call: _Call, reason: Reason) -> None:
 
 
 def _by_kernel(call: _Call) -> Any:
-    """(batch, length, heads, d)."""
+    """The output of the kernels, (batch, length, heads, d)."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
     if call.pages is not None:
         return _on_pages(call, call.pages, q, k, v)
@@ -433,8 +440,8 @@ def _by_kernel(call: _Call) -> Any:
         real_q = packing_of(call.padding, last=q.shape[1])
         packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
         return real_q.unpack(packed, *q.shape[:2])
-    # In cross attention the mask does not cover the queries, and the caller is unknown: all queries
-    # are computed, which is always correct and costs only the padded rows.
+    # In cross-attention the mask does not cover the queries, and the caller is unknown. To compute
+    # all queries is always correct, and only wastes the work on padded rows.
     all_q = packing_of_all(q.shape[0], q.shape[1], q.device)
     rows = q.reshape(-1, *q.shape[2:])
     return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(q.shape)
@@ -487,8 +494,10 @@ def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:
 
 
 def _as_pytorch_takes_it(call: _Call) -> Any:
-    """The call's mask, causality and window as one (batch, 1, queries, keys) mask; None for none,
-    or where PyTorch's own causal flag says the same."""
+    """The call's mask, causality and window as one (batch, 1, queries, keys) mask.
+
+    None if nothing is hidden, or if PyTorch's own causal flag hides the same.
+    """
     if call.pattern is not None:
         return call.pattern
     length_q, length_k = call.query.shape[2], call.key.shape[2]
@@ -496,7 +505,7 @@ def _as_pytorch_takes_it(call: _Call) -> Any:
     if no_mask and (not call.causal or length_q in (1, length_k)):
         return None
     keys = torch.arange(length_k, device=call.query.device)
-    # The lines of a cache of fixed size have as many keys as any other.
+    # All batch rows of a static cache have the same number of keys.
     end = length_k if call.filled is None else call.filled[0]
     distance = keys - (torch.arange(length_q, device=call.query.device) + end - length_q)[:, None]
     visible = torch.ones_like(distance, dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""Whose bits the attention of transformers' models has, and what cannot have canonical ones.
+"""The ``bits`` option for transformers' models, and errors for calls without canonical bits.
 
-A row's bits depend on where its sequence begins. A rolling cache, which drops the keys that a
-window has left behind, does not keep that.
+A row's canonical bits depend on where its sequence begins. A rolling cache drops the keys before a
+window, so that position is lost.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from flashsmith.runtime.bits import cannot_keep, resolve_bits
 
 _asked: str | None = None
 
-# A tracer records the answer as a constant, and does not read the environment.
+# Tracers record the result as a constant, because they cannot trace a read of the environment.
 _resolved = torch.compiler.assume_constant_result(resolve_bits)
 
 
 def ask_for_bits(bits: Any) -> None:
-    """Sets what attention() is asked for, from now on. Raises ArgumentError for what it cannot."""
+    """Sets ``bits`` for all later calls of attention(). Raises ArgumentError for other values."""
     global _asked
     if bits is not None:
         resolve_bits(bits)
@@ -27,18 +27,18 @@ def ask_for_bits(bits: Any) -> None:
 
 
 def asked_bits() -> str | None:
-    """What attention() is asked for: None leaves it to FLASHSMITH_BITS."""
+    """``bits`` for calls of attention(); None means the value of FLASHSMITH_BITS."""
     return _asked
 
 
 def refuse_under_canonical(why: str) -> None:
-    """Raises ArgumentError where bits are to be canonical."""
+    """Raises ArgumentError, with the reason ``why``, if bits must be canonical."""
     if _resolved(_asked):
         raise cannot_keep(_asked, why)
 
 
 def refuse_rolling(argument: str, facts: str) -> None:
-    """The same of keys that are not known to be a sequence's first ones."""
+    """Raises ArgumentError if bits must be canonical, for keys that may not begin a sequence."""
     refuse_under_canonical(
         f"{argument}: {facts}; canonical bits need all keys of a sequence, from its first on: "
         "generate with a cache that keeps them"

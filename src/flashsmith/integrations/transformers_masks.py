@@ -1,26 +1,26 @@
-"""The masks of transformers' models, in the smallest form that says what is hidden.
+"""The masks of transformers' models, in the smallest form that describes which keys are hidden.
 
-A mask is built once for each forward pass and read by every layer. What a layer states of itself
-(is_causal, sliding_window) may be wrong or missing; the mask function knows which mask it was asked
-for, and the form of its answer says so. The forms have four dimensions, as transformers passes such
-masks on as they are, and survive copies and moves to other devices.
+transformers builds a mask once per forward pass, and every layer reads it. A layer's attributes
+(is_causal, sliding_window) may be wrong or missing. The mask function knows which mask was
+requested, so the form of its result encodes it. The forms have four dimensions, because
+transformers passes such masks on unchanged. They survive copies and moves to other devices.
 
-(batch, 1, 1, keys), boolean: every query sees the keys that are True. It is also what PyTorch's
-attention takes it for. With strides of 0 all of it is True.
+(batch, 1, 1, keys), bool: every query sees the keys that are True. PyTorch's attention reads this
+form the same way. If all strides are 0, every key is True.
 
-(batch, n, kind, 1 + window): a causal mask, or one with a window; ``kind`` is 2 for causal, 3 for
-bidirectional masks, and 2 more where a mask of as many queries could be mistaken for it; a window
-of 0 is none. By dtype
-- int8: n keys of a cache of fixed size are filled, 0 for all; nothing is padding.
-- bool: which of n keys are real; of a cache of fixed size the others are not filled.
-- int64: which of the sequences packed into a line each of n keys belongs to.
-- int32: n is 1, and the value how many keys of a cache of fixed size a line has. The host does not
-  read it.
+(batch, n, kind, 1 + window): a causal mask, or one with a window. ``kind`` is 2 for causal and 3
+for bidirectional masks. It is larger by 2 if a mask with that number of queries could be mistaken
+for this form. A window of 0 means no window. The dtype defines n and the values:
+- int8: n is the number of filled keys in a static cache, 0 for all. There is no padding.
+- bool: the values mark which of n keys are real. In a static cache, keys after them are not filled.
+- int64: the values number the sequences, packed into one batch row, that the n keys belong to.
+- int32: n is 1, and the value is the number of filled keys of a batch row in a static cache. The
+  host does not read it.
 
-Models that look into their masks get the (batch, 1, queries, keys) mask that PyTorch's attention
-takes, and those that no attention but their own was tried with the one of eager attention. As long
-as they pass on that object, what it hides is known too. Any other is a pattern that only PyTorch's
-attention can apply.
+Models that inspect their masks get the (batch, 1, queries, keys) mask of PyTorch's attention.
+Models that compute attention in their own code, or that transformers runs on eager attention only,
+get the mask of eager attention. What these masks hide stays known while the model passes on the
+same object. Any other mask is a pattern that only PyTorch's attention can apply.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from flashsmith.printable import quoted
 MaskFunction = Callable[..., Any]
 
 _CAUSAL, _BIDIRECTIONAL = 2, 3
-# The others of transformers' mask interface are parameters of flashsmith_mask().
+# The keywords of transformers' mask interface that are not parameters of flashsmith_mask().
 _KEYWORDS = ("config", "dtype", "local_size", "use_vmap", "allow_torch_fix")
 
 
 class Hidden(NamedTuple):
     """What a mask hides.
 
-    causal, window: None where the mask does not say. window: keys to the left, with the query's
-    own; to the right as many, unless causal; 0 for none. padding: a (batch, keys) mask as
-    packing_of() takes it. keys, filled: of a cache of fixed size, how many keys are filled: a
-    number, or (batch,) int32 on the device. pattern: a mask that only PyTorch's attention can
-    apply.
+    causal, window: None if the mask does not determine them. window: number of keys that a query
+    sees on the left, including its own position; 0 means no window. A bidirectional window has the
+    same size on the right. padding: a (batch, keys) mask for packing_of(). keys, filled: the number
+    of filled keys in a static cache, as a number or as (batch,) int32 on the device. pattern: a
+    mask that only PyTorch's attention can apply.
     """
 
     causal: bool | None = None
@@ -84,7 +84,9 @@ def flashsmith_mask(
     device: Any = "cpu",
     **keywords: Any,
 ) -> Any:
-    """transformers calls this once per forward pass; returns one of the forms above.
+    """The mask function, which transformers calls once per forward pass.
+
+    It returns one of this module's compact forms, or a full mask for models that need one.
 
     Raises:
         ArgumentError: a keyword that transformers' mask interface does not have.
@@ -98,7 +100,7 @@ def flashsmith_mask(
     if not isinstance(kv_offset, int) or kv_offset > 0:
         refuse_rolling("kv_offset", "the cache of layers with a window has dropped keys")
     model = model_of(keywords.get("config"))
-    # Code of a model's own adds masks to its scores, also beside layers that call us.
+    # A model's own attention code adds masks to its scores, even if other layers call flashsmith.
     adds_masks = model is not None and not (model.calls_interface and model.supported)
 
     def full_mask() -> Any:
@@ -125,7 +127,8 @@ def flashsmith_mask(
     if adds_masks:
         compact = False
     elif hidden.causal:
-        # transformers itself forbids the skip for packed sequences and steps over static caches.
+        # transformers always forbids the skip for packed sequences and for decode steps with static
+        # caches, so here it does not mean that the model inspects its mask.
         forced = q_length == 1 or _numbers_sequences(hidden.padding)
         compact = passed_on and (allow_is_causal_skip or forced)
     else:
@@ -139,20 +142,20 @@ def flashsmith_mask(
 
 
 def _version(mask: Any) -> int | None:
-    """Counts what was written into a mask. PyTorch does not count in inference mode."""
+    """PyTorch's count of writes to a mask; None for inference tensors, which have no count."""
     return None if mask.is_inference() else mask._version
 
 
-# What masks hide, and of which version of theirs. No value holds the mask itself, which would keep
-# both forever.
+# Each mask's version, and what that version hides. A value must not reference its mask, or both
+# would stay in memory forever.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def hidden_by(mask: Any, queries: int) -> Hidden:
-    """What an attention mask hides from so many queries.
+    """What an attention mask hides from a number of queries.
 
     Raises:
-        ArgumentError: it is a form of flashsmith_mask() that the model has changed.
+        ArgumentError: the model has changed the mask that flashsmith_mask() built.
     """
     if mask is None:
         return Hidden()
@@ -167,7 +170,7 @@ def hidden_by(mask: Any, queries: int) -> Hidden:
             return Hidden(causal=False, window=0)
     if not _may_ask():
         return _hidden_by_values(mask, queries) or Hidden(pattern=mask)
-    # Every layer gets the same object; packing_of() finds its padding again by the padding's own.
+    # Every layer gets the same mask, and so the same padding object, by which packing_of() caches.
     version = _version(mask)
     if mask not in _known or _known[mask][0] != version:
         _known[mask] = version, _hidden_by_values(mask.detach(), queries)
@@ -175,14 +178,14 @@ def hidden_by(mask: Any, queries: int) -> Hidden:
 
 
 def _is_one_value(mask: Any) -> bool:
-    """Whether one element is behind all of a mask: True, since nothing sees no key at all."""
+    """Whether a mask is one expanded element, which must be True: no mask hides all keys."""
     sizes = zip(mask.shape, mask.stride(), strict=True)
     return all(stride == 0 for size, stride in sizes if size != 1)
 
 
 def selected_by(mask: Any, indices: Any, keys: int) -> Any:
-    """The mask of sparse attention: of a (batch, 1, queries, keys) mask the keys that are among
-    (batch, queries, n) indices.
+    """The mask of sparse attention: a (batch, 1, queries, keys) mask without the keys that are not
+    among the (batch, queries, n) indices.
 
     Raises:
         ArgumentError: the mask or the indices have another shape.
@@ -191,7 +194,7 @@ def selected_by(mask: Any, indices: Any, keys: int) -> Any:
     if mask is None or indices.dim() != 3 or mask.shape != (batch, 1, queries, keys):
         shape = None if mask is None else tuple(mask.shape)
         raise ArgumentError(
-            f"indices: shape {tuple(indices.shape)}, beside an attention_mask of shape {shape}; "
+            f"indices: shape {tuple(indices.shape)}, with an attention_mask of shape {shape}; "
             "allowed are (batch, queries, n) of a (batch, 1, queries, keys) mask"
         )
     shape = (batch, queries, keys)
@@ -203,14 +206,15 @@ def selected_by(mask: Any, indices: Any, keys: int) -> Any:
 
 
 def _hidden_by_values(mask: Any, queries: int) -> Hidden | None:
-    """None for a pattern."""
-    if mask.dim() == 2:  # what the user gave, from a model that asks for no mask
+    """What a mask hides, from its shape and values; None if it is a pattern."""
+    if mask.dim() == 2:  # the user's mask, from a model that does not call the mask function
         real = mask if mask.dtype is torch.bool else mask != 0
         return Hidden(padding=real, keys=mask.shape[1])
     if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.int64):
         return None
     if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
-        # For one query it may be any mask; serving it takes its values, which a tracer cannot read.
+        # With one query this may be any mask. To serve it, its values must be read, which a tracer
+        # cannot do.
         of_keys = mask.shape[1] == mask.shape[2] == 1 and (queries > 1 or _may_ask())
         return Hidden(False, 0, mask[:, 0, 0]) if of_keys else None
     causal, window = _kind_of_form(mask)
@@ -233,12 +237,12 @@ def _form(hidden: Hidden, batch_size: int, q_length: int, kv_length: int, device
 
 
 def _kind_of_form(mask: Any) -> tuple[bool, int]:
-    """Whether it is causal, and its window."""
+    """Whether a (batch, n, kind, 1 + window) mask is causal, and its window."""
     _, _, kind, window = mask.shape
     if kind not in (2, 3, 4, 5) or window == 0:
         raise ArgumentError(
             f"attention_mask: shape {tuple(mask.shape)}, {mask.dtype}; the model has changed the "
-            "mask that flashsmith built for it, which no longer says what is hidden: use "
+            "mask that flashsmith built for it, so what it hides is no longer known: use "
             'attn_implementation="sdpa"'
         )
     return kind % 2 == 0, window - 1
@@ -254,8 +258,7 @@ def _hidden(
     attention_mask: Any,
     device: Any,
 ) -> Hidden | None:
-    """What the mask that transformers asks for hides; None where nothing but the mask itself can
-    say it."""
+    """What the mask that transformers requests hides; None if only the full mask describes it."""
     sequences = _sequence_numbers(mask_function)
     if sequences is not None and attention_mask is None:
         numbers, (causal, window) = sequences
@@ -275,13 +278,14 @@ def _hidden(
         real = real[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     keys = None
     if causal:
-        # Without the unfilled part the last query sees the last key, as attention() aligns masks.
+        # Without the keys that are not filled, the last query is aligned to the last key, which is
+        # how attention() aligns masks.
         last = int(q_offset) + q_length - kv_offset
         if last > kv_length:
-            return None  # keys that come later are left out
+            return None  # the last keys are missing
         if last < kv_length:
             keys, real = last, None if real is None else real[:, :last]
-    # Whether anything is hidden must be read from the GPU, which a tracer cannot do.
+    # Whether there is any padding must be read from the GPU, which a tracer cannot do.
     if real is None or (_may_ask() and bool(real.all())):
         return Hidden(causal, window, keys=keys)
     return Hidden(causal, window, real, keys)
@@ -297,14 +301,14 @@ def _numbers_sequences(padding: Any) -> bool:
 
 
 def _closure(function: MaskFunction) -> dict[str, Any]:
-    """The variables that a nested function holds on to."""
+    """The closure variables of a nested function, by name."""
     cells = getattr(function, "__closure__", None) or ()
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
-    """The masks that and_masks() joined into one, by the name of what made each."""
+    """The masks that and_masks() combined, by the name of the function that made each."""
     if is_tracing() or getattr(function, "__name__", "") != "and_mask":
         return {}
     joined = _closure(function).get("mask_functions", ())
@@ -312,8 +316,10 @@ def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
 
 
 def _kind(function: MaskFunction) -> tuple[bool, int] | None:
-    """Whether a causal or bidirectional mask is causal, and its window, 0 for none. None for every
-    other pattern."""
+    """Whether a mask is causal or bidirectional, and its window, 0 for none.
+
+    None for any other pattern.
+    """
     if function is causal_mask_function:
         return True, 0
     if function is bidirectional_mask_function:
@@ -322,21 +328,24 @@ def _kind(function: MaskFunction) -> tuple[bool, int] | None:
     if parts.keys() == {"sliding_window_overlay", "causal_mask_function"}:
         return True, _closure(parts["sliding_window_overlay"])["sliding_window"]
     if parts.keys() == {"sliding_window_bidirectional_overlay", "bidirectional_mask_function"}:
-        # The distance that is still seen; the query's own key comes on top.
+        # The overlay has the largest visible distance; 1 is added for the query's own key.
         overlay = parts["sliding_window_bidirectional_overlay"]
         return False, _closure(overlay)["sliding_window"] + 1
     return None
 
 
 def _sequence_numbers(function: MaskFunction) -> tuple[Any, tuple[bool, int]] | None:
-    """Where several sequences share a line, (batch, keys) numbers of them, and the mask within
-    each; else None."""
+    """The (batch, keys) sequence numbers of packed sequences, and the mask within each of them.
+
+    None if the mask is not one of packed sequences.
+    """
     parts = _parts(function)
     numbered = parts.pop("packed_sequence_mask_function", None)
     if numbered is None or len(parts) != 1:
         return None
     ((name, within),) = parts.items()
-    # Newer versions count positions from each sequence's start; within one that is the same mask.
+    # Newer versions count positions from each sequence's start. Within a sequence, the mask is the
+    # same.
     if name == "remap_positions_for_packed_sequence":
         within = _closure(within)["mask_function"]
     kind = _kind(within)

@@ -1,5 +1,5 @@
-"""What transformers states about a model's classes: what becomes of its masks, and whether it may
-run on any attention but its own."""
+"""What transformers declares about a model's classes: how they use masks, and whether they may run
+on other attention implementations than eager."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from flashsmith.errors import ArgumentError
 
 
 class Model(NamedTuple):
-    """The classes of one config, as their flags describe them.
+    """The flags of the model classes that have one config class.
 
-    name: the first of them. calls_interface: attention is computed by the function that the config
-    names, and not by code of the model. passes_masks_on: attention masks go from transformers' mask
-    functions to the attention function as they are. supported: transformers allows an attention
-    other than eager. builds_masks: the module imports transformers' mask functions.
+    name: the name of the first class. calls_interface: the function that the config names computes
+    attention, not the model's own code. passes_masks_on: attention masks get from transformers'
+    mask functions to the attention function unchanged. supported: transformers allows another
+    attention implementation than eager. builds_masks: the module imports transformers' mask
+    functions.
     """
 
     name: str
@@ -29,14 +30,14 @@ class Model(NamedTuple):
 
 
 def model_of(config: Any) -> Model | None:
-    """The model of a config; None where its module is not to be found."""
+    """The model of a config; None if its module is not found."""
     return None if config is None else _model_of(type(config))
 
 
 _found: dict[type, Model] = {}
 
 
-# A tracer takes the answer for a constant, and looks into no module.
+# A tracer records the result as a constant, and does not trace the search through modules.
 @torch.compiler.assume_constant_result
 def _model_of(config_class: type) -> Model | None:
     if config_class not in _found:
@@ -63,7 +64,8 @@ def _find_model(config_class: type) -> Model | None:
     return Model(
         found[0].__name__,
         any(it._can_set_attn_implementation() for it in found),
-        # FlashAttention's masks are (batch, keys): a class that it serves never looks into masks.
+        # FlashAttention's masks are (batch, keys), so a class that supports it does not inspect
+        # them.
         any(it._supports_flash_attn for it in found),
         any(it._supports_sdpa or it._supports_flash_attn for it in found),
         any(getattr(it, "__module__", "") == "transformers.masking_utils" for it in names.values()),
@@ -71,19 +73,19 @@ def _find_model(config_class: type) -> Model | None:
 
 
 def check_that_it_builds_masks(module: Any) -> None:
-    """Raises ArgumentError for a layer of a model that transformers runs on eager attention only,
-    and that asks for no mask either: nothing then says what its attention function leaves out."""
+    """Raises ArgumentError for a layer of a model that runs on eager attention only and builds no
+    masks: it is unknown which keys its attention function hides."""
     model = model_of(getattr(module, "config", None))
     if model is not None and not model.supported and not model.builds_masks:
         raise _unsupported(module, model)
 
 
 def stated_causality(module: Any, given: bool | None, queries: int) -> bool:
-    """Whether a layer whose mask does not say so is causal, by its own statement.
+    """Whether a layer declares itself causal; used if its mask does not determine that.
 
     Raises:
-        ArgumentError: it states nothing, or transformers runs its model on eager attention only, so
-            that what it states was never tried.
+        ArgumentError: the layer declares nothing, or transformers runs its model on eager attention
+            only, so that its declaration was never tested.
     """
     check_that_it_builds_masks(module)
     stated = getattr(module, "is_causal", None) if given is None else given
@@ -104,6 +106,6 @@ def stated_causality(module: Any, given: bool | None, queries: int) -> bool:
 def _unsupported(module: Any, model: Model) -> ArgumentError:
     return ArgumentError(
         f"{type(module).__name__} of {model.name}: transformers marks the class as supporting "
-        "neither sdpa nor flash attention, and no mask that it built says what its queries see; "
-        'use attn_implementation="eager"'
+        "neither sdpa nor flash attention, and it built no mask that describes which keys its "
+        'queries see; use attn_implementation="eager"'
     )

@@ -1,10 +1,11 @@
 """The paged cache of transformers' continuous batching, read and appended to in place.
 
-Who asks the cache for the keys of a layer depends on the version: in 5.23 the attention function,
-which is given the cache; from 5.24 on the model, whose attention function never sees it. So what
-the cache's update() returns says where the pages are. To everybody but flashsmith's attention it is
-the tensor that transformers would have gathered, and is gathered as soon as anybody looks into it:
-models may share keys between layers, or change them on their way to the attention.
+The caller of the cache's update() depends on the version. In transformers 5.23 it is the attention
+function, which gets the cache as an argument. From 5.24 on it is the model, and the attention
+function never gets the cache. Therefore the tensors that update() returns record where the pages
+are. For all other code they are the tensors that transformers would have gathered, and the first
+operation on them gathers. Models need that: they may share keys between layers, or change them
+before the attention function.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ except ImportError:  # before transformers 5.23
 
 NAME = "flashsmith"
 CALLER = 'attn_implementation="flashsmith"'
-# Of caches whose pages the kernels read in place.
+# Dtypes of caches whose pages the kernels read in place.
 _PAGE_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class Pages(NamedTuple):
-    """A paged cache that the call's keys and values are appended to: (pages, page, heads_k, d), the
-    table (batch, most pages) int32, the lengths (batch,) int32 before, and where the queries of
-    each sequence begin, None where each has one."""
+    """A paged KV cache to which a call appends its keys and values.
+
+    k_cache, v_cache: (pages, page, heads_k, d). table: (batch, most pages) int32. lens: (batch,)
+    int32, the lengths before the append. starts_q: where each sequence's queries begin; None if
+    each sequence has one query.
+    """
 
     k_cache: Any
     v_cache: Any
@@ -45,8 +49,10 @@ class Pages(NamedTuple):
 
 
 class Unread:
-    """A layer's new keys and values, the pages they belong to, and what transformers would make of
-    both: ``length`` gathered keys and values."""
+    """A layer's new keys and values, and the pages to which they are appended.
+
+    ``read`` gathers the keys and values that transformers would return, ``length`` of each.
+    """
 
     def __init__(
         self, key: Any, value: Any, pages: Pages, length: int, gather: Callable[[], tuple[Any, Any]]
@@ -63,8 +69,7 @@ class Unread:
 
 
 class _UnreadTensor(torch.Tensor):
-    """The gathered keys (0) or values (1) of ``unread``, which do not exist before an operation
-    needs them."""
+    """The gathered keys (index 0) or values (1) of ``unread``; the first operation gathers them."""
 
     unread: Unread
     index: int
@@ -93,13 +98,12 @@ class _UnreadTensor(torch.Tensor):
 
 
 def gathered(tensor: Any) -> Any:
-    """The tensor as one that exists."""
+    """The gathered tensor of an _UnreadTensor; other tensors unchanged."""
     return tensor.unread.read[tensor.index] if isinstance(tensor, _UnreadTensor) else tensor
 
 
 def unread_of(key: Any, value: Any) -> Unread | None:
-    """What both tensors are of; None unless they are a layer's keys and values, as update() gave
-    them."""
+    """The Unread of a layer's keys and values; None unless both are as update() returned them."""
     if not isinstance(key, _UnreadTensor) or not isinstance(value, _UnreadTensor):
         return None
     same = key.unread is value.unread and (key.index, value.index) == (0, 1)
@@ -109,8 +113,10 @@ def unread_of(key: Any, value: Any) -> Unread | None:
 def updated(
     module: Any, key: Any, value: Any, cache: Any, lengths: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """What a cache that the attention function was given makes of a layer's new keys and values.
-    Sets this layer's offsets and longest length in ``lengths``."""
+    """Calls the update() of a cache that the attention function got, and returns its result.
+
+    update() writes the layer's offsets and longest length into ``lengths``.
+    """
     if "kwargs" not in inspect.signature(cache.update).parameters:
         raise ArgumentError(
             f"cache: {CALLER} serves continuous batching of transformers 5.23 and later, whose "
@@ -124,14 +130,15 @@ def updated(
 
 
 def leave_pages_unread() -> None:
-    """transformers gathers the keys of models on flashsmith only where it has to."""
+    """Patches transformers so that it gathers the keys of flashsmith's models only if it must."""
     update = getattr(PagedAttentionCache, "update", None)
     if update is None or getattr(update, "leaves_unread_for", None) == NAME:
-        return  # before transformers 5.23, or done
+        return  # before transformers 5.23, or already patched
     if "kwargs" not in inspect.signature(update).parameters:
         return
 
-    # As transformers' own: it and the tensors that it gives are nothing for a compiler to trace.
+    # transformers disables the compiler for update(), too. A compiler cannot trace this function or
+    # the tensors that it returns.
     @torch.compiler.disable
     def update_or_leave(
         self: Any, key_states: Any, value_states: Any, layer_idx: int, kwargs: dict[str, Any]
@@ -143,7 +150,7 @@ def leave_pages_unread() -> None:
             if ours and not self.layer_to_allocator[layer_idx].supports_block_table:
                 refuse_rolling("cache", "keys of layers with a window are kept in a ring")
             return gather(kwargs=kwargs)
-        # A copy, as update() puts the layer's own lengths into it.
+        # A copy, because update() writes the layer's own lengths into it.
         gather = functools.partial(gather, kwargs=dict(kwargs))
         allocator = self.layer_to_allocator[layer_idx]
         rows = key_states[0, 0] if pages.starts_q is None else kwargs["read_index"][allocator.index]
@@ -156,20 +163,25 @@ def leave_pages_unread() -> None:
 
 
 def of_kind(layer: Any, lengths: Any) -> Any:
-    """Of lengths by the kind of layer those of the layer's kind. update() picks them, which a layer
-    that has the keys of another does not call."""
+    """The lengths for the layer's type, if ``lengths`` is a dict by layer type.
+
+    update() selects them, but a layer that shares another layer's keys does not call it.
+    """
     return lengths[layer.layer_type] if isinstance(lengths, dict) else lengths
 
 
 def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> Pages | None:
-    """A layer's pages where the kernels can read them in place. None where its keys have to be
-    gathered: those of windows, which transformers keeps in a ring, of other dtypes than the
-    kernels', and where there are new keys only."""
+    """A layer's pages if the kernels can read them in place; None if its keys must be gathered.
+
+    Keys are gathered in layers with a window, for which transformers keeps a ring, in dtypes that
+    the kernels do not have, and if all keys are new.
+    """
     allocator = cache.layer_to_allocator[layer_idx]
     if not allocator.supports_block_table:
         return None
     k_cache, v_cache = allocator.get_cache_for_block_table(layer_idx)
-    # Of every block's pages the layer has one. transformers' views begin with it, and have all.
+    # The layer has one page in each block. transformers' views start at this layer's first page but
+    # contain the pages of all layers, so every (stride // page)-th page is the layer's.
     page, stride = k_cache.shape[1], allocator.block_physical_stride
     k_cache, v_cache = (pages[:: stride // page] for pages in (k_cache, v_cache))
     starts = of_kind(allocator, lengths["cu_seq_lens_k"])
@@ -180,7 +192,7 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
                 "load the model in one of them, or set max_blocks_per_request=0 in the "
                 "ContinuousBatchingConfig"
             )
-        # Of sequences that only fill up the batch it is -1: nothing is appended.
+        # Sequences that only pad the batch have the length -1, so nothing is appended to them.
         lens = starts.diff().to(torch.int32) - 1
         table = tables[allocator.index].div(stride // page, rounding_mode="floor")
         return Pages(k_cache, v_cache, table, lens, None)
@@ -189,7 +201,7 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
         return None
     if starts_q is None or not rows.numel():
         return None
-    # transformers says where each key is; the first of each page says where the page is.
+    # transformers gives the location of each key; that of a page's first key locates the page.
     longest = int(of_kind(allocator, lengths["max_length_k"]))
     firsts = starts[:-1, None] + torch.arange(0, longest, page, device=rows.device)
     table = rows[firsts.clamp(max=rows.shape[0] - 1)].div(stride, rounding_mode="floor")
@@ -198,11 +210,13 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
 
 
 def offer_block_tables() -> None:
-    """transformers' continuous batching gives tables of pages, for steps of one token a sequence,
-    to FlashAttention alone."""
+    """Patches transformers' continuous batching so that flashsmith gets page tables.
+
+    transformers passes page tables in steps of one token per sequence, but only to FlashAttention.
+    """
     ensure = getattr(initialization, "ensure_decode_fast_path_is_available", None)
     if ensure is None or getattr(ensure, "offered_to", None) == NAME:
-        return  # before transformers 5.23, or done
+        return  # before transformers 5.23, or already patched
     by_type = getattr(initialization, "ATTN_TYPE_TO_ALLOCATOR", None)
     group_layers = getattr(initialization, "group_layers_by_attn_type", None)
     if by_type is None or group_layers is None:

@@ -1,5 +1,5 @@
-"""Sequences that share a line, as transformers' models are given them: by cumulative lengths, or by
-position ids that start again."""
+"""Packed sequences in transformers' models, given by cumulative lengths or by position ids that
+restart."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from flashsmith.integrations.traceable import is_tracing
 
 
 class Sequences(NamedTuple):
-    """Where packed sequences begin, (sequences + 1) int32, and how long the longest is or may
-    be."""
+    """Where packed sequences begin, (sequences + 1) int32, and upper bounds of their lengths."""
 
     starts_q: Any
     starts_k: Any
@@ -26,12 +25,13 @@ class Sequences(NamedTuple):
 def sequences_of(
     starts: tuple[Any, Any], longest: tuple[Any, Any], query: Any, key: Any
 ) -> Sequences | None:
-    """The sequences that a caller's cu_seq_lens_q and cu_seq_lens_k, max_length_q and max_length_k
-    describe; None where there are none. What is given for one side only holds for both, and longest
-    lengths that are missing are computed.
+    """The packed sequences that a caller's arguments describe; None if there are none.
+
+    ``starts`` are cu_seq_lens_q and cu_seq_lens_k, ``longest`` are max_length_q and max_length_k. A
+    value given for one side only is used for both. Longest lengths that are missing are computed.
 
     Raises:
-        ArgumentError: cumulative lengths are missing, and no others can take their place.
+        ArgumentError: cumulative lengths are missing, and those of the other side do not fit.
     """
     starts_q, starts_k = starts
     longest_q, longest_k = longest
@@ -39,16 +39,16 @@ def sequences_of(
         for name, value in (("max_length_q", longest_q), ("max_length_k", longest_k)):
             if value is not None:
                 raise ArgumentError(
-                    f"{name}={value}: the longest of packed sequences, and cu_seq_lens_q does not "
-                    "say where they begin; pass both, or neither"
+                    f"{name}={value}: given without cu_seq_lens_q, which says where packed "
+                    "sequences begin; pass both, or neither"
                 )
         return None
     if starts_q is None or starts_k is None:
         if query.shape[2] != key.shape[2]:
             given, missing = "qk" if starts_k is None else "kq"
             raise ArgumentError(
-                f"cu_seq_lens_{missing}: missing beside cu_seq_lens_{given}, and {query.shape[2]} "
-                f"queries are not packed as {key.shape[2]} keys are: pass both"
+                f"cu_seq_lens_{missing}: missing, and cu_seq_lens_{given} cannot replace it for "
+                f"{query.shape[2]} queries and {key.shape[2]} keys: pass both"
             )
         starts_q = starts_k = starts_k if starts_q is None else starts_q
         longest_q = longest_k = longest_k if longest_q is None else longest_q
@@ -60,7 +60,7 @@ def sequences_of(
     )
 
 
-# Every layer gets the same tensors, and waits for the GPU once.
+# Every layer gets the same tensors, so each tensor is read from the GPU once.
 _longest_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -68,7 +68,7 @@ _numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _longest(starts: Any, given: Any, tensor: Any) -> int:
     if given is not None:
         return int(given)
-    if is_tracing():  # which reads no tensor; none is longer than the line
+    if is_tracing():  # a tracer reads no values; no sequence is longer than all of them together
         rows: int = tensor.shape[0] * tensor.shape[2]
         return rows
     if starts not in _longest_of:
@@ -78,12 +78,11 @@ def _longest(starts: Any, given: Any, tensor: Any) -> int:
 
 
 def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
-    """(1, keys) numbers of the sequences that one line of position ids describes; None where it is
-    one sequence.
+    """The (1, keys) sequence numbers that one batch row of position ids describes.
 
-    As with FlashAttention in transformers, a sequence begins wherever the smallest position occurs,
-    and only in lines without a cache before them; the line itself may begin with the rest of one. A
-    tracer cannot read positions: it takes them for those of one sequence.
+    None if it is one sequence. As with FlashAttention in transformers, a sequence begins wherever
+    the smallest position occurs, and rows with cached keys are not split. The row itself may begin
+    with the rest of a sequence. A tracer cannot read positions, so a traced row is one sequence.
     """
     if position_ids is None or position_ids.dim() != 2 or query.shape[0] != 1:
         return None

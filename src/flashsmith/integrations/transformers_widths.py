@@ -1,4 +1,4 @@
-"""Values of another width than queries and keys, as models with latent attention have them."""
+"""Zero-padding for values whose d differs from that of Q and K, as in latent attention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from flashsmith.integrations.transformers_pages import CALLER
 def equally_wide(
     query: Any, key: Any, value: Any, scale: float | None
 ) -> tuple[Any, Any, Any, float | None]:
-    """Queries, keys and values of one width, the narrower padded with zeros, and the scale of the
-    scores, whose default depends on the width. The output's further columns are zeros."""
+    """Q, K and V zero-padded to one d, and the softmax scale.
+
+    The default scale depends on d, so it is set explicitly if Q and K are padded. If V is padded,
+    the additional output columns are zero.
+    """
     d, d_value = query.shape[-1], value.shape[-1]
     if d == d_value or key.shape[-1] != d:
         return query, key, value, scale
@@ -26,7 +29,7 @@ def equally_wide(
 
 
 def note_widths(query: Any, value: Any) -> None:
-    """Warns, once, that attention of two widths was padded."""
+    """Warns once that tensors of different d were padded."""
     d, d_value = query.shape[-1], value.shape[-1]
     if d != d_value and not is_tracing():
         facts = f"d {d_value}, and query's is {d}; the narrower is padded with zeros"

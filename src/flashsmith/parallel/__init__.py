@@ -1,10 +1,11 @@
-"""Attention over several GPUs: sequences that are sharded over a process group of PyTorch.
+"""Attention over several GPUs: sequences are sharded over a PyTorch process group.
 
     o = flashsmith.parallel.attention(q, k, v, causal=True)  # each rank's rows of o
 
-Of a sequence over P ranks, rank r holds the chunks r and 2P - 1 - r of 2P, whatever the schedule:
-every rank has the same work under a causal mask. ``shard`` gives a rank its rows, ``positions``
-says which they are, ``unshard`` gathers them. Every rank of the group makes the same calls.
+A sequence over P ranks is cut into 2P chunks. Under every schedule, rank r holds the chunks r and
+2P - 1 - r, so every rank has the same work under a causal mask. ``shard`` returns a rank's rows,
+``positions`` returns their positions, and ``unshard`` gathers them. Every rank of the group must
+make the same calls.
 """
 
 from __future__ import annotations
@@ -123,42 +124,43 @@ def attention(
     emulate: bool = False,
     bits: str | None = None,
 ) -> Any:
-    """``flashsmith.attention`` of sequences that are sharded over a group of processes.
+    """``flashsmith.attention`` for sequences that are sharded over a group of processes.
 
-    Differentiable with respect to q, k, v and sinks, through the output and the log-sum-exp. Every
-    rank of the group calls it with the same options; all of them raise if one refuses its
-    arguments. Under torch.compile it is a graph break.
+    It is differentiable with respect to q, k, v and sinks, through the output and the log-sum-exp.
+    Every rank of the group must call it with the same options. If one rank refuses its arguments,
+    all ranks raise an error. Under torch.compile it is a graph break.
 
     Args:
         q, k, v: this rank's shards, (batch, rows, heads, d) or packed (rows, heads, d), as
-            ``shard`` gives them; fp16 or bf16, on a GPU (a group of NCCL) or on the host (gloo).
-        group: the processes, a ProcessGroup or a DeviceMesh of one dimension; None is the world.
-        schedule: 'zigzag' passes K and V around in a ring, beside the kernels; twice the ranks
-            must divide every sequence. 'allgather' gathers K and V, of any lengths. 'ulysses'
-            exchanges rows for heads; the ranks must divide k's heads. 'auto' is 'allgather' for a
-            causal dense batch that 'zigzag' serves too, with K and V of at most 512 MiB in all;
-            else 'zigzag' where it serves without a window, and with a causal mask where q and k
-            have the same lengths; else, and for the row maximum, 'allgather'.
-        causal, window, softcap, scale: of the whole sequences, as attention() has them.
-        sinks: (heads_q,) fp32, the same on every rank. Each rank's gradient is the part that its
-            rows give, or under 'ulysses' its heads: their sum over ranks is the gradient.
+            ``shard`` returns them; fp16 or bf16, on a GPU (NCCL group) or on the host (gloo).
+        group: a ProcessGroup or a DeviceMesh of one dimension; None is the group of all processes.
+        schedule: 'zigzag' passes K and V around a ring while kernels run. Every length must be a
+            multiple of twice the number of ranks, and there is no row maximum. 'allgather' gathers
+            K and V and takes any lengths. 'ulysses' exchanges rows for heads; the number of k's
+            heads must be a multiple of that of ranks. 'auto' is 'zigzag' if that serves the call
+            and there is no window, else 'allgather'. Under a causal mask, 'auto' takes 'zigzag'
+            only if q and k have the same lengths. These must then be packed sequences, or a batch
+            whose whole K and V have more than 512 MiB.
+        causal, window, softcap, scale: as for attention(), applied to the whole sequences.
+        sinks: (heads_q,) fp32, the same on every rank. A rank computes the part of the gradient
+            from its rows, or under 'ulysses' from its heads. The sum over ranks is the gradient.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32, offsets of the whole packed sequences, the
-            same on every rank. They are read once from a device, which is waited for.
+            same on every rank. Offsets on a GPU are read once, which synchronizes with it.
         max_seqlen_q, max_seqlen_k: not needed; at least the longest whole sequence's length.
-        out: where to write this rank's output; not with gradients.
+        out: the tensor for this rank's output; not with gradients.
         return_lse, return_row_max: also return this rank's log-sum-exp, or row maximum, fp32,
             (batch, heads_q, rows) or (heads_q, rows).
-        config, backward_config, deterministic, emulate: as attention() has them.
-        bits: as attention() has it, the same on every rank: with 'canonical' a row has the bits
-            that one process gives it. 'auto' is then 'allgather', and 'zigzag' is refused.
+        config, backward_config, deterministic, emulate: as for attention().
+        bits: as for attention(), the same on every rank. With 'canonical' a row has the same bits
+            as on a single process. 'auto' is then 'allgather', and 'zigzag' is refused.
 
     Returns:
         This rank's rows of the output o, (o, lse), (o, row_max) or (o, lse, row_max).
 
     Raises:
-        ArgumentError: an argument is unusable, ranks disagree, or shards are not what ``shard``
-            gives; on every rank, naming the rank.
-        GroupError: another rank has ended, or did not come within the group's timeout.
+        ArgumentError: an argument is unusable, ranks disagree, or shards are not those of
+            ``shard``. Every rank raises it, and it names the rank.
+        GroupError: another rank has ended, or did not arrive within the group's timeout.
         The other errors of ``flashsmith.forward``.
     """
     asked = CallOptions(
@@ -166,7 +168,7 @@ def attention(
         max_seqlen_q, max_seqlen_k, out, return_lse, return_row_max, config, backward_config,
         deterministic, emulate, bits,
     )  # fmt: skip
-    # PyTorch's compiler cannot trace what the ranks tell each other.
+    # PyTorch's compiler cannot trace the messages between ranks.
     return (_attend_outside_graphs if is_tracing() else attend)(group, q, k, v, asked)
 
 
@@ -177,12 +179,12 @@ def shard(
     group: Any = None,
     cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """This rank's rows of a tensor that has all: a copy, differentiable, without communication.
+    """This rank's rows of a tensor with all rows, as a differentiable copy, without communication.
 
     Args:
-        tensor: with whole sequences along ``dim``: queries, token numbers, labels.
+        tensor: has whole sequences along ``dim``: queries, token ids, labels.
         dim: the dimension of rows; None is 1, and 0 with cu_seqlens.
-        group: as ``attention`` has it.
+        group: as for ``attention``.
         cu_seqlens: (sequences + 1,) int32, the offsets of packed sequences; None for one.
 
     Raises:
@@ -202,16 +204,16 @@ def unshard(
     group: Any = None,
     cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The whole tensor from every rank's rows, on every rank; without a gradient.
+    """Gathers every rank's rows into the whole tensor, on every rank; has no gradient.
 
     Args:
         tensor: this rank's rows along ``dim``.
-        dim, group, cu_seqlens: as ``shard`` has them.
+        dim, group, cu_seqlens: as for ``shard``.
 
     Raises:
-        ArgumentError: an argument is unusable, ranks disagree, or shards are not what ``shard``
-            gives; on every rank, naming the rank.
-        GroupError: another rank has ended, or did not come within the group's timeout.
+        ArgumentError: an argument is unusable, ranks disagree, or shards are not those of
+            ``shard``. Every rank raises it, and it names the rank.
+        GroupError: another rank has ended, or did not arrive within the group's timeout.
     """
     return unsharded(group, tensor, dim, cu_seqlens)
 
@@ -223,14 +225,14 @@ def positions(
     group: Any = None,
     device: Any = None,
 ) -> torch.Tensor:
-    """The position of each of this rank's rows in its sequence, (rows,) int64: for embeddings of
-    positions.
+    """The position of each of this rank's rows in its sequence, (rows,) int64, for positional
+    embeddings.
 
     Args:
-        length: rows of the whole sequence; or cu_seqlens: (sequences + 1,) int32, the offsets of
-            packed sequences.
-        group: as ``attention`` has it.
-        device: of the result.
+        length: rows of the whole sequence; give this or cu_seqlens.
+        cu_seqlens: (sequences + 1,) int32, the offsets of packed sequences.
+        group: as for ``attention``.
+        device: the device of the result.
 
     Raises:
         ArgumentError: an argument is unusable.

@@ -1,6 +1,6 @@
-"""A board that the ranks of a group on one host write on: a word of each, in memory that all see.
+"""A board in shared memory, to which each rank of a group on one host writes a word.
 
-A word on it takes some microseconds, and over a socket hundreds.
+To exchange words takes some microseconds on the board, and hundreds over a socket.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Where files are memory.
+# A folder whose files are in memory.
 _FOLDER = Path("/dev/shm")
 _PATH, _TOKEN = 240, 16
-# Of a process its number and when it began, which together no later one has.
+# The id and start time of a process, which together identify it.
 _PROCESS = struct.Struct("<qq")
-# A word, the number of the question that it answers, and both xor: a half-written one fits nothing.
+# A word, the number of its exchange, and the xor of both, which detects half-written entries.
 _WORD = struct.Struct("<qqq")
-# Seconds until a rank that waits looks whether the others live, and between looks.
+# Seconds until a waiting rank first checks whether the others are alive, and between checks.
 _PATIENCE = 0.2
 _SPINS = 200
 
@@ -39,7 +39,7 @@ class Board:
 
     @staticmethod
     def shared(rank: int, size: int, timeout: float, exchange: Exchange) -> Board | None:
-        """The board of these ranks; None where they are not on one host. All of them call this."""
+        """The board of all ranks, which must all call this; None if they are not on one host."""
         path, token, memory = _made(size) if rank == 0 else ("", b"", None)
         try:
             given = exchange(path.encode().ljust(_PATH, b"\0") + token.ljust(_TOKEN, b"\0"))
@@ -57,13 +57,16 @@ class Board:
         board = None
         if memory is not None and all_have:
             board = Board(memory, rank, size, timeout)
-        # Processes of other namespaces may share a folder, and cannot look after each other.
+        # Processes in different namespaces may share the folder, but cannot check each other.
         sees_all = board is not None and all(board._lives(it) for it in range(size))
         return board if exchange(bytes([sees_all])) == b"\1" * size else None
 
     def same(self, word: int) -> Callable[[], bool]:
-        """Writes a number of 63 bits; the result waits for the others', and says whether all are
-        the same. RuntimeError where a rank has ended, or is late."""
+        """Writes a word of 63 bits, to compare it with those of the other ranks.
+
+        The returned function waits for their words, and returns whether all are equal. It raises
+        RuntimeError if a rank has ended or is late.
+        """
         if self._lost:
             raise RuntimeError(self._lost)
         self._number = number = self._number + 1
@@ -71,7 +74,7 @@ class Board:
         return lambda: {self._read(rank, number) for rank in self._others} <= {word}
 
     def _place(self, rank: int, number: int) -> int:
-        # By turns: a rank may be one question ahead of one that still reads.
+        # Two places alternate, because a rank may be one exchange ahead of one that still reads.
         first = _TOKEN + self._size * _PROCESS.size
         return first + (number % 2 * self._size + rank) * _WORD.size
 
@@ -91,7 +94,7 @@ class Board:
                 continue
             now = time.monotonic()
             begin = begin or now
-            # Other threads of this process go on; after a while other processes, too.
+            # Lets other threads of this process run; after a while, other processes, too.
             time.sleep(0 if now - begin < 0.002 else 0.0001)
             if now - max(begin, looked) > _PATIENCE:
                 looked = now
@@ -101,11 +104,11 @@ class Board:
                     stopped = self._state(rank) in _STOPPED
                     self._lose(
                         f"rank {rank} {'is stopped by a signal, and ' if stopped else ''}"
-                        f"did not come within {self.timeout:g} s"
+                        f"did not arrive within {self.timeout:g} s"
                     )
 
     def lost(self) -> str:
-        """Which rank has ended; '' where none has."""
+        """Which rank has ended; '' if none has."""
         return next((f"rank {it} has ended" for it in self._others if not self._lives(it)), "")
 
     def _lose(self, why: str) -> None:
@@ -116,22 +119,22 @@ class Board:
         return self._state(rank) not in _ENDED
 
     def _state(self, rank: int) -> str:
-        """The letter of a rank's process, as _status() gives it."""
+        """The state of a rank's process, as _status() returns it; '' if it has ended."""
         pid, began = _PROCESS.unpack_from(self._memory, _TOKEN + rank * _PROCESS.size)
         state, since = _status(pid)
         return state if since == began else ""
 
 
-# What a process that is no more is, or one that only waits for its parent to look; one that a
-# signal or a debugger has stopped.
+# States of a process that is gone, a zombie or dead; and of one that a signal or a debugger has
+# stopped.
 _ENDED = ("", "Z", "X")
 _STOPPED = ("T", "t")
 
 
 def _status(pid: int) -> tuple[str, int]:
-    """A process's state, a letter, and when it began, in ticks; '' for one that is not there."""
+    """A process's state, a letter, and its start time in ticks; '' and 0 if it does not exist."""
     try:
-        # The name before these may contain spaces and parentheses.
+        # The process name before these fields may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return "", 0
@@ -147,14 +150,14 @@ def _bytes_of(size: int) -> int:
 
 
 def _made(size: int) -> tuple[str, bytes, mmap.mmap | None]:
-    """A new file, what it begins with, and its memory; nothing where there is no such folder."""
+    """The path, first bytes and memory of a new file; empty if it cannot be created."""
     if _FOLDER.is_dir():
         with contextlib.suppress(OSError):
             handle, path = tempfile.mkstemp(prefix="flashsmith-", dir=_FOLDER)
             try:
                 with open(handle, "r+b") as file:
                     token = secrets.token_bytes(_TOKEN)
-                    # Written, not truncated: a folder that is full is an error here, not later.
+                    # Writing raises an error here if the folder is full; truncating would not.
                     file.write(token.ljust(_bytes_of(size), b"\0"))
                     file.flush()
                     return path, token, mmap.mmap(file.fileno(), _bytes_of(size))
@@ -164,7 +167,7 @@ def _made(size: int) -> tuple[str, bytes, mmap.mmap | None]:
 
 
 def _found(path: str, token: bytes, size: int) -> mmap.mmap | None:
-    """The memory of rank 0's file, if this is the host that has it."""
+    """The memory of rank 0's file; None if this host does not have that file."""
     if path:
         with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), _bytes_of(size))

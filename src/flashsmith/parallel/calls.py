@@ -1,4 +1,4 @@
-"""attention() over a group of processes: its checks, what its ranks agree on, and its gradients."""
+"""attention() over a group of processes: checks, agreement between ranks, and gradients."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class CallOptions(NamedTuple):
 
 
 def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
-    """What parallel.attention() returns."""
+    """parallel.attention(), with its keywords as CallOptions."""
     group = Group(given)
-    # Others get the memory as it is.
+    # Other ranks get a tensor's memory as it is, without the flag for lazy negation.
     q, k, v = (it.resolve_neg() if isinstance(it, torch.Tensor) else it for it in (q, k, v))
     signature = _signature(q, k, v, asked)
     before = None if signature is None else _before.get(group.handle, {}).get(signature)
     said = None
     if before is not None and not (q.data_ptr() % 16 or _is_capturing(q)):
-        # This rank says what it said before, and computes already what it needs nobody for.
+        # This rank repeats its earlier message, and meanwhile computes what needs no other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
         except _SaidOtherwise as others:
@@ -80,7 +80,7 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
 
 
 class _SaidOtherwise(Exception):
-    """Another rank has not repeated the call before: all is to be compared anew."""
+    """Another rank did not repeat its earlier message, so the calls must be compared again."""
 
     def __init__(self, said: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -90,8 +90,10 @@ class _SaidOtherwise(Exception):
 def _attend(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, agreed: _Agreed, agreement: Any
 ) -> Any:
-    """The outputs of a call that is agreed on, or is if an ``agreement`` says so: before anything
-    is sent."""
+    """The outputs of a call on which the ranks agree.
+
+    With an ``agreement``, that is confirmed before anything is sent.
+    """
 
     def confirm() -> None:
         if agreement is not None and (said := agreement.said()) is not agreed.said:
@@ -114,7 +116,7 @@ def _attend(
 
 
 class _Agreed(NamedTuple):
-    """What the ranks have agreed on, and by which words."""
+    """A call on which the ranks have agreed: this rank's message, and what all ranks said."""
 
     message: Message
     said: list[dict[str, Any]]
@@ -125,9 +127,9 @@ class _Agreed(NamedTuple):
 def _agree(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, said: list[dict[str, Any]] | None
 ) -> tuple[Any, Any, Any, _Agreed]:
-    """q, k, v, cast where autocast says so, and the call, checked here and with the others.
+    """Checks a call on this rank and with the others; returns it with q, k and v, cast by autocast.
 
-    said: what they have said about this call already, if this rank has told them of it.
+    said: what the ranks said about this call, if they have already exchanged messages.
     """
     facts: dict[str, Any] = {"function": "attention"}
     refused: Exception | None = None
@@ -136,7 +138,7 @@ def _agree(
         q, k, v = _cast(q, k, v)
         lengths = _check(group, q, k, v, asked, facts)
     except Exception as error:
-        # The others wait for this rank to say something: it says so, then raises.
+        # The others wait for this rank's message, so it sends the error before it raises it.
         refused = error
     message = Message(facts, refused)
     if said is None:
@@ -153,7 +155,7 @@ def _agree(
     return q, k, v, _Agreed(message, said, call, schedule_named(asked.schedule, call, k.shape[-2]))
 
 
-# Of a group's calls, the last ones by signature: what is like one before is not checked again.
+# The last calls of each group, by signature. A call with a known signature is not checked again.
 _before: WeakKeyDictionary[Any, dict[Any, _Agreed]] = WeakKeyDictionary()
 _MOST_BEFORE = 256
 
@@ -162,13 +164,13 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
     calls = _before.setdefault(group.handle, {})
     if len(calls) >= _MOST_BEFORE:
         calls.clear()
-    # Without the group, which would keep itself alive.
+    # The group is left out, since it would keep itself alive.
     without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
     calls[signature] = agreed._replace(call=GroupCall(**without))
 
 
 def _signature(q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
-    """All that the checks of a call depend on but addresses; None for a rarer kind of call."""
+    """Everything except addresses that the checks depend on; None for rarer kinds of calls."""
     if asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None or asked.out is not None:
         return None
     found: list[Any] = [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()]
@@ -198,7 +200,11 @@ def _is_capturing(q: Any) -> bool:
 
 
 class _Parallel(torch.autograd.Function):
-    """q, k, v, sinks, a schedule and a call to the shards of o, lse and row_max, perhaps None."""
+    """The autograd function of a call over a group.
+
+    It maps q, k, v, sinks, a schedule and a call to this rank's shards of o, lse and row_max. The
+    last two may be None.
+    """
 
     @staticmethod
     def forward(
@@ -217,7 +223,7 @@ class _Parallel(torch.autograd.Function):
     def backward(ctx: Any, do: Any, dlse: Any, _: Any) -> Any:
         call: GroupCall = ctx.call
         saved = ctx.saved_tensors
-        # What ranks send each other must not depend on what a rank's own loss has a part of.
+        # All ranks must send the same messages, whichever outputs each rank's loss depends on.
         if do is None:
             do = dlse.new_zeros(call.shape, dtype=saved[0].dtype)
         if dlse is None and call.return_lse:
@@ -228,7 +234,7 @@ class _Parallel(torch.autograd.Function):
 
 
 def _alone(q: Any, k: Any, v: Any, call: GroupCall, asked: CallOptions) -> Any:
-    """A group of one rank holds whole sequences."""
+    """attention() for a group of one rank, which holds whole sequences."""
     keywords = asked._asdict()
     del keywords["schedule"]
     return traceable.attention(q, k, v, **keywords)
@@ -250,7 +256,7 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 def _check(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, facts: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Checks what a rank can by itself, and writes down what all must have in common.
+    """Checks this rank's arguments, and fills ``facts`` with the values that the ranks compare.
 
     Returns the lengths of packed sequences of q and of k, or None for either.
     """
@@ -298,7 +304,7 @@ def _check(
             "softcap": softcap,
             "sinks": asked.sinks is not None,
             "requires_grad": needs,
-            # Before what follows from them.
+            # Before ``deterministic``, which depends on it, so that errors name ``bits``.
             "bits": bits or FREE,
             "deterministic": deterministic,
             **flags,
@@ -337,7 +343,7 @@ def _check_tensors(q: Any, k: Any, v: Any, packed: bool) -> None:
         raise ArgumentError(f"q: d is {d}; must be a multiple of 8 up to 256")
     if heads_k == 0 or heads_q == 0 or heads_q % heads_k:
         raise ArgumentError(
-            f"q: has {heads_q} heads, and k {heads_k}; must be a multiple of them, and not 0"
+            f"q: has {heads_q} heads, and k {heads_k}; must be a multiple of k's heads, and not 0"
         )
 
 
@@ -354,13 +360,13 @@ def _check_lengths(asked: CallOptions, packed: bool) -> list[Any]:
     if packed and len(lengths[0]) != len(lengths[1]):
         raise ArgumentError(
             f"cu_seqlens_k: describes {len(lengths[1])} sequences and cu_seqlens_q "
-            f"{len(lengths[0])}; must be as many"
+            f"{len(lengths[0])}; must be the same number"
         )
     return lengths
 
 
 def _check_vectors(q: Any, k: Any, v: Any, asked: CallOptions) -> list[bool]:
-    """Checks sinks, out and how q lies in memory; returns what requires a gradient."""
+    """Checks sinks, out and q's memory layout; returns which tensors require a gradient."""
     sinks, out = asked.sinks, asked.out
     heads = q.shape[-2]
     if sinks is not None:
@@ -405,7 +411,7 @@ def check_schedule(schedule: Any) -> str:
     raise ArgumentError(f"schedule={quoted(schedule)}: allowed are {names}")
 
 
-# Waiting for a GPU's offsets once is enough: models give the same tensor to every layer.
+# Models give the same offsets to every layer, so they are read from a GPU only once.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -424,7 +430,7 @@ def _lengths(name: str, offsets: Any) -> tuple[int, ...]:
         numbers = offsets.tolist()
         lengths = tuple(b - a for a, b in itertools.pairwise(numbers))
         if numbers[0] != 0 or min(lengths, default=0) < 0:
-            raise ArgumentError(f"{name}: must begin with 0 and not fall; got {numbers[:8]}")
+            raise ArgumentError(f"{name}: must begin with 0 and not decrease; got {numbers[:8]}")
         _known[offsets] = offsets._version, lengths
     return lengths
 
@@ -445,7 +451,10 @@ def _digest(lengths: Sequence[int] | None) -> str | None:
 
 
 def _check_same(said: Sequence[dict[str, Any]], apart: Sequence[str]) -> None:
-    """Raises ArgumentError, the same on every rank, unless all ranks gave the same."""
+    """Raises ArgumentError, the same on every rank, unless all ranks gave the same values.
+
+    Values named in ``apart`` may differ.
+    """
     for rank, facts in enumerate(said):
         for name in {**said[0], **facts}:
             mine, first = facts.get(name), said[0].get(name)
@@ -471,25 +480,25 @@ def _check_rows(name: str, layout: Layout, rows: Sequence[int]) -> None:
             )
 
 
-# Bytes of K and V of whole sequences up to which 'auto' gathers them for prefixes: on two GPUs, 32,
-# 128 and 512 MiB are faster so than by the ring. More were not measured, and are memory.
+# 'auto' gathers K and V for prefixes if those of whole sequences have at most this many bytes. On
+# two GPUs, 32, 128 and 512 MiB are faster that way than in the ring. Larger sizes were not measured
+# and would take more memory.
 MOST_GATHERED = 512 << 20
 
 
 def _bytes_of_keys(call: GroupCall, heads_k: int) -> int:
-    """What K and V of whole sequences of a dense batch take."""
+    """The bytes of K and V of a dense batch of whole sequences."""
     batch, _, _, d = call.shape
     return 2 * 2 * batch * call.k_layout.starts[-1] * heads_k * d
 
 
 _NO_BITS = (
-    "schedule='zigzag': merges parts of the keys, and in another order; take 'allgather' or "
-    "'ulysses'"
+    "schedule='zigzag': merges parts of the keys in another order; take 'allgather' or 'ulysses'"
 )
 
 
 def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
-    """The schedule of this name; 'auto' is one by lengths and mask, the same on every rank."""
+    """The schedule with this name; for 'auto', that depends on what is the same on every rank."""
     count = 2 * call.group.size
     sides = (("q", call.q_layout), ("k", call.k_layout))
     uneven = [
@@ -510,12 +519,13 @@ def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
         side, place, length = uneven[0]
         which = f"sequence {place} of {side}" if call.packed else f"{side}'s sequence"
         raise ArgumentError(
-            f"schedule='zigzag': {which} has {length} rows, which {count}, twice the ranks, does "
-            "not divide; pad it, or take 'allgather'"
+            f"schedule='zigzag': {which} has {length} rows; must be a multiple of {count}, twice "
+            "the ranks: pad it, or take 'allgather'"
         )
     if name == "zigzag" and call.return_row_max:
         raise ArgumentError(
-            "return_row_max: given with schedule='zigzag', whose parts have none; take 'allgather'"
+            "return_row_max: given with schedule='zigzag', which has no row maximum; take "
+            "'allgather'"
         )
     if name == "allgather" and prefixes.serves(call):
         return prefixes.PREFIXES
@@ -523,7 +533,7 @@ def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
 
 
 def limits_of(mask: MaskLimits) -> Limits:
-    """A mask's limits, None where there is none."""
+    """A mask's limits as those of a window; None is no limit."""
     left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
     return Limits(left, right)
 
@@ -557,7 +567,7 @@ def _call(
     )
 
 
-# --- who holds what ------------------------------------------------------------------------------
+# --- shards --------------------------------------------------------------------------------------
 
 
 def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
@@ -575,7 +585,7 @@ def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
 
 
 def row_dim(tensor: Any, dim: Any, packed: bool) -> int:
-    """The dimension of rows as a number from 0."""
+    """The dimension of rows, as a number that is not negative."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"tensor: got {type(tensor).__name__}; give a tensor of PyTorch")
     if dim is None:
@@ -598,7 +608,7 @@ def check_whole(tensor: Any, dim: int, layout: Layout) -> None:
 
 
 def unsharded(given: Any, tensor: Any, dim: Any, cu_seqlens: Any) -> Any:
-    """What parallel.unshard() returns."""
+    """parallel.unshard()."""
     group = Group(given)
     facts: dict[str, Any] = {"function": "unshard"}
     refused: Exception | None = None

@@ -1,6 +1,6 @@
-"""The processes that share a call: their group, what they agree on, and what they send each other.
+"""The group of processes that share a call: agreement between ranks, and transfers.
 
-Every function here is called by all ranks of the group, in the same order.
+All ranks of the group must call the functions here in the same order.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from flashsmith.parallel.peers import MOST, Others, Peers, transfer_stream
 from flashsmith.parallel.watch import Watch
 from flashsmith.printable import quoted
 
-# Its name from PyTorch 2.13 on, and before.
+# The first name is that of PyTorch 2.13 and later.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _DEFAULT_TIMEOUT = default_pg_timeout.total_seconds()
-# Of a rank's message to the others about its call, in bytes; texts are cut to fit.
+# Bytes of a rank's message to the others about its call; texts are cut to fit.
 _MESSAGE = 4096
-# Of a group, what its ranks have agreed on before.
+# Agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
 _MOST_TEXT = 512
-# The backends that carry tensors of a kind of device.
+# The backends that transfer tensors of each device type.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
 _LARGEST = dist.AllreduceOptions()
 _LARGEST.reduceOp = dist.ReduceOp.MAX
 
 
 class Message:
-    """What a rank tells the others about its call, or why it has refused that."""
+    """A rank's message to the others: the facts of its call, or why it refused the arguments."""
 
     def __init__(self, facts: dict[str, Any], error: Exception | None = None) -> None:
         self.facts, self.error = facts, error
@@ -51,7 +51,7 @@ class Message:
 
 
 class Group:
-    """A process group as one of its ranks sees it."""
+    """One rank's view of a process group."""
 
     def __init__(self, given: Any) -> None:
         self.handle = _process_group(given)
@@ -65,7 +65,7 @@ class Group:
         self.size = len(self.members)
 
     def check_device(self, name: str, tensor: Any) -> None:
-        """Raises ArgumentError unless the group carries tensors of this one's device."""
+        """Raises ArgumentError unless the group can transfer tensors of this one's device type."""
         kind = tensor.device.type
         carriers = _CARRIERS.get(kind)
         if carriers is None:
@@ -81,15 +81,17 @@ class Group:
             )
 
     def _backend(self, kind: str) -> str | None:
-        """The name of what carries tensors of a kind of device."""
+        """The name of the group's backend for a device type; None if it has none."""
         try:
             return str(self.handle._get_backend(torch.device(kind)).name()).lower()
         except RuntimeError:
             return None
 
     def _of_host(self) -> Any:
-        """The group itself where it carries host tensors; else one of the same ranks that does,
-        which waits for them as long, made at the first call."""
+        """The group itself if it can transfer host tensors; else a gloo group of the same ranks.
+
+        The gloo group has the same timeout. The first call creates it.
+        """
         known = _host_groups.get(self.handle)
         if known is not None:
             return known
@@ -105,12 +107,15 @@ class Group:
         return made
 
     def agree(self, message: Message) -> Agreement:
-        """Begins to tell the others of a call, and to hear what they say."""
+        """Starts the exchange of messages about a call."""
         return Agreement(self, message)
 
     def same(self, word: int) -> Callable[[], bool]:
-        """Begins to ask over the host, so that no GPU is waited for, whether all ranks ask with the
-        same number, of 63 bits; the result waits for the answer."""
+        """Starts to compare a 63-bit number with those of all ranks.
+
+        The returned function waits for the result, which is whether all numbers are equal. The
+        hosts exchange the numbers, so this waits for no GPU.
+        """
         with self.watch.waiting():
             if self.handle not in _boards:
                 _boards[self.handle] = self._board()
@@ -127,7 +132,7 @@ class Group:
         return Board.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
 
     def _same_by_message(self, word: int) -> Callable[[], bool]:
-        # The largest of all numbers, and of their complements: these fall where those rise.
+        # The maximum of the words, and that of their complements, which gives the minimum.
         largest = torch.tensor((word, ~word))
         work = self._of_host().allreduce([largest], _LARGEST)
 
@@ -138,7 +143,10 @@ class Group:
         return wait
 
     def exchange(self, mine: bytes) -> bytes:
-        """Sends bytes to every rank, as many of each, over the host; returns all, by rank."""
+        """Sends bytes to every rank over the host; returns those of all ranks, by rank.
+
+        All ranks must send the same number of bytes.
+        """
         found = torch.empty((self.size, len(mine)), dtype=torch.uint8)
         given = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         with self.watch.waiting():
@@ -146,8 +154,11 @@ class Group:
         return found.numpy().tobytes()
 
     def peers(self, devices: Hashable, device: Any, nbytes: int) -> Peers | None:
-        """Slots of at least so many bytes in memory that the ranks, on these devices, copy from
-        each other; None where they cannot, or the slots would be too large."""
+        """Slots of at least ``nbytes`` bytes, from which the ranks can copy each other's data.
+
+        ``devices`` are those of all ranks. None if ranks cannot read each other's memory, or if the
+        slots would be too large.
+        """
         board = _boards.get(self.handle)
         if board is None or nbytes > MOST:
             return None
@@ -165,7 +176,7 @@ class Group:
     # --- tensors ----------------------------------------------------------------------------------
 
     def all_gather(self, mine: Any) -> Transfer:
-        """Of every rank the tensor, all of one shape: (ranks, ...)."""
+        """Gathers every rank's tensor, all of the same shape, to (ranks, ...)."""
         found = mine.new_empty((self.size, *mine.shape))
         whole, part = _bytes(found), _bytes(mine)
 
@@ -175,9 +186,13 @@ class Group:
         return Transfer(self, start, [mine], found)
 
     def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
-        """Begins to gather several dense tensors as one message: of each, every rank's into one
-        whose first dimension is as many times as long. They travel when what the current stream has
-        been given so far is done; the result has it wait for them, or the host for the host's."""
+        """Starts to gather several dense tensors as one message.
+
+        Each tensor is gathered into one of ``found``, whose first dimension is longer by a factor
+        of the number of ranks. The transfer starts after the work that is already on the current
+        stream. The returned function makes the current stream wait for the transfer; for host
+        tensors the host waits.
+        """
         with self.watch.waiting():
             work = self.handle.allgather_into_tensor_coalesced(found, mine)
 
@@ -189,14 +204,14 @@ class Group:
         return wait
 
     def all_to_all(self, mine: Any) -> Transfer:
-        """(ranks, ...): part r goes to rank r, and comes from it."""
+        """Sends part r of a (ranks, ...) tensor to rank r, and receives part r from it."""
         found, start = self._all_to_all(mine, (), ())
         return Transfer(self, start, [mine], found)
 
     def _all_to_all(
         self, mine: Any, sent: Sequence[int], come: Sequence[int]
     ) -> tuple[Any, Callable[[], list[Any]]]:
-        """What comes, and what begins to send."""
+        """The tensor that receives, and a function that starts the transfer."""
         found = mine.new_empty((sum(come), *mine.shape[1:])) if come else torch.empty_like(mine)
         size = mine.element_size() * math.prod(mine.shape[1:])
         sizes = [[size * count for count in counts] or None for counts in (come, sent)]
@@ -210,8 +225,11 @@ class Group:
     def exchange_parts(
         self, mine: Any, sent: Sequence[int] = (), come: Sequence[int] = ()
     ) -> Callable[[], Any]:
-        """Begins to send (parts, ...), so many of them to each rank, one after another, while so
-        many come from each; left out, one. It begins, and is waited for, as all_gather_into()."""
+        """Starts to send the parts of a (parts, ...) tensor to the ranks, in the order of ranks.
+
+        ``sent`` has the number of parts for each rank, and ``come`` the number from each rank; both
+        default to one part. The transfer starts, and the result waits, as in all_gather_into().
+        """
         found, start = self._all_to_all(mine, sent, come)
         with self.watch.waiting():
             (work,) = start()
@@ -225,7 +243,7 @@ class Group:
         return wait
 
     def pass_on(self, mine: Any, into: Any, free: Any = None) -> Transfer:
-        """The tensor goes to the next rank, and the one before's comes ``into`` a tensor.
+        """Sends a tensor to the next rank, and receives that of the previous one in ``into``.
 
         free: the event after which ``into`` may be written, or None.
         """
@@ -242,15 +260,18 @@ class Group:
 
 
 class _Known(NamedTuple):
-    """What the ranks have said to each other, and a number for it that all of them have."""
+    """The facts that all ranks have sent, and a number for them, which is equal on all ranks."""
 
     word: int
     said: list[dict[str, Any]]
 
 
 class Agreement:
-    """What the ranks of a group say to each other about a call: first whether all say what they
-    said before, in a word; and the messages themselves where one does not."""
+    """The messages that the ranks of a group exchange about a call.
+
+    First they exchange one word, which shows whether all ranks repeat their earlier messages. If a
+    rank does not, they exchange the messages themselves.
+    """
 
     def __init__(self, group: Group, message: Message) -> None:
         self._group, self._message = group, message
@@ -258,9 +279,12 @@ class Agreement:
         self._same = group.same(self._known.word if self._known else 0) if group.size > 1 else None
 
     def said(self) -> list[dict[str, Any]]:
-        """What every rank says, by rank; raises the same error on each if one has refused its
-        arguments, its own on that one. The same list for what is agreed on in a word. To be called
-        once."""
+        """The facts that every rank sent, by rank. It must be called once only.
+
+        If the ranks repeat earlier messages, the list is the same object as before. If a rank has
+        refused its arguments, that rank raises its own error, and all others raise one that quotes
+        it.
+        """
         group, message = self._group, self._message
         if self._same is None:
             if message.error is not None:
@@ -279,7 +303,7 @@ class Agreement:
         agreements = _agreements.setdefault(group.handle, {})
         if len(agreements) >= _MOST_AGREEMENTS:
             agreements.clear()
-        # Not 0, what a rank asks with that has nothing to repeat.
+        # Not 0, which is the word of a rank that has nothing to repeat.
         word = int.from_bytes(hashlib.sha256(found).digest()[:8], "big") >> 1 | 1
         facts = [it["facts"] for it in said]
         agreements[message.text] = _Known(word, facts)
@@ -287,10 +311,10 @@ class Agreement:
 
 
 class Transfer:
-    """Tensors on their way; on a GPU by a stream of their own, beside the kernels.
+    """A transfer of tensors; on a GPU it has a separate stream, so that it overlaps with kernels.
 
-    That stream waits for what the current one has been given so far, but for a tensor that itself
-    arrived by a transfer, which is there already: then ``free`` says what to wait for.
+    That stream waits for the work that is already on the current stream. If ``free`` is given, it
+    waits for that event only. This is for a tensor to send that itself arrived by a transfer.
     """
 
     def __init__(
@@ -304,7 +328,7 @@ class Transfer:
         self._group, self._found = group, found
         self._works: Sequence[Any] = ()
         self._done: Any = None
-        # Until they are there: what is sent must not be freed.
+        # Kept until the transfer is complete, since its tensors must not be freed before.
         self._sent = sent
         if found.numel() == 0:
             return
@@ -316,13 +340,13 @@ class Transfer:
         stream.wait_event(free if free is not None else _event(found.device))
         with torch.cuda.stream(stream), group.watch.waiting():
             for work in start():
-                work.wait()  # the stream's, not the host's
+                work.wait()  # the stream waits, not the host
             self._done = _event(found.device)
         for tensor in (*sent, found):
             tensor.record_stream(stream)
 
     def wait(self) -> Any:
-        """What has come, for the current stream to use."""
+        """Makes the current stream wait for the transfer, and returns the received tensor."""
         if self._done is not None:
             torch.cuda.current_stream(self._found.device).wait_event(self._done)
         with self._group.watch.waiting():
@@ -340,14 +364,16 @@ def _event(device: Any) -> Any:
 
 
 def used_until_now(tensor: Any) -> Any:
-    """The event after which no kernel of the current stream uses the tensor; None on the host,
-    where kernels have ended when their call returns."""
+    """An event after all work so far on the current stream, which may use the tensor.
+
+    None on the host, where a kernel has ended when its call returns.
+    """
     return _event(tensor.device) if tensor.is_cuda else None
 
 
 def _bytes(tensor: Any) -> Any:
-    """A dense tensor's memory as a dtype that every backend carries."""
-    # Of a dimension of one element any stride counts as dense, but not for a view as bytes.
+    """A dense tensor's memory as uint8, which every backend can transfer."""
+    # A dense tensor may have any stride in a dimension of one element, but a view as bytes may not.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -386,7 +412,7 @@ def _same_on_board(board: Board, watch: Watch, word: int) -> bool:
 
 
 def _watch(handle: Any, rank: int, size: int) -> Watch:
-    """What looks after this rank, without the group, which would keep itself alive."""
+    """The Watch of this rank; it refers to the group weakly, so as not to keep it alive."""
     reference = weakref.ref(handle)
 
     def lost() -> str:
@@ -398,24 +424,24 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
     return watch.start() if size > 1 else watch
 
 
-# Groups of the host for groups that carry no tensors of it.
+# Gloo groups for groups that cannot transfer host tensors.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# None for groups of several hosts.
+# None for groups on several hosts.
 _boards: WeakKeyDictionary[Any, Board | None] = WeakKeyDictionary()
-# By the ranks' devices; None where one cannot read another's memory.
+# By the ranks' devices; None if a rank cannot read another's memory.
 _peers: WeakKeyDictionary[Any, dict[Hashable, Peers | None]] = WeakKeyDictionary()
-# By group: this process's rank, all ranks' numbers in the world, and the watch; and what they have
-# agreed on, by this one's message.
+# By group: this process's rank, the global ranks of all members, and the watch. Agreements are by
+# group and this rank's message.
 _members: WeakKeyDictionary[Any, tuple[int, list[int], Watch]] = WeakKeyDictionary()
 _agreements: WeakKeyDictionary[Any, dict[bytes, _Known]] = WeakKeyDictionary()
 
 
 def _timeout(backend: Any) -> Any:
-    """How long a backend waits for others; None, PyTorch's own, where it does not say."""
+    """A backend's timeout; None, which is PyTorch's default, if the backend does not have one."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def _seconds(group: Any) -> float:
-    """How long a group's backends wait for others, the most patient of them."""
+    """The longest timeout of a group's backends, in seconds."""
     limits = [_timeout(group._get_backend(device)) for device in group._device_types]
     return max((it.total_seconds() for it in limits if it), default=_DEFAULT_TIMEOUT)

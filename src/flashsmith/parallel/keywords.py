@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ParallelKeywords(TypedDict, total=False):
-    """Those that its overloads share."""
+    """The keywords that all overloads share."""
 
     group: Any
     schedule: str

@@ -1,8 +1,8 @@
-"""Who holds what of a sequence, and which rectangles of scores a rank computes.
+"""How sequences are sharded over ranks, and which rectangles of scores a rank computes.
 
-A sequence over P ranks is cut into 2P chunks whose lengths differ by at most one; rank r holds the
+A sequence over P ranks is cut into 2P chunks whose lengths differ by at most one. Rank r holds the
 chunks r and 2P - 1 - r, so that every rank has the same work under a causal mask. Everything here
-is arithmetic on lengths: no tensors.
+is arithmetic on lengths, without tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Span = tuple[int, int]  # begin and end
 
 
 class RowRun(NamedTuple):
-    """Neighbouring positions of a sequence that are neighbouring rows of a tensor, too."""
+    """Consecutive positions of a sequence that are also consecutive rows of a tensor."""
 
     position: int
     row: int
@@ -27,7 +27,10 @@ class RowRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Sequences of these lengths over so many ranks, one after another in each rank's tensor."""
+    """Sequences of the given lengths over a number of ranks.
+
+    Each rank's tensor has its parts of the sequences one after another.
+    """
 
     lengths: tuple[int, ...]
     ranks: int
@@ -59,7 +62,7 @@ class Layout:
         return self._runs[rank]
 
     def whole(self) -> tuple[tuple[RowRun, ...], ...]:
-        """The parts of each sequence where all are in one tensor, in order."""
+        """The parts of each sequence in a tensor with all sequences, in order."""
         return tuple(
             (RowRun(0, begin, length),) if length else ()
             for begin, length in zip(self.starts, self.lengths, strict=False)
@@ -67,7 +70,7 @@ class Layout:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first row of each sequence where all are in one tensor, and the number of rows."""
+        """The first row of each sequence in a tensor with all sequences, then its row count."""
         return tuple(accumulate(self.lengths, initial=0))
 
     def rows(self, rank: int) -> int:
@@ -79,7 +82,7 @@ class Layout:
         return max(self.rows(rank) for rank in range(self.ranks))
 
     def spans(self, rank: int) -> list[Span]:
-        """What a rank holds, as rows of the tensor with all sequences."""
+        """The rows that a rank holds, as spans of the tensor with all sequences."""
         return [
             (start + run.position, start + run.position + run.length)
             for start, runs in zip(self.starts, self.runs(rank), strict=False)
@@ -87,8 +90,8 @@ class Layout:
         ]
 
     def places(self) -> list[tuple[int, Span]]:
-        """For the tensor with all sequences, part by part: the rank that holds it, and in which of
-        its rows."""
+        """For each part of the tensor with all sequences, in order: the rank that holds it, and in
+        which of the rank's rows."""
         found = []
         for rank in range(self.ranks):
             rows = [run for runs in self.runs(rank) for run in runs]
@@ -98,7 +101,7 @@ class Layout:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """The spans without empty ones, those that touch as one."""
+    """The spans without empty ones; adjacent spans are merged."""
     found: list[Span] = []
     for begin, end in spans:
         if begin == end:
@@ -118,8 +121,11 @@ class Limits(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Queries and keys as rows of their tensors, and the window under which attention(), whose
-    masks are aligned to the bottom right, computes what their positions say."""
+    """A rectangle of scores: rows of the query and key tensors, and the window for attention().
+
+    attention() aligns masks to the bottom right of the rectangle. The window accounts for that, so
+    that the mask is that of the rows' positions in the sequence.
+    """
 
     q: Span
     k: Span
@@ -133,10 +139,11 @@ def pieces(
     mask: Limits,
     chunk: int = 1,
 ) -> list[Piece]:
-    """What queries see of keys, both parts of one sequence, in as few rectangles as possible.
+    """The keys that queries see, both parts of one sequence, in as few rectangles as possible.
 
-    ahead: how many keys more than queries the whole sequence has; query i stands at key i + ahead.
-    chunk: keys that no query sees are left out in so many at a time, from a sequence's first on.
+    ahead: the number of keys minus that of queries in the whole sequence, so that query i is at key
+    i + ahead. chunk: keys before a window are left out in multiples of this number, counted from
+    the sequence's first key.
     """
     found = [piece for q in q_runs for k in k_runs if (piece := _piece(q, k, ahead, mask, chunk))]
     return _in_fewer(found)
@@ -146,12 +153,13 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> Piece 
     rows, keys = q.length, k.length
     first = q.position + ahead  # the first query's position among keys
     if mask.right is not None:
-        # Keys behind the last that the last query sees.
+        # Leaves out keys after the last one that the last query sees.
         keys = min(keys, first + rows + mask.right - k.position)
     if keys <= 0:
         return None
     if mask.left is not None:
-        # Queries behind the last that sees the last key, then keys before the first one's first.
+        # Leaves out queries after the last one that sees the last key, and keys before the first
+        # one that the first query sees.
         rows = min(rows, k.position + keys + mask.left - first)
         if rows <= 0:
             return None
@@ -160,7 +168,8 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> Piece 
         k = RowRun(k.position + unseen, k.row + unseen, keys)
         if keys <= 0:
             return None
-    # By how much attention(), which sets the last query on the last key, has the queries too early.
+    # attention() aligns the last query to the last key. That places the queries too early by this
+    # number of positions.
     shift = (first + rows) - (k.position + keys)
     left = None if mask.left is None or mask.left - shift >= keys - 1 else mask.left - shift
     right = None if mask.right is None or mask.right + shift >= rows - 1 else mask.right + shift
@@ -172,7 +181,7 @@ CAUSAL = Limits(None, 0)
 
 
 def _in_fewer(found: list[Piece]) -> list[Piece]:
-    """Neighbouring rectangles that are one for attention(), as one."""
+    """Merges adjacent rectangles that attention() can compute as one."""
     kinds = [piece.limits for piece in found]
     if kinds == [CAUSAL, FULL, CAUSAL]:
         early, both, late = found
@@ -204,8 +213,10 @@ def _length(span: Span) -> int:
 
 
 def batches(found: Iterable[Sequence[Piece]]) -> list[list[Piece]]:
-    """Pieces of several packed sequences as calls of attention(): in one call all have the same
-    window, and of one sequence there is one piece."""
+    """Divides the pieces of several packed sequences into calls of attention().
+
+    All pieces of a call have the same window, and each sequence has at most one piece in it.
+    """
     calls: dict[tuple[Limits, int], list[Piece]] = defaultdict(list)
     for of_sequence in found:
         counts: dict[Limits, int] = defaultdict(int)

@@ -1,18 +1,19 @@
-"""Memory that the ranks of one host copy from each other: GPUs by their copy engines, which take
-nothing of the SMs that kernels run on, and need no kernel's place on them as NCCL's do.
+"""Memory that the ranks of one host copy from each other.
 
-A rank writes what the others are to have into a slot of its own memory, says so on the board, and
-copies what it needs from theirs. There are two slots, used by turns:
+GPUs copy with their copy engines, which use no SMs. NCCL's kernels would take SMs from the other
+kernels. A rank writes data for the others into a slot of its own memory, announces that on the
+board, and copies what it needs from their slots. Two slots alternate:
 
-    begin      the current stream waits until nobody copies from the slot any more
-    offer      an event follows what has been written; the ranks meet on the board, so that each
-               has recorded its event before another's stream is told to wait for it
-    copy       on the stream of transfers, behind the events of all; one follows that the current
-               stream waits for, and the others' begin() after next
+    begin      The current stream waits until nobody copies from the slot any more.
+    offer      An event is recorded after the writes. The ranks then meet on the board, so that each
+               one has recorded its event before another rank's stream waits for it.
+    copy       The transfer stream waits for the events of all ranks, copies, and records another
+               event. The current stream waits for that, and so does the others' begin() after next.
 
-No GPU waits for an event that is yet to be recorded: a rank that does not come is missed on the
-board, by the host, within the group's timeout. What is recorded may still never happen, as when a
-process is killed whose GPU had work to do: for that there is the watch (watch.py).
+No GPU waits for an event that is not yet recorded. If a rank does not arrive, the hosts of the
+others detect that on the board, within the group's timeout. A recorded event may still never
+happen, for example if a process is killed while its GPU has work. For this case there is the watch
+(watch.py).
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ import torch
 from flashsmith.errors import FlashsmithError, GroupError
 from flashsmith.runtime import driver
 
-# Bytes of a slot up to which memory is kept for this; more is left to the group's backend.
+# The largest size of a slot in bytes; larger transfers use the group's backend.
 MOST = 256 << 20
-# What slots grow by, so that they seldom do.
+# Slot sizes are multiples of this, so that slots seldom grow.
 _STEP = 16 << 20
-# Of what a rank tells the others about its memory.
+# Bytes of a rank's message to the others about its memory.
 _NAME = 512
 
 
 class Others(NamedTuple):
-    """How one rank gets on with the others of its group, over the host."""
+    """How a rank synchronizes with the others of its group, over the host."""
 
     rank: int
     size: int
-    same: Callable[[int], bool]  # whether all say this number; raises GroupError
-    mark: Callable[[], None]  # the current stream has been told to wait for the others
+    same: Callable[[int], bool]  # whether all ranks have this number; raises GroupError
+    mark: Callable[[], None]  # called after the current stream was made to wait for the others
 
 
 class Peers:
@@ -56,8 +57,11 @@ class Peers:
     def shared(
         others: Others, device: Any, nbytes: int, exchange: Callable[[bytes], bytes]
     ) -> Peers | None:
-        """Slots of at least so many bytes; None where a rank's memory cannot be read by all. All
-        ranks call this. ``exchange`` gives as many bytes to each, and all of them, by rank."""
+        """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
+
+        None if some rank cannot read the memory of another. ``exchange`` sends bytes to every rank,
+        and returns those of all ranks, by rank.
+        """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
         memory, name = None, b""
         try:
@@ -84,7 +88,7 @@ class Peers:
         return None
 
     def close(self) -> None:
-        """Gives the memory back. All ranks call this."""
+        """Frees the memory; all ranks must call this."""
         self._memory.leave()
         self._meet()  # nobody has it open
         self._memory.free()
@@ -97,8 +101,11 @@ class Peers:
         return slot
 
     def view(self, slot: int, key: Hashable, make: Callable[[Callable[..., Any]], Any]) -> Any:
-        """``make``'s result, kept by ``key``; it is given a function of an offset in bytes, a shape
-        and a dtype, to a tensor in the slot."""
+        """The result of ``make``, cached by ``key``.
+
+        ``make`` gets a function that returns a tensor in the slot for an offset in bytes, a shape
+        and a dtype.
+        """
         views = self._views[slot]
         if key not in views:
             if len(views) >= 64:
@@ -115,8 +122,10 @@ class Peers:
         return views[key]
 
     def offer(self, slot: int) -> None:
-        """What the current stream has written to the slot is there for the others, and theirs for
-        copy(). Raises GroupError where a rank does not come."""
+        """Makes the current stream's writes to the slot available to the other ranks.
+
+        After that copy() can read the others' slots. Raises GroupError if a rank does not arrive.
+        """
         self._memory.publish(slot)
         self._meet()
 
@@ -127,9 +136,12 @@ class Peers:
     def copy(
         self, slot: int, *groups: Sequence[tuple[int, int, int, int]]
     ) -> list[Callable[[], None]]:
-        """Copies groups of parts one after another: of a rank's slot, from an offset to one of this
-        slot, so many bytes. The results have the current stream wait for a group and those before.
-        To be called once for each transfer."""
+        """Copies groups of parts, one group after another; must be called once for each transfer.
+
+        A part is a rank, an offset in its slot, an offset in this slot, and a number of bytes. For
+        each group, the result has a function that makes the current stream wait for it and the
+        groups before.
+        """
         first, memory = slot * self.capacity, self._memory
         memory.begin_reading(slot)
         arrivals: list[Callable[[], None]] = []
@@ -165,7 +177,7 @@ _streams: dict[Any, Any] = {}
 
 
 def transfer_stream(device: Any) -> Any:
-    """The stream that a GPU's transfers wait on, so that they need not wait for its kernels."""
+    """The stream for a GPU's transfers, so that they need not wait for its kernels."""
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
@@ -179,7 +191,7 @@ _LAZY_PEER_ACCESS = 1
 
 
 class _Address:
-    """Memory as PyTorch takes it in: ``__cuda_array_interface__``."""
+    """Memory that PyTorch can wrap, through ``__cuda_array_interface__``."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -191,7 +203,7 @@ class _Address:
 
 
 class GpuMemory:
-    """Of this rank's GPU, and of the others' by CUDA's handles between processes."""
+    """Memory of this rank's GPU, and of the other ranks' GPUs through CUDA's IPC handles."""
 
     def __init__(self, device: Any, rank: int, nbytes: int) -> None:
         self._device, self._rank = device, rank
@@ -207,7 +219,7 @@ class GpuMemory:
         self._bases: list[int] = []
         self._side = transfer_stream(device)
         self._main = torch.cuda.current_stream(device)
-        # Of each slot: after this rank has written, and after it has copied from the others.
+        # Events for each slot: after this rank's writes, and after its copies from the others.
         self._written, self._read = (
             [torch.cuda.Event(interprocess=True) for _ in range(2)] for _ in range(2)
         )
@@ -247,7 +259,7 @@ class GpuMemory:
     def wait_until_read(self, slot: int) -> None:
         main = torch.cuda.current_stream(self._device)
         if main != self._main:
-            # Kernels of the stream before read the slots, too.
+            # Kernels on the previous stream read the slots, too.
             main.wait_stream(self._main)
             self._main = main
         for event in self._their_read[slot]:
@@ -269,7 +281,7 @@ class GpuMemory:
             )
 
     def arrived(self) -> Callable[[], None]:
-        """After what has been read so far."""
+        """A function that makes the current stream wait for all reads so far."""
         event = torch.cuda.Event()
         event.record(self._side)
         return functools.partial(self._main.wait_event, event)
@@ -280,5 +292,5 @@ class GpuMemory:
         return functools.partial(self._main.wait_event, event)
 
 
-# By the type of a device.
+# By device type.
 MEMORIES: dict[str, Any] = {"cuda": GpuMemory}

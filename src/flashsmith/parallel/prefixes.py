@@ -1,14 +1,14 @@
 """The schedule 'allgather' under a plain causal mask: a chunk of queries sees a prefix of the keys.
 
 Each of a rank's two chunks is one call of attention() on all keys that it sees, so that there are
-no parts to merge. Keys need no order but that the chunk's own are the last. So they are gathered
-into
+no parts to merge. The keys may be in any order as long as the chunk's own keys are the last. So
+they are gathered into
 
     later chunks by rank | earlier chunks by rank | this rank's own later chunk
 
-where rank r's chunks are r, the earlier, and 2P - 1 - r, the later: what its later chunk sees is
-everything from the later chunk of rank r + 1 on, and what its earlier chunk sees is the earlier
-chunks up to its own. The later chunks come while the earlier is computed.
+Rank r's earlier chunk is r, and its later chunk is 2P - 1 - r. Its later chunk sees everything from
+the later chunk of rank r + 1 on. Its earlier chunk sees the earlier chunks up to its own. The later
+chunks arrive while the earlier chunk is computed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flashsmith.semantics.sizes import FREE
 
 
 def serves(call: GroupCall) -> bool:
-    """Whether all chunks of this call are as long, and see nothing but a prefix, in any order."""
+    """Whether all chunks have the same length, and each sees a prefix of the keys in any order."""
     (length, *more) = call.q_layout.lengths or (0,)
     return (
         call.limits == CAUSAL
@@ -52,7 +52,7 @@ _Pair = Sequence[Any]
 
 
 class _Keys(NamedTuple):
-    """What this rank's chunks see of K and of V, and how to wait until it has come."""
+    """The K and V that this rank's chunks see, and functions that wait for their arrival."""
 
     earlier: Sequence[Any]
     later: Sequence[Any]
@@ -61,7 +61,7 @@ class _Keys(NamedTuple):
 
 
 def _gather(call: GroupCall, peers: Peers | None, k: Any, v: Any) -> _Keys:
-    """Begins to gather K and V."""
+    """Starts to gather K and V."""
     ranks, rank = call.group.size, call.group.rank
     if peers is not None:
         return _copy_keys(peers, k, v)
@@ -70,7 +70,7 @@ def _gather(call: GroupCall, peers: Peers | None, k: Any, v: Any) -> _Keys:
     places = ranks * chunk, ranks * chunk, chunk
     whole = k.new_empty((2, batch, sum(places), heads, d)).unbind()
     if batch == 1:
-        # Rows of ranks are neighbours already.
+        # Each rank's rows are contiguous in the gathered tensor, so they arrive in place.
         k_halves, v_halves = (it[0].contiguous().chunk(2) for it in (k, v))
         k_places, v_places = (it[0].split_with_sizes(places) for it in whole)
         gather = call.group.all_gather_into
@@ -84,21 +84,22 @@ def _gather(call: GroupCall, peers: Peers | None, k: Any, v: Any) -> _Keys:
 
     def wait_and_copy() -> None:
         wait_for_earlier()
-        # Now, so that the second message has a place on the GPU before a kernel fills it.
+        # Done only now, so that the second message is on the GPU before a kernel occupies it.
         torch._foreach_copy_([k_places[2], v_places[2]], [k_halves[1], v_halves[1]])
 
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
 
 
 def _peers(call: GroupCall, k: Any) -> Peers | None:
-    """Slots for K and V and for their gradients, where ranks can copy from each other."""
+    """Slots for K and V and for their gradients; None if ranks cannot copy from each other."""
     ranks = call.group.size
-    # Of K and V 2P + 1 chunks; of the gradients of chunks a pair to and from each other rank.
+    # K and V need 2P + 1 chunks. Gradients need one pair to and one from each other rank, for both
+    # chunks.
     return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
 
 
 def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any], list[Any]]:
-    """What a rank's earlier and its later chunk see of K and of V, (batch, places, heads, d)."""
+    """The K and V that a rank's earlier and later chunk see, (batch, places, heads, d)."""
     earlier, later = (
         [it.narrow(1, first * chunk, count * chunk) for it in whole]
         for first, count in ((ranks, rank + 1), (rank + 1, 2 * ranks - rank))
@@ -107,8 +108,11 @@ def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any],
 
 
 class _Places(NamedTuple):
-    """A slot with K and V in it: this rank's own chunks, what its chunks see, and what that takes
-    of other ranks' slots (Peers.copy), for the earlier and for the later chunk."""
+    """Views of a slot that has K and V.
+
+    own: this rank's chunks. earlier, later: the K and V that its two chunks see. for_earlier,
+    for_later: the parts of other ranks' slots to copy for each of them, as Peers.copy takes them.
+    """
 
     own: list[list[Any]]
     earlier: list[Any]
@@ -134,7 +138,7 @@ def _copy_keys(peers: Peers, k: Any, v: Any) -> _Keys:
 
         earlier: list[tuple[int, int, int, int]] = []
         later: list[tuple[int, int, int, int]] = []
-        # From each next rank, so that all links are in use.
+        # Each rank starts with the next rank, so that all links are in use.
         for owner in ((rank + step) % ranks for step in range(1, ranks)):
             its_earlier = ranks + owner
             if owner < rank:
@@ -149,7 +153,7 @@ def _copy_keys(peers: Peers, k: Any, v: Any) -> _Keys:
     k_halves, v_halves = k.chunk(2, 1), v.chunk(2, 1)
 
     def write(half: int) -> None:
-        # One after another: a copy of dense memory is no kernel.
+        # One after another, since a copy of dense memory needs no kernel.
         for into, both in zip(it.own[half], (k_halves, v_halves), strict=True):
             into.copy_(both[half])
 
@@ -158,12 +162,12 @@ def _copy_keys(peers: Peers, k: Any, v: Any) -> _Keys:
         write(1)
     peers.offer(slot)
     if not rank:
-        write(1)  # nobody else sees it
+        write(1)  # no other rank reads it
     return _Keys(it.earlier, it.later, *peers.copy(slot, it.for_earlier, it.for_later))
 
 
 def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
-    """Begins to gather one chunk of each rank ``into`` tensors whose rows are by rank."""
+    """Starts to gather one chunk of each rank ``into`` tensors whose rows are ordered by rank."""
     mine = [it.contiguous() for it in mine]
     found = [it.new_empty((group.size * it.shape[0], *it.shape[1:])) for it in mine]
     wait = group.all_gather_into(found, mine)
@@ -178,7 +182,7 @@ def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Cal
 
 
 def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tuple[Any, Any]:
-    """One chunk's lse and row maximum, None where nobody asked; its output is written."""
+    """Computes one chunk into ``out``; returns its lse and row maximum, None if not requested."""
     keeps_lse = call.return_lse or call.has_gradients
     found = traceable.attention(
         q,
@@ -256,7 +260,7 @@ def backward(
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
-        # What it gives to later chunks of others travels while the earlier chunk is computed.
+        # Gradients for the later chunks of others are sent while the earlier chunk is computed.
         of_later = by_chunk(later)
         own = of_later[-1]
         sent = dict(zip(range(rank + 1, ranks), of_later, strict=False))
@@ -277,7 +281,7 @@ def backward(
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
     if needs_kv:
-        # In the order of ranks, of which the last that sees a later chunk is its own.
+        # Added in the order of ranks. The last rank that sees a later chunk is the chunk's own.
         of_ranks = come_to_earlier()
         totals = [
             _added([of_ranks.get(it, of_earlier[it]) for it in range(ranks)]),
@@ -294,8 +298,11 @@ def backward(
 def _exchange(
     call: GroupCall, peers: Peers | None, like: Any, sent: dict[int, _Pair], owners: Sequence[int]
 ) -> Callable[[], dict[int, _Pair]]:
-    """Begins to send pairs to other ranks, and to receive theirs, of tensors like one; the result
-    waits for these. Every rank calls this, whatever it sends."""
+    """Starts to send pairs of tensors to other ranks, and to receive those of ``owners``.
+
+    All tensors are like ``like``. The returned function waits for the received pairs. Every rank
+    must call this, even if it sends nothing.
+    """
     group = call.group
     ranks, rank = group.size, group.rank
     parts = [it for pair in sent.values() for it in pair]
@@ -311,7 +318,7 @@ def _exchange(
     nbytes = 2 * like.numel() * like.element_size()
 
     def place(rank: int, of: int) -> int:
-        """Of what is sent to ``of``, or received from it, by a rank that has none for itself."""
+        """The index of rank ``of`` among all ranks other than ``rank``."""
         return of - (of > rank)
 
     def make(tensor: Callable[..., Any]) -> list[_Pair]:
@@ -337,7 +344,7 @@ def _exchange(
 
 
 def _added(pairs: Sequence[_Pair]) -> _Pair:
-    """The sum of pairs, one after another, in memory of the first."""
+    """The sum of pairs, added in their order, in the memory of the first."""
     total, *others = pairs
     for pair in others:
         torch._foreach_add_(total, pair)

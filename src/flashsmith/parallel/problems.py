@@ -1,4 +1,4 @@
-"""Which problems the ranks of a group compute when they share one: what is to be built ahead."""
+"""The problems that ranks compute when they share one, so that kernels can be built in advance."""
 
 from __future__ import annotations
 
@@ -38,18 +38,20 @@ def problems(
     gradients: bool = False,
     sinks: bool = False,
 ) -> list[Problem]:
-    """The problems whose kernels ``parallel.attention`` runs on some rank, each once.
+    """The distinct problems whose kernels ``parallel.attention`` runs on any of the ranks.
 
-    For ``flashsmith.tuning.build_for``, or ``flashsmith build --ranks``; needs no group and no GPU.
+    They are for ``flashsmith.tuning.build_for``, or ``flashsmith build --ranks``. This function
+    needs no group and no GPU.
 
     Args:
-        problem: of the whole sequences, a Problem or its text: 'b1 s131072 h32:8 d128 bf16 causal'.
-            Packed, every sequence is as long as the longest.
-        ranks: of the group.
-        schedule: as ``attention`` has it.
-        window: its limits, where the problem has one; those that are measured without.
-        gradients: whether those of the backward pass are there, too.
-        sinks: whether there are any, whose gradient is a problem of its own.
+        problem: that of the whole sequences, a Problem or its text, for example
+            'b1 s131072 h32:8 d128 bf16 causal'. Packed sequences are taken to be as long as the
+            longest.
+        ranks: number of ranks in the group.
+        schedule: as for ``attention``.
+        window: the limits of the problem's window; by default those that are measured for it.
+        gradients: also return the problems of the backward pass.
+        sinks: whether there are sinks; their gradient is a separate problem.
 
     Raises:
         ArgumentError: an argument is unusable, or the schedule does not serve these lengths.
@@ -76,7 +78,7 @@ def problems(
 
 
 def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool) -> GroupCall:
-    """The call of a rank, whose group sends nothing."""
+    """The GroupCall of a rank, with a stand-in for its group that cannot communicate."""
     packed = whole.semantics.packed
     count = whole.batch if packed else 1
     layouts = [Layout((length,) * count, ranks) for length in (whole.seq_q, whole.seq_k)]
@@ -107,7 +109,7 @@ def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool
 def _attention(
     whole: Problem, limits: Limits, sizes: tuple[int, int, int], heads_k: int, **flags: bool
 ) -> Problem:
-    """Attention with other limits, (sequences, queries, keys), and heads of k."""
+    """``whole`` with other limits, sizes (sequences, queries, keys), and KV heads."""
     batch, seq_q, seq_k = sizes
     packed = whole.semantics.packed
     mask = check_mask(False, tuple(limits))
@@ -134,7 +136,7 @@ def _backward(of: Problem) -> Problem:
 
 
 def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: bool) -> Problem:
-    """What a kernel call of some heads of k computes."""
+    """The problem of a kernel call on some KV heads."""
     keywords = part.keywords
     limits = CAUSAL if keywords.get("causal") else Limits(*keywords["window"])
     sizes = whole.batch, part.q.count, part.k.count
@@ -150,7 +152,7 @@ def _parts(call: GroupCall, owner: int | None) -> tuple[KernelCall, ...]:
 
 
 def _gradient_of_sinks(whole: Problem, call: GroupCall) -> Problem:
-    """Of queries that see no key."""
+    """The problem of the gradient of sinks, in which queries see no key."""
     packed = whole.semantics.packed
     rows = call.q_layout.rows(call.group.rank)
     return _backward(
@@ -169,7 +171,7 @@ def _of_zigzag(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem
                 if heads[1] > heads[0]:
                     yield _backward(_of_part(whole, part, heads))
     packed, rows = whole.semantics.packed, call.q_layout.rows(rank)
-    # Parts that are merged for others are fp32 alone, which the kernels of fp16 serve.
+    # Intermediate merges have fp32 results, which the fp16 kernels serve.
     for dtype in (whole.dtype, *[DType.FP16] * (count >= MOST_PARTS)):
         batch = 1 if packed else whole.batch
         sizes = batch, rows, 1, whole.heads_q, whole.heads_q, whole.d

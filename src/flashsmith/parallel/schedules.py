@@ -2,7 +2,7 @@
 
 Each schedule is two functions, forward and backward. Tensors are one rank's shards, (batch, rows,
 heads, d) or packed (rows, heads, d). Every rank sends and receives as much as the others, in the
-same order, even where it has nothing to compute.
+same order, even if it has nothing to compute.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from flashsmith.parallel.group import Group, Transfer, used_until_now
 from flashsmith.parallel.layout import CAUSAL, Layout, Limits, Piece, Span, batches, joined, pieces
 from flashsmith.semantics.sizes import FREE
 
-# K and V of heads that are computed together are gathered together, and the next ones meanwhile:
-# messages of at least so many bytes a rank, below which a link is slow.
+# K and V are gathered by groups of heads. While one group is computed, the next ones are gathered.
+# A rank's message has at least this many bytes, because links are slow with smaller messages.
 SMALLEST_MESSAGE = 8 << 20
 
 
 class GroupCall(NamedTuple):
-    """One call of attention() over a group, the same on every rank but for the rank."""
+    """One call of attention() over a group; ranks differ only in their rank and their rows."""
 
     group: Group
     q_layout: Layout
     k_layout: Layout
     packed: bool
     limits: Limits
-    # softcap, scale, emulate: of both directions.
+    # softcap, scale and emulate, for both passes.
     options: dict[str, Any]
     config: Any
     backward_config: Any
     deterministic: bool
-    # Of q, k, v or sinks, the same on every rank.
+    # Whether q, k, v or sinks require gradients; the same on every rank.
     has_gradients: bool
     return_lse: bool
     return_row_max: bool
-    shape: tuple[int, ...]  # this rank's of q
-    # Returns when the ranks have agreed on the call; a forward pass sends nothing before.
+    shape: tuple[int, ...]  # of this rank's q
+    # Returns when the ranks have agreed on the call; a forward pass sends nothing before that.
     confirm: Callable[[], None]
     devices: tuple[str, ...] = ()  # of all ranks
-    bits: str = ""  # a problem's word
+    bits: str = ""  # 'canonical', or '' for free bits
 
     @property
     def dim(self) -> int:
@@ -56,8 +56,11 @@ class GroupCall(NamedTuple):
 
 
 class GroupResults(NamedTuple):
-    """The shards of what attention() returns, lse and row_max perhaps None where nobody asked; and
-    what the backward pass needs besides, all in memory of this call."""
+    """This rank's shards of the results, and ``saved``, the tensors for the backward pass.
+
+    lse and row_max may be None if they were not requested. All tensors are in memory that no later
+    call reuses.
+    """
 
     o: Any
     lse: Any
@@ -71,7 +74,7 @@ GroupGradients = tuple[Any, Any, Any, Any]
 
 class GroupSchedule(NamedTuple):
     forward: Callable[[GroupCall, Any, Any, Any, Any], GroupResults]
-    # call, saved, do, dlse (perhaps None), needs -> dq, dk, dv, this rank's part of dsinks
+    # call, saved, do, dlse (may be None), needs -> dq, dk, dv, this rank's part of dsinks
     backward: Callable[[GroupCall, tuple[Any, ...], Any, Any, Needs], GroupGradients]
 
 
@@ -79,7 +82,7 @@ class GroupSchedule(NamedTuple):
 
 
 class RankRows:
-    """Some rows of a tensor, in order: neighbours are a view, others are copied."""
+    """Some rows of a tensor, in order; contiguous rows are taken as a view, others as a copy."""
 
     def __init__(self, spans: Iterable[Span], device: Any) -> None:
         self.spans = tuple(joined(spans))
@@ -105,7 +108,7 @@ class RankRows:
         if self.span is not None:
             self.take(tensor, dim).add_(part)
         else:
-            # No row is there twice, so that the order of additions is no question.
+            # No row occurs twice, so the order of additions does not matter.
             self.put(tensor, dim, self.take(tensor, dim) + part)
 
 
@@ -128,9 +131,9 @@ def kernel_calls(
     device: Any,
     bits: str = "",
 ) -> tuple[KernelCall, ...]:
-    """What a rank's queries see of the keys of another, or, with None, of all keys in order.
+    """The kernel calls for a rank's queries and the keys of ``owner``, or all keys if it is None.
 
-    With canonical bits keys are left out by whole chunks of that order alone.
+    With canonical bits, masked keys are left out only in whole chunks of the order of all keys.
     """
     chunk = CHUNK if bits else 1
     k_runs = k_layout.whole() if owner is None else k_layout.runs(owner)
@@ -159,7 +162,7 @@ def _kernel_call(part: Sequence[Piece], packed: bool, device: Any) -> KernelCall
 
 @functools.lru_cache(maxsize=64)
 def _order(layout: Layout, device: Any) -> Any:
-    """Which rows of gathered shards, each padded to the longest, make the tensor in order."""
+    """The indices that bring rows of gathered shards, each padded to the longest, into order."""
     most = layout.most_rows
     parts = [
         torch.arange(rank * most + begin, rank * most + end)
@@ -169,7 +172,10 @@ def _order(layout: Layout, device: Any) -> Any:
 
 
 def padded(tensor: Any, dim: int, rows: int) -> Any:
-    """With zeros behind the last row, dense; shards that are sent together have one length."""
+    """The tensor, dense, with zeros appended up to a number of rows.
+
+    Shards that are sent together must have the same length.
+    """
     missing = rows - tensor.shape[dim]
     if missing:
         shape = list(tensor.shape)
@@ -179,8 +185,10 @@ def padded(tensor: Any, dim: int, rows: int) -> Any:
 
 
 def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
-    """(ranks, ...) shards, padded to the longest, to the tensor with all rows of ``dim``, counted
-    without the ranks."""
+    """Joins (ranks, ...) shards, padded to the longest, to a tensor with all rows in order.
+
+    ``dim`` is the dimension of rows, counted without that of ranks.
+    """
     if len(layout.lengths) == 1:
         places = layout.places()
         if not places:
@@ -193,7 +201,7 @@ def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
 
 
 def by_owner(whole: Any, layout: Layout, dim: int) -> Any:
-    """The reverse: every rank's rows, (ranks, ...), padded with zeros."""
+    """The reverse of in_order(): every rank's rows, (ranks, ...), padded with zeros."""
     shards = [
         padded(shard_of(whole, layout, rank, dim), dim, layout.most_rows)
         for rank in range(layout.ranks)
@@ -202,7 +210,7 @@ def by_owner(whole: Any, layout: Layout, dim: int) -> Any:
 
 
 def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
-    """A rank's rows of a tensor with all of them."""
+    """A rank's rows of a tensor with all rows."""
     parts = [whole.narrow(dim, begin, end - begin) for begin, end in layout.spans(rank)]
     return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
 
@@ -211,7 +219,7 @@ def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
 
 
 def _forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    """attention() on a part: o, lse and row_max, None where nobody asked."""
+    """attention() on a part: o, lse, and row_max or None."""
     dim = call.dim
     found = traceable.attention(
         part.q.take(q, dim),
@@ -229,7 +237,7 @@ def _forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **keywor
 
 
 class _Differentiated(NamedTuple):
-    """What every kernel of a backward pass reads of queries."""
+    """The tensors of queries that every kernel of a backward pass reads."""
 
     do: Any
     q: Any
@@ -238,7 +246,7 @@ class _Differentiated(NamedTuple):
     dlse: Any
 
     def heads(self, group: int, heads: Span) -> _Differentiated:
-        """Of the queries that see these heads of keys."""
+        """The tensors of the query heads that share the given KV heads."""
         begin, end = (group * head for head in heads)
         return _Differentiated(*(None if it is None else it[..., begin:end, :] for it in self))
 
@@ -277,7 +285,7 @@ def _add_gradients(
     dq: Any,
     dkv: Any,
 ) -> None:
-    """Adds fp32 gradients, part by part."""
+    """Adds the fp32 gradients of each part to dq and dkv."""
     for part in parts:
         found = _backward(call, part, of, kv[0], kv[1], needs)
         for into, rows, gradient in zip((dq, *dkv), (part.q, part.k, part.k), found, strict=True):
@@ -286,7 +294,7 @@ def _add_gradients(
 
 
 def _dsinks(call: GroupCall, of: _Differentiated, kv: Any, sinks: Any) -> Any:
-    """The part of the gradient of sinks that this rank's queries give: it needs no key."""
+    """The part of the gradient of sinks from this rank's queries, for which no key is needed."""
     nothing = kv.narrow(call.dim + 1, 0, 0)
     keywords: dict[str, Any] = {}
     if call.packed:
@@ -315,13 +323,13 @@ def _dsinks(call: GroupCall, of: _Differentiated, kv: Any, sinks: Any) -> Any:
 
 
 def _group_of(q: Any, k: Any) -> int:
-    """How many heads of q share one of k."""
+    """How many query heads share one KV head."""
     heads = k.shape[-2]
     return int(q.shape[-2]) // int(heads) if heads else 1
 
 
 def _empty_statistics(call: GroupCall, q: Any) -> Any:
-    """lse or row_max of rows that have seen nothing yet."""
+    """lse or row_max of rows without keys."""
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     return q.new_full(shape, -torch.inf, dtype=torch.float32)
 
@@ -330,7 +338,7 @@ def _empty_statistics(call: GroupCall, q: Any) -> Any:
 
 
 def head_parts(kv: Any) -> list[Span]:
-    """Which heads of K and V are gathered together."""
+    """The groups of KV heads that are gathered together."""
     heads = int(kv.shape[-2])
     size = kv.numel() * kv.element_size()
     counts = [n for n in range(1, heads + 1) if heads % n == 0 and size // n >= SMALLEST_MESSAGE]
@@ -339,7 +347,10 @@ def head_parts(kv: Any) -> list[Span]:
 
 
 def _gathered(call: GroupCall, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
-    """Heads, and their K and V of all ranks in order; the next heads are on their way."""
+    """Yields groups of heads, and their K and V of all ranks in order.
+
+    The transfers of later groups have already been started.
+    """
     dim = call.dim + 1
     kv = padded(torch.stack([k, v]), dim, call.k_layout.most_rows)
     parts = head_parts(kv)
@@ -417,7 +428,7 @@ def as_needed(needs: Needs, *gradients: Any) -> GroupGradients:
 
 
 def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
-    """Every rank's rows of this rank's heads, in order, of tensors with all heads."""
+    """Exchanges this rank's rows of all heads for all rows, in order, of this rank's heads."""
     ranks, dim = call.group.size, call.dim
     parts = [it.unflatten(-2, (ranks, -1)) for it in tensors]
     counts = [part.shape[-2] for part in parts]
@@ -428,7 +439,7 @@ def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
 
 
 def _to_rows(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
-    """The reverse: this rank's rows of all heads."""
+    """The reverse of _to_heads(): this rank's rows of all heads."""
     dim, counts = call.dim, [it.shape[-2] for it in tensors]
     sent = by_owner(torch.cat(tensors, -2), layout, dim)
     rows = layout.rows(call.group.rank)
@@ -525,15 +536,15 @@ def _ulysses_backward(
 
 
 class _Ring:
-    """K and V of one rank after another, this one's first; the next are on their way meanwhile.
+    """Iterates over the K and V of each rank, this rank's first, while the next are in transfer.
 
-    ``confirm`` is called when there is work for the GPU on this rank's own.
+    ``confirm`` is called after the GPU has been given work on this rank's own K and V.
     """
 
     def __init__(self, call: GroupCall, kv: Any, confirm: Callable[[], None] | None = None) -> None:
         self._group, self._confirm = call.group, confirm
         self._blocks = [kv]
-        # Blocks arrive in these by turns: the one that is computed with, and the next.
+        # Blocks arrive in these alternately: one is in use while the next arrives.
         self._spare = [torch.empty_like(kv) for _ in range(min(2, call.group.size - 1))]
         self._free = [used_until_now(kv)] * len(self._spare)
 
@@ -556,12 +567,12 @@ class _Ring:
                 block = coming.wait()
 
 
-# Partial outputs that are kept at most; more become one. Each takes twice the memory of q.
+# This number of partial outputs is merged to one, to limit memory. Each takes twice that of q.
 MOST_PARTS = 4
 
 
 class _Part(NamedTuple):
-    """Attention over some keys, of some rows: an fp32 output and its log-sum-exp."""
+    """The partial result of some rows over some keys: an fp32 output and its log-sum-exp."""
 
     rows: RankRows
     o: Any
@@ -569,7 +580,7 @@ class _Part(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Rows that the same parts have, and which of each part's rows they are."""
+    """Rows that are in the same parts, and the rows of each part that they are."""
 
     rows: RankRows
     of_parts: tuple[tuple[int, RankRows], ...]
@@ -607,7 +618,7 @@ def _regions(of_parts: tuple[tuple[Span, ...], ...], device: Any) -> tuple[_Regi
 
 
 class _Merged:
-    """What parts over some keys say together, added up in their order."""
+    """Merges partial results over different keys, in the order in which they are added."""
 
     def __init__(self, call: GroupCall, q: Any) -> None:
         self._call, self._q = call, q
@@ -621,7 +632,7 @@ class _Merged:
             self._parts = [_Part(rows, *found)]
 
     def results(self, sinks: Any) -> tuple[Any, Any]:
-        """o, rounded once, and lse; the sinks count here."""
+        """o, rounded once, and lse; the sinks are included here."""
         return self._together(self._q.dtype, sinks)
 
     def _together(self, dtype: Any, sinks: Any) -> tuple[Any, Any]:
@@ -680,7 +691,8 @@ def _zigzag_backward(
     of = _Differentiated(do, q, o, lse, dlse)
     own = torch.stack([k, v])
     dq = torch.zeros_like(q, dtype=torch.float32)
-    # Half of the heads while the first block comes, half while the last gradients go home.
+    # Half of the own heads are computed while the first block arrives, and half while the last
+    # gradients return to their own rank.
     early, late = halves(int(k.shape[-2]))
     own_dkv = torch.zeros_like(own, dtype=torch.float32)
     coming: Transfer | None = None
@@ -691,7 +703,8 @@ def _zigzag_backward(
         dkv = torch.zeros_like(own_dkv)
         _add_gradients(call, _calls(call, q.device, owner), of, kv, needs, dq, dkv)
         if needs[1] or needs[2]:
-            # What the ranks before have added up for this block goes on with this one's part.
+            # The gradients that earlier ranks have summed for this block are passed on, with this
+            # rank's added.
             if coming is not None:
                 dkv = coming.wait().add_(dkv)
             coming = call.group.pass_on(dkv, torch.empty_like(dkv))
@@ -709,7 +722,7 @@ def halves(heads: int) -> tuple[Span, Span]:
 def _add_own(
     call: GroupCall, of: _Differentiated, kv: Any, needs: Needs, dq: Any, dkv: Any, heads: Span
 ) -> None:
-    """What some heads of a rank's own keys give."""
+    """Adds the gradients from some heads of a rank's own keys."""
     begin, end = heads
     if begin == end:
         return

@@ -1,13 +1,13 @@
-"""The watch over a group's rank: where it would wait for a lost rank for ever, its process ends.
+"""A watchdog for a rank of a group: it ends a process that would wait forever for a lost rank.
 
-The host finds a lost rank by itself wherever it waits for others: on the board, or in a call of the
-group's host backend. A GPU does not. A kernel of NCCL, or a stream behind another rank's event,
-waits for ever, and with it the host in whatever call of CUDA it makes next: no exception reaches
-it, and no result may be taken from a GPU whose transfers were cut off. What can still act is a
-thread that makes no call of CUDA. It knows what the host has asked for, and what the GPU was seen
-to reach; another thread asks the GPU, because that call may not return either.
+The host detects a lost rank wherever it waits for others itself: on the board, or in a call of the
+group's host backend. A GPU does not detect it. An NCCL kernel, or a stream that waits for another
+rank's event, waits forever. The host then waits forever, too, in its next CUDA call. No exception
+reaches it, and results of a GPU with incomplete transfers are not usable. Only a thread that makes
+no CUDA call can still act. It knows which waits the host has started, and which of them the GPU has
+completed. A second thread queries the GPU, because that call may not return either.
 
-PyTorch's own watchdog looks after NCCL alone, and takes much longer than the group's timeout.
+PyTorch's own watchdog covers NCCL only, and takes much longer than the group's timeout.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ import torch
 from flashsmith.errors import FlashsmithError, GroupError
 from flashsmith.runtime import driver
 
-# Seconds between looks.
+# Seconds between checks.
 _PERIOD = 0.5
 
 
 def lost_error(rank: int, size: int, why: object) -> GroupError:
-    """What a rank is told that cannot go on without the others."""
+    """The error of a rank that cannot continue without the others."""
     return GroupError(
         f"group: rank {rank} of {size} lost the others: one has ended, or did not make the same "
         f"call within the group's timeout; see that rank's own error. What is known here: {why}"
@@ -43,31 +43,31 @@ def lost_error(rank: int, size: int, why: object) -> GroupError:
 
 
 class Watch:
-    """Of one rank of a group: what it waits for, and since when.
+    """What one rank of a group waits for, and for how long.
 
-    lost: says which rank has ended, '' where none has or it is not known. timeout: the group's, in
-    seconds.
+    lost: returns which rank has ended, or '' if none is known to have ended. timeout: that of the
+    group, in seconds.
     """
 
-    # Seconds that a GPU may still need when a rank has ended; the group's timeout if that is less.
+    # Seconds that a wait may continue after a rank has ended; at most the group's timeout.
     PATIENCE = 5.0
-    # Seconds beyond the group's timeout, in which the host finds a late rank by itself and raises.
+    # Seconds after the group's timeout, in which the host itself can detect a late rank and raise.
     GRACE = 3.0
 
     def __init__(self, rank: int, size: int, timeout: float, lost: Callable[[], str]) -> None:
         self._rank, self._size, self._timeout, self._lost = rank, size, timeout, lost
         self._marks: Any = None
-        # Transfers are counted: the host's waits, its marks on a GPU, and the last one reached.
+        # Numbers of the last wait or mark, of the last mark on a GPU, and of the last mark reached.
         self._numbers = itertools.count(1)
         self._number = self._marked = self._reached = 0
         self._inside: set[object] = set()
         self._failed = False
-        # Of the watching thread: the wait that it saw last, and for how long.
+        # For the watching thread: the number that it saw last, the seconds since then, and the
+        # seconds since a rank has ended.
         self._seen, self._waited, self._alone = 0, 0.0, 0.0
 
     def start(self) -> Watch:
-        """Has this process's threads look after the rank from now on, as long as there is this
-        object."""
+        """Makes this process's threads watch the rank until this object is freed."""
         _threads(os.getpid())
         with _lock:
             _watched.add(self)
@@ -75,8 +75,10 @@ class Watch:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around calls that may wait for others on the host; turns a failure of torch.distributed
-        into a GroupError."""
+        """A context for calls in which the host may wait for others.
+
+        It converts an error of torch.distributed to a GroupError.
+        """
         token = object()
         self._number = next(self._numbers)
         self._inside.add(token)
@@ -91,9 +93,11 @@ class Watch:
             self._inside.discard(token)
 
     def mark(self, device: Any) -> None:
-        """The current stream of a device has been told to wait for others: what it has been given
-        so far will be done when they have sent what they must. Nothing on the host, which waits
-        itself."""
+        """Marks the current stream of a device, which now waits for data from other ranks.
+
+        The GPU reaches the mark when the stream's work so far is complete. On the host device this
+        does nothing, since the host waits itself.
+        """
         kind = MARKS.get(device.type)
         if kind is None:
             return
@@ -103,20 +107,22 @@ class Watch:
         self._marked = self._number = next(self._numbers)
 
     def ask(self) -> None:
-        """Asks the GPU how far it is; may not return."""
+        """Checks whether the GPU has reached the last mark; may never return."""
         marked = self._marked
         if marked == self._reached:
             return
         try:
             is_reached = self._marks.reached()
         except (FlashsmithError, RuntimeError):
-            is_reached = True  # CUDA's own error, which the calls of this process meet, too
+            is_reached = True  # a CUDA error, which other calls of this process raise, too
         if is_reached:
             self._reached = marked
 
     def reason(self, seconds: float) -> str:
-        """Why this rank would wait for ever, '' while it need not; so many seconds have passed
-        since it was asked before. Makes no call of CUDA."""
+        """Why this rank would wait forever; '' as long as it may still continue.
+
+        ``seconds`` have passed since the previous call. This function makes no CUDA call.
+        """
         number = self._number
         if number != self._seen or not (self._inside or self._is_behind):
             self._seen, self._waited, self._alone = number, 0.0, 0.0
@@ -135,22 +141,22 @@ class Watch:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the GPU has not been seen to reach the last mark."""
+        """Whether the GPU is not known to have reached the last mark."""
         return self._reached != self._marked
 
     @property
     def has_failed(self) -> bool:
-        """Whether a GroupError was raised: transfers may be left that nobody answers."""
+        """Whether a GroupError was raised, so that some transfers may never complete."""
         return self._failed
 
     def end_process(self, why: str) -> None:
-        """Ends this process, with an exit status of 1, and says why and where its threads are."""
+        """Ends this process with exit status 1, and prints the reason and its threads' stacks."""
         error = lost_error(self._rank, self._size, why)
         text = (
             f"flashsmith.errors.GroupError: {error}. This process ends, because no exception can "
             "reach a thread that waits in CUDA; its threads:\n"
         )
-        # A full pipe, which nobody reads, must not hold it up.
+        # The process must end even if its error output is a full pipe that nobody reads.
         threading.Timer(1.0, os._exit, (1,)).start()
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
@@ -159,7 +165,7 @@ class Watch:
 
 
 class GpuMarks:
-    """Events on the streams of one GPU, each recorded again by every mark."""
+    """One event for each stream of a GPU; a mark records that of the current stream again."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._ordinal = device, device.index
@@ -178,7 +184,7 @@ class GpuMarks:
         )
 
 
-# By the type of a device.
+# By device type.
 MARKS: dict[str, Any] = {"cuda": GpuMarks}
 
 _watched: WeakSet[Watch] = WeakSet()
@@ -192,7 +198,7 @@ def _watches() -> list[Watch]:
 
 @functools.cache
 def _threads(pid: int) -> None:
-    """Starts the threads of this process, which a forked one does not inherit."""
+    """Starts the threads of this process, once per process id: forks do not inherit threads."""
     for work in (_ask, _look):
         threading.Thread(target=work, name=f"flashsmith-watch{work.__name__}", daemon=True).start()
 
@@ -209,7 +215,7 @@ def _look() -> None:
     while True:
         time.sleep(_PERIOD)
         now = time.monotonic()
-        # The time in which this process was stopped itself does not count.
+        # The time in which this process itself was stopped does not count.
         seconds, before = min(now - before, 2 * _PERIOD), now
         for watch in _watches():
             if why := watch.reason(seconds):
@@ -217,12 +223,16 @@ def _look() -> None:
 
 
 def _end_in_time() -> None:
-    """An interpreter that ends waits, in the destructors of PyTorch's groups and tensors, for
-    transfers that are left. No thread of Python's runs then: an alarm ends it."""
+    """Sets an alarm that ends an exiting interpreter if some transfers may never complete.
+
+    The destructors of PyTorch's groups and tensors wait for these transfers, and no Python thread
+    runs at that time.
+    """
     if any(watch.has_failed for watch in _watches()):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, Watch.PATIENCE)
 
 
-# What is registered first is called last: other libraries' ends come before the alarm is set.
+# Functions registered first are called last, so other libraries' exit functions run before the
+# alarm is set.
 atexit.register(_end_in_time)
