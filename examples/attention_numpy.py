@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Causal attention with grouped heads on NumPy arrays, beside float64.
+"""Computes causal attention with grouped heads on NumPy arrays and compares it with float64.
 
-Needs neither a GPU nor PyTorch: host arrays run in the emulator, which executes the same kernel.
+This needs neither a GPU nor PyTorch: for host arrays the emulator executes the same kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
     error = float(np.abs(o - reference(q, k, v)).max())
     print(f"o {o.shape} {o.dtype}, log-sum-exp {lse.shape} {lse.dtype}")
-    print(f"largest error beside float64: {error:.1e}")
+    print(f"largest error against float64: {error:.1e}")
     assert error < 2e-3
 
 

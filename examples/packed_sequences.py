@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sequences of unequal length in one call, without padding: packed, or 'varlen'."""
+"""Computes sequences of different lengths in one call without padding (packed, or 'varlen')."""
 
 from __future__ import annotations
 

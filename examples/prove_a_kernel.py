@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prove a kernel variant right, every access to memory watched, and show what a wrong one gets."""
+"""Proves a kernel variant with all memory accesses checked, and shows how an illegal one fails."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""flashsmith.sdpa in a PyTorch module, where scaled_dot_product_attention stood.
+"""Uses flashsmith.sdpa in a PyTorch module in place of scaled_dot_product_attention.
 
-On a GPU the module runs there. On the host PyTorch would compute the attention;
-FLASHSMITH_EMULATE=1 has the emulator execute flashsmith's kernel instead, slowly.
+With a GPU the module runs there. On the host PyTorch would compute the attention;
+FLASHSMITH_EMULATE=1 makes the emulator execute flashsmith's kernel instead, which is slow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     layer = SelfAttention(width=256, heads=4).to(device, torch.float16).eval()
     x = torch.randn(1, 100, 256, device=device, dtype=torch.float16)
-    with torch.no_grad():  # with gradients sdpa() leaves the call to PyTorch, and says so
+    with torch.no_grad():  # with gradients sdpa() leaves the call to PyTorch and warns
         ours = layer(x)
         theirs = layer(x, attend=nn.functional.scaled_dot_product_attention)
     error = (ours - theirs).abs().max().item()

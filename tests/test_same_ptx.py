@@ -366,7 +366,7 @@ def test_a_file_of_other_sources_is_none_of_this_tree(
     monkeypatch.setattr(
         sys, "argv", ["same_ptx.py", "--base", str(file), "--new", str(file), "--set", CONFIG]
     )
-    with pytest.raises(SystemExit, match="of other sources of mma_sync than this tree's"):
+    with pytest.raises(SystemExit, match="made from other sources of mma_sync than this tree's"):
         tool.main()
 
 

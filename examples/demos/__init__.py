@@ -1,5 +1,5 @@
-"""What `flashsmith demo` runs: real models on flashsmith's kernels, with its public functions.
+"""The demos of `flashsmith demo`: real models on flashsmith's kernels, with its public functions.
 
-The wheel ships this folder as the package flashsmith_demos; src/ has a link to it, so that a
-checkout has it, too.
+The wheel ships this folder as the package flashsmith_demos. A link in src/ makes it available in a
+checkout too.
 """

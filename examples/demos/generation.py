@@ -1,9 +1,9 @@
-"""A demo of generation: a small language model answers from a paged KV cache, token for token as
-with PyTorch's attention.
+"""The generation demo: a small language model answers from a paged KV cache.
 
-The model was trained for associative recall (train_recall.py). Every sequence lists
-pairs of a key and a value, as many as it likes, and is then asked for the values of keys, one after
-the other: each answer is generated, and the next question appended behind it.
+Its answers must be the same tokens as with PyTorch's attention. The model was trained for
+associative recall (train_recall.py). Every sequence lists any number of pairs of a key and a value
+and is then queried for the values of keys. Each answer is generated, and the next question is
+appended after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flashsmith_demos.recall import (
 SIZES = Recall(8, 16, 32, layers=2, heads=2, heads_k=1, d=32, rate=4e-3, steps=800)
 WEIGHTS = Path(__file__).with_name("recall.npz")
 PAGE = 16
-# Pairs that each sequence lists: their caches are of different lengths.
+# Pairs that each sequence lists, so that the caches have different lengths.
 PAIRS = (8, 5, 3, 7)
 ANSWERS = 8
 LEAST_ACCURACY = 0.9
@@ -37,8 +37,8 @@ LEAST_ACCURACY = 0.9
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """The demo's results: of each sequence its prompt, the questions, both generated answers, and
-    the right ones."""
+    """The demo's results: each sequence's prompt, questions, both generated answers and right
+    answers."""
 
     device: str
     backend: str  # "gpu" or "emulator"
@@ -54,7 +54,7 @@ class GenerationReport:
 
     @property
     def accuracy(self) -> float:
-        """The share of flashsmith's answers that are right."""
+        """The fraction of flashsmith's answers that are right."""
         pairs = [
             one == other
             for ours, right in zip(self.flashsmith, self.right, strict=True)
@@ -64,12 +64,12 @@ class GenerationReport:
 
     @property
     def least_launches(self) -> int:
-        """An append and an attention kernel for each layer of each prompt and each step."""
+        """The expected launches: an append and an attention kernel per layer, prompt and step."""
         return 2 * SIZES.layers * (len(self.prompts) + len(self.right[0]) - 1)
 
     @property
     def ok(self) -> bool:
-        """Whether both generated the same tokens, flashsmith's kernels did, and the model knows."""
+        """Whether both generated the same tokens with our kernels, and enough answers are right."""
         return (
             self.flashsmith == self.pytorch
             and self.launches >= self.least_launches
@@ -77,19 +77,19 @@ class GenerationReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The results as a JSON object."""
         return {**asdict(self), "accuracy": self.accuracy, "ok": self.ok}
 
 
 def generate_twice(
     *, answers: int = ANSWERS, emulate: bool = False, progress: Progress | None = None
 ) -> GenerationReport:
-    """Generates with PyTorch's attention, which sees all tokens at every step, and with
-    attention_with_cache(), which reads them from a paged cache.
+    """Generates answers twice and reports both.
 
-    On the first GPU; without one, or with ``emulate``, on the host, in the emulator. Attention is
-    in bf16, the rest of the model in float32. Kernels are built before, with ``progress`` called
-    for each event.
+    PyTorch's attention computes all tokens at every step; attention_with_cache() reads earlier ones
+    from a paged cache. This runs on the first GPU. Without a GPU, or with ``emulate``, it runs on
+    the host in the emulator. Attention is in bf16, the rest of the model in float32. Kernels are
+    built first; ``progress`` is called for each event.
 
     Raises:
         DependencyError: PyTorch is missing.
@@ -160,7 +160,7 @@ def _load(attention: Callable[..., Any], device: str) -> Any:
 
 
 def _answer_all(prompt: list[int], questions: list[int], device: str) -> list[int]:
-    """Answers with PyTorch's attention over all tokens, which are computed anew for each."""
+    """Answers with PyTorch's attention over all tokens, recomputed for each answer."""
     import torch
 
     model, tokens, found = _load(pytorchs_attention, device), list(prompt), []
@@ -175,15 +175,17 @@ def _answer_all(prompt: list[int], questions: list[int], device: str) -> list[in
 def _answer_from(
     cache: _PagedCache, prompts: list[list[int]], questions: list[list[int]], device: str
 ) -> list[list[int]]:
-    """Answers from the cache: prompts one by one, then the answer before and the next question of
-    all sequences together."""
+    """Answers from the cache.
+
+    The prompts run one by one. Then the last answer and the next question of all sequences run
+    together.
+    """
     import torch
 
     model = _load(cache.attention, device)
 
     def step(rows: slice, tokens: list[list[int]], known: int) -> list[int]:
-        """The next tokens of some sequences, of whose ``tokens`` the first ``known`` are in their
-        caches already."""
+        """The next tokens of some sequences. The first ``known`` of ``tokens`` are cached."""
         cache.begin(rows, known)
         logits = model(torch.tensor(tokens, device=device))[:, -1]
         cache.end(len(tokens[0]) - known)
@@ -196,7 +198,7 @@ def _answer_from(
     ]
     every = slice(0, len(prompts))
     for at in range(1, len(questions[0])):
-        # The model looks one token back: at the question before.
+        # The model looks one token back, so the previous question is included.
         tokens = [
             [asked[at - 1], answers[-1], asked[at]]
             for asked, answers in zip(questions, found, strict=True)
@@ -207,7 +209,7 @@ def _answer_from(
 
 
 class _PagedCache:
-    """Keys and values of all layers in shuffled pages, and attention over them, which appends."""
+    """Keys and values of all layers in shuffled pages; its attention() appends to them."""
 
     def __init__(self, lengths: list[int], device: str, emulate: bool) -> None:
         import torch
@@ -226,16 +228,15 @@ class _PagedCache:
         self._rows, self._known, self._layer = slice(0), 0, 0
 
     def begin(self, rows: slice, known: int) -> None:
-        """Before the model runs on tokens of these sequences, the first ``known`` of which are
-        here."""
+        """Prepares for tokens of these sequences, of which the first ``known`` are cached."""
         self._rows, self._known, self._layer = rows, known, 0
 
     def end(self, appended: int) -> None:
-        """After it: all layers have appended."""
+        """Adds what all layers have appended to the lengths."""
         self._lens[self._rows] += appended
 
     def attention(self, q: Any, k: Any, v: Any) -> Any:
-        """The next layer's. Rows of tokens that are known already are 0: nothing reads them."""
+        """The next layer's attention. Rows of cached tokens are 0, since nothing reads them."""
         import torch
 
         import flashsmith

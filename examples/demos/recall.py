@@ -1,9 +1,9 @@
-"""A demo of training: a small transformer learns associative recall, once with PyTorch's attention
-and once with flashsmith's.
+"""The training demo: a small transformer learns associative recall with PyTorch's attention, and
+again with flashsmith's.
 
-A line of the data lists pairs of a key and a value in random order, and then asks for the value of
-each key. Which value belongs to which key is drawn anew for every line, so that nothing but
-attention to the first half can tell.
+A line of the data lists pairs of a key and a value in random order and then queries the value of
+each key. The values of the keys are drawn separately for every line, so that only attention to the
+first half can find them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from flashsmith.runtime.launch_counter import count_launches
 # attention(q, k, v) -> o, all (batch, length, heads, d), causal.
 Attention = Callable[[Any, Any, Any], Any]
 
-# The first losses depend on rounding alone; later ones also on how training amplifies it.
+# The first losses differ only by rounding; training amplifies the differences of later ones.
 FIRST_STEPS = 10
 MOST_DIFFERENCE = 0.01
 LAST_STEPS = 10
-# Nats above PyTorch's, and the share of right answers, that training has to end with.
+# Limits at the end of training: nats above PyTorch's loss, and the fraction of right answers.
 MOST_EXCESS = 0.05
 LEAST_ACCURACY = 0.99
 
@@ -63,15 +63,15 @@ class Recall:
 
 
 ON_A_GPU = Recall(128, 128, 32, layers=2, heads=4, heads_k=2, d=64, rate=2e-3, steps=300)
-# A few steps show that gradients are right, not that it learns: at this rate a missing one makes
-# more than MOST_DIFFERENCE.
+# A few steps only show that gradients are right: at this rate a missing gradient changes the loss
+# by more than MOST_DIFFERENCE.
 EMULATED = Recall(8, 16, 2, layers=2, heads=2, heads_k=1, d=32, rate=3e-2, steps=5)
 
 
 @dataclass(frozen=True)
 class Training:
-    """One run: the loss in nats of every step, the right answers of the last ones, the median
-    seconds of a step without the first ones."""
+    """One run: the loss of every step in nats, the accuracy over the last steps, and the median
+    seconds of a step, without the first steps."""
 
     losses: tuple[float, ...]
     accuracy: float
@@ -92,17 +92,17 @@ class RecallReport:
 
     @property
     def first_difference(self) -> float:
-        """The largest difference of losses in the first steps; NaN if a loss is."""
+        """The largest difference of losses in the first steps; NaN if a loss is NaN."""
         return self._largest_difference(FIRST_STEPS)
 
     @property
     def largest_difference(self) -> float:
-        """The same of all steps."""
+        """The largest difference of losses over all steps."""
         return self._largest_difference(self.sizes.steps)
 
     @property
     def excess(self) -> float:
-        """How much more flashsmith's loss is than PyTorch's, in the mean of the last steps."""
+        """flashsmith's loss minus PyTorch's, as means over the last steps."""
         ours, theirs = (
             statistics.fmean(run.losses[-LAST_STEPS:]) for run in (self.flashsmith, self.pytorch)
         )
@@ -110,18 +110,21 @@ class RecallReport:
 
     @property
     def is_judged_by_its_end(self) -> bool:
-        """Whether the training is long enough for that."""
+        """Whether the training is long enough to judge its final loss and accuracy."""
         return self.backend == "gpu" and self.sizes.steps >= ON_A_GPU.steps
 
     @property
     def least_launches(self) -> int:
-        """One kernel for each forward pass of a layer, at least two for each backward pass."""
+        """The expected launches: one per layer's forward pass, at least two per backward pass."""
         return 3 * self.sizes.layers * self.sizes.steps
 
     @property
     def ok(self) -> bool:
-        """Whether flashsmith computed all attention, forward and backward, the first losses are
-        PyTorch's, and a whole training ends where PyTorch's does."""
+        """Whether the demo passed.
+
+        flashsmith must have computed all attention, forward and backward. The first losses must
+        agree with PyTorch's, and so must the end of a full training.
+        """
         ends_well = (
             self.excess <= MOST_EXCESS and self.flashsmith.accuracy >= LEAST_ACCURACY
         ) or not self.is_judged_by_its_end
@@ -132,14 +135,14 @@ class RecallReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The results as a JSON object."""
         differences = "first_difference", "largest_difference", "excess", "ok"
         return {**asdict(self), **{name: getattr(self, name) for name in differences}}
 
     def _largest_difference(self, steps: int) -> float:
         runs = self.flashsmith.losses[:steps], self.pytorch.losses[:steps]
         found = [abs(ours - theirs) for ours, theirs in zip(*runs, strict=True)]
-        # max() would pass over a NaN that is not the first.
+        # max() would ignore a NaN that is not the first value.
         return math.nan if any(map(math.isnan, found)) else max(found)
 
 
@@ -158,12 +161,12 @@ def train_twice(
 ) -> RecallReport:
     """Trains the same model on the same data with PyTorch's and with flashsmith's attention.
 
-    On the first GPU; without one, or with ``emulate``, a tiny model on the host, where flashsmith's
-    attention runs in the emulator. Attention is in bf16, the rest of the model in float32. Kernels
-    are built before, with ``progress`` called for each event.
+    This runs on the first GPU. Without a GPU, or with ``emulate``, it trains a tiny model on the
+    host, with flashsmith's attention in the emulator. Attention is in bf16, the rest of the model
+    in float32. Kernels are built first; ``progress`` is called for each event.
 
     Args:
-        steps: of each training; None is 300 on a GPU and 5 in the emulator.
+        steps: steps of each training; None: 300 on a GPU and 5 in the emulator.
 
     Raises:
         ArgumentError: steps is below 1.
@@ -207,14 +210,16 @@ def pytorchs_attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def train(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, int]:
-    """The course of one training, and how many parameters the model has. Weights and data are the
-    same at every call."""
+    """Trains a model; returns the training and the number of parameters.
+
+    Initial weights and data are the same at every call.
+    """
     training, model = train_model(sizes, attention, device)
     return training, sum(weight.numel() for weight in model.parameters())
 
 
 def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, Any]:
-    """The same, with the trained model itself."""
+    """The same, but returns the trained model instead of its number of parameters."""
     import torch
 
     random = torch.Generator().manual_seed(1)
@@ -225,7 +230,7 @@ def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tup
     for _ in range(sizes.steps):
         tokens, answers = (tensor.to(device) for tensor in lines_of(sizes, random))
         start = time.perf_counter()
-        # Every second token of the second half asks.
+        # Every second token of the second half is a query.
         logits = model(tokens)[:, 2 * sizes.pairs :: 2]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
         optimizer.zero_grad()
@@ -244,18 +249,20 @@ def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tup
 
 
 def _share_of_rate(steps: int, step: int) -> float:
-    """A warm-up of 20 steps, then down to 0 along a cosine: the ends of two runs are comparable
-    when their last steps are small."""
+    """A warm-up of 20 steps, then a cosine decay to 0.
+
+    Small last steps make the ends of two runs comparable.
+    """
     return min(1.0, (step + 1) / 20) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def lines_of(sizes: Recall, random: Any) -> Iterator[Any]:
-    """A batch of lines, and the values that they ask for."""
+    """Batches of lines, each with the values that the lines query."""
     import torch
 
     shape = sizes.batch, sizes.pairs
     known = torch.rand(sizes.batch, sizes.symbols, generator=random).argsort(1)
-    # From two to as many different keys as pairs: what is learnt from few helps with many.
+    # Lines have from two different keys up to one per pair; learning from few helps with many.
     most = torch.randint(1, sizes.pairs.bit_length(), (sizes.batch, 1), generator=random)
     which = (torch.rand(shape, generator=random) * 2**most).long()
     keys = known.gather(1, which)
@@ -268,7 +275,7 @@ def lines_of(sizes: Recall, random: Any) -> Iterator[Any]:
 
 
 def new_model(sizes: Recall, attention: Attention) -> Any:
-    """A decoder with grouped heads. (Defined here, since torch is imported where it is used.)"""
+    """A decoder with grouped heads. Its classes are defined here since torch is imported lazily."""
     import torch
     from torch import nn
 
@@ -293,8 +300,8 @@ def new_model(sizes: Recall, attention: Attention) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(2 * sizes.symbols, width)
-            # A token knows the one before it, so that a value carries its key: otherwise a first
-            # layer has to find that out, which takes some ten times as many steps.
+            # Each token includes the previous one, so that a value carries its key. Otherwise a
+            # first layer has to learn this, which takes about ten times as many steps.
             self.before = nn.Linear(width, width, bias=False)
             self.layers = nn.Sequential(*(Layer() for _ in range(sizes.layers)))
             self.head = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, 2 * sizes.symbols))

@@ -29,7 +29,7 @@ def print_recall(console: Console, report: RecallReport) -> None:
         f"model:   {sizes.layers} layers, {sizes.heads} heads over {sizes.heads_k}, d {sizes.d}, "
         f"{report.parameters:,} parameters",
         f"data:    {sizes.batch} lines a step, each of {sizes.pairs} pairs of a key and a value, "
-        f"then asked for every value ({sizes.length} tokens)",
+        f"then queries for every value ({sizes.length} tokens)",
         f"device:  {report.device}; attention in bf16"
         + (", in the emulator" if report.backend == "emulator" else ""),
     ):
@@ -40,7 +40,7 @@ def print_recall(console: Console, report: RecallReport) -> None:
 
 
 def shown_steps(steps: int) -> list[int]:
-    """Some of the steps, counted from 0: the first, the last, and those at equal distances."""
+    """Some of the steps, counted from 0: the first, the last, and equally spaced ones."""
     every = max(1, steps // _SHOWN)
     return sorted({0, *range(every - 1, steps, every), steps - 1})
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Train the language model of `flashsmith demo generate`, on the host, in some minutes.
+"""Trains the language model of `flashsmith demo generate` on the host, in a few minutes.
 
     python examples/demos/train_recall.py [--out examples/demos/recall.npz]
 
-Its weights are rounded to fp16; the same seed gives the same file on the same machine.
+The weights are rounded to fp16. The same seed gives the same file on the same machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compiles three CUDA kernels to PTX, runs them on the CPU beside NumPy, and looks for races.
+"""Compiles three CUDA kernels to PTX, compares them with NumPy on the CPU, and checks for races.
 
-Needs nvcc (the extra 'compiler' brings one, or CUDA_HOME names one), and no GPU.
+This needs nvcc (from the extra 'compiler' or CUDA_HOME), but no GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def compiled(source: Path) -> ptxlab.Module:
-    """A CUDA source as a module; -lineinfo lets findings name lines of the source."""
+    """Compiles a CUDA source to a module; -lineinfo lets findings name lines of the source."""
     tools = find_toolchain()
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / "kernel.ptx"
@@ -30,14 +30,14 @@ def compiled(source: Path) -> ptxlab.Module:
 
 
 def reduction(module: ptxlab.Module) -> tuple[ptxlab.EmulationResult, np.ndarray, np.ndarray]:
-    """The sum of 10,000 numbers."""
+    """Sums 10,000 numbers."""
     x = np.random.default_rng(0).random(10_000, np.float32)
     total = np.zeros(1, np.float32)
     return module.launch("reduction", [x, total, x.size], grid=4, block=256), total, x.sum()
 
 
 def transpose(module: ptxlab.Module) -> tuple[ptxlab.EmulationResult, np.ndarray, np.ndarray]:
-    """A matrix that does not fill its tiles."""
+    """Transposes a matrix that does not fill its tiles."""
     rows, columns = 70, 50
     matrix = np.random.default_rng(0).random((rows, columns), np.float32)
     out = np.zeros((columns, rows), np.float32)
@@ -47,7 +47,7 @@ def transpose(module: ptxlab.Module) -> tuple[ptxlab.EmulationResult, np.ndarray
 
 
 def gemm(module: ptxlab.Module) -> tuple[ptxlab.EmulationResult, np.ndarray, np.ndarray]:
-    """A product of three steps along k."""
+    """Multiplies matrices in three steps along k."""
     m, n, k = 32, 64, 48
     random = np.random.default_rng(0)
     A, B = random.random((m, k), np.float32), random.random((k, n), np.float32)

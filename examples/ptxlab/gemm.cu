@@ -1,5 +1,5 @@
-// C = A B of row-major matrices, whose sizes are multiples of 16. The next tiles are copied by
-// cp.async while the current ones are multiplied. A CTA has 16 x 16 threads, an element of C each.
+// C = A B for row-major matrices whose sizes are multiples of 16. cp.async copies the next tiles
+// while the current ones are multiplied. A CTA has 16 x 16 threads, one for each element of C.
 
 #include <cuda_pipeline.h>
 

@@ -1,4 +1,4 @@
-// The sum of an array: a grid-stride loop, then shuffles within warps, then one value a warp in
+// The sum of an array: a grid-stride loop, then shuffles within warps, then one value per warp in
 // shared memory.
 
 __device__ __forceinline__ float warp_sum(float value) {

@@ -1,12 +1,12 @@
-// The transpose of a row-major matrix, tile by tile through shared memory, so that both the loads
-// and the stores of a warp are of neighbours. A CTA has 32 x 8 threads.
+// Transposes a row-major matrix, tile by tile through shared memory, so that both the loads and the
+// stores of a warp are coalesced. A CTA has 32 x 8 threads.
 
 constexpr int kTile = 32;
 constexpr int kRows = 8;
 
 extern "C" __global__ void transpose(const float* __restrict__ in, float* __restrict__ out,
                                      int rows, int columns) {
-    // One column more than a tile has: a column's elements are in different banks.
+    // The tile is padded by one column, so that a column's elements are in different banks.
     __shared__ float tile[kTile][kTile + 1];
 
     int column = blockIdx.x * kTile + threadIdx.x;

@@ -5,17 +5,17 @@
     for finding in result.findings:
         print(finding)
 
-Imports go one way, from bottom to top:
-  errors
-  ptx/        text to a tree of instructions
-  interface   for users: events, observers, findings, the result
-  machine/    what generated code runs on: memories, groups of threads, barriers, the scheduler;
-              its parts use the wave they belong to through machine/protocols.py
-  translate/  PTX to Python that runs on the machine: control flow, opcodes
-  execute     a launch: translates, runs the grid in waves of CTAs, collects what happened
-  checks/     observers, which use the interface alone
-  arguments   NumPy arrays and scalars to the bytes of a kernel's arguments
-  module      load() and Module: the way in for users
+A module imports only modules above it in this list:
+  errors      Error classes.
+  ptx/        Parses text into a tree of instructions.
+  interface   Types that users meet: events, observers, findings, the result.
+  machine/    Runs generated code: memories, groups of threads, barriers, the scheduler. Its parts
+              use their wave through machine/protocols.py.
+  translate/  Translates PTX to Python that runs on the machine: control flow, opcodes.
+  execute     Launches: translates, runs the grid in waves of CTAs, collects the results.
+  checks/     Observers; they depend on the interface alone.
+  arguments   Packs NumPy arrays and scalars into the bytes of a kernel's arguments.
+  module      load() and Module: the entry points for users.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _encoded(name: str, parameter: Parameter, value: Any, memory: GlobalMemory) 
     if parameter.kind in _FLOATS:
         return _float(name, parameter, value)
     if parameter.kind[0] == "b" and isinstance(value, np.generic):
-        # Of this type PTX says no more than the width.
+        # PTX gives only the width of a .b type, not its meaning.
         return _structure(name, parameter, value)
     return _integer(name, parameter, value)
 
@@ -56,8 +56,8 @@ def _address(name: str, parameter: Parameter, array: np.ndarray, memory: GlobalM
         raise ArgumentError(f"{name}: got an array of Python objects; give one of numbers")
     if not array.flags.c_contiguous:
         raise ArgumentError(
-            f"{name}: the array of shape {array.shape} has strides {array.strides}, and a kernel "
-            "gets no more than its address; give a C-contiguous one, such as "
+            f"{name}: the array of shape {array.shape} has strides {array.strides}, but a kernel "
+            "only gets its address; give a C-contiguous one, such as "
             "np.ascontiguousarray(array)"
         )
     return memory.register(name, array, writable=array.flags.writeable)

@@ -21,12 +21,11 @@ from ptxlab.ptx import ParsedModule
 from ptxlab.ptx.syntax import Variable
 from ptxlab.translate.translator import Translated, translate
 
-#: Backward jumps of one launch before it counts as endless. The longest honest loop, one jump a KV
-#: block, makes a few thousand.
+#: Backward jumps of one launch before it counts as endless. The longest legitimate loop jumps once
+#: per KV block, a few thousand times.
 LOOP_LIMIT = 1_000_000
 
-#: Threads that run together: wide enough to hide NumPy's cost per call, narrow enough for the
-#: caches.
+#: Threads that run together: enough to amortise NumPy's cost per call, few enough for the caches.
 WAVE_THREADS = 4096
 
 
@@ -55,23 +54,25 @@ def emulate(
     - ``ptx``: text of a module; ``entry``: mangled name of the kernel in it.
     - ``smem_bytes``: dynamic shared memory of a CTA. Shared memory starts as 0xFF bytes (NaN).
     - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
-    - ``tensor_maps``: what stands in the arguments where kernels find tensor maps; the bytes there
-    do not matter.
-    - ``variables``: arrays in the place of the module's variables of these names; others begin with
-    their initial values.
+    - ``tensor_maps``: the tensor maps among the kernel's arguments. The argument bytes at their
+    offsets are ignored.
+    - ``variables``: arrays that replace the module's variables of these names. Other variables
+    begin with their initial values.
     - ``observers``: receive every event; an empty tuple costs nothing.
-    - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
-    may; a number for a random one that this number decides, hesitant (RandomSchedule) where odd.
-    - ``sm_count``: of the GPU that has room for so many CTAs at a time, times the CTAs per SM that
-    the kernel's launch bounds promise; None: for all. It matters where CTAs wait for each other.
-    - ``programmatic``: the launch may begin before the one is over that observers saw before it
-    (programmatic dependent launch). Here it does not, but the checks know.
-    - ``exact_mma``: mma, wgmma and wmma have the bits of the target's tensor cores
-    (machine/tensor_cores.py) instead of sums in float32.
+    - ``seed``: None selects the fixed schedule, in which asynchronous work happens as late as
+    allowed. A number seeds a random schedule; an odd one makes it hesitant (see RandomSchedule).
+    - ``sm_count``: SMs of the GPU. It matters only for CTAs that wait for each other: each SM holds
+    the CTAs that the kernel's launch bounds promise. None: all CTAs are resident at once.
+    - ``programmatic``: the launch may begin before the previous one has finished (programmatic
+    dependent launch). The emulator runs them one after the other, but the checks assume overlap.
+    - ``exact_mma``: mma, wgmma and wmma give the bits of the target's tensor cores
+    (machine/tensor_cores.py) instead of float32 sums.
 
-    Raises EmulatorError for PTX that is not supported, for a deadlock or an endless loop, for a
-    trap, and for an access outside memory unless an observer handles it; ArgumentError for a launch
-    that makes no sense. Every message names the PTX line and, with line info, the CUDA source line.
+    Raises:
+        EmulatorError: the PTX is not supported, the kernel deadlocks, loops forever or traps, or it
+            accesses an address outside memory that no observer handles. The message names the
+            PTX line and, with line info, the CUDA source line.
+        ArgumentError: the launch is invalid.
     """
     translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
     memory = memory.extended()
@@ -163,15 +164,17 @@ def _tensor_core(module: ParsedModule) -> TensorCore:
     if core is None:
         known = ", ".join(f"sm_{arch}" for arch in TENSOR_CORES)
         raise ArgumentError(
-            f"exact_mma: the sums of {module.target}'s tensor cores are not known; compile for one "
-            f"of {known}, or leave exact_mma out"
+            f"exact_mma: the rounding of {module.target}'s tensor cores is not known; compile for "
+            f"one of {known}, or leave exact_mma out"
         )
     return core
 
 
 def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:
-    """CTAs that run together: whole clusters, in flat order; where they wait for each other, as
-    many as are resident at least."""
+    """CTAs that run together: whole clusters, in flat order.
+
+    CTAs that wait for each other need at least as many as are resident on the GPU.
+    """
     cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
     if cluster > 1 and (launch.cluster[1:] != (1, 1)):
         # Clusters that span rows are not contiguous in flat order.
@@ -206,7 +209,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
     wave.random = random
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
-    # A wgmma that one warp has waited for is done for all four, so these stay together.
+    # A wgmma that one warp has waited for is complete for all four, so they stay together.
     unit = WARP if translated.warps_are_free else WARPGROUP
     groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):
@@ -218,7 +221,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
 
 def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> list[Group]:
-    """All threads as one group; for a random schedule cut between units of threads."""
+    """All threads as one group; a random schedule splits them between units of threads."""
     everyone = np.arange(geometry.threads, dtype=np.int64)
     if random is None:
         return [Group(geometry, everyone)]
@@ -231,7 +234,7 @@ def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> lis
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:
-    """The error with the PTX and source line of the generated line that it came out of."""
+    """The error, with the PTX line and source line of the generated code that raised it."""
     site: Site | None = None
     trace = error.__traceback__
     file = f"<emulated {translated.entry.name}>"
@@ -261,7 +264,7 @@ def _check_variable(name: str, array: np.ndarray, known: Mapping[str, Variable])
 
 
 class _ModuleMemory:
-    """Arguments and module variables as read by the kernel, admitted to global memory."""
+    """The arguments and module variables that a kernel reads, registered in global memory."""
 
     def __init__(
         self,

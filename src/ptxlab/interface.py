@@ -2,9 +2,9 @@
 
 Vocabulary of every event
 - thread: flat number in the launch, ``cta * threads_per_cta + tid``; cta: flat number,
-  ``x + grid_x * (y + grid_y * z)``; tid likewise within the block; a warp is 32 tids.
+  ``x + grid_x * (y + grid_y * z)``; tid: flat number within the block; a warp is 32 tids.
 - clock: a count that grows with every event of a launch. Events of one thread are in program order;
-  across threads it says only in which order the emulator happened to run them.
+  across threads it only gives the order in which the emulator happened to run them.
 - site: the instruction, with its PTX line and CUDA source line.
 """
 
@@ -24,8 +24,8 @@ from ptxlab.ptx.syntax import Instruction
 class Site:
     """An instruction's place. ``source`` is ``file:line`` or empty without line info.
 
-    ``caller`` is where the function that ``source`` lies in was inlined, and behind it, where that
-    is another place, the line of the kernel itself; or empty.
+    ``caller`` is the place where the function that contains ``source`` was inlined, or empty. If
+    the kernel's own line is another one, it follows.
     """
 
     index: int
@@ -63,21 +63,22 @@ class MemoryAccess:
     - ``space``: ``shared``, ``global`` or ``local``.
     - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (a cp.async source, at issue) or
       ``async_write`` (a cp.async destination, at issue: the data are not there yet). Bulk stores
-      are ``async_write`` to global memory at issue, and bulk reductions ``async_atomic``;
-      ``engine`` is then what writes at some time until a thread has waited for it.
+      are ``async_write`` to global memory at issue, and bulk reductions ``async_atomic``; their
+      ``engine`` writes at any time until a thread has waited for it.
     - ``addresses``: int64, in bytes. Shared: within the CTA's memory, from 0. Local: within the
       thread's own, from 0. Global: host addresses.
     - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
-    - ``shape``: ``plain`` for one contiguous piece per thread; ``matrix`` for ldmatrix/stmatrix,
-      where each entry is the 16-byte row its thread points at, handed to the whole warp, eight
-      rows a phase (for x1 and x2 only the lanes whose addresses count are listed); ``tile`` for
-      the rows of a bulk copy's box, all ordered by one thread.
-    - ``ctas``: None for the shared memory of the threads' own CTAs, else whose it is (flat).
-    - ``order``: of global memory: ``relaxed`` (a volatile access too), ``acquire``, ``release``,
-      ``acq_rel``, or empty for a weak access; ``scope``: ``cta``, ``cluster``, ``gpu`` or ``sys``.
-      Atomics come in the order in which they happen.
+    - ``shape``: ``plain`` is one contiguous piece per thread. ``matrix`` is ldmatrix or stmatrix:
+      each entry is a 16-byte row that its thread points at, for the whole warp, eight rows a
+      phase. With x1 and x2 only the lanes whose addresses count are listed. ``tile`` is the rows
+      of a bulk copy's box, all issued by one thread.
+    - ``ctas``: the CTAs (flat) that own the shared memory; None: the threads' own CTAs.
+    - ``order``, for global memory: ``relaxed`` (also for a volatile access), ``acquire``,
+      ``release``, ``acq_rel``, or empty for a weak access. ``scope``: ``cta``, ``cluster``,
+      ``gpu`` or ``sys``. Atomics are listed in the order in which they happen.
 
-    Sent before the access happens. A bad address without an observer that handles it is an error.
+    The event is sent before the access happens. A bad address is an error unless an observer
+    handles it.
     """
 
     site: Site
@@ -124,9 +125,9 @@ class AsyncLanding:
 class BarrierEvent:
     """CTA barrier traffic: ``kind`` "arrive" (threads reach it) or "release" (it opened for them).
 
-    ``barrier`` is the barrier's number, ``expected`` how many threads of a CTA take part. A release
-    names all threads that took part, possibly of several CTAs whose barriers opened together.
-    Every thread of a release has had its arrive event before.
+    ``barrier`` is the barrier's number, ``expected`` the number of threads per CTA that take part.
+    A release names all threads that took part, possibly of several CTAs whose barriers opened
+    together. Every thread of a release had an arrive event before.
     """
 
     site: Site
@@ -148,12 +149,13 @@ class WarpSync:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A unit that works asynchronously to the threads: the asynchronous proxy in one of its forms.
+    """A unit that works asynchronously to the threads: one form of the asynchronous proxy.
 
-    ``kind`` and ``number``: ``mbarrier`` and an address, for bulk copies that complete there;
-    ``warpgroup`` and its number, for wgmma; ``bulk`` and a warp, for the reads of bulk copies in
-    groups, and ``bulk write`` for what these do to global memory.
-    ``cta`` is the CTA (flat) that the number belongs to.
+    ``kind`` and ``number`` identify it within ``cta`` (flat):
+    - ``mbarrier`` and its address: bulk copies that complete on it.
+    - ``warpgroup`` and its number: wgmma.
+    - ``bulk`` and a warp: the shared-memory reads of bulk copies in bulk groups.
+    - ``bulk write`` and a warp: the global-memory writes of those copies.
     """
 
     kind: str
@@ -170,10 +172,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineAccess:
-    """An engine is ordered to read (``kind`` "read") or write the shared memory of one CTA.
+    """Threads issue an engine's read (``kind`` "read") or write of one CTA's shared memory.
 
-    ``threads`` gave the order together; ``cta`` (flat) owns the memory; ``addresses`` are pieces
-    of ``size`` bytes each. The access happens at some time after, until the engine is done.
+    ``threads`` issued it together; ``cta`` (flat) owns the memory; ``addresses`` are pieces of
+    ``size`` bytes each. The access happens at any time between this event and EngineDone.
     """
 
     site: Site
@@ -188,7 +190,7 @@ class EngineAccess:
 
 @dataclass(frozen=True, slots=True)
 class EngineLanding:
-    """What an engine was ordered to write at clock ``issued`` is in memory now."""
+    """A write that an engine was issued at clock ``issued`` has reached memory."""
 
     engine: Engine
     issued_at: Site
@@ -201,7 +203,7 @@ class EngineLanding:
 
 @dataclass(frozen=True, slots=True)
 class EngineDone:
-    """``threads`` have waited for all orders to an engine up to clock ``issued``."""
+    """``threads`` have waited for all work issued to an engine up to clock ``issued``."""
 
     site: Site
     engine: Engine
@@ -214,9 +216,12 @@ class EngineDone:
 class MbarrierEvent:
     """Traffic at the mbarriers at one address of the CTAs ``ctas`` (flat; one for each thread).
 
-    ``kind``: "init", "arrive", "copy" (a bulk copy is issued that completes there), "complete" (no
-    threads: a phase is over in ``ctas``), "wait" (threads saw that). For "complete" ``landed`` is
-    the clock up to which bulk copies have arrived, per CTA.
+    ``kind``:
+    - "init" and "arrive";
+    - "copy": a bulk copy is issued that will complete on the mbarrier;
+    - "complete": a phase is over in ``ctas``. It names no threads; ``landed`` is the clock up to
+      which bulk copies have arrived, per CTA;
+    - "wait": threads have observed the end of a phase.
     """
 
     site: Site
@@ -230,7 +235,7 @@ class MbarrierEvent:
 
 @dataclass(frozen=True, slots=True)
 class ClusterBarrierEvent:
-    """barrier.cluster: "arrive", "relaxed" (arrives and orders nothing) or "wait" (passed)."""
+    """barrier.cluster: "arrive", "relaxed" (an arrival that orders nothing) or "wait" (passed)."""
 
     site: Site
     kind: str
@@ -240,7 +245,7 @@ class ClusterBarrierEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProxyFence:
-    """What the threads have done, or are ordered after, becomes visible to engines."""
+    """Everything that the threads have done, or are ordered after, becomes visible to engines."""
 
     site: Site
     threads: np.ndarray
@@ -259,7 +264,7 @@ class MemoryFence:
 
 @dataclass(frozen=True, slots=True)
 class GridWait:
-    """griddepcontrol.wait: the launch before is over, and what it wrote is there."""
+    """griddepcontrol.wait: the previous launch is over and its writes are visible."""
 
     site: Site
     threads: np.ndarray
@@ -268,8 +273,8 @@ class GridWait:
 
 @dataclass(frozen=True, slots=True)
 class GridAllow:
-    """griddepcontrol.launch_dependents: the next launch may begin when all CTAs have allowed it or
-    are over."""
+    """griddepcontrol.launch_dependents: the next launch may begin once every CTA has executed this
+    or exited."""
 
     site: Site
     threads: np.ndarray
@@ -330,7 +335,7 @@ class Clusters:
 class Launch:
     """A launch. Shared memory has ``shared_bytes`` per CTA, static variables first.
 
-    ``programmatic``: it may begin before the launch before it is over.
+    ``programmatic``: it may begin before the previous launch has finished.
     """
 
     entry: str
@@ -377,18 +382,17 @@ class GlobalMemoryView(ABC):
 
 
 class Observer:
-    """Watches one launch after another. Subclass and override what is of interest; every hook may
-    be left alone.
+    """Watches one launch after another. Subclasses override the hooks they need.
 
     Hooks cost nothing when a launch has no observer. Findings are appended to ``findings``; a
     finding never stops the run.
     """
 
-    #: An observer that reports bad addresses itself sets this; the emulator then masks the access
+    #: Set by an observer that reports bad addresses itself. The emulator then masks the access
     #: (reads give zero, writes are dropped) instead of raising EmulatorError.
     handles_bad_access: bool = False
 
-    #: An observer that reports misuse sets this; the emulator then goes on as well as it can
+    #: Set by an observer that reports misuse. The emulator then continues as well as it can
     #: instead of raising EmulatorError.
     handles_misuse: bool = False
 
@@ -399,7 +403,7 @@ class Observer:
         """Called once before the first instruction."""
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """CTAs ``first_cta .. first_cta + cta_count - 1`` start; no others are live beside them."""
+        """CTAs ``first_cta .. first_cta + cta_count - 1`` start; no other CTA is live."""
 
     def memory(self, event: MemoryAccess) -> None:
         """A load, store, atomic, or the issue of an asynchronous copy."""
@@ -417,10 +421,10 @@ class Observer:
         """bar.warp.sync."""
 
     def engine_access(self, event: EngineAccess) -> None:
-        """wgmma or a bulk copy is issued: what it will read and write in shared memory."""
+        """A wgmma or bulk copy is issued that will read or write shared memory."""
 
     def engine_landing(self, event: EngineLanding) -> None:
-        """Data of a bulk copy are in shared memory."""
+        """The data of a bulk copy have arrived in shared memory."""
 
     def engine_done(self, event: EngineDone) -> None:
         """wgmma.wait_group, or cp.async.bulk.wait_group."""
@@ -454,9 +458,9 @@ class Observer:
 class Finding:
     """A mistake that a check found.
 
-    ``source`` is ``file:line`` of the CUDA source (empty without line info); ``threads`` a few of
-    the flat thread numbers concerned; ``address`` a representative byte address,
-    ``count`` how often it happened.
+    ``source`` is ``file:line`` of the CUDA source (empty without line info). ``threads`` are some
+    of the flat thread numbers involved, ``address`` is a representative byte address, and
+    ``count`` is the number of occurrences.
     """
 
     kind: str
@@ -476,8 +480,8 @@ class Finding:
 class EmulationResult:
     """Outcome of one launch, or of all launches of a plan.
 
-    ``instructions`` maps each mnemonic to warp instructions issued, ``thread_instructions`` to
-    active threads summed over them (threads switched off by a guard count as active).
+    ``instructions`` maps each mnemonic to the warp instructions issued. ``thread_instructions``
+    maps it to the active threads, summed over those; threads masked by a guard count as active.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)
@@ -485,7 +489,7 @@ class EmulationResult:
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, other: EmulationResult) -> None:
-        """Counts another launch's instructions to this one's."""
+        """Adds another launch's instruction counts to this one's."""
         for ours, theirs in (
             (self.instructions, other.instructions),
             (self.thread_instructions, other.thread_instructions),

@@ -1,4 +1,4 @@
-"""load(): a PTX module, whose kernels run on the CPU."""
+"""load(): a PTX module whose kernels run on the CPU."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _MOST_SHARED_KIB = 227
 
 
 def load(source: str | bytes | os.PathLike[str]) -> Module:
-    """A PTX module, as ``nvcc -ptx`` or NVRTC writes it.
+    """Loads a PTX module, as ``nvcc -ptx`` or NVRTC writes it.
 
     Args:
         source: the PTX as text or bytes, or the path of a file; a text of a single line is a path.
 
     Returns:
-        The module. A kernel is translated when it is launched first.
+        The module. A kernel is translated at its first launch.
 
     Raises:
-        PtxlabError: the file cannot be read, is no PTX, or has a line that cannot be read.
+        PtxlabError: the file cannot be read, is not PTX, or has a line that cannot be parsed.
     """
     text = _text_of(source)
     if text.startswith("\x7fELF"):
@@ -46,7 +46,7 @@ def load(source: str | bytes | os.PathLike[str]) -> Module:
         )
     if ".version" not in text:
         raise ArgumentError(
-            "source: no PTX, which begins with .version; compile CUDA C++ with nvcc -ptx -lineinfo"
+            "source: not PTX: it has no .version; compile CUDA C++ with nvcc -ptx -lineinfo"
         )
     return Module(parse(text))
 
@@ -97,40 +97,40 @@ class Module:
         sm_count: int | None = None,
         exact_mma: bool = False,
     ) -> EmulationResult:
-        """Runs a kernel, and waits until it is done.
+        """Runs a kernel and waits for it to finish.
 
         Args:
-            kernel: its name in the PTX; ``extern "C"`` keeps it as in the source.
-            arguments: one for each parameter. Where the kernel takes a pointer: a C-contiguous
-                NumPy array of any shape and dtype, which it reads and writes in place, or None for
-                null; one that is not ``writeable`` it may only read. Where it takes a number: a
-                Python or NumPy scalar that fits. Where it takes a struct by value: bytes, or a
-                NumPy scalar of as many.
+            kernel: its name in the PTX; ``extern "C"`` keeps the name of the source.
+            arguments: one for each parameter. A pointer takes a C-contiguous NumPy array of any
+                shape and dtype, which the kernel accesses in place, or None for null. The kernel
+                may only read an array that is not ``writeable``. A number takes a Python or NumPy
+                scalar that fits. A struct by value takes bytes or a NumPy scalar of its size.
             grid, block: CTAs of the grid and threads of a CTA: an int, or up to three, x first.
-            cluster: CTAs of a cluster, likewise, for kernels of sm_90 and later.
+            cluster: CTAs of a cluster, in the same form, for kernels of sm_90 and later.
             shared_bytes: dynamic shared memory of a CTA.
-            variables: contents of the module's ``__device__`` and ``__constant__`` variables by
-                their names in the PTX, as arrays of as many bytes, which the kernel uses in place;
-                others begin each launch with the values that the source gives them.
-            checks: look for races and for reads and writes that are out of bounds, of memory that
-                nothing has written, or of copies that have not arrived. Takes about twice as long.
-            observers: more of them, such as ``ptxlab.checks.BankConflicts()``, or single checks.
-            seed: a number selects a random schedule of the threads; None is a fixed one.
-            sm_count: SMs of the GPU, for kernels whose CTAs wait for each other; None: as many as
-                it takes.
-            exact_mma: sums of mma, wgmma and wmma as the tensor cores of the PTX's target take
-                them, to the last bit (sm_80 and later); else they are float32's in any order. A
-                kernel that multiplies much takes two to four times as long.
+            variables: arrays that replace the module's ``__device__`` and ``__constant__``
+                variables, by their names in the PTX. Each has the variable's size in bytes and is
+                used in place. Other variables begin each launch with their initial values.
+            checks: look for races, out-of-bounds accesses, reads of memory that was never written,
+                and uses of copies that have not arrived. This takes about twice as long.
+            observers: additional ones, such as ``ptxlab.checks.BankConflicts()`` or single checks.
+            seed: a number selects a random schedule of the threads; None is a fixed schedule.
+            sm_count: SMs of the GPU, for kernels whose CTAs wait for each other; None: enough for
+                all CTAs.
+            exact_mma: round the sums of mma, wgmma and wmma as the target's tensor cores do, to
+                the last bit (sm_80 and later). By default they are float32 sums in any order. A
+                kernel dominated by multiplications then takes two to four times as long.
 
         Returns:
-            What ran: ``findings`` of the checks, an empty list where all is well, and
-            ``instructions``, how many warps executed each.
+            The result: ``findings`` of the checks, empty if there are none, and ``instructions``,
+            the number of warps that executed each instruction.
 
         Raises:
-            PtxlabError: an argument is wrong (then it is a ValueError, too, and nothing ran); the
-                kernel uses an instruction that is not known, waits for ever, traps, or, without
-                checks, leaves its memory (then a RuntimeError). What names an instruction also
-                names its line in the PTX and, if compiled with ``-lineinfo``, in the source.
+            PtxlabError: an argument is wrong; the error is then also a ValueError, and nothing has
+                run. Or the kernel uses an unknown instruction, deadlocks, traps, or, without
+                checks, accesses an address outside its memory; the error is then also a
+                RuntimeError. A message that names an instruction also names its PTX line and, if
+                compiled with ``-lineinfo``, its source line.
         """
         entry = self._entry(kernel)
         memory = GlobalMemory()
@@ -158,7 +158,7 @@ class Module:
         if kernel not in self.kernels:
             known = ", ".join(self.kernels) or "none"
             mangled = any(name.startswith("_Z") for name in self.kernels)
-            hint = '; extern "C" keeps a kernel\'s name as it is in the source' if mangled else ""
+            hint = '; extern "C" keeps the name that a kernel has in the source' if mangled else ""
             raise ArgumentError(f"kernel: there is no {kernel!r}; the module has: {known}{hint}")
         return self._parsed.entry(kernel)
 
@@ -168,7 +168,7 @@ class Module:
         static = sum(v.size for v in entry.variables if v.space == "shared")
         most = 1024 * _SHARED_KIB.get(self._parsed.arch, _MOST_SHARED_KIB)
         if not 0 <= shared_bytes <= most - static:
-            beside = f" beside {static} static ones" if static else ""
+            beside = f" in addition to {static} static ones" if static else ""
             raise ArgumentError(
                 f"shared_bytes: {shared_bytes}; a CTA of {self._parsed.target} may have 0 to "
                 f"{most - static} bytes{beside}"
@@ -196,4 +196,6 @@ def _extent(name: str, value: Extent, limits: tuple[int, int, int]) -> tuple[int
 def _check_threads(block: Extent, sizes: tuple[int, int, int]) -> None:
     threads = sizes[0] * sizes[1] * sizes[2]
     if threads > _MOST_THREADS:
-        raise ArgumentError(f"block: {block!r} has {threads} threads; {_MOST_THREADS} are the most")
+        raise ArgumentError(
+            f"block: {block!r} has {threads} threads; at most {_MOST_THREADS} are allowed"
+        )

@@ -31,7 +31,7 @@ def test_the_costs_in_use_are_near_the_best_by_the_committed_rows(
     assert tool.mean_loss(every, COSTS) < most
     assert tool.main(["--gpu", gpu]) == 0
     said = capsys.readouterr().out
-    assert f"{gpu}, as it is: 1.0" in said
+    assert f"{gpu}, current: 1.0" in said
     assert f"of {calls} calls" in said
     assert "turn_bytes=" in said
 

@@ -210,7 +210,7 @@ def test_deadlock_names_who_waits_for_what() -> None:
     assert "CTA 0 threads 32-63 at program.cu:20" in message
     assert "wait for barrier 1 (32 of 64 threads have arrived)" in message
     assert "CTA 0 threads 0-31 at program.cu:30" in message
-    assert "and likewise in 1 more CTAs" in message
+    assert "; the same in 1 more CTAs" in message
 
 
 def test_disagreement_about_the_thread_count() -> None:

@@ -560,7 +560,7 @@ def test_a_misaligned_box() -> None:
 
 def test_a_tensor_map_that_is_not_there() -> None:
     _, error = load_kinds(("[%rd11, ", "[%rd11+64, "))
-    assert "a tensor map at argument offset 64; the launch has these: 0" in error
+    assert "no tensor map at argument offset 64; the launch has these: 0" in error
 
 
 def test_a_map_of_other_dimensions() -> None:
@@ -571,7 +571,7 @@ def test_a_map_of_other_dimensions() -> None:
 BAD_MAPS = {
     "box=(64, 257)": lambda t: map_of(t, (64, 257)),
     "rows of 64 bytes with a 128-byte swizzle": lambda t: map_of(t, (32, 16), 128),
-    "no multiple of 16": lambda t: map_of(t, (4, 16)),
+    "not a multiple of 16": lambda t: map_of(t, (4, 16)),
     "disagree": lambda t: map_of(t, (64, 16, 1)),
     "must be multiples of 16": lambda t: map_of(t[:, 1:], (64, 16)),
 }

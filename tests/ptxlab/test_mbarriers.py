@@ -283,13 +283,13 @@ def register_findings(more: int, less: int, body: str = SPLIT) -> list[str]:
 def test_registers_come_from_those_given_back() -> None:
     assert register_findings(240, 24) == []
     (finding,) = register_findings(240, 40)
-    assert "asks for 66560 registers of the 64512 it was launched with" in finding
+    assert "requests 66560 registers of the 64512 it was launched with" in finding
 
 
 def test_register_counts_that_do_not_exist() -> None:
     assert "multiple of 8" in register_findings(236, 24)[0]
     assert "multiple of 8" in register_findings(240, 16)[0]
-    assert "raises to 160 registers what holds 168" in register_findings(160, 24)[0]
+    assert "raises to 160 the registers of a warp that holds 168" in register_findings(160, 24)[0]
 
 
 def test_registers_are_changed_by_whole_warpgroups() -> None:

@@ -132,8 +132,8 @@ def test_a_wait_for_a_cta_that_is_not_resident_is_an_error() -> None:
     # Their places are in the order of CTAs, not of work.
     assert sorted(results) == sorted(chained())
     with pytest.raises(EmulatorError, match=r"deadlock: CTA 0 threads 0 .* the word at global ad"
-                       r"dress 0x[0-9a-f]+, byte 0 of tensor 0, to change from 0 \(2 CTAs that "
-                       r"come later in the launch are not resident"):  # fmt: skip
+                       r"dress 0x[0-9a-f]+, byte 0 of tensor 0, to change from 0 \(2 later "
+                       r"CTAs of the launch do not become resident"):  # fmt: skip
         found_by(reversed_chain(), THREADS, CTAS * THREADS, sm_count=3)
 
 

@@ -177,7 +177,7 @@ X, Y = arrays()
         ({"grid": (1, 70_000)}, "grid: (1, 70000): y must be from 1 to 65535"),
         ({"grid": 1.5}, "grid: got 1.5; give an int, or a tuple of up to three"),
         ({"grid": (1, 1, 1, 1)}, "grid: got (1, 1, 1, 1); give"),
-        ({"block": (32, 64)}, "block: (32, 64) has 2048 threads; 1024 are the most"),
+        ({"block": (32, 64)}, "block: (32, 64) has 2048 threads; at most 1024 are allowed"),
         ({"block": True}, "block: got True"),
         ({"grid": 3, "cluster": 2}, "grid=(3, 1, 1) is not a multiple of cluster=(2, 1, 1)"),
         ({"shared_bytes": -1}, "shared_bytes: -1; a CTA of sm_80 may have 0 to 166912 bytes"),
@@ -205,7 +205,7 @@ def test_a_wrong_argument_is_named(changed: dict[str, Any], said: str) -> None:
     [
         ("no_such_file.ptx", "source: cannot read the file 'no_such_file.ptx': No such file"),
         (b"\x7fELF...", "source: a cubin"),
-        ("__global__ void k() {\n}\n", "source: no PTX, which begins with .version; compile CUDA"),
+        ("__global__ void k() {\n}\n", "source: not PTX: it has no .version; compile CUDA"),
         (3, "source: got int; give PTX as text or bytes, or a file's path"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_wait_reaches_as_far_back_as_the_launch_between_has_waited() -> None:
     assert not findings(WRITES, WAIT + ELSEWHERE, WAIT + READS)
     ((kind, message),) = findings(WRITES, ELSEWHERE, WAIT + READS)
     assert kind == "race-launch"
-    assert "none in the launch between" in message
+    assert "no griddepcontrol.wait in the launch between" in message
 
 
 @pytest.mark.parametrize(

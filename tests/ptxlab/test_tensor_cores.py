@@ -364,7 +364,7 @@ def test_what_has_no_exact_mma_says_so() -> None:
     text = program("ret;", 0).replace("sm_80", "sm_75")
     with pytest.raises(
         ArgumentError,
-        match=r"exact_mma: the sums of sm_75's .* not known; compile for one of sm_80, .*sm_121,",
+        match=r"exact_mma: the rounding of sm_75's .* not known; compile for one of sm_80, .*121,",
     ):
         ptxlab.load(text).launch("main", [], grid=1, block=32, exact_mma=True)
 

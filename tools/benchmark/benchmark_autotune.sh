@@ -3,10 +3,10 @@
 #
 #     tools/benchmark/benchmark_autotune.sh [--ncu] [SEQ_LENS]
 #
-# SEQ_LENS: separated by commas; 1024,2048,4096,8192,16384 if not given. Rows come from CUDA events
-# (flashsmith bench), which need no profiler and no permission to read counters, and each kernel is
-# proven first. With --ncu they are Nsight Compute's (flashsmith ncu), in profiles/autotune-ncu.csv.
-# KERNELS takes the place of 'tune', PYTHON that of python3.
+# SEQ_LENS: separated by commas; default: 1024,2048,4096,8192,16384. Times come from CUDA events
+# (flashsmith bench), which need no profiler and no permission to read counters; each kernel is
+# proven first. With --ncu they come from Nsight Compute (flashsmith ncu), and the rows go to
+# profiles/autotune-ncu.csv. KERNELS replaces 'tune', and PYTHON replaces python3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -25,10 +25,10 @@ python="${PYTHON:-python3}"
 
 mkdir -p profiles
 if [[ -n "$profiler" ]]; then
-    # Goes on where an interrupted sweep ended.
+    # Continues an interrupted sweep.
     exec "$python" tools/benchmark/ncu_bench.py "${options[@]}" --csv profiles/autotune-ncu.csv
 fi
-# Rows are appended: those of an earlier sweep would stand among them.
+# Rows are appended, so the rows of an earlier sweep are moved away.
 if [[ -e profiles/autotune.csv ]]; then
     mv -f profiles/autotune.csv profiles/autotune.previous.csv
 fi

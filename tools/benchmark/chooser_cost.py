@@ -1,8 +1,8 @@
-"""What choosing costs the host: the first time for a problem, and when it is asked for again.
+"""Measures the host time of choosing a config, at the first and at repeated calls for a problem.
 
     python tools/benchmark/chooser_cost.py
 
-Needs no GPU: measured for the H200, with the tables that are in use.
+Needs no GPU: the choices are for an H200, with its shipped tables.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def main() -> None:
     parser.parse_args()
     forget_choices()
     problem, equal = Problem.parse(TEXT), Problem.parse(TEXT)
-    print(f"the first choice, with reading the tables: {milliseconds_of(problem):.2f} ms")
+    print(f"first choice, including reading the tables: {milliseconds_of(problem):.2f} ms")
     others = [Problem.parse(f"b1 s{seq} h32:8 d128 bf16") for seq in range(64, 6464, 64)]
-    print(f"another problem's first choice: {sorted(map(milliseconds_of, others))[50]:.3f} ms")
+    print(f"first choice for another problem: {sorted(map(milliseconds_of, others))[50]:.3f} ms")
     for name, again in (("the same", problem), ("an equal", equal)):
         runs = timeit.repeat(lambda p=again: choose_config(p, DEVICE), number=LOOPS, repeat=9)
         print(f"{name} problem again: {sorted(runs)[4] / LOOPS * 1e6:.2f} us")

@@ -1,11 +1,11 @@
-"""What a better choice would have gained: times the chosen kernel beside those turned down.
+"""Measures the chooser's regret: times the chosen kernel and the rejected ones.
 
     python tools/benchmark/chooser_regret.py OUT.csv [--without-table] [PROBLEM ...]
 
-Needs an NVIDIA GPU with PyTorch. For each problem, the choice, its runners-up and what the cost
-model would weigh are proven and timed in turns; each gets a row with its expected and its measured
-time, written as soon as the problem is done. Without problems: untuned lengths and few
-CTAs, where the expected times rest on the cost model. Exit status 1 when a kernel is wrong.
+Needs an NVIDIA GPU with PyTorch. For each problem, the choice, its runners-up and the cost model's
+candidates are proven and timed alternately. Each gets a row with its expected and measured time,
+written as soon as the problem is done. The default problems have untuned lengths or few CTAs, where
+expected times rest on the cost model. The exit status is 1 if a kernel is wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROBLEMS = tuple(
 )
 COLUMNS = ("problem", "config", "evidence", "chosen", "right", "expected_ms", "ms", "regret")
 
-# From a problem and configs to each one's milliseconds, None where it is wrong.
+# Maps a problem and configs to each config's milliseconds, or None if it is wrong.
 Timer = Callable[[Problem, Sequence[Any]], "list[float | None]"]
 
 
@@ -57,7 +57,7 @@ def timed_on_gpu(problem: Problem, configs: Sequence[Any]) -> list[float | None]
 def expected_times(
     problem: Problem, device: DeviceSpec, table: WinnersTable | None
 ) -> tuple[str, dict[Any, float]]:
-    """The evidence, and the configs worth timing with their expected times, the choice first."""
+    """The choice's evidence, and the configs to time with expected times, the choice first."""
     answer = choose(problem, device, table=table)
     expected = {answer.config: answer.ms} | {one.config: one.ms for one in answer.runners_up}
     masked = problem.semantics.mask != "none"
@@ -69,7 +69,7 @@ def expected_times(
 def build_ahead(
     problems: Sequence[Problem], device: DeviceSpec, table: WinnersTable | None
 ) -> None:
-    """All kernels in parallel, instead of one at each first launch."""
+    """Builds all kernels in parallel, instead of one at each first launch."""
     wanted: dict[Any, dict[Any, None]] = defaultdict(dict)
     for problem in problems:
         for config in expected_times(problem, device, table)[1]:
@@ -83,7 +83,7 @@ def build_ahead(
 def reviewed(
     problem: Problem, device: DeviceSpec, table: WinnersTable | None, timer: Timer
 ) -> list[dict[str, Any]]:
-    """A row for each config, the choice first; regret is its time over the fastest's, less 1."""
+    """A row per config, the choice first; regret is its time over the fastest time, minus 1."""
     evidence, expected = expected_times(problem, device, table)
     times = timer(problem, list(expected))
     fastest = min((ms for ms in times if ms is not None), default=float("nan"))

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Fits what numbers of runs cost (RunCosts of the mma_sync_decode family) to measured ones.
+"""Fits the costs of numbers of runs (RunCosts of the mma_sync_decode family) to measured times.
 
     python tools/benchmark/decode_run_costs.py                 # from the rows of an H200
     python tools/benchmark/decode_run_costs.py --gpu H100
     python tools/benchmark/decode_run_costs.py --gpu X --rows mine.jsonl.gz
 
-Rows are JSON Lines, compressed or not, of calls whose sequences are equally long. Of each number of
-runs a tile: 'cell' (the problem), 'how' ('flushed' or 'graph'), 'name' ('n4', or 'n4c' where CTAs
-ask a counter for runs) and 'median' (microseconds). An H100's have two, of the rule of before
-('base') and of today's ('F2').
+Rows are JSON Lines, compressed or not, of calls whose sequences are equally long. There is one row
+per number of runs a tile, with these fields: 'cell' (the problem), 'how' ('flushed' or 'graph'),
+'name' ('n4', or 'n4c' if CTAs take runs from a counter) and 'median' (microseconds). The H100's
+rows have two more names: the earlier rule ('base') and the current one ('F2').
 
-The costs decide, and need not be times: what counts is how much longer a call takes with the number
-of runs that they take for the cheapest than with the fastest one that was measured. That is printed
-for the costs that the GPU has now, and for those that a search finds from there: one number at a
-time, as long as the mean sinks. The numbers come last, in the form of
-families/mma_sync_decode/cost.py. The exit status is 1 when the search gains more than --most of the
-mean: then the GPU's own costs are due.
+The costs only rank the numbers of runs, so they need not be times. Their loss for a call is the
+time with the number of runs that they rank cheapest, over the fastest measured time. The losses are
+printed for the GPU's current costs and for those that a search finds from there. The search changes
+one number at a time, as long as the mean loss falls. The fitted numbers come last, in the form of
+families/mma_sync_decode/cost.py. The exit status is 1 if the search gains more than --most of the
+mean: then the GPU's costs should be updated.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ from flashsmith.families.mma_sync_decode.cost import (
 
 ROWS = Path(__file__).parents[2] / "benchmarks"
 FILES = {gpu: ROWS / gpu.lower() / "decode-even-runs.jsonl.gz" for gpu in ("H100", "H200")}
-# Of the search: the factors that a number is tried with, large steps first.
+# The search's factors for a number, large steps first.
 FACTORS = (1.3, 1.1, 1.03)
 BEFORE, NOW = "base", "F2"
-# Above what a GPU reads, in bytes a microsecond: the lengths of such a row differ.
+# More bytes a microsecond than a GPU can read: the sequences of such a row differ in length.
 MOST_RATE = 5.5e6
 MOST_TURNS = 7.0
 
 
 @dataclass(frozen=True)
 class EqualTiles:
-    """Tiles of sequences that are equally long: as in csrc/mma_sync_decode/plan.cc, in whose words
-    tests/csrc compares the two."""
+    """Tiles of equally long sequences, as in csrc/mma_sync_decode/plan.cc.
+
+    tests/csrc compares the two.
+    """
 
     tiles: float
     rows: float
@@ -67,7 +69,7 @@ class EqualTiles:
 
     @classmethod
     def of(cls, problem: Problem, cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> EqualTiles:
-        """Of a call with few rows a K/V head."""
+        """The tiles of a call with few rows per K/V head."""
         group = problem.heads_q // problem.heads_k
         tiles = -(-problem.seq_q * group // cfg.B_r)
         most = device.sm_count * cfg.parts_per_sm // problem.heads_k
@@ -81,12 +83,12 @@ class EqualTiles:
         )
 
     def runs(self, runs: int, units: float) -> float:
-        """As many as there are of a tile at least one part each."""
+        """``runs``, limited so that each run of a tile has at least one part."""
         parts = min(max(units / self.min_units, 1.0), self.most_parts)
         return min(float(runs), math.ceil(parts))
 
     def cost(self, costs: RunCosts, runs: int, units: float) -> float:
-        """In bytes that the GPU reads meanwhile."""
+        """The cost, as the bytes that the GPU could read in the same time."""
         of_tile = self.runs(runs, units)
         turns, full_tiles = of_tile * self.tiles / self.slots, self.rows > 8
         size = self.tiles * units * self.unit_bytes * (costs.full_tiles if full_tiles else 1.0)
@@ -98,17 +100,17 @@ class EqualTiles:
         )
 
     def best_runs(self, costs: RunCosts, units: float) -> int:
-        """What a plan takes for a call of so many units a tile."""
+        """The number of runs that a plan takes for a call with ``units`` per tile."""
         most = min(self.most_parts, MOST_TURNS * self.slots / self.tiles)
         return self.cheapest(costs, [2**n for n in range(16) if n == 0 or 2**n <= most], units)
 
     def cheapest(self, costs: RunCosts, runs: Sequence[int], units: float) -> int:
-        """Among equals the fewest."""
+        """The cheapest number of runs; on equal costs, the smallest."""
         return min(sorted(runs), key=lambda number: self.cost(costs, number, units))
 
 
 def time_over_bytes(costs: RunCosts, turns: float, full_tiles: bool) -> float:
-    """How much longer than its bytes a call of equal runs takes."""
+    """The time of a call with equal runs, relative to the time of reading its bytes."""
     if turns <= 1.0:
         uneven = costs.uneven_slope * (costs.uneven_from - turns)
         uneven = min(max(uneven, 0.0), costs.uneven_most)
@@ -124,7 +126,7 @@ def time_over_bytes(costs: RunCosts, turns: float, full_tiles: bool) -> float:
 
 @dataclass(frozen=True)
 class Call:
-    """One call, and its microseconds by the number of runs a tile."""
+    """One call and its microseconds, by the number of runs per tile."""
 
     name: str
     tiles: EqualTiles
@@ -132,13 +134,13 @@ class Call:
     times: dict[int, float]
 
     def loss(self, costs: RunCosts) -> float:
-        """How many times as long as the fastest the one takes that seems cheapest."""
+        """The time of the number of runs that seems cheapest, over the fastest time."""
         chosen = self.tiles.cheapest(costs, list(self.times), self.units)
         return self.times[chosen] / min(self.times.values())
 
 
 def calls(path: Path, device: DeviceSpec) -> list[Call]:
-    """The calls of which a file has more than one number of runs."""
+    """The calls for which a file has more than one number of runs."""
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
@@ -149,7 +151,7 @@ def calls(path: Path, device: DeviceSpec) -> list[Call]:
 
 
 def is_of_equal_lengths(label: str, cell: str) -> bool:
-    """Whether all sequences fill the cache: 'explore', or lengths that are those of the cell."""
+    """Whether all sequences fill the cache: the label is 'explore' or has the cell's lengths."""
     problem = Problem.parse(cell)
     return label in ("explore", f"{problem.batch}x{problem.seq_k}")
 
@@ -173,7 +175,7 @@ def _calls(found: dict[tuple[str, str], dict[str, float]], device: DeviceSpec) -
 
 
 def numbers_of_runs(by_name: dict[str, float], tiles: EqualTiles) -> dict[int, float]:
-    """The times by the number of runs: of more than CTAs those with a counter, as plans have it."""
+    """The times by the number of runs; as in plans, more runs than CTAs use a counter."""
     found: dict[int, float] = {}
     for name, microseconds in by_name.items():
         match = re.fullmatch(r"n(\d+)(c?)", name)
@@ -190,7 +192,7 @@ def mean_loss(every: Sequence[Call], costs: RunCosts) -> float:
 
 
 def fitted(every: Sequence[Call], costs: RunCosts) -> RunCosts:
-    """The costs that a search finds from these: of each number the best of some multiples."""
+    """The costs that a search finds from ``costs``, by trying some multiples of each number."""
     least, names = mean_loss(every, costs), list(asdict(costs))
     for factor in FACTORS:
         gained = True
@@ -210,26 +212,26 @@ def said(name: str, every: Sequence[Call], costs: RunCosts) -> str:
     worst = max(losses, key=lambda call: losses[call])
     right = sum(loss == 1.0 for loss in losses.values())
     return (
-        f"{name}: {mean_loss(every, costs):.4f} of the fastest in the mean, the fastest itself in "
-        f"{right} of {len(every)} calls; most {losses[worst]:.3f} ({worst})"
+        f"{name}: {mean_loss(every, costs):.4f} of the fastest time on average, the fastest in "
+        f"{right} of {len(every)} calls, at most {losses[worst]:.3f} ({worst})"
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--gpu", default="H200", help="whose costs; default: H200")
-    parser.add_argument("--rows", type=Path, help="instead of those in benchmarks/")
-    parser.add_argument("--most", type=float, default=0.01, help="that a search may gain")
+    parser.add_argument("--gpu", default="H200", help="the GPU whose costs to fit; default: H200")
+    parser.add_argument("--rows", type=Path, help="a file to use instead of benchmarks/")
+    parser.add_argument("--most", type=float, default=0.01, help="the most that a search may gain")
     options = parser.parse_args(arguments)
     path = options.rows or FILES.get(options.gpu)
     if path is None or not path.is_file():
-        parser.error(f"--rows: there are none of {options.gpu}; give a file")
+        parser.error(f"--rows: there are none for {options.gpu}; give a file")
     every = calls(path, device_spec(options.gpu))
     if not every:
         parser.error(f"--rows {path}: no call has several numbers of runs")
     costs = RunCosts(*plan_costs(options.gpu))
     found = fitted(every, costs)
-    print(said(f"{options.gpu}, as it is", every, costs))
+    print(said(f"{options.gpu}, current", every, costs))
     print(said(f"{options.gpu}, fitted", every, found))
     for name, value in asdict(found).items():
         now = getattr(costs, name)

@@ -4,7 +4,7 @@
     KERNELS=tune tools/benchmark/ncu_bench.py --seq_lens=1024,4096 --d_heads=128 --csv profile.csv
     KERNELS=tune tools/benchmark/ncu_bench.py --runs=1 --csv > profile.csv
 
-A `--csv` that names no file prints the rows.
+A `--csv` without a file prints the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flashsmith.cli import main
 
 
 def with_csv_value(arguments: Sequence[str]) -> list[str]:
-    """The arguments, a `--csv` without a value being `--csv=-`."""
+    """The arguments, with `--csv=-` for a `--csv` without a value."""
     completed = list(arguments)
     for place, word in enumerate(arguments):
         following = arguments[place + 1 : place + 2]

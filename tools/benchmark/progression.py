@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`flashsmith progression` as a script: the ladder's times, and what each step changed.
+"""`flashsmith progression` as a script: the ladder's times and the changes of each step.
 
 KERNELS=prog python tools/benchmark/progression.py --plot ladder.png
 """

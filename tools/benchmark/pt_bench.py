@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`flashsmith bench` as a script: kernels beside PyTorch's and other people's attention.
+"""`flashsmith bench` as a script: compares kernels with PyTorch's and other libraries' attention.
 
 KERNELS=prog python tools/benchmark/pt_bench.py --seq_lens 1024,4096 --csv prog.csv
 """

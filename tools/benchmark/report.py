@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`flashsmith report` as a script: one HTML page of result files, and its charts beside it.
+"""`flashsmith report` as a script: writes an HTML page of result files, and its charts next to it.
 
 python tools/benchmark/report.py *.csv ladder.json -o report.html
 """

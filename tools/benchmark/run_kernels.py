@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Launches named kernels N times: what a profiler is pointed at.
+"""Launches named kernels N times, for use under a profiler.
 
     KERNELS=prog python tools/benchmark/run_kernels.py --seq_lens 4096 --runs 3
     python tools/benchmark/run_kernels.py --kernels ours --ref fa2 --causal --time
 
-`--ref` launches peers the same way; `--time` proves and measures instead, and prints a table.
+`--ref` also launches peers. `--time` proves and measures the kernels and prints a table instead.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from flashsmith.families import DeviceSpec, get_kernel_configs
 from flashsmith.runtime import query_gpu
 
 _DESCRIPTION = """Launches named kernels N times on random tensors, for use under a profiler. With
---time they are proven, timed and printed instead."""
+--time it proves and times them and prints a table instead."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; exits with argparse's message if wrong."""
+    """Parses the options; exits with argparse's message if they are wrong."""
     parser = argparse.ArgumentParser("run_kernels.py", description=_DESCRIPTION)
     parser.add_argument(
-        "--kernels", "-k", help="a key or short forms, or ours; without it: env KERNELS"
+        "--kernels", "-k", help="a key, short forms, or ours; default: the variable KERNELS"
     )
-    parser.add_argument("--ref", metavar="PEER", help="peers to launch the same way, as fa2,cudnn")
+    parser.add_argument("--ref", metavar="PEER", help="peers to launch too, such as fa2,cudnn")
     parser.add_argument(
-        "--runs", type=int, help="launches each (default: 1; timed, the protocol's)"
+        "--runs", type=int, help="launches of each (default: 1; with --time, the protocol's)"
     )
     parser.add_argument(
         "--num_warmups",
         "--num-warmups",
         type=int,
-        help="launches before those (default: 0; timed, the protocol's)",
+        help="warm-up launches (default: 0; with --time, the protocol's)",
     )
     parser.add_argument("--d_heads", "--d-heads")
     parser.add_argument("--seq_lens", "--seq-lens", help="default: 4096", default="4096")
@@ -55,15 +55,16 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--packed", action="store_true")
     parser.add_argument("--problems", metavar="PROBLEM", action="append")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time", action="store_true", help="prove them, measure and print")
+    parser.add_argument("--time", action="store_true", help="prove, measure and print a table")
     return parser.parse_args(arguments)
 
 
 def make_plan(options: argparse.Namespace) -> BenchPlan:
-    """The plan of launches. Without --kernels and KERNELS only the peers of --ref are launched.
-    Untimed launches run once unless --runs and --num_warmups are given.
+    """The plan of launches. Without --kernels and KERNELS, only the peers of --ref are launched.
 
-    Raises ArgumentError or SelectionError for what cannot be launched, or when nothing is named.
+    Untimed kernels are launched once unless --runs or --num_warmups is given.
+
+    Raises ArgumentError or SelectionError if something cannot be launched or nothing is named.
     """
     named = options.kernels is not None or KERNELS.raw() is not None
     if not named and options.ref is None:
@@ -96,10 +97,10 @@ def make_plan(options: argparse.Namespace) -> BenchPlan:
 def launch_named(
     plan: BenchPlan, device: DeviceSpec, clock: Clock, reporter: ProgressReporter
 ) -> Iterator[str]:
-    """Launches every implementation on every problem; yields a line for each once it is done.
+    """Launches every implementation on every problem; yields a line after each.
 
-    Raises ArgumentError for a peer that is absent or a config that is illegal, and what building
-    and launching raise: a profiler's kernels must all be there.
+    Raises ArgumentError for an absent peer or an illegal config, since a profiler's kernels must
+    all run. Errors of building and launching are passed on.
     """
     kernels = BuiltKernels(device)
     entries = {problem: list(plan.entries(problem, device)) for problem in plan.problems}
@@ -130,7 +131,7 @@ def launch_named(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the script; returns its exit status, 1 when what is timed is wrong.
+    """Runs the script; returns its exit status, 1 if a timed kernel is wrong.
 
     Raises what ``make_plan``, ``launch_named`` and ``run_bench`` raise.
     """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How ours stands to the other kernels, from rounds of `flashsmith bench` in turns.
+"""Compares our kernels with others, from interleaved rounds of `flashsmith bench`.
 
     for round in 0 1 2 3 4 5; do
         flashsmith bench --cells public --protocol interleaved --rotation $round \\
@@ -7,24 +7,27 @@
     done
     python tools/benchmark/verdict.py verdict-*.csv > verdict.md
 
-A file is a round: in it the implementations of a cell took turns, so that they shared one clock.
-With --pack FILE.csv.gz the rounds are also written to one file, with a column that names them; such
-a file may be given again, and holds them all. Rounds of several revisions are pooled with
---same-code alone: who gives it has compared their kernels' machine code.
+Each file is one round, in which the implementations of a cell were launched alternately and so
+shared one clock. --pack FILE.csv.gz also writes the rounds to one file, with a column that names
+them; such a file can be given instead of the rounds. Rounds of several revisions are pooled only
+with --same-code, which asserts that their kernels' machine code was compared.
 
-Shares are taken within a round, and the rounds of a cell are pooled: their median, and the interval
-that holds the true median with at least 95% (by order statistics, so from six rounds on; of fewer
-the least and the most stand there, and nothing is claimed).
+Ratios are taken within a round and pooled over the rounds of a cell. The tables show their median
+and the interval that contains the true median with at least 95%. That interval comes from order
+statistics and needs six rounds; with fewer, the minimum and maximum are shown, and nothing is
+claimed.
 
-FlashAttention 3 is not among the peers that pip can install. For it, and for FlashAttention 4
-where no round has it, its ratio to cuDNN of another day is used (--best). Gradients (--cells
-backward) always stand beside the best of all by that ratio, the geometric mean of a cell's two
-dtypes. Such a ratio settles nothing finer than 3%. So a cell is 'ahead' when its interval lies
-above 1 beside the peers in turns and above 1.03 beside the ratio, 'behind' when one lies below
-1 or below 0.97, else 'level'. Rows that were not measured in turns are shown and claim nothing.
+FlashAttention 3 is not among the peers that pip can install. Its speed comes from its ratio to
+cuDNN on another day (--best), and so does that of FlashAttention 4 if no round has it. Gradients
+(--cells backward) are always compared with the best kernel of all by that ratio, the geometric mean
+of a cell's two dtypes. Such a ratio is only accurate to 3%.
 
-Exit status 1 when a cell of ours is wrong, or was not measured in every round, or a peer is wrong:
-the fastest peer of such a cell may be missing.
+A cell is 'ahead' if its interval is above 1 for the interleaved peers and above 1.03 for the ratio.
+It is 'behind' if either interval is below 1 or 0.97, and else 'level'. Rows that were not measured
+interleaved are shown, but nothing is claimed for them.
+
+The exit status is 1 if one of our kernels or a peer is wrong, or if a cell of ours was not measured
+in every round: the fastest peer of such a cell may be missing.
 """
 
 from __future__ import annotations
@@ -54,9 +57,9 @@ BEST = (_FOLDER / "best-public.csv", _FOLDER / "best-public-backward.csv")
 FA2, CUDNN, FA3, FA4 = "fa2", "cudnn", "flash_attn_3", "flash_attn_4"
 NAMES = {OURS: "ours", CUDNN: "cuDNN", FA2: "FA2", FA3: "FA3", FA4: "FA4"}
 IN_TURNS = "interleaved"
-# What a ratio of another day may be off by: single cells differed by up to 4% between two days.
+# Tolerance of a ratio from another day. Single cells differed by up to 4% between two days.
 RATIO_TOLERANCE = 0.03
-# What must agree for rounds to be pooled.
+# Fields that must be equal for rounds to be pooled.
 SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "config", "protocol")
 
 Round = Mapping[Problem, Mapping[str, Measurement]]
@@ -67,7 +70,7 @@ PACKED = ".csv.gz"
 
 @dataclass(frozen=True)
 class OtherDay:
-    """Shares of cuDNN that were measured before: of FlashAttention 3, and of the best of all."""
+    """Speeds relative to cuDNN on another day: FlashAttention 3 and the best kernel of all."""
 
     fa3: float
     best: float
@@ -75,7 +78,7 @@ class OtherDay:
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem's rows, a mapping by implementation for each round that timed ours."""
+    """A problem's rows: for each round that timed ours, a mapping by implementation."""
 
     problem: Problem
     rounds: tuple[Mapping[str, Measurement], ...]
@@ -83,16 +86,16 @@ class Cell:
 
     @property
     def row(self) -> Measurement:
-        """Ours of the first round."""
+        """Our row of the first round."""
         return self.rounds[0][OURS]
 
     @property
     def in_turns(self) -> bool:
-        """Whether the implementations took turns."""
+        """Whether the implementations were launched alternately."""
         return self.row.protocol.split(",")[0] == IN_TURNS
 
     def rate(self, name: str) -> float | None:
-        """An implementation's TFLOP/s, the median of the rounds."""
+        """An implementation's TFLOP/s, as the median of the rounds."""
         rates = [rate for rows in self.rounds if (rate := _rate(rows, name))]
         return statistics.median(rates) if rates else None
 
@@ -107,11 +110,11 @@ class Cell:
 
     @property
     def over_other_day(self) -> Pooled | None:
-        """Ours over what was not in the rounds: cuDNN's rate times the ratio of another day."""
+        """Ours over the best kernel outside the rounds: cuDNN's rate times another day's ratio."""
         return _pooled(_share(rows, self._by_ratio(rows)) for rows in self.rounds)
 
     def best_shares(self) -> list[float | None]:
-        """Ours over the best public kernel, by round: in the round, or by the ratio."""
+        """Ours over the best public kernel by round, whether in the round or by the ratio."""
         shares = []
         for rows in self.rounds:
             others = [rate for rate in (_fastest(rows), self._by_ratio(rows)) if rate]
@@ -125,7 +128,7 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """'ahead', 'level' or 'behind' by both intervals; '-' where nothing may be claimed."""
+        """'ahead', 'level' or 'behind' by both intervals; '-' if nothing may be claimed."""
         peers, ratio = self.over_peers, self.over_other_day
         if not self.in_turns or peers is None or not peers.certain:
             return "-"
@@ -170,13 +173,13 @@ def _pooled(shares: Iterable[float | None]) -> Pooled | None:
 def read_round(path: Path) -> Round:
     """A file's rows by problem and implementation.
 
-    Raises ArgumentError when the file is unusable, or has an implementation of a problem twice.
+    Raises ArgumentError if the file is unusable or lists an implementation of a problem twice.
     """
     return _as_round(read_rows(path), str(path))
 
 
 def read_packed(path: Path) -> dict[str, Round]:
-    """The rounds of a file of pack(), by name. Raises what read_round() does."""
+    """The rounds of a file that pack() wrote, by name. Raises the errors of read_round()."""
     by_round: dict[str, list[Measurement]] = {}
     records = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
     for number, record in enumerate(records, 1):
@@ -186,7 +189,7 @@ def read_packed(path: Path) -> dict[str, Round]:
 
 
 def pack(paths: Sequence[Path], to: Path) -> None:
-    """Writes the rounds of CSV files into one, compressed; the files' names are the rounds'."""
+    """Writes the rounds of CSV files into one compressed file; rounds are named after the files."""
     lines: list[dict[str, str]] = []
     for path in paths:
         with path.open(encoding="utf-8", newline="") as file:
@@ -204,8 +207,8 @@ def _as_round(measured: Iterable[Measurement], path: str) -> Round:
         rows = found.setdefault(row.problem, {})
         if row.implementation in rows:
             raise ArgumentError(
-                f"{path}: {row.implementation} on '{row.problem}' stands there twice; a file is "
-                "one round"
+                f"{path}: {row.implementation} on '{row.problem}' is listed twice; a file is one "
+                "round"
             )
         rows[row.implementation] = row
     return found
@@ -223,7 +226,7 @@ def read_best(paths: Sequence[Path]) -> dict[Problem, OtherDay]:
 
 
 def gaps(rounds: Mapping[str, Round]) -> list[str]:
-    """What is missing or wrong, a sentence each."""
+    """Sentences about missing or wrong measurements."""
     problems = dict.fromkeys(problem for found in rounds.values() for problem in found)
     sentences = []
     for name, found in rounds.items():
@@ -244,12 +247,11 @@ def gaps(rounds: Mapping[str, Round]) -> list[str]:
 def make_cells(
     rounds: Sequence[Round], best: Mapping[Problem, OtherDay], *, same_code: bool = False
 ) -> list[Cell]:
-    """A cell for every problem that ours was timed on, in the order of the first round.
+    """A cell for every problem on which ours was timed, in the order of the first round.
 
-    ``same_code``: rounds may be of several revisions, whose kernels have the same machine code.
+    ``same_code``: rounds may come from several revisions whose kernels have the same machine code.
 
-    Raises ArgumentError where a cell's rounds are not of one GPU, one version, one config and one
-    protocol.
+    Raises ArgumentError if a cell's rounds differ in GPU, version, config or protocol.
     """
     cells = []
     for problem in dict.fromkeys(problem for found in rounds for problem in found):
@@ -267,8 +269,8 @@ def _check_setting(problem: Problem, rows: Sequence[Measurement], same_code: boo
         values = sorted({getattr(row, name) for row in rows})
         if len(values) > 1:
             raise ArgumentError(
-                f"'{problem}': rounds of {name} {' and '.join(values)} are not pooled; give those "
-                "of one"
+                f"'{problem}': rounds of {name} {' and '.join(values)} are not pooled; give only "
+                "those of one"
             )
 
 
@@ -346,7 +348,7 @@ def _summary(name: str, cells: Sequence[Cell]) -> str:
     shown = [(cell, share) for cell in cells if (share := cell.over_best)]
     if not shown:
         return f"ours / {name}: no peer was measured."
-    # The mean of each round that has all of these cells, so that it has a spread of its own.
+    # Means are taken per round with all of these cells, so that they have an interval too.
     count = max(len(cell.rounds) for cell, _ in shown)
     by_round = [
         [share for share in shares if share]
@@ -370,7 +372,7 @@ def _summary(name: str, cells: Sequence[Cell]) -> str:
 
 
 def _padded(cell: Cell, count: int) -> list[float | None]:
-    # A cell that lacks a round cannot say which; only complete cells line up by round.
+    # A cell does not know which round it lacks, so only complete cells can be aligned by round.
     shares = cell.best_shares()
     return shares if len(shares) == count else [None] * count
 
@@ -381,8 +383,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("rounds", nargs="+", type=Path, metavar="ROWS", help="CSV, JSON or Parquet")
     names = " and ".join(path.name for path in BEST)
     parser.add_argument("--best", type=Path, nargs="+", default=BEST, help=f"default: {names}")
-    parser.add_argument("--pack", type=Path, metavar=f"FILE{PACKED}", help="of CSV files alone")
-    parser.add_argument("--same-code", action="store_true", help="of several revisions")
+    parser.add_argument("--pack", type=Path, metavar=f"FILE{PACKED}", help="pack the CSV files")
+    parser.add_argument("--same-code", action="store_true", help="pool several revisions")
     options = parser.parse_args(arguments)
     if options.pack and not all(path.suffix == ".csv" for path in options.rounds):
         parser.error("--pack: give the rounds as CSV files")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write the C++ sources of a kernel library into a folder, for reading or for another build.
+"""Writes the C++ sources of a kernel library into a folder, for reading or for another build.
 
     python tools/build/generate_kernel_instantiations.py --kernels prog --out generated
 
-``flashsmith build`` does the same on its way; this script stops at the text.
+``flashsmith build`` generates the same sources; this script only writes them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from flashsmith.families import Semantics, get_kernel_configs, get_kernels_to_bu
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--kernels", help="which configs (as the KERNELS variable); default: get_kernels_to_build()"
+        "--kernels", help="configs, as in the variable KERNELS; default: get_kernels_to_build()"
     )
     parser.add_argument("--semantics", default="plain", help="such as causal+uneven")
     parser.add_argument("--out", type=Path, default=Path("generated"), help="folder to write into")
-    parser.add_argument("--shards", type=int, default=1, help="how many .cu files to spread over")
+    parser.add_argument("--shards", type=int, default=1, help="number of .cu files")
     options = parser.parse_args(argv)
     try:
         configs = get_kernel_configs(options.kernels) if options.kernels else get_kernels_to_build()

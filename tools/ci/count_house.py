@@ -1,8 +1,8 @@
-"""Size and structure of the package: lines, files, names used twice, masks named, cyclic imports.
+"""Reports the package's size and structure: lines, files, repeated names, masks, import cycles.
 
     python tools/ci/count_house.py [--base-tree DIR]
 
-Prints the figures of this tree and, beside them, those of another checkout.
+Prints the figures of this tree and, with --base-tree, those of another checkout.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CONFIG_CLASSES = {
     for which in ("Flash", "Hopper")
     for direction in ("Forward", "Backward")
 } | {"FlashDecodeKernelConfig", "HopperDqKernelConfig"}
-# What belongs to one family, in this layout and in the one before it, and public re-exports.
+# Files that belong to one family, in the current and the previous layout, and public re-exports.
 OF_A_FAMILY = (*(f"families/{name}/" for name in FAMILIES), "configs/hopper/")
 RE_EXPORTS = ("__init__.py", "families/__init__.py", "configs/__init__.py")
 CUDA = {".cu", ".cuh", ".cc", ".h"}
-# A line that knows which masks there are, or that there is a softcap.
+# A line that depends on the kind of mask or on a softcap.
 MASK_BRANCH = re.compile(r"MaskKind::|mask (==|!=|in)|if .*softcap|kSoftcap")
-# What translates another library's masks and words of that library.
+# Files that translate another library's masks.
 MASK_FACADES = ("integrations/transformers_masks.py",)
 
 
@@ -55,7 +55,7 @@ def figures(tree: Path) -> dict[str, int]:
     modules = {path.relative_to(source).as_posix(): path for path in source.rglob("*.py")}
     parsed = {name: ast.parse(path.read_text()) for name, path in modules.items()}
     lengths = {name: lines(path) for name, path in modules.items()}
-    # Families have the same files by design: these count once, beside others of the name.
+    # Families have the same file names by design, so each of these names counts once.
     shared = {re.sub(r"^families/\w+/", "families/*/", name) for name in modules}
     bases = Counter(Path(name).name for name in shared if Path(name).name != "__init__.py")
     named = {
@@ -98,8 +98,10 @@ def figures(tree: Path) -> dict[str, int]:
 
 
 def mask_branches(source: Path) -> dict[str, list[str]]:
-    """The lines of a package's Python and CUDA C++ that branch on which mask there is or on a
-    softcap, by file; where they belong is left out: semantics/, and the facades of MASK_FACADES."""
+    """The lines of a package's Python and CUDA C++ that branch on a mask or a softcap, by file.
+
+    The places where they belong are left out: semantics/ and the facades of MASK_FACADES.
+    """
     found = {}
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source).as_posix()
@@ -121,7 +123,7 @@ def long_functions(tree: ast.AST) -> int:
 
 
 def class_names(tree: ast.Module) -> set[str]:
-    """The classes that a module defines at its top."""
+    """The classes that a module defines at top level."""
     return {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
@@ -131,7 +133,7 @@ def lines(path: Path) -> int:
 
 
 def family_names(tree: ast.AST) -> Iterator[str]:
-    """Every place of a module that names one family: a literal, or a config class."""
+    """The places of a module that name a family, by a literal or a config class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in FAMILIES:
             yield node.value
@@ -142,7 +144,7 @@ def family_names(tree: ast.AST) -> Iterator[str]:
 
 
 def files_in_cycles(parsed: dict[str, ast.Module]) -> int:
-    """Modules in import cycles, imports inside functions included."""
+    """Counts the modules in import cycles, including imports inside functions."""
     names = {module_name(path): path for path in parsed}
     graph = {name: imports(parsed[path], name, path, set(names)) for name, path in names.items()}
     return sum(
@@ -152,14 +154,16 @@ def files_in_cycles(parsed: dict[str, ast.Module]) -> int:
 
 
 def module_name(path: str) -> str:
-    """Dotted, from the path of a module below src/flashsmith."""
+    """A module's dotted name, from its path below src/flashsmith."""
     parts = ["flashsmith", *Path(path).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports(tree: ast.Module, name: str, path: str, known: set[str]) -> set[str]:
-    """The `known` modules that a module's import statements name; `from package import name` counts
-    as the package only where the name is no module of it."""
+    """The `known` modules that a module imports.
+
+    `from package import name` counts as the package only if the name is not a module of it.
+    """
     package = name.split(".") if path.endswith("__init__.py") else name.split(".")[:-1]
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -174,7 +178,7 @@ def imports(tree: ast.Module, name: str, path: str, known: set[str]) -> set[str]
 
 
 def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
-    """Every module that `start` leads to, itself included."""
+    """Every module reachable from `start`, including itself."""
     seen, left = {start}, [start]
     while left:
         for target in graph[left.pop()] - seen:

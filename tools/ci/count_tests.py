@@ -1,9 +1,9 @@
-"""Print how many tests of JUnit files passed, failed and were skipped, and why they were skipped.
+"""Counts the passed, failed and skipped tests of JUnit files, with the reasons of skips.
 
 Usage: python tools/ci/count_tests.py junit.xml...
 
-A line for every file, and their sum where there are several. The exit status is 1 when a test
-failed, or when a file has none that passed.
+Prints a line for every file, and their sum if there are several. The exit status is 1 if a test
+failed or a file has no passed test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Counts:
-    """Of one file or of several together; ``seconds`` are those of the workers, added up."""
+    """The counts of one or several files; ``seconds`` are summed over the workers."""
 
     passed: int = 0
     failed: int = 0

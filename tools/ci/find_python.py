@@ -1,8 +1,8 @@
-"""Print the interpreter of a Python version, such as 3.10, or this one where it is not installed.
+"""Prints the interpreter of a Python version such as 3.10, or this one if it is not installed.
 
 Usage: python tools/ci/find_python.py 3.10
 
-Looked for on PATH and among pyenv's versions, whose commands on PATH may be shims that run nothing.
+Searches PATH and pyenv's versions, since pyenv's commands on PATH may be shims that do not run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def candidates(version: str) -> Iterator[str]:
 
 
 def runs(interpreter: str, version: str) -> bool:
-    """Whether it is that version, and can make virtual environments."""
+    """Whether an interpreter has that version and can make virtual environments."""
     code = "import ensurepip, ssl, sys; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Compiles the kernels that may be chosen, and records which of them the compiler makes slow.
+"""Compiles the kernels that may be chosen and records those that the compiler makes slow.
 
-    python tools/ci/kernel_losses.py                                   # how many are not recorded
+    python tools/ci/kernel_losses.py                                   # counts unrecorded kernels
     python tools/ci/kernel_losses.py --record --minutes 60             # compiles as many as it can
     python tools/ci/kernel_losses.py --record --family mma_sync_decode --jobs 16
 
-Looks at the choices for every operation, dtype, d_head and semantics on the GPUs that have tables,
-over a grid of sizes and heads. Of families that must not spill the kernels are compiled; those that
-spill, or whose wgmma are serialised, are added to chooser/spills.json, so that the chooser may take
-others, which are compiled in turn. What was compiled, and from which sources, is recorded in
-compiled_kernels.json beside this file: tests/chooser/test_kernel_losses.py relies on it for as long
-as a family's sources compile to the same kernels. To be run after a change of kernels, tables or
-the cost model; it needs a compiler and no GPU, and continues where it stopped.
+Covers the choices for every operation, dtype, d_head and semantics on the GPUs that have tables,
+over a grid of sizes and heads. It compiles the kernels of families that must not spill. Kernels
+that spill, or whose wgmma is serialised, are added to chooser/spills.json. The chooser may then
+take others, which are compiled too.
+
+The compiled kernels and their sources are recorded in compiled_kernels.json next to this file.
+tests/chooser/test_kernel_losses.py relies on it as long as a family's sources compile to the same
+kernels. Run this after a change of kernels, tables or the cost model. It needs a compiler but no
+GPU, and continues where it stopped.
 """
 
 from __future__ import annotations
@@ -48,15 +50,15 @@ from flashsmith.semantics.sizes import GRADIENT_WORDS
 
 COMPILED = Path(__file__).with_name("compiled_kernels.json")
 GPUS = ("H200", "H100", "A100", "L40S")
-# A library of more takes long to be recorded; of fewer, the host code takes longer than kernels.
+# A larger library delays its record; in a smaller one, host code takes longer than kernels.
 _PER_LIBRARY = 12
 
 _BATCHES = (1, 8, 64)
 _HEADS = ((8, 8), (32, 8), (16, 1))
 _LENGTHS = (1, 16, 128, 512, 1024, 4096, 16384, 131072)
-# Every length of keys is tried for these of queries, for others as many keys as queries.
+# These numbers of queries are tried with every number of keys, others with as many keys as queries.
 _QUERIES = (1, 128)
-# Over a cache, where calls of few queries differ most.
+# The grid over a KV cache, where calls with few queries differ most.
 _BATCHES_OF_DECODE = (1, 5, 16, 64, 256)
 _HEADS_OF_DECODE = ((8, 8), (32, 8), (32, 2), (16, 1))
 _QUERIES_OF_DECODE = (1, 2, 4, 8, 16, 128)
@@ -64,7 +66,7 @@ _MASKS = ("none", "causal", "window")
 
 
 class Group(NamedTuple):
-    """Problems whose kernels are compiled for much the same: what a test looks at together."""
+    """Problems with similar kernels, which one test covers together."""
 
     gpu: str
     operation: str
@@ -80,7 +82,7 @@ class Group(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A config, and what it is compiled for."""
+    """A config, and the architecture and semantics that it is compiled for."""
 
     config: KernelConfig
     arch: int
@@ -94,7 +96,7 @@ class Kernel(NamedTuple):
 
 
 def groups() -> list[Group]:
-    """All groups whose choices may be kernels that must not spill."""
+    """All groups whose choices may include kernels that must not spill."""
     found = []
     for gpu, (operation, kinds) in product(
         GPUS,
@@ -105,14 +107,14 @@ def groups() -> list[Group]:
         }.items(),
     ):
         if operation != "decode" and device_spec(gpu).arch != 90:
-            continue  # those of mma.sync may spill
+            continue  # mma.sync kernels may spill
         rest = product(DType, SUPPORTED_D_HEADS, _MASKS, (False, True), kinds)
         found += [Group(gpu, operation, *one) for one in rest]
     return found
 
 
 def chosen_kernels(group: Group) -> list[Kernel]:
-    """The kernels that must not spill among what is chosen for a group's problems."""
+    """The chosen kernels of a group's problems that must not spill."""
     device = device_spec(group.gpu)
     found: dict[Kernel, None] = {}
     for problem in _problems(group):
@@ -131,7 +133,7 @@ def _problems(group: Group) -> Iterator[Problem]:
     packed, partial_ = "packed" in group.kind, "partial" in group.kind
     semantics = Semantics(group.mask, group.softcap, packed, packed or partial_, partial_)
     words = ("", *GRADIENT_WORDS) if group.operation == "backward" else ("",)
-    # Uneven problems are one longer, where that is not what the semantics say already.
+    # Uneven problems are one token longer, unless the semantics are uneven already.
     longer = (0,) if semantics.uneven else (0, 1)
     pairs = [(q, k) for q in _LENGTHS for k in (_LENGTHS if q in _QUERIES else (q,))]
     batches, heads = _BATCHES, _HEADS
@@ -147,7 +149,7 @@ def _problems(group: Group) -> Iterator[Problem]:
 
 
 class Record:
-    """The kernels that were compiled, by the sources of their family."""
+    """The compiled kernels, by the sources of their family."""
 
     def __init__(self, path: Path = COMPILED) -> None:
         self.path = path
@@ -155,12 +157,12 @@ class Record:
         self._by_family: dict[str, dict[str, Any]] = data
 
     def knows(self, kernel: Kernel) -> bool:
-        """Whether a kernel was compiled from these sources, or ones that give the same kernels."""
+        """Whether a kernel was compiled from these sources or from equivalent ones."""
         known = self._by_family.get(kernel.config.FAMILY)
         return known is not None and kernel.digest in known["kernels"] and _is_current(known)
 
     def add(self, kernels: Iterable[Kernel]) -> None:
-        """Adds kernels that were compiled now, and saves."""
+        """Adds kernels that were just compiled, and saves the record."""
         for kernel in kernels:
             family = kernel.config.FAMILY
             known = self._by_family.get(family)
@@ -179,7 +181,7 @@ def _is_current(known: dict[str, Any]) -> bool:
 def compiled(
     kernels: Iterable[Kernel], jobs: int | None = None
 ) -> list[tuple[Kernel, KernelEntry]]:
-    """The compiler's report on each of some kernels, all of one architecture and semantics."""
+    """The compiler's report on each kernel; all are of one architecture and semantics."""
     wanted = list(kernels)
     reports = []
     for group in by_family(kernel.config for kernel in wanted):
@@ -192,7 +194,7 @@ def compiled(
 
 
 def unrecorded_losses(reports: Iterable[tuple[Kernel, KernelEntry]]) -> list[dict[str, Any]]:
-    """The lines that chooser/spills.json lacks of these kernels."""
+    """The lines about these kernels that chooser/spills.json lacks."""
     known = {
         (one["arch"], one["semantics"], one["config"]) for one in json.loads(KNOWN.read_text())
     }
@@ -210,7 +212,7 @@ def unrecorded_losses(reports: Iterable[tuple[Kernel, KernelEntry]]) -> list[dic
 
 
 def record_losses(lines: list[dict[str, Any]]) -> None:
-    """Adds lines to chooser/spills.json, in its order, and has the chooser read it again."""
+    """Adds lines to chooser/spills.json in its order and makes the chooser read it again."""
     if not lines:
         return
     everything = json.loads(KNOWN.read_text()) + lines
@@ -224,7 +226,7 @@ def record_losses(lines: list[dict[str, Any]]) -> None:
 
 
 def missing(record: Record, family: str | None) -> dict[tuple[int, Semantics, str], list[Kernel]]:
-    """The kernels that are not recorded, by what they can be compiled together for."""
+    """The unrecorded kernels, grouped by architecture, semantics and family."""
     found: dict[tuple[int, Semantics, str], dict[Kernel, None]] = {}
     for group in groups():
         for kernel in chosen_kernels(group):
@@ -238,11 +240,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--record", action="store_true", help="compile what is not recorded")
     parser.add_argument("--family", help="only kernels of this family")
-    parser.add_argument("--minutes", type=float, default=60.0, help="stop after so many")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after this time")
     parser.add_argument("--jobs", type=int, default=env.jobs(), help="compilers at once")
     asked = parser.parse_args()
     end, record = time.monotonic() + 60 * asked.minutes, Record()
-    # A choice that turns out to be slow makes way for another: until none is new.
+    # A slow choice is replaced by another one, so this repeats until there are no new kernels.
     while lacking := missing(record, asked.family):
         print(f"{sum(map(len, lacking.values()))} kernels are not recorded", flush=True)
         if not asked.record:

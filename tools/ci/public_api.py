@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compare the public names and signatures with those in tools/ci/public_api.json, or record them.
+"""Compares public names and signatures with tools/ci/public_api.json, or records them.
 
 Usage: python tools/ci/public_api.py [--record [--breaking]]
 
-The list holds the names of ``__all__`` with their parameters, fields and methods, error classes,
-commands with their options, and environment variables. --record adds what is new; it refuses to
-record a change that breaks callers unless --breaking is given: docs/stability.md says when that is
-allowed. The exit status is 1 where the list differs from the code.
+The list contains the names of ``__all__`` with their parameters, fields and methods, error classes,
+commands with their options, and environment variables. --record adds new entries. It refuses
+changes that break callers unless --breaking is given; docs/stability.md defines when that is
+allowed. The exit status is 1 if the list differs from the code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flashsmith.env import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".json")
-# Modules with an __all__ that users import from, and single functions that the pages show.
+# Modules with an __all__ that users import from, and single documented functions.
 MODULES = ("flashsmith", "flashsmith.parallel", "ptxlab")
 FUNCTIONS = (
     "flashsmith.integrations.transformers.register",
@@ -37,7 +37,7 @@ FUNCTIONS = (
     "flashsmith.integrations.page_tables.from_flashinfer",
     "flashsmith.integrations.fallbacks.fallback_count",
 )
-# A parameter without a default; its name may be given by position.
+# Marks a parameter without a default, and a parameter that is keyword-only.
 REQUIRED = "required"
 KEYWORD = "keyword"
 
@@ -57,7 +57,7 @@ def _pages() -> ModuleType:
 
 
 def current() -> Api:
-    """The public surface as the code has it."""
+    """The public surface of the code."""
     pages = _pages()
     python: dict[str, list[str]] = {}
     for module in MODULES:
@@ -80,11 +80,11 @@ def current() -> Api:
 
 
 def _described(path: str, node: ast.FunctionDef | ast.ClassDef) -> dict[str, list[str]]:
-    """A function's parameters; of a class its fields and, each by itself, its public methods."""
+    """A function's parameters; for a class, its fields and each public method separately."""
     if isinstance(node, ast.FunctionDef):
         return {path: _parameters(node)}
     fields, methods = [], {}
-    # What a config computes about itself belongs to its family, and changes with its kernels.
+    # A config's methods belong to its family and change with its kernels, so they are left out.
     is_config = node.name.endswith("Config")
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
@@ -103,7 +103,7 @@ def _described(path: str, node: ast.FunctionDef | ast.ClassDef) -> dict[str, lis
 
 
 def _parameters(node: ast.FunctionDef) -> list[str]:
-    """Each as 'name: how it is given: its default'."""
+    """Each parameter as 'name: position or keyword: default'."""
     arguments = node.args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
@@ -136,7 +136,7 @@ def _commands(name: str, command: click.Command) -> Iterator[tuple[str, list[str
 
 
 def breaks(recorded: Api, now: Api) -> list[str]:
-    """What a caller of the recorded surface would stumble over."""
+    """The changes that break callers of the recorded surface."""
     found = []
     for part, entries in recorded.items():
         for name, listed in entries.items():
@@ -155,10 +155,10 @@ def breaks(recorded: Api, now: Api) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare, or record. Returns the exit status."""
+    """Compares or records the surface; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--record", action="store_true", help="write the list")
-    parser.add_argument("--breaking", action="store_true", help="also where callers break")
+    parser.add_argument("--breaking", action="store_true", help="also record breaking changes")
     given = parser.parse_args(arguments)
     recorded = json.loads(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
     now = current()
@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
         LIST.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return 0
     if broken:
-        print("This breaks callers: docs/stability.md says when that is allowed, and how.")
+        print("This breaks callers; docs/stability.md explains when and how that is allowed.")
     elif now != recorded:
         print("New public names: run python tools/ci/public_api.py --record")
     return int(now != recorded)

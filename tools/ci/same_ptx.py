@@ -1,36 +1,40 @@
 #!/usr/bin/env python3
-"""Whether two trees compile to the same kernels: the proof of a change that only moves code.
+"""Checks that two trees compile to the same kernels, which proves that a change only moves code.
 
-    python tools/ci/same_ptx.py --base-tree ../before                  # cover, and all that ships
-    python tools/ci/same_ptx.py --base-tree ../before --set prog       # one set, plain, for sm_80
-    python tools/ci/same_ptx.py --base-tree ../before --set tune --arch sm_90 --semantics causal
-    python tools/ci/same_ptx.py --base-tree ../before --write-base before.json
-    python tools/ci/same_ptx.py --base before.json     # the same, without compiling the base again
-    python tools/ci/same_ptx.py --base before.json --new tools/ci/base_ptx.json --record
+    python tools/ci/same_ptx.py --base-tree ../before
 
-Each tree builds the kernels with its own generator and sources, into a cache of its own. What ships
-is each distinct config and semantics that ranks first in an entry of a shipped table, for the
-architecture of its GPU. Kernels are the same by one of two grades:
+With other options:
 
-- their PTX is, without line information and comments, and with registers, labels and symbols named
-  in the order in which they come;
-- their machine code is, byte for byte, when ptxas assembles each kernel alone. Branches are
-  relative and names lie elsewhere, so that nothing has to be left out.
+    --base-tree ../before --set prog       # one set, plain, for sm_80
+    --base-tree ../before --set tune --arch sm_90 --semantics causal
+    --base-tree ../before --write-base before.json
+    --base before.json     # the same, without compiling the base again
+    --base before.json --new tools/ci/base_ptx.json --record
 
-Where both differ, machine instructions, registers, spilled bytes and CTAs an SM stand beside them,
-and which of these got worse: registers count in steps of 8, as a GPU hands them out. A change that
-merges code may change kernels; with --no-worse those pass that are no worse.
+Each tree builds the kernels with its own generator and sources, into a separate cache. The default
+kernels are the set 'cover' and all shipped kernels: each distinct config and semantics that ranks
+first in an entry of a shipped table, for the architecture of its GPU. Two kernels are the same if
+one of these is equal:
 
-A file of --write-base has the hashes of each kernel's canonical PTX and of its machine code, its
-figures, the compiler's version and the sources' hash. It shows which kernels differ, not in which
-lines; the compiler must be the same. A file without hashes of machine code knows the first grade
-only. --new takes such a file of this tree, which must be of its sources.
+- their canonical PTX: without line information and comments, and with registers, labels and symbols
+  numbered in order of appearance.
+- their machine code, byte for byte, when ptxas assembles each kernel alone. Branches are relative
+  and names are stored elsewhere, so that nothing has to be left out.
 
-With --record, and without --set, the sources of both trees are written down as equivalent, of each
-family whose kernels are all the same: figures measured with the base tree's stay valid. A kernel
-that a file lacks, since it did not ship then, says nothing of the others.
+If both differ, the kernel's machine instructions, registers, spilled bytes and CTAs per SM are
+shown, and which of these got worse. Registers count in steps of 8, as a GPU allocates them. A
+change that merges code may change kernels; --no-worse accepts kernels that are no worse.
 
-The exit status is 1 when a kernel differs (with --no-worse: is worse), or only one tree has it.
+A file of --write-base has the hashes of each kernel's canonical PTX and machine code, its figures,
+the compiler's version and the sources' hash. It shows which kernels differ, but not in which lines;
+the compiler must be the same. Without hashes of machine code only PTX is compared. --new takes such
+a file of this tree, made from its current sources.
+
+--record, without --set, records the sources of both trees as equivalent for each family whose
+kernels are all the same. Figures measured with the base tree's kernels then stay valid. Kernels
+that a file lacks, because they did not ship then, are ignored.
+
+The exit status is 1 if a kernel differs (with --no-worse: is worse) or exists in only one tree.
 """
 
 from __future__ import annotations
@@ -66,9 +70,9 @@ from flashsmith.families import (
 
 TREE = Path(__file__).resolve().parents[2]
 SHOWN_LINES = 6
-# A machine instruction, from sm_70 on.
+# The size of a machine instruction, from sm_70 on.
 INSTRUCTION_BYTES = 16
-# Registers a thread are handed out so many at a time.
+# The granularity at which a GPU allocates registers per thread.
 REGISTER_STEP = 8
 
 _LINE_INFORMATION = re.compile(r"\s*\.(loc|file|section|b8|b32|b64)\b.*")
@@ -88,14 +92,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel: the hash of its canonical text, and what the compiler said of it."""
+    """One compiled kernel: the hash of its canonical PTX, and the compiler's figures."""
 
     digest: str
     instructions: int
     registers: int
     spilled_bytes: int
-    code: str = ""  # the hash of its machine code; empty where nobody has asked for it
-    # Empty for a kernel that a file recorded.
+    code: str = ""  # the hash of its machine code; empty until it is needed
+    # Empty for a kernel that was read from a file.
     text: tuple[str, ...] = ()
     ptx: str = ""
 
@@ -110,12 +114,12 @@ class Kernel:
         )
 
     def with_code(self) -> Kernel:
-        """The same with the hash of its machine code, as far as its PTX is at hand."""
+        """This kernel with the hash of its machine code, if its PTX is available."""
         return self if self.code or not self.ptx else replace(self, code=code_digest(self.ptx))
 
 
 def code_digest(ptx: str) -> str:
-    """The hash of the machine code that ptxas makes of a kernel alone."""
+    """The hash of the machine code of a kernel that ptxas assembles alone."""
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     if target is None:
         raise SystemExit(f"PTX without a target: it begins with {ptx[:60]!r}")
@@ -131,13 +135,13 @@ def code_digest(ptx: str) -> str:
 
 
 def code_hash(cubin: bytes) -> str:
-    """One hash of the machine code of a cubin's kernels, whatever they are called."""
+    """One hash of the machine code of a cubin's kernels, ignoring their names."""
     codes = sorted(kernel_code(cubin).values())
     return hashlib.sha256(b"".join(codes)).hexdigest()[:32]
 
 
 def with_codes(kernels: Mapping[Key, Kernel]) -> dict[Key, Kernel]:
-    """All of them with their machine code's hashes."""
+    """All kernels with the hashes of their machine code."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(kernels, pool.map(Kernel.with_code, kernels.values()), strict=True))
 
@@ -154,7 +158,7 @@ class Compiled:
     kernels: dict[Key, Kernel]
 
     def write(self, path: Path) -> None:
-        """A line for each kernel."""
+        """Writes a JSON file with a line for each kernel."""
         lines = [
             json.dumps(
                 [*key, kernel.digest, *kernel.statistics(), *([kernel.code] * bool(kernel.code))]
@@ -178,7 +182,7 @@ class Compiled:
 
 
 def canonical(ptx: str) -> tuple[str, ...]:
-    """The lines of a kernel that say what it does, whatever its parts are called."""
+    """The lines of a kernel in canonical form, independent of names."""
     names: dict[str, str] = {}
 
     def renamed(match: re.Match[str]) -> str:
@@ -191,7 +195,7 @@ def canonical(ptx: str) -> tuple[str, ...]:
     for line in ptx.splitlines():
         if _LINE_INFORMATION.fullmatch(line) or _DEBUG_LABEL.fullmatch(line.strip()):
             continue
-        # How many registers are declared follows from those that are used.
+        # The number of declared registers follows from those that are used.
         text = " ".join(_COMMENT.sub("", line).split())
         if text and not text.startswith(".reg "):
             lines.append(_NAMES.sub(renamed, text))
@@ -199,7 +203,7 @@ def canonical(ptx: str) -> tuple[str, ...]:
 
 
 def shipped_jobs() -> list[Job]:
-    """What the shipped tables rank first."""
+    """The kernels that the shipped tables rank first."""
     found: dict[tuple[str, str, str], set[KernelConfig]] = {}
     for entry in WinnersTable.shipped():
         config = parse_kernel_name_into_config(entry.best.config)
@@ -213,12 +217,12 @@ def shipped_jobs() -> list[Job]:
 
 
 def set_job(name: str, arch: str, semantics: str) -> Job:
-    """A set of configs, or a list of short forms, by its key."""
+    """The job of a set of configs, or a list of short forms, by its key."""
     return Job(arch, str(Semantics.parse(semantics)), tuple(map(str, get_kernel_configs(name))))
 
 
 def build(tree: Path, jobs: Iterable[Job], cache: Path) -> None:
-    """Has a tree build the jobs' kernels, by its own command, into a cache."""
+    """Builds the jobs' kernels into a cache with a tree's own command."""
     environment = os.environ | {
         "PYTHONPATH": str(tree / "src"),
         "FLASHSMITH_CACHE_DIR": str(cache),
@@ -234,7 +238,7 @@ def build(tree: Path, jobs: Iterable[Job], cache: Path) -> None:
 
 
 def compiled_in(cache: Path) -> Compiled:
-    """What lies in a cache, whatever its layout: by manifest."""
+    """The kernels in a cache of any layout, found by their manifests."""
     versions, sources, kernels = set(), {}, {}
     for manifest in sorted(cache.rglob("manifest.json")):
         data: dict[str, Any] = json.loads(manifest.read_text().partition("\n")[2])
@@ -256,7 +260,7 @@ def compiled_in(cache: Path) -> Compiled:
 
 
 def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
-    """What a tree makes of the jobs."""
+    """The kernels that a tree compiles for the jobs."""
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
         cache.mkdir()
@@ -267,8 +271,10 @@ def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
 def recorded(
     known: Mapping[str, Mapping[str, str]], base: Mapping[str, str], new: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """What is known of equivalent sources, and that the base's are the new ones', by family. So
-    are then others that were equivalent to the base's."""
+    """The known equivalent sources, extended: the base's are equivalent to the new ones, by family.
+
+    Other sources that were equivalent to the base's are then equivalent to the new ones too.
+    """
     found = {older: dict(to) for older, to in known.items()}
     for family, older in base.items():
         alike = {older, known.get(older, {}).get(family, older)}
@@ -279,7 +285,7 @@ def recorded(
 
 
 def is_same(before: Kernel, now: Kernel) -> bool:
-    """Whether two kernels are the same by either grade."""
+    """Whether two kernels have the same canonical PTX or the same machine code."""
     if before.digest == now.digest:
         return True
     codes = before.with_code().code, now.with_code().code
@@ -294,7 +300,7 @@ def ctas_per_sm(key: Key, kernel: Kernel) -> int:
 
 
 def what_is_worse(key: Key, before: Kernel, now: Kernel) -> list[str]:
-    """What a kernel has more of than before, or, of CTAs, fewer."""
+    """The figures in which a kernel is worse than before."""
 
     def steps(kernel: Kernel) -> int:
         return -(-kernel.registers // REGISTER_STEP)
@@ -317,7 +323,7 @@ class Difference:
 
 
 def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
-    """Families with kernels in both, none of which differs, and how many these are."""
+    """Families with kernels in both trees, all of them the same, with the number of these."""
     counts: Counter[str] = Counter()
     changed = set()
     for key in base.kernels.keys() & new.kernels.keys():
@@ -329,16 +335,16 @@ def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
 
 
 def read_new(path: Path) -> Compiled:
-    """What a file says of this tree's kernels; an error where it is of other sources."""
+    """Reads this tree's kernels from a file; exits if it was made from other sources."""
     found = Compiled.read(path)
     for family, older in found.sources.items():
         if older != source_hash(family):
-            raise SystemExit(f"--new {path}: of other sources of {family} than this tree's")
+            raise SystemExit(f"--new {path}: made from other sources of {family} than this tree's")
     return found
 
 
 def differences(base: dict[Key, Kernel], new: dict[Key, Kernel]) -> Iterator[Difference]:
-    """Each kernel that is not the same in both."""
+    """The kernels that differ between the trees."""
     for key in sorted(base.keys() | new.keys()):
         named = f"{key[2]} [{key[1]}] for sm_{key[0]}"
         before, now = base.get(key), new.get(key)
@@ -366,23 +372,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     base_options = parser.add_mutually_exclusive_group(required=True)
     base_options.add_argument("--base-tree", type=Path, help="the other checkout")
-    base_options.add_argument("--base", type=Path, help="what --write-base wrote of it")
+    base_options.add_argument("--base", type=Path, help="a file that --write-base wrote of it")
     parser.add_argument("--write-base", type=Path, help="only record the base tree")
-    parser.add_argument("--new", type=Path, help="what --write-base wrote of this tree")
-    parser.add_argument("--set", help="a key of KERNELS, instead of cover and what ships")
+    parser.add_argument("--new", type=Path, help="a file that --write-base wrote of this tree")
+    parser.add_argument("--set", help="a key of KERNELS, instead of cover and shipped kernels")
     parser.add_argument("--arch", default="sm_80", help="with --set")
     parser.add_argument("--semantics", default="plain", help="with --set")
     parser.add_argument(
-        "--no-worse", action="store_true", help="let kernels differ that are no worse"
+        "--no-worse", action="store_true", help="accept different kernels that are no worse"
     )
-    parser.add_argument("--record", action="store_true", help="write down that they are equivalent")
+    parser.add_argument("--record", action="store_true", help="record equivalent sources")
     options = parser.parse_args()
     if options.record and options.set:
-        parser.error("--record: needs cover and all that ships; leave --set out")
+        parser.error("--record: needs cover and all shipped kernels; leave --set out")
     if options.base_tree and not (options.base_tree / "src" / "flashsmith").is_dir():
         parser.error(f"--base-tree {options.base_tree}: holds no src/flashsmith")
     if options.write_base and not options.base_tree:
-        parser.error("--write-base: say with --base-tree what to compile")
+        parser.error("--write-base: give the tree to compile with --base-tree")
     if options.set:
         jobs = [set_job(options.set, options.arch, options.semantics)]
     else:

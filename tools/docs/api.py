@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write docs/api.md: every public name of flashsmith, its signature and its docstring.
+"""Writes docs/api.md: every public name of flashsmith, with its signature and docstring.
 
 Usage: python tools/docs/api.py [--out docs/api.md]
 
-The sources are parsed and not imported, so that the page is the same with any Python and without
-PyTorch. A test compares docs/api.md with what this writes.
+The sources are parsed and not imported, so that the page is the same with every Python version and
+without PyTorch. A test compares docs/api.md with this script's output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 WIDTH = 88
 
-# The page's order: what most people call first.
+# The page's order: the most used names come first.
 GROUPS = {
     "Attention": (
         "attention",
@@ -50,10 +50,10 @@ GROUPS = {
 }
 HEAD = """# API reference
 
-Every name of `flashsmith.__all__`, from the docstrings of the sources by `tools/docs/api.py`:
-change those, then run it. Errors are classes of `flashsmith.errors`, all of them `FlashsmithError`
-([what to do about each](troubleshooting.md)). What tensors may be is on the page of
-[attention()](attention.md#shapes).
+`tools/docs/api.py` generates this page from the docstrings of every name in `flashsmith.__all__`.
+To change it, edit those and run the script again. Errors are classes of `flashsmith.errors`, all of
+them `FlashsmithError` ([what to do about each](troubleshooting.md)). The page of
+[attention()](attention.md#shapes) lists the tensors that are accepted.
 
 """
 
@@ -67,7 +67,7 @@ class Definition:
     source: str
 
     def text(self, node: ast.AST) -> str:
-        """A part of the definition as it is written, on one line."""
+        """The source text of a part of the definition, on one line."""
         return " ".join((ast.get_source_segment(self.source, node) or "").split())
 
 
@@ -80,21 +80,21 @@ def public_names(module: str = "flashsmith") -> list[str]:
 
 
 def find(module: str, name: str) -> Definition:
-    """The definition of a module's name, through the imports between the modules.
+    """The definition of a module's name, following imports between modules.
 
-    Raises LookupError where there is none.
+    Raises LookupError if there is none.
     """
     path = _path(module)
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             if any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list):
-                continue  # for type checkers; what is documented follows
+                continue  # for type checkers; the documented definition follows
             return Definition(node, module, path.read_text(encoding="utf-8"))
     return find(*_imported(module, name))
 
 
 def constant(module: str, name: str) -> str:
-    """The value of a module's constant as it is written. Raises LookupError where there is none."""
+    """The source text of a module's constant. Raises LookupError if there is none."""
     for node in _parse(_path(module)).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
@@ -104,7 +104,7 @@ def constant(module: str, name: str) -> str:
 
 
 def _imported(module: str, name: str) -> tuple[str, str]:
-    """Where a module has a name from. Raises LookupError where it does not import it."""
+    """The module and name that a name is imported from. Raises LookupError if there is none."""
     for node in ast.walk(_parse(_path(module))):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
@@ -114,7 +114,7 @@ def _imported(module: str, name: str) -> tuple[str, str]:
 
 
 def page() -> str:
-    """The whole document. Raises LookupError when a public name has no place in it."""
+    """The whole document. Raises LookupError if a public name is in none of the groups."""
     shown = {name for names in GROUPS.values() for name in names} | {"__version__"}
     if missing := shown ^ set(public_names()):
         raise LookupError(f"GROUPS and flashsmith.__all__ differ by {', '.join(sorted(missing))}")
@@ -132,19 +132,19 @@ def page() -> str:
 
 
 def section(name: str, definition: Definition) -> str:
-    """One name: its signature, what it does, and a class's methods."""
+    """The section of one name: signature, description, and a class's methods."""
     node = definition.node
     if isinstance(node, ast.FunctionDef):
         return f"\n### {name}\n\n{_block(signature(definition))}\n{_described(node)}"
     fields = [_field(definition, part) for part in node.body if _is_field(part)]
-    # What a config computes about itself is its family's matter, and no stable interface.
+    # A config's methods belong to its family and are not a stable interface.
     members = "" if name.endswith("Config") else "\n".join(_members(definition))
     text = f"\n### {name}\n\n{_block(_wrapped(f'class {name}', fields, ''))}\n{_described(node)}"
     return f"{text}\n{members}\n" if members else text
 
 
 def signature(definition: Definition) -> str:
-    """A function's signature as the sources have it, an argument a line where one is too short."""
+    """A function's signature as in the sources, with one argument per line if it is too long."""
     node = definition.node
     assert isinstance(node, ast.FunctionDef)
     arguments = node.args
@@ -189,14 +189,14 @@ def _ended(part: str) -> str:
 
 
 def _is_field(node: ast.stmt) -> bool:
-    """Whether a class's statement is a field that callers may set, or a member of an enum."""
+    """Whether a class's statement is a field that callers may set or a member of an enum."""
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return "ClassVar" not in ast.unparse(node.annotation) and not node.target.id.startswith("_")
     return isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
 
 
 def _field(definition: Definition, node: ast.stmt) -> str:
-    """A field's name, type, default and, where it declares one, meaning."""
+    """A field's name, type, default and, if it declares one, meaning."""
     call = getattr(node, "value", None)
     if not (isinstance(node, ast.AnnAssign) and isinstance(call, ast.Call)):
         return definition.text(node)
@@ -237,7 +237,7 @@ def _described(node: ast.FunctionDef | ast.ClassDef) -> str:
 
 
 def _markdown(doc: str, fields: Sequence[str] = ()) -> str:
-    """A docstring as Markdown: its sections, and its lines about fields, become lists."""
+    """A docstring as Markdown; its sections and its lines about fields become lists."""
     doc = re.sub(r"``([^`]+)``", r"`\1`", doc)
     out: list[str] = []
     section = ""

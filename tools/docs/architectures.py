@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write the table of docs/log/architectures.md: which architectures of transformers are served.
+"""Writes the table of supported transformers architectures in docs/log/architectures.md.
 
 Usage: python tools/docs/architectures.py [--record [NAME ...]] [--missing]
 
-The table is made from tests/integrations/architectures/recorded.json. --record sweeps first, all
-architectures or those that are named, and --missing those that have no record: ten minutes of a
-processor for all. A test compares the page with what this writes.
+The table is made from tests/integrations/architectures/recorded.json. --record first sweeps all
+architectures, or the named ones; --missing sweeps those without a record. All of them take ten
+minutes of processor time. A test compares the page with this script's output.
 """
 
 from __future__ import annotations
@@ -97,8 +97,10 @@ def _listed(found: records.Records) -> Iterable[str]:
 
 
 def _named(names: dict[str, list[str]], found: records.Records, kind: str) -> Iterable[str]:
-    """Each architecture, and its scenarios unless they are all: those that are served in none but
-    some are named with what is not."""
+    """Each architecture, with its scenarios unless the outcome is that of all of them.
+
+    Partly served architectures are only named with their other outcomes.
+    """
     for name, scenarios in names.items():
         if len(scenarios) == len(found.outcomes[name]) or kind == "not run":
             yield name
@@ -107,8 +109,7 @@ def _named(names: dict[str, list[str]], found: records.Records, kind: str) -> It
 
 
 def record(names: Sequence[str], *, missing: bool) -> None:
-    """Sweeps the named architectures, or all, or those without a record, and keeps what it finds
-    as it goes."""
+    """Sweeps the named architectures, all, or those without a record; saves results as it goes."""
     import transformers
     from builders import architectures
 
@@ -133,8 +134,8 @@ def _swept(architecture: Architecture) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--record", nargs="*", metavar="NAME", help="sweep first: all, or some")
-    parser.add_argument("--missing", action="store_true", help="sweep what has no record")
+    parser.add_argument("--record", nargs="*", metavar="NAME", help="first sweep all, or these")
+    parser.add_argument("--missing", action="store_true", help="sweep those without a record")
     options = parser.parse_args()
     if options.record is not None or options.missing:
         record(options.record or (), missing=options.missing)

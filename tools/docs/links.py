@@ -1,7 +1,7 @@
-"""Where the links of README and docs/ lead when these are read outside of the repository.
+"""Rewrites the links of README and docs/ for readers outside the repository.
 
-On the site of docs/ and on a package index a path into the repository leads nowhere. Pages keep
-their relative links, which work in a checkout; this rewrites them for the other two places.
+Pages have relative links, which work in a checkout. On the site of docs/ and on a package index,
+paths into the repository do not work, so this module rewrites them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = "docs"
-# Documents outside of docs/ that are pages of the site.
+# Documents outside docs/ that are pages of the site.
 PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
-# Other files that pages link, such as examples and measured rows, are copied to the site.
+# The site's folder for other linked files, such as examples and measured rows.
 FILES = "files"
 
-# Where the project is published: [tool.flashsmith] of pyproject.toml.
+# The project's addresses are in [tool.flashsmith] of pyproject.toml.
 _SETTING = r'^{name} = "([^"]*)"$'
 
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -31,9 +31,9 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def published(name: str) -> str:
-    """Where the 'site' or the 'repository' is published, without a slash at the end; maybe ''.
+    """The address of the 'site' or the 'repository', without a trailing slash; may be ''.
 
-    Raises LookupError where pyproject.toml has no such setting.
+    Raises LookupError if pyproject.toml has no such setting.
     """
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     settings = text.partition("[tool.flashsmith]\n")[2].partition("\n[")[0]
@@ -44,9 +44,9 @@ def published(name: str) -> str:
 
 
 def rewrite(text: str, target_of: Callable[[str], str | None]) -> str:
-    """``text`` with each link's target replaced by ``target_of(target)``, code left alone.
+    """``text`` with each link's target outside code replaced by ``target_of(target)``.
 
-    Where that is None a link becomes its text, and a picture goes.
+    If that is None, a link becomes its text and a picture is removed.
     """
 
     def replaced(found: re.Match[str]) -> str:
@@ -64,9 +64,9 @@ def rewrite(text: str, target_of: Callable[[str], str | None]) -> str:
 
 
 def linked_path(document: str, target: str) -> tuple[str, str]:
-    """The path in the repository that a document links, and the anchor with its '#'.
+    """The repository path that a document links, and the anchor with its '#'.
 
-    The path is empty for a link into the document itself and for one to another host.
+    The path is empty for links within the document and to other hosts.
     """
     name, mark, anchor = target.partition("#")
     if not name or "://" in name or name.startswith("mailto:"):
@@ -75,14 +75,14 @@ def linked_path(document: str, target: str) -> tuple[str, str]:
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository stands among the site's sources."""
+    """The path of a repository file among the site's sources."""
     if path.startswith(f"{DOCS}/"):
         return path[len(DOCS) + 1 :]
     return PAGES.get(path, f"{FILES}/{path}")
 
 
 def for_site(text: str, document: str) -> tuple[str, set[str]]:
-    """A document's text for the site, and the files outside of docs/ that it links."""
+    """A document's text for the site, and the linked files outside docs/."""
     here = posixpath.dirname(site_path(document)) or "."
     files = set()
 
@@ -99,7 +99,7 @@ def for_site(text: str, document: str) -> tuple[str, set[str]]:
 
 
 def for_index(text: str, document: str, site: str) -> str:
-    """A document's text with absolute links to the pages of ``site``, for a package index.
+    """A document's text for a package index, with absolute links to the pages of ``site``.
 
     Without a site, links become their text.
     """

@@ -3,9 +3,9 @@
 
 Usage: python tools/docs/results_tables.py [--check]
 
-The rows are in benchmarks/h200 and benchmarks/h100. A table stands between the lines
-`<!-- table: NAME -->` and `<!-- end -->`, in either page. With --check nothing is
-written, and the exit status is 1 where a table differs from its rows.
+The rows are in benchmarks/h200 and benchmarks/h100. In both pages a table is between the lines
+`<!-- table: NAME -->` and `<!-- end -->`. With --check nothing is written, and the exit status is 1
+if a table differs from its rows.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "log" / "results.md")
 ROWS = ROOT / "benchmarks" / "h200"
 LETTERS = {"128": "A", "64": "B", "96": "C", "256": "D"}
-# Kernels of the profile that no measured problem chose: of an earlier version.
+# The first rows of the profile, of kernels of an earlier version that no measured problem chose.
 PROFILED_BEFORE = 7
 BEST_BACKWARD = "best-public-backward.csv"
-# Of a training run, until its times are steady.
+# Steps of a training run before its times are steady.
 STEPS_BEFORE = 10
 
 Row = dict[str, str]
@@ -64,7 +64,7 @@ def measured(name: str) -> Points:
 
 
 def rate(rows: dict[str, Row], name: str) -> float | None:
-    """An implementation's TFLOP/s on a problem; None where it has none."""
+    """An implementation's TFLOP/s on a problem; None if there is none."""
     row = rows.get(name)
     return float(row["tflops"]) if row and row["verdict"] == "pass" and row["tflops"] else None
 
@@ -82,14 +82,14 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def shown(value: float | None, form: str = ".2f") -> str:
-    """A number, '-' where there is none."""
+    """A formatted number, or '-' for None."""
     return "-" if value is None else format(value, form)
 
 
 # --- speed ---------------------------------------------------------------------------------------
 
 SPEED = "attention-speed.csv"
-# Rounds in turns, packed by tools/benchmark/verdict.py.
+# Interleaved rounds, packed by tools/benchmark/verdict.py.
 PUBLIC = "verdict-public.csv.gz"
 
 
@@ -120,7 +120,7 @@ def is_other_batch(key: tuple[str, ...]) -> bool:
 
 
 def is_other_length(key: tuple[str, ...]) -> bool:
-    """Whether a problem's length is no power of two."""
+    """Whether a problem's length is not a power of two."""
     return key[4] in ("1536", "3000", "10000")
 
 
@@ -138,7 +138,7 @@ def kind(key: tuple[str, ...]) -> str:
 
 
 def speed() -> str:
-    """Groups of problems: the range of TFLOP/s, mean and least ratio."""
+    """The table of problem groups: range of TFLOP/s, mean and smallest ratios."""
     groups: dict[str, list[dict[str, Row]]] = {}
     for key, rows in measured(SPEED).items():
         if is_other_batch(key):
@@ -179,7 +179,7 @@ def place(name: str) -> tuple[int, int]:
 
 
 def mean_and_least(points: Sequence[dict[str, Row]], name: str) -> str:
-    """The geometric mean and the least of flashsmith over an implementation."""
+    """The geometric mean and the minimum of flashsmith's ratios over an implementation."""
     ratios = [found for rows in points if (found := ratio(rows, name))]
     if not ratios:
         return "-"
@@ -187,7 +187,7 @@ def mean_and_least(points: Sequence[dict[str, Row]], name: str) -> str:
 
 
 def every_point() -> str:
-    """Every problem's TFLOP/s and ratios."""
+    """The table of every problem's TFLOP/s and ratios."""
     lines = [
         [
             f"{key[0]}, {key[1]}",
@@ -204,7 +204,7 @@ def every_point() -> str:
 
 
 def configs() -> str:
-    """The configs behind the names, and how many problems chose each."""
+    """The table of named configs, with the number of problems that chose each."""
     count = Counter(plain_config(rows["ours"]["config"]) for rows in measured(SPEED).values())
     named = sorted(config_names().items(), key=lambda pair: (pair[1][0], int(pair[1][1:])))
     lines = [[name, config, str(count[config] or "-")] for config, name in named]
@@ -213,7 +213,7 @@ def configs() -> str:
 
 @cache
 def verdict_cells() -> list[Any]:
-    """The public problems over the rounds in turns, as tools/benchmark/verdict.py pools them."""
+    """The public problems over the interleaved rounds, pooled by tools/benchmark/verdict.py."""
     spec = importlib.util.spec_from_file_location("verdict", ROOT / "tools/benchmark/verdict.py")
     assert spec is not None
     assert spec.loader is not None
@@ -222,13 +222,13 @@ def verdict_cells() -> list[Any]:
     spec.loader.exec_module(verdict)
     rounds = verdict.read_packed(ROWS / PUBLIC)
     best = verdict.read_best(verdict.BEST)
-    # Of two revisions, whose machine code was compared.
+    # The rounds are of two revisions whose machine code was compared.
     found: list[Any] = verdict.make_cells(list(rounds.values()), best, same_code=True)
     return found
 
 
 def public() -> str:
-    """The public problems: medians of the rounds, in brackets the 95% interval."""
+    """The table of public problems: medians of the rounds, and their 95% intervals in brackets."""
     lines = []
     for cell in verdict_cells():
         row = cell.row
@@ -248,12 +248,12 @@ def public() -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, and least and most."""
+    """The median, with minimum and maximum."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def hand_written() -> str:
-    """flashsmith, the best of the hand-written kernels and cuDNN at d 128."""
+    """The table of flashsmith, the best hand-written kernel and cuDNN at d 128."""
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for row in read("hopper-probe.csv"):
         group = found.setdefault((row["dtype"], row["causal"]), {})
@@ -274,19 +274,19 @@ def hand_written() -> str:
 # --- the backward pass ---------------------------------------------------------------------------
 
 
-# Three runs of the cells, each of which began with another contender; FA2 and FA4 in the first.
+# Three runs of the cells, each beginning with another contender. Only the first has FA2 and FA4.
 VERDICTS = tuple(f"verdict-backward-{run}.csv" for run in range(3))
 WIDE, ENTRIES, FROZEN = "backward-wide.csv", "backward-entries.csv.gz", "backward-frozen.csv"
-# Problems of ENTRIES and more with the order of blocks of keys of today, and with others.
+# Problems of ENTRIES and others, with the current order of key blocks and with other orders.
 ORDERS = "backward-orders.csv.gz"
-# Launches of one implementation spread by more where other work was on the GPU.
+# A larger spread of one implementation's launches means that other work was on the GPU.
 UNDISTURBED = 0.1
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem of the backward pass over the rounds: medians of TFLOP/s, and ratios."""
+    """A problem of the backward pass over the rounds: median TFLOP/s and ratios."""
 
     rates: dict[str, float]
     over_cudnn: list[float]
@@ -296,7 +296,7 @@ class Cell:
 
 
 def key_of(problem: str) -> Key:
-    """The key of a problem's text, as rows of a benchmark have it."""
+    """The key of a problem's text, as in the rows of a benchmark."""
     batch, seq, heads, d, dtype, *words = problem.split()
     queries, _, keys = heads[1:].partition(":")
     return d[1:], dtype, "+".join(words), batch[1:], seq[1:], queries, keys or queries
@@ -304,7 +304,7 @@ def key_of(problem: str) -> Key:
 
 @cache
 def cells() -> dict[Key, Cell]:
-    """The 24 cells over the runs."""
+    """The 24 cells, pooled over the runs."""
     runs = [measured(name) for name in VERDICTS]
     best = {row["problem"]: float(row["best_over_cudnn"]) for row in read(BEST_BACKWARD)}
     found = {}
@@ -322,7 +322,7 @@ def cells() -> dict[Key, Cell]:
 
 
 def problem_of(key: Key) -> str:
-    """A problem's text; that of a backward pass has that word before its mask."""
+    """A problem's text; for a backward pass it contains 'backward' before the mask."""
     d, dtype, semantics, batch, seq, heads, _ = key
     words = [word for word in semantics.split("+") if word != "plain"]
     return " ".join([f"b{batch} s{seq} h{heads} d{d} {dtype}", *words])
@@ -330,7 +330,7 @@ def problem_of(key: Key) -> str:
 
 @cache
 def wide_points() -> Points:
-    """Problems without a cell, of those during which nothing else was on the GPU."""
+    """Problems without a cell that were measured while nothing else ran on the GPU."""
     return {
         key: rows
         for key, rows in measured(WIDE).items()
@@ -347,7 +347,7 @@ def backward_names() -> dict[str, str]:
 
 
 def mean_least(ratios: Sequence[float]) -> str:
-    """The geometric mean and the least; '-' of none."""
+    """The geometric mean and the minimum; '-' without ratios."""
     return f"{statistics.geometric_mean(ratios):.2f}, {min(ratios):.2f}" if ratios else "-"
 
 
@@ -366,7 +366,7 @@ def grouped(keys: Iterable[Key]) -> dict[str, list[Key]]:
 
 
 def backward() -> str:
-    """Groups of the 24 cells: mean and least ratios of their medians."""
+    """The table of groups of the 24 cells: mean and smallest ratios of their medians."""
     lines = []
     for name, keys in grouped(cells()).items():
         group = [cells()[key] for key in keys]
@@ -382,7 +382,7 @@ def backward() -> str:
 
 
 def backward_cells() -> str:
-    """Every cell: medians of the rounds, in brackets least and most."""
+    """The table of every cell: medians of the rounds, with minimum and maximum in brackets."""
     lines = [
         [
             f"d {key[0]}, {key[1]}, {kind(key)}",
@@ -401,14 +401,14 @@ def backward_cells() -> str:
 
 
 def mask_and_heads(key: Key) -> str:
-    """What a problem's keys are seen by, and its heads."""
+    """A problem's mask and heads, in words."""
     words = [word for word in key[2].split("+") if word not in ("plain", "backward", "uneven")]
     heads = f"{key[5]} heads" if key[5] == key[6] else f"heads {key[5]}:{key[6]}"
     return ", ".join([*(words or ["full"]), heads])
 
 
 def backward_wide() -> str:
-    """What has no cell: other head dimensions, grouped heads, packed batches, windows."""
+    """The table of problems without a cell: other d, grouped heads, packed batches, windows."""
     lines = [
         [
             f"d {key[0]}, {key[1]}, {mask_and_heads(key)}",
@@ -425,13 +425,13 @@ def backward_wide() -> str:
 
 
 def fastest(rows: Iterable[Row], kind: str) -> Row | None:
-    """Of the rows of a kind that are right."""
+    """The fastest correct row of a kind."""
     timed = [row for row in rows if row["kind"] == kind and row["verdict"] == "pass"]
     return min(timed, key=lambda row: float(row["ms"]), default=None)
 
 
 def backward_frozen() -> str:
-    """dq alone, and dk and dv alone, beside all gradients: our fastest kernel of each problem."""
+    """The table of only dq, and only dk and dv, against all gradients, by our fastest kernels."""
     points, lines = measured(FROZEN), []
     for key, rows in points.items():
         whole, peer = fastest(rows.values(), "ours"), fastest(rows.values(), "peer")
@@ -456,11 +456,11 @@ def backward_frozen() -> str:
 
 
 def backward_repeatable() -> str:
-    """The best kernel that gives the same bits in every run over the best of all, in turns."""
+    """The table of the best deterministic kernel over the best kernel, measured interleaved."""
     best: dict[Key, dict[bool, float]] = {}
     points = measured(ENTRIES)
     for key, rows in measured(ORDERS).items():
-        # A row of another order has its name before the config.
+        # A row of another order has the order's name before the config.
         of_today = {name: row for name, row in rows.items() if name == row["config"]}
         points |= {key: of_today} if of_today else {}
     for key, rows in points.items():
@@ -489,7 +489,7 @@ def backward_repeatable() -> str:
 
 
 def backward_kernels() -> str:
-    """The configs behind K1, K2, ..."""
+    """The table of the configs K1, K2, ..."""
     return table(
         ["", "config, without its dtype"],
         ([name, config] for config, name in backward_names().items()),
@@ -497,7 +497,7 @@ def backward_kernels() -> str:
 
 
 def backward_profile() -> str:
-    """The profiler's figures of single launches of the main kernels."""
+    """The table of profiler figures for single launches of the main kernels."""
     lines = [
         [
             f"`{plain_config(row['config'])}`" + ", causal" * row["problem"].endswith("causal"),
@@ -514,7 +514,7 @@ def backward_profile() -> str:
 
 
 def backward_host() -> str:
-    """Microseconds that calls with gradients keep the host, beside cuDNN's."""
+    """The table of host microseconds for calls with gradients, compared with cuDNN's."""
     times = json.loads((ROWS / "backward-host.json").read_text(encoding="utf-8"))
     lines = [
         [call, f"{times[ours]:.0f}", f"{times[theirs]:.0f}" if theirs else "-"]
@@ -529,7 +529,7 @@ def backward_host() -> str:
 
 
 def training() -> str:
-    """A training step by three implementations: medians behind ten steps, and losses."""
+    """The table of a training step by three implementations: median times and losses."""
     steps = json.loads((ROWS / "training-step.json").read_text(encoding="utf-8"))
     theirs = steps["cudnn"]
     lines = []
@@ -547,7 +547,7 @@ def training() -> str:
 # --- over a KV cache ------------------------------------------------------------------------------
 
 DECODE, DECODE_WIDE = "decode.jsonl.gz", "decode-wide.jsonl.gz"
-# `flashsmith roofline --json`, of the same GPU right before.
+# `flashsmith roofline --json` of the same GPU, measured directly before.
 DECODE_ROOF = "decode-roofline.json"
 ON_H100 = "../h100/"
 NOT_MEASURED = "There are no rows of it yet."
@@ -556,7 +556,7 @@ CACHE_PEERS = ("cudnn", "fa2", "mem_efficient", "flash_attn_2", "flash_attn_3", 
 
 @dataclass(frozen=True, order=True)
 class Cache:
-    """A KV cache that is read by ``queries`` tokens of each sequence; page 0: it is dense."""
+    """A KV cache that ``queries`` tokens of each sequence read; page 0 is a dense cache."""
 
     batch: int
     keys: int
@@ -568,14 +568,14 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        """Of its 16-bit keys and values."""
+        """The bytes of its 16-bit keys and values."""
         return 2 * 2 * self.batch * self.keys * self.heads_k * self.d
 
 
 def over_caches(name: str) -> dict[Cache, dict[str, float]]:
-    """Microseconds by cache and implementation, the median of all rounds, in the file's order.
+    """Microseconds by cache and implementation, as medians of all rounds, in the file's order.
 
-    Raises SystemExit where one of ours is wrong: then there is nothing to show.
+    Raises SystemExit if one of our kernels is wrong, since there is nothing to show then.
     """
     rounds: dict[Cache, dict[str, list[float]]] = {}
     for row in read(name):
@@ -594,7 +594,7 @@ def over_caches(name: str) -> dict[Cache, dict[str, float]]:
 
 
 def dram_read(folder: str = "") -> float | None:
-    """TB/s that the roofline's kernel reads; None where it was not measured."""
+    """TB/s that the roofline's kernel reads; None if it was not measured."""
     path = ROWS / folder / DECODE_ROOF
     if not path.exists():
         return None
@@ -604,24 +604,24 @@ def dram_read(folder: str = "") -> float | None:
 
 
 def best_peer(us: dict[str, float]) -> tuple[str, float] | None:
-    """The fastest of the others, and its microseconds."""
+    """The fastest peer and its microseconds."""
     timed = [(us[name], name) for name in CACHE_PEERS if name in us]
     return (min(timed)[1], min(timed)[0]) if timed else None
 
 
 def over(us: float | None, other: float | None) -> float | None:
-    """How many times as fast the first is."""
+    """The second time over the first, i.e. the first one's speedup."""
     return other / us if us and other else None
 
 
 def mean_of(ratios: Iterable[float | None]) -> str:
-    """The geometric mean of those that there are."""
+    """The geometric mean of the ratios that exist."""
     found = [ratio for ratio in ratios if ratio]
     return shown(statistics.geometric_mean(found) if found else None, ".3f")
 
 
 def cache_cells(of: Cache, us: dict[str, float], roof: float | None) -> list[str]:
-    """A cache's size, microseconds of ours, cuDNN and the best peer, and the share of the roof."""
+    """Cells of a row: cache size, microseconds of ours, cuDNN and the best peer, share of roof."""
     ours, best = us.get("ours"), best_peer(us)
     rate = of.bytes / ours / 1e6 if ours else None
     return [
@@ -638,8 +638,10 @@ CACHE_HEAD = ("MB", "ours", "cuDNN", "best peer", "over cuDNN", "over the best",
 
 
 def decode(folder: str = "") -> str:
-    """One token over a KV cache, heads 32:8, d 128, bf16: microseconds, dense and in pages.
-    ``folder``: of the rows, from those of the H200."""
+    """The table of one token over a KV cache, heads 32:8, d 128, bf16, dense and in pages.
+
+    ``folder`` is the folder of the rows, relative to those of the H200.
+    """
     if not (ROWS / folder / DECODE).exists():
         return NOT_MEASURED
     found, roof = over_caches(folder + DECODE), dram_read(folder)
@@ -667,7 +669,7 @@ def decode(folder: str = "") -> str:
 
 
 def decode_wide(folder: str = "") -> str:
-    """Other heads and head dimensions, and several tokens."""
+    """The table of other heads, other head dimensions, and several tokens."""
     if not (ROWS / folder / DECODE_WIDE).exists():
         return NOT_MEASURED
     roof = dram_read(folder)
@@ -683,14 +685,15 @@ def decode_wide(folder: str = "") -> str:
     return table(["", "batch x keys", *CACHE_HEAD], lines)
 
 
-# The profiler's counters of single launches, and samples over time of some of them.
+# The profiler's counters of single launches, and samples over time for some of them.
 DECODE_PROFILE = "decode-profile.jsonl.gz"
-# Of a rate: what counts as reading at all, and what of the SMs' clocks in a sample as running.
+# Thresholds of a sample: percent of the DRAM rate that counts as reading, and the fraction of the
+# SMs' clocks that counts as running.
 READS_PCT, RUNS = 20.0, 0.01
 
 
 def call_of(problem: str) -> str:
-    """'64 x 1024', and what is not heads 32:8, d 128, one token and dense."""
+    """'64 x 1024', with all that differs from heads 32:8, d 128, one token and a dense cache."""
     batch, keys, heads, d, *words = problem.split()
     queries, _, capacity = keys[1:].partition(":")
     heads_q, _, heads_k = heads[1:].partition(":")
@@ -704,7 +707,7 @@ def call_of(problem: str) -> str:
 
 
 def decode_profile() -> str:
-    """What the profiler counted of calls over a cache, a line an implementation."""
+    """The table of profiler counters for calls over a cache, one line per implementation."""
     calls: dict[tuple[str, str], dict[str, Row]] = {}
     for row in read(DECODE_PROFILE):
         if row["what"] == "counters":
@@ -739,7 +742,7 @@ def decode_profile() -> str:
 
 
 def decode_samples() -> str:
-    """When a launch's bytes flow, from samples of the rate of DRAM and of the SMs' clocks."""
+    """The table of when a launch reads, from samples of the DRAM rate and of the SMs' clocks."""
     lines = []
     for row in read(DECODE_PROFILE):
         if row["what"] != "samples" or row["launch"] != "keys":
@@ -750,7 +753,7 @@ def decode_samples() -> str:
         shares = [clock / max(clocks) for clock in clocks]
         ran = [number for number, share in enumerate(shares) if share > RUNS]
         read_in = [number for number, rate in enumerate(rates) if rate > READS_PCT / 100]
-        # A sample that is partly full begins, or ends, within it.
+        # Reading begins, or ends, within a sample that is partly full.
         starts = ran[0] + 1 - shares[ran[0]]
         begins = read_in[0] + 1 - min(1.0, rates[read_in[0]])
         ends = read_in[-1] + min(1.0, rates[read_in[-1]])
@@ -770,7 +773,7 @@ def decode_samples() -> str:
 
 
 def host_over_caches() -> str:
-    """Microseconds of repeated calls over a cache."""
+    """The table of microseconds of repeated calls over a cache."""
     lines = [
         [row["call"], *(f"{float(row[it]):.1f}" for it in ("median", "bare", "overhead", "first"))]
         for row in read("host-overhead-decode.csv")
@@ -784,7 +787,7 @@ def host_over_caches() -> str:
 
 @cache
 def profiled_before() -> dict[str, str]:
-    """P1, P2, ... by profiled config without its dtype, of those that no measured problem chose."""
+    """P1, P2, ... by config without its dtype, for configs that no measured problem chose."""
     names: dict[str, str] = {}
     for row in read("ncu-hopper.csv")[:PROFILED_BEFORE]:
         names.setdefault(plain_config(row["config"]), f"P{len(names) + 1}")
@@ -792,7 +795,7 @@ def profiled_before() -> dict[str, str]:
 
 
 def profile() -> str:
-    """The profiler's figures of single launches."""
+    """The table of profiler figures for single launches."""
     lines = []
     for place, row in enumerate(read("ncu-hopper.csv")):
         config = plain_config(row["config"])
@@ -819,7 +822,7 @@ def profile() -> str:
 
 
 def profiled() -> str:
-    """The configs behind P1, P2, ..."""
+    """The table of the configs P1, P2, ..."""
     return table(
         ["", "config, without its dtype"],
         ([name, config] for config, name in profiled_before().items()),
@@ -827,7 +830,7 @@ def profiled() -> str:
 
 
 def host() -> str:
-    """Microseconds of repeated calls."""
+    """The table of microseconds of repeated calls."""
     others = {row["call"]: row for row in read("host-overhead-mma-sync.csv")}
     lines = [
         [
@@ -843,7 +846,7 @@ def host() -> str:
 
 
 def progression() -> str:
-    """The seven steps of the set prog."""
+    """The table of the seven steps of the set prog."""
     kernels = json.loads((ROWS / "run-prog.json").read_text(encoding="utf-8"))["kernels"]
     lines = []
     for kernel in kernels:
@@ -859,12 +862,12 @@ def progression() -> str:
     return table(["kernel", "registers", "`ldmatrix` conflict factor", "ms", "TFLOP/s"], lines)
 
 
-# An alternative that takes at most this much longer is as fast.
+# Alternatives with at least this ratio count as equally fast.
 LEVEL = 0.995
 
 
 def spills() -> str:
-    """By head dimension and semantics: choices that spill, and the best others without spills."""
+    """The table of choices that spill and the best ones without spills, by d and semantics."""
     ratios: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     spilled: dict[tuple[str, str], set[int]] = {}
     for row in read("spills.csv.gz"):
@@ -896,8 +899,11 @@ ON_H100 = "../h100/"
 
 
 def h100_rounds() -> dict[tuple[str, ...], list[float]]:
-    """Each round's time of the H200's choice over that of the H100's: by problem, whether it has to
-    repeat its bits, how it splits keys, and both configs (the H200's table has changed since)."""
+    """Each round's time of the H200's choice over that of the H100's choice.
+
+    Keys: the problem, whether it is deterministic, its split, and both configs. (The H200's table
+    has changed since.)
+    """
     rounds: dict[tuple[str, ...], dict[str, Row]] = {}
     for row in read(f"{ON_H100}tables-in-turns.csv.gz"):
         place = row["problem"], row["deterministic"], row["split"], row["round"]
@@ -911,7 +917,7 @@ def h100_rounds() -> dict[tuple[str, ...], list[float]]:
 
 
 def h100_turns() -> str:
-    """The choices that the H100's table changes, in turns with the H200's."""
+    """The table of choices that the H100's table changes, measured interleaved with the H200's."""
     lines = []
     for (problem, deterministic, split, *_), found in h100_rounds().items():
         if split == "invariant":
@@ -930,7 +936,7 @@ def h100_turns() -> str:
 
 
 def h100_decode() -> str:
-    """Of attention over a cache, one kernel for every batch, in five of them."""
+    """The table of attention over a cache: one kernel for all batches, measured at five of them."""
     kinds: dict[str, dict[str, float]] = {}
     for (problem, _, split, *_), found in h100_rounds().items():
         if split == "invariant":
@@ -947,14 +953,14 @@ def h100_decode() -> str:
 
 
 def h100_replays() -> str:
-    """What the H100's table ranks first on 512 causal keys, beside cuDNN as graph replays."""
+    """The table of the H100's first-ranked kernels on 512 causal keys against cuDNN's replays."""
     entries = json.loads((ROOT / "src/flashsmith/chooser/tables/h100.json").read_text())["entries"]
     first = {one["problem"]: one["ranked"][0]["config"] for one in entries}
     runs: dict[str, list[dict[str, float]]] = {}
     for row in read(f"{ON_H100}graph-replays.csv.gz"):
         rounds = runs.setdefault(row["problem"], [])
         name = row["config"] or row["kernel"]
-        # The same rounds come again in the later of the two runs.
+        # The later of the two runs repeats the same rounds.
         if not rounds or name in rounds[-1]:
             rounds.append({})
         rounds[-1][name] = float(row["ms"])
@@ -975,7 +981,7 @@ def h100_replays() -> str:
 
 # --- correctness ---------------------------------------------------------------------------------
 
-# Files of rows, and what their cases begin with.
+# Files of rows, and the prefixes of their cases.
 PROOFS = {
     "`tools/gpu/prove_grid.py`": ("semantics-grid.csv.gz", ""),
     "`tools/gpu/prove_grid.py --family wgmma`": ("hopper-grid.csv.gz", ""),
@@ -992,7 +998,7 @@ PROOFS = {
 
 
 def proofs() -> str:
-    """Proven problems, wrong ones, and the largest error as a share of its bound."""
+    """The table of proven and wrong problems and of the largest errors relative to bounds."""
     lines = []
     for command, (name, prefix) in PROOFS.items():
         rows = [row for row in read(name) if row.get("case", "").startswith(prefix)]
@@ -1049,7 +1055,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """The page with its tables made from the rows."""
+    """The page with its tables generated from the rows."""
 
     def written(found: re.Match[str]) -> str:
         return f"<!-- table: {found[1]} -->\n\n{TABLES[found[1]]()}\n\n<!-- end -->"
@@ -1058,7 +1064,7 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    """Writes the tables, or compares them."""
+    """Writes or compares the tables; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare only")
     check = parser.parse_args().check

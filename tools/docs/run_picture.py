@@ -1,8 +1,8 @@
-"""Draw docs/run.svg: the table that `flashsmith run` prints, as a picture.
+"""Draws docs/run.svg, a picture of the table that `flashsmith run` prints.
 
 Usage: python tools/docs/run_picture.py [--out docs/run.svg]
 
-It runs the main job as on a machine without a GPU, so that every machine draws the same picture;
+It always runs the main job in the emulator, so that every machine draws the same picture.
 tests/cli/test_run_picture.py fails if the picture differs from a run's output.
 """
 
@@ -24,15 +24,15 @@ from flashsmith.benchmark.tasks import default_size
 from flashsmith.families import get_kernel_configs
 from flashsmith.runtime.target import choose_target
 
-# Columns of the drawn terminal: the kernels get numbers, and the picture stays legible on a page.
+# Columns of the drawn terminal, few enough to be legible on a page. Kernels are numbered.
 WIDTH = 92
-# Rich's own form without the fonts that a browser would fetch from another host.
+# Rich's template without the fonts that a browser would fetch from another host.
 RICH_FORM = inspect.signature(Console.export_svg).parameters["code_format"].default
 FORM = re.sub(r"@font-face \{\{.*?\}\}\s*", "", RICH_FORM, flags=re.DOTALL)
 
 
 def draw_run(out: Path) -> None:
-    """Run the set `prog` in the emulator and write the table's picture to `out`."""
+    """Runs the set `prog` in the emulator and writes the table's picture to `out`."""
     target = choose_target("sm_80", emulate=True)
     with ProgressReporter() as reporter:
         report = run_kernels(
@@ -42,7 +42,7 @@ def draw_run(out: Path) -> None:
         file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, highlight=False
     )
     print_report(console, report)
-    # A fixed id: drawing the same table again changes no byte.
+    # A fixed id, so that drawing the same table again changes no byte.
     console.save_svg(
         str(out), title="$ flashsmith run", theme=MONOKAI, code_format=FORM, unique_id="run"
     )

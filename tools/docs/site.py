@@ -1,4 +1,4 @@
-"""Hooks of mkdocs (see mkdocs.yml): the documents and files outside of docs/ join the site."""
+"""Hooks of mkdocs (see mkdocs.yml) that add documents and files outside docs/ to the site."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-# The folder of this file, which mkdocs takes back from sys.path.
+# mkdocs removes the folder of this file from sys.path.
 sys.path.insert(0, str(Path(__file__).parent))
 
 import links
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The site's own address, for its canonical links and its map."""
+    """Sets the site's address, for its canonical links and its sitemap."""
     config.site_url = f"{site}/" if (site := links.published("site")) else None
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add README as the first page, other documents as pages, and the files that pages link."""
+    """Adds README as the first page, other documents as pages, and the files that pages link."""
     linked: set[str] = set()
     for name, place in links.PAGES.items():
         text, found = links.for_site((links.ROOT / name).read_text(encoding="utf-8"), name)
@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links out of docs/ lead to what :func:`on_files` added."""
+    """Makes links out of docs/ point to the files that :func:`on_files` added."""
     if page.file.src_uri in links.PAGES.values():
         return markdown
     return links.for_site(markdown, f"{links.DOCS}/{page.file.src_uri}")[0]

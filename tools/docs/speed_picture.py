@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Draw docs/speed.svg, README's picture of the forward pass, from the committed rows.
+"""Draws docs/speed.svg, README's picture of the forward pass, from the committed rows.
 
 Usage: python tools/docs/speed_picture.py [--out docs/speed.svg]
 
-The bars are medians of the rounds in benchmarks/h200/verdict-public.csv.gz, as docs/log/results.md
-lists them. FlashAttention 3 was measured on another day: its bar is its ratio to cuDNN of that day
-(best-public.csv) times cuDNN's rate of these rounds. A test compares the picture with the rows.
+The bars are medians of the rounds in benchmarks/h200/verdict-public.csv.gz, as listed in
+docs/log/results.md. FlashAttention 3 was measured on another day: its bar is its ratio to cuDNN on
+that day (best-public.csv) times cuDNN's rate in these rounds. A test compares the picture with the
+rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Beside this file.
+# results_tables is in the folder of this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
 import results_tables

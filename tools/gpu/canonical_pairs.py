@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Pairs of calls that bits='canonical' promises equal bits, on a GPU: how many differ.
+"""Compares pairs of calls on a GPU for which bits='canonical' promises equal bits.
 
     python tools/gpu/canonical_pairs.py rows.csv
     python tools/gpu/canonical_pairs.py rows.csv --d 128 --dtype bf16
     python tools/gpu/canonical_pairs.py rows.csv --build-only --arch 90    # needs no GPU
 
-For each dtype, d, mask and group of heads, one sequence's attention() stands for all: forward by
-other configs, in a batch, packed, with other queries beside it, and attention_with_cache() of its
-rows in chunks of 1 to 300 around the boundaries of tiles and chunks, dense and in pages, with what
-no row sees poisoned. A row's output and log-sum-exp must be the same, bit by bit. CSV rows: a case
-and a way, how many calls and rows were compared, how many differ, and a digest of the case's
-output, by which GPUs are compared. The exit status is 1 when a bit differs.
+For each dtype, d, mask and group of heads, one sequence's attention() is the reference. It is
+compared with other ways to compute its rows: other configs, a batch, packed sequences, other
+queries in the call, and attention_with_cache(). The last runs in chunks of 1 to 300 rows around the
+boundaries of tiles and chunks, with dense and paged caches, and with NaN in all elements that no
+row sees. A row's output and log-sum-exp must be equal bit by bit.
+
+A CSV row has a case and a way, the numbers of compared and of different calls and rows, and a
+digest of the case's output, by which GPUs can be compared. The exit status is 1 if a bit differs.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ PAGES = (0, 16, 48)  # 0: dense
 
 @dataclass(frozen=True)
 class Case:
-    """What is computed of one sequence."""
+    """The attention that is computed for one sequence."""
 
     dtype: DType
     d: int
@@ -90,7 +92,7 @@ def cases(ds: list[int], dtypes: list[DType]) -> Iterator[Case]:
 
 
 def other_configs(case: Case, device: DeviceSpec) -> list[KernelConfig]:
-    """Canonical configs of every family for the case, beside the chosen one."""
+    """Canonical configs of every family for the case, in addition to the chosen one."""
     found = []
     for family in families("forward"):
         d_head = min(d for d in family.knob_values["d_head"] if d >= case.d)
@@ -106,7 +108,7 @@ def other_configs(case: Case, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def kernels(every: list[Case], device: DeviceSpec) -> dict[Semantics, set[KernelConfig]]:
-    """All that the cases' calls launch."""
+    """All kernels that the cases' calls launch."""
     wanted: dict[Semantics, set[KernelConfig]] = {}
 
     def add(problem: Problem, cfg: KernelConfig) -> None:
@@ -136,7 +138,7 @@ def build(every: list[Case], device: DeviceSpec) -> int:
 
 
 class Sequence:
-    """A case's tensors, and the rows that all ways must give."""
+    """A case's tensors and the rows that all ways must reproduce."""
 
     def __init__(self, case: Case, seed: int) -> None:
         import torch
@@ -148,10 +150,10 @@ class Sequence:
 
         def draw(batch: int, heads: int) -> Any:
             x = torch.randn(batch, LENGTH, heads, case.d, device="cuda")
-            x *= torch.where(torch.rand_like(x[..., :1]) < 0.02, 6.0, 1.0)  # some rows stand out
+            x *= torch.where(torch.rand_like(x[..., :1]) < 0.02, 6.0, 1.0)  # some rows are large
             return x.to(dtype)
 
-        # The first of each is the sequence; the others lie beside it.
+        # The first batch entry is the sequence; the others accompany it.
         self.q, self.k, self.v = draw(3, heads), draw(3, HEADS_K), draw(3, HEADS_K)
         self.keywords = dict(case.keywords)
         if self.keywords.get("sinks"):
@@ -165,7 +167,7 @@ class Sequence:
         )
 
     def ways(self, device: DeviceSpec) -> Iterator[tuple[str, Any, slice]]:
-        """A way's name, (o, lse) of some rows, and which they are."""
+        """The ways: a name, (o, lse) of some rows, and the slice of these rows."""
         every = slice(0, LENGTH)
         yield "forward without lse", (self.plain(), self.rows[1]), every
         for cfg in other_configs(self.case, device):
@@ -212,8 +214,10 @@ class Sequence:
         return sorted(end for end in ends if queries <= end <= LENGTH)
 
     def cached(self, rows: slice, page: int) -> tuple[Any, Any]:
-        """The rows by attention_with_cache(), beside a longer sequence; what is behind the keys,
-        and in no page of theirs, is NaN."""
+        """The rows by attention_with_cache(), in a batch with a longer sequence.
+
+        The cache holds NaN after the keys and in unused pages.
+        """
         torch, end = self.torch, rows.stop
         capacity = LENGTH + 52
         caches = []
@@ -242,7 +246,7 @@ class Sequence:
         return o[:1], lse[:1]
 
     def differing(self, found: tuple[Any, Any], rows: slice) -> int:
-        """Elements of o and lse whose bits are others."""
+        """The number of elements of o and lse whose bits differ."""
         torch = self.torch
         o, lse = self.rows[0][:, rows], self.rows[1][:, :, rows]
         apart = (found[0].contiguous().view(torch.int16) != o.contiguous().view(torch.int16)).sum()
@@ -258,7 +262,7 @@ class Sequence:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", help="where the rows go; overwritten")
+    parser.add_argument("csv", help="the CSV file to write; overwritten")
     parser.add_argument("--d", type=int, action="append", help="default: 64, 96, 128 and 256")
     parser.add_argument("--dtype", choices=("fp16", "bf16"), action="append", help="default: both")
     parser.add_argument("--build-only", action="store_true")

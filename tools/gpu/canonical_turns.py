@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""What bits='canonical' costs: its kernels and those of free calls, in turns.
+"""Measures the cost of bits='canonical': launches its kernels and unrestricted ones alternately.
 
     python tools/gpu/canonical_turns.py rows.csv
     python tools/gpu/canonical_turns.py rows.csv --only decode --rounds 15
 
-Forward: 32 cells of d 64, 128 and 256, with and without a causal mask, launched in turns with the
-L2 overwritten before each. Decode: split='invariant' and canonical, replays of CUDA graphs whose
-calls go through caches of more than the L2's size. Outputs are checked in the same run, those of
-canonical kernels against free ones' too. A CSV row a round; at the end each cell's ratio (free time
-over canonical: above 1 is faster) with the spread of its rounds, and the geometric means.
+Forward: 32 cells of d 64, 128 and 256, with and without a causal mask, launched alternately with
+the L2 overwritten before each launch. Decode: replays of CUDA graphs with split='invariant' and
+with canonical kernels, whose calls cycle through caches larger than the L2. Outputs are checked in
+the same run; those of canonical kernels are also compared with those of free ones.
+
+There is a CSV row per round. The summary lists each cell's ratio (free time over canonical time:
+above 1, canonical is faster) with the spread of its rounds, and the geometric means.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def decode_cells(others: list[str]) -> Iterator[tuple[str, Any]]:
                 with torch.cuda.graph(captured, stream=stream):
                     run()
 
-                def replay(_run: Any = run) -> Any:  # whose tensors the graph reads
+                def replay(_run: Any = run) -> Any:  # keeps the tensors that the graph reads
                     captured.replay()
                     return out
 
@@ -117,7 +119,7 @@ def decode_cells(others: list[str]) -> Iterator[tuple[str, Any]]:
                 replay()
                 torch.cuda.synchronize()
                 if not torch.equal(out, eager):
-                    print("the replay's output is not the launch's:", way, flush=True)
+                    print("the replay's output differs from the launch's:", way, flush=True)
 
                 return replay
 
@@ -130,23 +132,23 @@ def decode_cells(others: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def differ(a: Any, b: Any) -> str:
-    """Why two outputs are not those of one attention; '' where they may be."""
+    """Why two outputs cannot be of the same attention; '' if they can."""
     import torch
 
     if not torch.isfinite(b).all():
         return "not finite"
     worst = (a.float() - b.float()).abs().max().item()
     most = a.float().abs().max().item()
-    return "" if worst <= 0.02 * most else f"apart by {worst:.3g} of {most:.3g}"
+    return "" if worst <= 0.02 * most else f"differ by {worst:.3g} of {most:.3g}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", help="where the rows go; overwritten")
+    parser.add_argument("csv", help="the CSV file to write; overwritten")
     parser.add_argument("--only", default="", help="cells whose name matches a regex")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--also", action="append", default=[], help="decode by this config, too, of its d_head"
+        "--also", action="append", default=[], help="also decode with this config, for its d_head"
     )
     options = parser.parse_args()
     import torch

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""The same sweep by one GPU of a Ray cluster and by two: seconds of both, and their ratio.
+"""Times the same sweep on one and on two GPUs of a Ray cluster, and prints the ratio.
 
     python tools/gpu/cluster_sweep.py OUT              # two GPUs of this machine, some 10 minutes
-    python tools/gpu/cluster_sweep.py OUT --gpus 1     # and, where a call is short, in two of them:
-    python tools/gpu/cluster_sweep.py OUT --gpus 2     # OUT keeps the seconds of the first
+    python tools/gpu/cluster_sweep.py OUT --gpus 1     # or in two shorter calls:
+    python tools/gpu/cluster_sweep.py OUT --gpus 2     # OUT keeps the seconds of the first call
 
-48 problems of about equal work, the set `tune` of both forward families. Libraries are built
-before; Ray's start is not counted, that of the measuring processes is. In the same run: every
-problem has a winner, no measurement is there twice, each problem was timed on one GPU. The exit
-status is 0 where one GPU needs 200 s at least and two are 1.8 times as fast at least.
-OUT/summary.json has the figures, OUT/one and OUT/two the sweeps' journals and rankings.
+The sweep has 48 problems of about equal work, with the set `tune` of both forward families.
+Libraries are built before. The time includes the start of the measuring processes, but not that of
+Ray. The run also checks that every problem has a winner, that no measurement is listed twice, and
+that each problem was timed on one GPU.
+
+The exit status is 0 if one GPU needs at least 200 s and two GPUs are at least 1.8 times as fast.
+OUT/summary.json has the figures; OUT/one and OUT/two have the sweeps' journals and rankings.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ NAMES = {1: "one", 2: "two"}
 
 
 def problems() -> list[Problem]:
-    """Each for itself: none is another's reference."""
+    """Independent problems: none is the reference of another."""
     return [
         Problem.parse(f"b{16384 // s} s{s} h{heads} d{d} {dtype}{mask}")
         for heads in ("16", "32", "32:8")
@@ -54,8 +56,10 @@ def races(device: DeviceSpec) -> list[Race]:
 
 
 def check(folder: Path) -> dict[str, int]:
-    """Problems of each GPU. Raises ValueError where the journal has a measurement twice, or a
-    problem was timed on two GPUs."""
+    """The number of problems per GPU.
+
+    Raises ValueError if a measurement is listed twice or a problem was timed on two GPUs.
+    """
     records = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
     seen = Counter(
         json.dumps([one["stage"], one["problem"], one["kernels"]])
@@ -74,12 +78,12 @@ def check(folder: Path) -> dict[str, int]:
 
 
 def sweep(cluster: Cluster, wanted: Sequence[Race], gpus: int, folder: Path) -> dict[str, Any]:
-    """Seconds of a sweep by so many of the cluster's GPUs, and the problems of each."""
+    """The seconds of a sweep by ``gpus`` of the cluster's GPUs, and the problems of each GPU."""
     found = cluster.gpus[:gpus]
     if len(found) < gpus:
         raise ValueError(f"gpus={gpus}: Ray has {len(found)} here")
     if (folder / "journal.jsonl").exists():
-        raise ValueError(f"{folder} has a sweep that this one would resume: give another folder")
+        raise ValueError(f"{folder} has a sweep that this run would resume; give another folder")
     fleet = Fleet(found[0][1], tuple(gpu for gpu, _ in found), list(wanted))
     table = folder / "mine.json"
     with SweepProgress() as progress:

@@ -1,4 +1,4 @@
-// 2^x as the special function unit gives it, element by element: ex2_bits.py asks for every float.
+// 2^x by the special function unit, element by element. ex2_bits.py runs this on every float.
 #include "common/ptx_functions.cuh"
 
 extern "C" __global__ void exp2_each(const float* x, float* y, int count) {

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Records ex2.approx.ftz.f32 of a GPU as a table, and shows what that table is enough for.
+"""Records ex2.approx.ftz.f32 of a GPU as a table, and checks that the table predicts all results.
 
     python tools/gpu/ex2_bits.py rows.csv --table ex2_sm90.npz
     python tools/gpu/ex2_bits.py --build ex2_bits.cubin
     python tools/gpu/ex2_bits.py rows.csv --table ex2_sm90.npz --cubin ex2_bits.cubin
 
-The unit splits x into an integer and a fraction of so many bits, and looks at the fraction alone.
-So 2^x should follow from a table of 2^f, f being a multiple of 2^-24 (all of which float32 has),
-once it is known how x becomes one: its magnitude or itself rounded down, or to the nearest, to 22,
-23 or 24 bits. Each of these rules is tried on a part of all floats, the best one, sign by sign and
-exponent by exponent, on every float from 2^-30 to 256 and on a part of the rest. A row is a sign,
-an exponent, and how many results differ from the rule's; the exit status is 1 where one does.
+The unit splits x into an integer and a fraction with a fixed number of bits, and only evaluates the
+fraction. So 2^x should follow from a table of 2^f for all multiples f of 2^-24, which float32
+represents exactly. The unknown part is how x is rounded: x or its magnitude, down or to the
+nearest, to 22, 23 or 24 bits. Each of these rules is tried on a sample of all floats. The best one
+is compared on every float from 2^-30 to 256 and on a sample of the rest.
 
-The table has, for each fraction, by how many last bits the result differs from the nearest float:
-small numbers, which compress well.
+A CSV row has a sign, an exponent, and the number of results that differ from the rule's. The exit
+status is 1 if one differs. For each fraction the table stores the difference between the result and
+the nearest float, in units in the last place. These small numbers compress well.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SOURCE = Path(__file__).with_suffix(".cu")
 
 #: Bits of a fraction in the table.
 BITS = 24
-#: Floats of one sign and exponent.
+#: Number of floats with one sign and exponent.
 MANTISSAS = 1 << 23
 EXPONENTS = range(-149, 128)
-#: Where every float counts: others give 1 or a neighbour of it, 0 or infinity.
+#: Exponents for which every float is compared. Others give 1 or a neighbour of it, 0 or infinity.
 VARIED = range(-30, 8)
-#: Of the others, and to compare rules: every so manyth float.
+#: Stride of the sample for other exponents and for the comparison of rules.
 STRIDE = 1024
-#: Floats that are compared together: they stay in the processor's cache.
+#: Floats that are compared together, few enough for the processor's cache.
 PART = 1 << 14
 BLOCKS, THREADS = 1056, 256
 
@@ -57,7 +57,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 class Rule(NamedTuple):
-    """How x becomes a multiple of 2^-bits."""
+    """A rule that rounds x to a multiple of 2^-bits."""
 
     rounding: str
     bits: int
@@ -66,7 +66,7 @@ class Rule(NamedTuple):
         return f"{self.rounding} to {self.bits} bits"
 
     def fixed(self, x: np.ndarray) -> np.ndarray:
-        """x in units of 2^-24, int64; what is far outside is brought near."""
+        """x in units of 2^-24, int64; clipped far outside the range."""
         scaled = np.clip(x.astype(f8), -1e4, 1e4) * 2.0**self.bits
         return ROUNDINGS[self.rounding](scaled).astype(i8) << (BITS - self.bits)
 
@@ -76,19 +76,19 @@ RULES = [Rule(how, BITS - less) for less in range(3) for how in ROUNDINGS]
 
 
 def fractions() -> np.ndarray:
-    """All multiples of 2^-24 from 0 to 1, without 1."""
+    """All multiples of 2^-24 in [0, 1)."""
     return np.arange(1 << BITS, dtype=i4).astype(f4) * f4(2.0**-BITS)
 
 
 def recorded(function: Function) -> np.ndarray:
-    """The bits of 2^f of all fractions, int32."""
+    """The bits of 2^f for all fractions f, int32."""
     x = fractions()
     parts = [function(x[at : at + MANTISSAS]) for at in range(0, x.size, MANTISSAS)]
     return np.concatenate(parts).view(i4)
 
 
 def by_table(table: np.ndarray, x: np.ndarray, rule: Rule) -> np.ndarray:
-    """The bits of 2^x by a table and a rule: subnormal results are 0, too large ones infinity."""
+    """The bits of 2^x by a table and a rule; subnormal results are 0, too large ones infinity."""
     fixed = rule.fixed(np.where(np.abs(x) < f4(2.0**-126), f4(0), x))
     whole, fraction = fixed >> BITS, fixed & ((1 << BITS) - 1)
     bits = table[fraction].astype(i8) + (whole << 23)
@@ -97,8 +97,10 @@ def by_table(table: np.ndarray, x: np.ndarray, rule: Rule) -> np.ndarray:
 
 
 def floats(sign: int, exponent: int, stride: int = 1) -> np.ndarray:
-    """All floats of a sign and an exponent, or every ``stride``-th; subnormal ones by their
-    first bit."""
+    """All floats of a sign and an exponent, or every ``stride``-th.
+
+    The exponent of a subnormal float is that of its first bit.
+    """
     if exponent >= -126:
         words = np.arange(0, MANTISSAS, stride, dtype=u4) | u4((exponent + 127) << 23)
     else:
@@ -118,7 +120,7 @@ class Row(NamedTuple):
 
 
 def compare(function: Function, table: np.ndarray, rule: Rule, stride: int) -> Iterator[Row]:
-    """A rule on every ``stride``-th float where results vary, and on fewer elsewhere."""
+    """Compares a rule on every ``stride``-th float where results vary, and on fewer elsewhere."""
     for sign in (0, 1):
         for exponent in EXPONENTS:
             x = floats(sign, exponent, stride if exponent in VARIED else max(stride, STRIDE))
@@ -131,14 +133,14 @@ def compare(function: Function, table: np.ndarray, rule: Rule, stride: int) -> I
 
 
 def deviations(table: np.ndarray) -> np.ndarray:
-    """By how many last bits each entry differs from the nearest float; int8 if there is room."""
+    """Each entry's difference from the nearest float in last bits; int8 if it fits."""
     nearest = np.exp2(fractions().astype(f8)).astype(f4).view(i4)
     found = table - nearest
     return found.astype(np.int8) if np.abs(found).max() < 128 else found
 
 
 class Gpu:
-    """The first GPU's function."""
+    """The function on the first GPU."""
 
     def __init__(self, image: bytes) -> None:
         self.kernels = GpuKernels(image)
@@ -154,13 +156,13 @@ class Gpu:
 
 
 def examine(function: Function, rows_file: Path, table_file: Path | None, stride: int) -> int:
-    """Everything; the exit status."""
+    """Records the table, compares the rules and writes the rows; returns the exit status."""
     begin = time.perf_counter()
     table = recorded(function)
     off = deviations(table)
     counts = Counter(dict(zip(*np.unique(off, return_counts=True), strict=True)))
-    print("last bits off:", ", ".join(f"{k}: {n}" for k, n in sorted(counts.items())))
-    print(f"entries that equal the one before, odd ones: {_repeated(table)} of {table.size // 2}")
+    print("errors in last bits:", ", ".join(f"{k}: {n}" for k, n in sorted(counts.items())))
+    print(f"odd entries equal to the previous entry: {_repeated(table)} of {table.size // 2}")
     if table_file:
         np.savez_compressed(table_file, deviations=off)
         print(f"{table_file}: {table_file.stat().st_size} bytes")
@@ -169,7 +171,7 @@ def examine(function: Function, rows_file: Path, table_file: Path | None, stride
         for rule in RULES
     }
     for rule, differing in tried.items():
-        print(f"{rule}: {differing} of a part of all floats differ")
+        print(f"{rule}: {differing} floats of the sample differ")
     best = min(tried, key=lambda rule: tried[rule])
     rows = list(compare(function, table, best, stride))
     with rows_file.open("w", newline="") as file:
@@ -186,7 +188,7 @@ def examine(function: Function, rows_file: Path, table_file: Path | None, stride
 
 
 def _repeated(table: np.ndarray) -> int:
-    """Odd entries that are the even ones before them: all of them, if 23 bits are used."""
+    """The number of odd entries equal to the previous one; all of them, if 23 bits are used."""
     return int((table[1::2] == table[::2]).sum())
 
 
@@ -195,8 +197,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("rows", nargs="?", type=Path, help="the CSV file to write")
-    parser.add_argument("--table", type=Path, help="write the table there (.npz)")
-    parser.add_argument("--stride", type=int, default=1, help="only every so manyth float (1)")
+    parser.add_argument("--table", type=Path, help="write the table to this file (.npz)")
+    parser.add_argument("--stride", type=int, default=1, help="compare every n-th float (1)")
     parser.add_argument("--cubin", type=Path, help="the kernel, compiled elsewhere")
     parser.add_argument("--build", type=Path, help="only compile the kernel to this file")
     given = parser.parse_args(arguments)

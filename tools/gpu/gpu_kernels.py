@@ -1,4 +1,4 @@
-"""Kernels of a tool on the first GPU: compiled by the builder, launched through the driver."""
+"""Kernels of tools on the first GPU, compiled by the builder and launched through the driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CSRC = Path(flashsmith.__file__).parent / "csrc"
 
 
 def compiled(source: Path, form: str = "cubin", arch: str = "90a") -> bytes:
-    """A source with csrc's headers as a cubin, or as PTX (``form`` "ptx")."""
+    """Compiles a source with csrc's headers to a cubin, or to PTX (``form`` "ptx")."""
     tools = find_toolchain()
     code = f"code={'compute' if form == 'ptx' else 'sm'}_{arch}"
     headers = [f"-I{folder}" for folder in (*tools.include_dirs, CSRC)]
@@ -34,7 +34,7 @@ def compiled(source: Path, form: str = "cubin", arch: str = "90a") -> bytes:
 
 
 class GpuKernels:
-    """A module, and arrays of the GPU by name. Needs a current context."""
+    """A module and named arrays on the GPU. Needs a current context."""
 
     def __init__(self, image: bytes) -> None:
         self._module = ctypes.c_void_p()
@@ -42,7 +42,7 @@ class GpuKernels:
         self._memory: dict[str, tuple[int, int]] = {}
 
     def allocate(self, name: str, nbytes: int) -> int:
-        """The address of an array; one that is there must have this size."""
+        """The address of an array; an existing array must have this size."""
         if name not in self._memory:
             pointer = ctypes.c_uint64()
             call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(nbytes))
@@ -59,14 +59,14 @@ class GpuKernels:
         call("cuMemcpyHtoD_v2", address, data, size)
 
     def fetch(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Overwrites ``array`` with as much of the GPU's."""
+        """Fills ``array`` from the beginning of the GPU's array."""
         address = ctypes.c_uint64(self._memory[name][0])
         data, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
         call("cuMemcpyDtoH_v2", data, address, size)
         return array
 
     def launch(self, kernel: str, ctas: int, threads: int, *arguments: str | int) -> None:
-        """Arguments are names of arrays and 32-bit numbers."""
+        """Launches a kernel; arguments are names of arrays and 32-bit numbers."""
         function = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(function), self._module, kernel.encode())
         values = [

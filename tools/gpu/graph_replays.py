@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Replays of CUDA graphs beside eager launches: ours, other schedules of ours, and PyTorch's.
+"""Compares replays of CUDA graphs with eager launches: ours, our other schedules, and PyTorch's.
 
     python tools/gpu/graph_replays.py
 
-Launch by launch in turns, between two events, with the L2 overwritten before each: what an eager
-launch takes, what the replay of a graph of it takes, and the difference, in microseconds, medians.
-Each output of a replay must be the eager launch's bit by bit, and right beside float64. The exit
-status is 1 when one is not, which has no time then, or when a replay of attention() takes
---limit-us more than its launch.
+Prints median microseconds of an eager launch, of the replay of its graph, and their difference. All
+are launched alternately, between two events, with the L2 overwritten before each launch.
+
+A replay's output must equal the eager launch's bit by bit and agree with float64; a wrong one has
+no time. The exit status is 1 if one is wrong, or if a replay of attention() takes --limit-us more
+than its launch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flashsmith.verify import compare, compute_references
 from flashsmith.verify.proof_inputs import default_scale
 
 OURS = "attention()"
-# batch, length, heads of q and of k, causal.
+# (batch, length, heads of q, heads of k, causal)
 SHAPES = ((1, 512, 32, 8, True), (1, 128, 8, 8, False))
 D = 128
 _FORM = "(BF16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_2+regs_32_232+overlap+pingpong_gemm"
@@ -37,8 +38,10 @@ Launch = Callable[[], Any]
 def launches(
     shape: tuple[int, int, int, int, bool],
 ) -> tuple[dict[str, Launch], Callable[[Any], str]]:
-    """Each returns its output, (batch, seq, heads, d); and what says why an output is wrong, ''
-    where it is right."""
+    """The launches, and a function that returns why an output is wrong, or '' if it is right.
+
+    Each launch returns its output, (batch, seq, heads, d).
+    """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -77,7 +80,7 @@ def launches(
 
 
 def captured(launch: Launch) -> tuple[Launch, Any]:
-    """The replay of a graph of one launch, and its output."""
+    """A function that replays a graph of one launch, and the graph's output."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -92,7 +95,7 @@ def captured(launch: Launch) -> tuple[Launch, Any]:
 
 
 def times_us(turns: Turns, rounds: int) -> dict[str, float]:
-    """Medians of those that are right, launch by launch."""
+    """Median microseconds of the correct contenders, launched alternately."""
     protocol = Protocol(num_warmups=5, runs=rounds, warmup_ms=0.0, measure_ms=0.0)
     return {name: 1e3 * it.median_ms for name, it in turns.round(protocol).items()}
 
@@ -119,7 +122,7 @@ def main() -> int:
             eager = launch()
             why = why_wrong(eager)
             if not why and not torch.equal(output, eager):
-                why = "the replay's output is not the launch's"
+                why = "the replay's output differs from the launch's"
             for way, call in (("eager", launch), ("replay", replay)):
                 contenders.append(Contender(f"{name}, {way}", call, lambda why=why: why))
         turns = Turns(contenders)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the emulator's Hopper probes on the GPU and compares: both must give the same output.
+"""Runs the emulator's Hopper probes on the GPU too: both must give the same output.
 
     python tools/gpu/hopper_probes.py
 
-Two sets: wgmma on images of shared memory in every layout (PTX), and small kernels with bulk
-copies, mbarriers, clusters, named barriers and sums in global memory (CUDA). One line each; the
-exit status says whether one disagrees by more than 1e-5 relative L2 (products), 1e-3 where float16
-lies between, or at all (sums).
+There are two sets: wgmma on images of shared memory in every layout (PTX), and small kernels with
+bulk copies, mbarriers, clusters, named barriers and sums in global memory (CUDA). The output has
+one line per probe. The exit status is 1 if one disagrees: by more than 1e-5 relative L2 for
+products, 1e-3 with float16 intermediates, or at all for sums.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class DeviceArrays:
             call("cuMemcpyHtoD_v2", pointer, _host(array), ctypes.c_size_t(array.nbytes))
 
     def fetch(self, name: str) -> None:
-        """Overwrite the host array with the GPU's."""
+        """Overwrites the host array with the GPU's."""
         array = self.arrays[name]
         pointer = ctypes.c_uint64(self.addresses[name])
         call("cuMemcpyDtoH_v2", _host(array), pointer, ctypes.c_size_t(array.nbytes))
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Frees the memory."""
         for address in self.addresses.values():
             call("cuMemFree_v2", ctypes.c_uint64(address))
 
@@ -64,7 +64,7 @@ def _host(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def _encoder() -> ctypes._CFuncPtr:
-    """cuTensorMapEncodeTiled, asked of the driver."""
+    """The driver's cuTensorMapEncodeTiled."""
     entry, status = ctypes.c_void_p(), ctypes.c_int()
     call(
         "cuGetProcAddress_v2", b"cuTensorMapEncodeTiled", ctypes.byref(entry), 12000,
@@ -104,7 +104,7 @@ def launch(
     threads: int,
     smem_bytes: int,
 ) -> None:
-    """Load a cubin or PTX, launch its entry with one structure as argument, wait."""
+    """Loads a cubin or PTX, launches its entry with one structure as argument, and waits."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     call("cuModuleLoadData", ctypes.byref(module), image)
     call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
@@ -124,7 +124,7 @@ def launch(
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Relative L2; NaN anywhere makes it NaN."""
+    """The relative L2 distance; NaN if a value is NaN."""
     a, b = one.astype(np.float64), other.astype(np.float64)
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
@@ -180,7 +180,7 @@ def layout_distances(body: str, image: np.ndarray, want: np.ndarray) -> tuple[fl
 
 
 def main() -> int:
-    """Runs everything; 1 when something disagrees."""
+    """Runs all probes; returns 1 if one disagrees."""
     begin, wrong = time.time(), 0
     with current_gpu(0):
         rows: list[tuple[str, float, tuple[float, float]]] = []

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""How long a call keeps the host, beside a bare launch: the library's own launcher with every
-argument at hand. One CSV row a kind of call; times in microseconds.
+"""Measures the host time of a call against a bare launch, in microseconds; a CSV row per kind.
+
+A bare launch is the library's own launcher with prepared arguments.
 
     python tools/gpu/host_overhead.py rows.csv --limit-us 15
     python tools/gpu/host_overhead.py rows.csv --over-a-cache    # attention_with_cache()
     python tools/gpu/host_overhead.py rows.csv --pretend     # no GPU: launches do nothing
     python tools/gpu/host_overhead.py rows.csv --config "(FP16, 128, ...): ..."
 
-Calls and bare launches take turns, and the GPU is waited for between short bursts, so that neither
-waits for room in the queue. `first` is a call unlike any before, whose kernel is loaded. With
---limit-us the exit status is 1 if a call that is like one before costs more than that beyond its
-bare launch. Without --config attention() chooses. What a wgmma kernel needs besides, tensor maps
-and a counter, is part of the bare launch, which over a cache is all of a call's launches, with
-memory for parts' results at hand.
+Calls and bare launches alternate in short bursts with a synchronisation after each, so that neither
+waits for space in the launch queue. `first` is the first call of its kind, with its kernel loaded.
+With --limit-us the exit status is 1 if a repeated call costs more than that beyond its bare launch.
+Without --config attention() chooses the kernel.
+
+The bare launch of a wgmma kernel includes its tensor maps and counter. Over a cache it includes all
+launches of a call, with the memory for the parts' results already allocated.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ BATCH, SEQ, HEADS, D = 2, 512, 16, 128
 
 @dataclass(frozen=True)
 class Cell:
-    """A kind of call, as a function of nothing."""
+    """A kind of call, as a function without arguments."""
 
     name: str
     call: Callable[[], Any]
 
 
 def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
-    """Small problems, whose kernels are done before the next call is, by `config`'s kernels."""
+    """Calls of `config` on small problems, whose kernels finish before the next call does."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)
@@ -89,7 +91,7 @@ def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
 
 
 def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
-    """The same over a KV cache: a token of each sequence, its keys in parts."""
+    """The same over a KV cache: one token per sequence, with its keys split into parts."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)
@@ -126,7 +128,7 @@ def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
 
 
 def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
-    """What a call of this kind launches, and what it writes, which must live as long."""
+    """A function that repeats the launches of a call, and the outputs that it must keep alive."""
     seen: list[Callable[[], Any]] = []
     held: list[Workspace] = []
     prepare = LoadedKernel.prepare
@@ -155,7 +157,7 @@ def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Microseconds of host time."""
+    """The host time of a call in microseconds."""
     start = time.perf_counter_ns()
     call()
     return (time.perf_counter_ns() - start) / 1000
@@ -198,7 +200,7 @@ def write_rows(
     wait: Callable[[], None],
     environment: Environment,
 ) -> dict[str, float]:
-    """Measures and writes cell after cell; the overhead of each."""
+    """Measures the cells and writes their rows; returns the overhead of each."""
     overheads, writer = {}, None
     with out.open("w", newline="") as file:
         for cell in cells:
@@ -225,8 +227,8 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="the CSV file to write")
     parser.add_argument("--pretend", action="store_true", help="on the host; launches do nothing")
     parser.add_argument("--calls", type=int, default=2000, help="timed calls of each kind")
-    parser.add_argument("--limit-us", type=float, default=float("inf"), help="fail above it")
-    parser.add_argument("--config", help="a short form: of fp16 kernels with d_head 128")
+    parser.add_argument("--limit-us", type=float, default=float("inf"), help="fail above this")
+    parser.add_argument("--config", help="the short form of an fp16 kernel with d_head 128")
     parser.add_argument("--over-a-cache", action="store_true", help="attention_with_cache()")
     options = parser.parse_args()
     make_cells = cache_cells if options.over_a_cache else cells

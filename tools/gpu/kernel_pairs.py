@@ -1,4 +1,4 @@
-"""Pairs of a kernel and a problem that it serves, and their kernels in two versions of csrc."""
+"""Pairs of a kernel and a problem, and the kernels of such pairs in two versions of csrc."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESOURCES = "registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes"
 
 @dataclass(frozen=True)
 class Pair:
-    """A kernel, and a problem that it serves."""
+    """A kernel and a problem that it can compute."""
 
     config: KernelConfig
     problem: Problem
@@ -58,9 +58,11 @@ Libraries = Mapping[tuple[KernelConfig, Semantics], KernelLibrary]
 def first_ranked(
     operations: Collection[str], softcap: bool = False, family: str | None = None
 ) -> list[Pair]:
-    """Every config with the semantics in which an entry of the shipped table, of these operations,
-    ranks it first, or of a family what would serve the entries' problems on their GPU if there were
-    no other."""
+    """Every config, with its semantics, that ranks first in a shipped entry of these operations.
+
+    With ``family`` these are the configs that would be chosen on the entries' GPUs if there were no
+    other family.
+    """
     found: dict[tuple[KernelConfig, Semantics], Pair] = {}
     for entry in WinnersTable.shipped():
         problem = entry.problem
@@ -77,7 +79,7 @@ def first_ranked(
 
 
 def library_of(csrc: Path, configs: set[KernelConfig], semantics: Semantics) -> KernelLibrary:
-    """A library of these sources that holds the configs: from the cache, or built."""
+    """A library of these sources that contains the configs, from the cache or newly built."""
     (family,) = {config.FAMILY for config in configs}
     cache, sources = Cache(cache_dir()), source_hash(family, csrc)
     for manifest in cache.manifests():
@@ -104,14 +106,14 @@ def libraries_of(csrc: Path, pairs: Iterable[Pair]) -> Libraries:
 
 
 def loaded(libraries: Libraries) -> dict[tuple[KernelConfig, Semantics], LoadedKernel]:
-    """The kernels of the libraries, each of which is loaded once."""
+    """The kernels of the libraries; each library is loaded once."""
     by_path = {library.path: library for library in libraries.values()}
     kernels = {path: load_library(library) for path, library in by_path.items()}
     return {key: kernels[library.path][key[0]] for key, library in libraries.items()}
 
 
 def changed_resources(base: Libraries, new: Libraries) -> Iterator[str]:
-    """What the compiler reports otherwise of the new kernels, a line each."""
+    """Lines about the compiler's figures that differ for the new kernels."""
     for key, library in new.items():
         before, now = (one.entry(key[0]) for one in (base[key], library))
         for name in RESOURCES:
@@ -121,7 +123,7 @@ def changed_resources(base: Libraries, new: Libraries) -> Iterator[str]:
 
 
 def changed_pairs(pairs: Collection[Pair], base: Libraries, new: Libraries) -> list[Pair]:
-    """The pairs whose machine code is not the same, byte for byte, in both libraries."""
+    """The pairs whose machine code differs between the libraries."""
     with ThreadPoolExecutor() as pool:
         same = pool.map(partial(_is_same_code, base, new), pairs)
         return [pair for pair, alike in zip(pairs, same, strict=True) if not alike]
@@ -138,5 +140,5 @@ def _is_same_code(base: Libraries, new: Libraries, pair: Pair) -> bool:
 
 
 def _all_ptx(library: KernelLibrary, config: KernelConfig) -> list[str]:
-    """Of all kernels that the config launches."""
+    """The PTX of all kernels that the config launches."""
     return [library.ptx(config), *library.ptx_beside(config).values()]

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Compares the bits of mma.sync, of wgmma, and of the emulator's tensor core, on an sm_90 GPU.
+"""Compares the bits of mma.sync, wgmma and the emulator's tensor core on an sm_90 GPU.
 
     python tools/gpu/mma_bits.py rows.csv --model --sample sample.npz
-    python tools/gpu/mma_bits.py --build mma_bits.cubin   # where there is a compiler
+    python tools/gpu/mma_bits.py --build mma_bits.cubin   # on a machine with a compiler
     python tools/gpu/mma_bits.py rows.csv --model --cubin mma_bits.cubin
     python tools/gpu/mma_bits.py --check sample.npz       # the model alone, without a GPU
 
-Both instructions get the same operands: float16 and bfloat16, values of many kinds, chains of 1 to
-64 steps of 16, from accumulators of many kinds. Each form of wgmma that kernels use is compared
-with mma.sync on the GPU: 8 to 256 columns, A in shared memory and in registers, B K-major and
-MN-major. With --model the emulator (ptxlab's exact_mma) computes a part of each sum, too. A row is
-a case, what mma.sync is compared with, how many accumulators, and how many differ; every NaN counts
-by its bits. The exit status is 1 where one differs.
+Both instructions get the same operands: float16 and bfloat16 values of many kinds, in chains of 1
+to 64 steps of 16, starting from accumulators of many kinds. Each form of wgmma that kernels use is
+compared with mma.sync on the GPU: 8 to 256 columns, A in shared memory and in registers, B K-major
+and MN-major. With --model the emulator (ptxlab's exact_mma) also computes a part of each case.
 
-The sample holds operands and results of short chains, for a test of the model without a GPU.
+A CSV row has a case, the comparison partner of mma.sync, the number of accumulators, and the number
+that differ. NaNs are compared by their bits. The exit status is 1 if an accumulator differs. The
+sample contains operands and results of short chains, to test the model without a GPU.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ROWS, COLUMNS, DEPTH = 64, 256, 1024
 STEP = 16
 THREADS = 128
-#: The steps of whole tiles of shared memory (4), of parts of one, and of both.
+#: Chains of whole tiles in shared memory (multiples of 4 steps), of partial tiles, and of both.
 STEPS = (1, 3, 4, 7, 64)
-#: Of each case that the emulator computes: columns.
+#: Columns of each case that the emulator computes.
 MODEL_COLUMNS = 64
-#: Of the sample: rows, columns, steps.
+#: The sample's rows, columns and steps.
 SAMPLE_ROWS, SAMPLE_COLUMNS, SAMPLE_STEPS = 16, 32, (1, 3, 4)
 
 KINDS = ("f16", "bf16")
 FORMS = [
     f"n{n}_{a}_{b}" for n in (8, 64, 128, 256) for a in ("shared", "registers") for b in ("k", "mn")
 ]
-#: The start at which C holds what must not count.
+#: The start for which C must be ignored.
 PREDICATE_0 = "predicate 0"
 
 f4, u2, u4 = np.float32, np.uint16, np.uint32
@@ -67,7 +67,7 @@ Operands = tuple[np.ndarray, np.ndarray]
 
 
 class Draw:
-    """Random float32 numbers; ``kind`` decides what is small and what is large."""
+    """Random float32 numbers, with small and large exponents that suit the type ``kind``."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.kind, self.rng = kind, np.random.default_rng((KINDS.index(kind), seed))
@@ -88,7 +88,7 @@ class Draw:
         return self.rng.integers(0, 1 << 16, shape, u2)
 
     def of(self, half: int, bfloat: int) -> int:
-        """An exponent, by type."""
+        """The exponent for the type."""
         return half if self.kind == "f16" else bfloat
 
 
@@ -97,7 +97,7 @@ def _near_two(draw: Draw, shape: Shape) -> np.ndarray:
 
 
 def _cancelling(draw: Draw, a: Shape, b: Shape) -> Operands:
-    """Of four products two cancel, and the others are much smaller."""
+    """Operands with groups of four products, of which two cancel and two are much smaller."""
     x, y = draw.normal(a), draw.normal(b)
     x[:, 1::4], y[:, 1::4] = -x[:, ::4], y[:, ::4]
     x[:, 2::4] *= f4(2.0**-9)
@@ -108,7 +108,7 @@ def _cancelling(draw: Draw, a: Shape, b: Shape) -> Operands:
 
 
 def _zero_times_large(draw: Draw, a: Shape, b: Shape) -> Operands:
-    """Zeros whose other factor is large, beside small products."""
+    """Operands with zeros times large factors, mixed with small products."""
     x, y = draw.normal(a, -9), draw.normal(b, -9)
     x[:, ::2] = 0 * draw.sign((a[0], a[1] // 2))
     y[:, ::2] = np.ldexp(y[:, ::2], draw.of(22, 129))
@@ -122,11 +122,11 @@ def _special(draw: Draw, shape: Shape) -> np.ndarray:
 
 
 def _each(one: Callable[[Draw, Shape], np.ndarray]) -> Callable[[Draw, Shape, Shape], Operands]:
-    """A and B drawn alike."""
+    """Draws A and B in the same way."""
     return lambda draw, a, b: (one(draw, a), one(draw, b))
 
 
-#: Makes A and B, as float32 or as words.
+#: Functions that draw A and B, as float32 or as words.
 VALUES: dict[str, Callable[[Draw, Shape, Shape], Operands]] = {
     "normal": _each(Draw.normal),
     "probabilities": lambda draw, a, b: (np.abs(draw.normal(a)) * f4(0.1), draw.normal(b)),
@@ -153,7 +153,7 @@ VALUES: dict[str, Callable[[Draw, Shape, Shape], Operands]] = {
 
 
 def words_of(values: np.ndarray, kind: str) -> np.ndarray:
-    """16-bit words of float32 (bfloat16 cut off); words as they are."""
+    """16-bit words of float32 values (truncated for bfloat16); words are returned unchanged."""
     if values.dtype == u2:
         return values
     with np.errstate(over="ignore"):
@@ -167,14 +167,14 @@ def floats_of(words: np.ndarray, kind: str) -> np.ndarray:
 
 
 def operands(values: str, kind: str, tiles: int, seed: int) -> Operands:
-    """Words of A (64 rows a tile) and B (256), 1024 of k a row."""
+    """Words of A (64 rows per tile) and B (256 rows per tile), with 1024 elements of k per row."""
     draw = Draw(kind, seed)
     a, b = VALUES[values](draw, (tiles * ROWS, DEPTH), (tiles * COLUMNS, DEPTH))
     return words_of(a, kind), words_of(b, kind)
 
 
 class Case(NamedTuple):
-    """Operands of a sum: words of A and B, both with k along their rows, and C, float32."""
+    """The operands of a sum: words of A and B, both with k along their rows, and float32 C."""
 
     kind: str
     values: str
@@ -185,16 +185,16 @@ class Case(NamedTuple):
 
     @property
     def accumulate(self) -> bool:
-        """Whether C counts; if not, the first step begins at zero."""
+        """Whether C is added; if not, the first step begins at zero."""
         return self.start != PREDICATE_0
 
     def corner(self, rows: int, columns: int, k: int = DEPTH) -> Case:
-        """Its first rows and columns, so much of k."""
+        """The case with only its first rows and columns and the first ``k`` elements of k."""
         a, b, c = self.a[:rows, :k], self.b[:columns, :k], self.c[:rows, :columns]
         return self._replace(a=a, b=b, c=c)
 
     def by_model(self, steps: int) -> np.ndarray:
-        """The emulator's bits."""
+        """The bits that the emulator computes."""
         k, kind = STEP * steps, OPERAND_TYPES[self.kind]
         left, right = floats_of(self.a[:, :k], self.kind), floats_of(self.b[:, :k], self.kind)
         c = self.c if self.accumulate else np.zeros_like(self.c)
@@ -203,7 +203,7 @@ class Case(NamedTuple):
 
 
 def cases(tiles: int, seed: int) -> Iterator[Case]:
-    """All of them. C has the rows of A, and 256 columns."""
+    """All cases. C has the rows of A and 256 columns."""
     for number, (kind, values) in enumerate((k, v) for k in KINDS for v in VALUES):
         a, b = operands(values, kind, tiles, seed + number)
         shape, draw = (a.shape[0], COLUMNS), Draw(kind, seed + number)
@@ -223,28 +223,28 @@ def cases(tiles: int, seed: int) -> Iterator[Case]:
 
 
 def _size(x: np.ndarray) -> int:
-    """The exponent of a number in the middle of what is neither zero nor special."""
+    """The exponent of the median magnitude of the finite, non-zero values."""
     sizes = np.abs(x[np.isfinite(x) & (x != 0)])
     return int(np.frexp(np.median(sizes))[1]) if sizes.size else 0
 
 
-# Where the kernels run ---------------------------------------------------------------------------
+# Devices -----------------------------------------------------------------------------------------
 
 
 class Device(Protocol):
-    """Runs the kernels of mma_bits.cu on arrays that it keeps; an array is known by its name."""
+    """Runs the kernels of mma_bits.cu on arrays that it keeps by name."""
 
     def put(self, name: str, array: np.ndarray) -> None:
-        """Copies an array there."""
+        """Copies an array to the device."""
 
     def sums(self, kernel: str, into: str, tiles: int, steps: int, accumulate: bool) -> None:
-        """``into`` = C + A B of all pairs of tiles of the arrays a, b and c."""
+        """Computes ``into`` = C + A B for all pairs of tiles of the arrays a, b and c."""
 
     def differing(self, one: str, other: str) -> int:
-        """How many accumulators of two arrays differ in bits."""
+        """The number of accumulators of two arrays that differ in bits."""
 
     def first(self, name: str) -> np.ndarray:
-        """The accumulators of the first tile of A by the first of B."""
+        """The accumulators of the first tiles of A and B."""
 
 
 class Gpu:
@@ -286,7 +286,7 @@ class Row(NamedTuple):
     differing: int
 
 
-#: Arrays by name: operands, and results by their steps.
+#: Arrays by name: operands, and results by number of steps.
 Sample = dict[str, np.ndarray]
 
 
@@ -300,7 +300,7 @@ def compare(
     sample: Sample | None = None,
     seed: int = 0,
 ) -> Iterator[Row]:
-    """All cases; ``sample`` gets corners of them with their results."""
+    """Compares all cases; adds corners of them, with results, to ``sample``."""
     for case in cases(tiles, seed):
         for name in ("a", "b", "c"):
             device.put(name, getattr(case, name))
@@ -321,14 +321,14 @@ def compare(
 
 
 def against_model(case: Case, steps: int, found: np.ndarray) -> Row:
-    """The emulator on a case's operands, against bits of which the case's are a corner."""
+    """Compares the emulator's bits for a case with the corner of ``found`` that it covers."""
     want = case.by_model(steps)
     differing = int((want != found[: want.shape[0], : want.shape[1]]).sum())
     return Row(*case[:3], steps, "model", want.size, differing)
 
 
 def add_to(sample: Sample, case: Case, steps: int, found: np.ndarray) -> None:
-    """A case's corner, and the bits found there."""
+    """Adds a case's corner and its bits to a sample."""
     corner = case.corner(SAMPLE_ROWS, SAMPLE_COLUMNS, STEP * max(SAMPLE_STEPS))
     where = f"{case.kind}/{case.values}"
     sample[f"{where}/a"], sample[f"{where}/b"] = corner.a, corner.b
@@ -337,7 +337,7 @@ def add_to(sample: Sample, case: Case, steps: int, found: np.ndarray) -> None:
 
 
 def check(sample: Sample) -> Iterator[Row]:
-    """The emulator on a sample's operands, against the results in it."""
+    """Compares the emulator with the results in a sample."""
     for key, found in sample.items():
         kind, values, *rest = key.split("/")
         if len(rest) == 2 and rest[1].isdigit():
@@ -350,7 +350,7 @@ def check(sample: Sample) -> Iterator[Row]:
 
 
 def summary(rows: list[Row]) -> int:
-    """Prints the cases that differ and the totals; the exit status."""
+    """Prints the cases that differ and the totals; returns the exit status."""
     compared: Counter[str] = Counter()
     differing: Counter[str] = Counter()
     for row in rows:
@@ -375,13 +375,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("rows", nargs="?", type=Path, help="the CSV file to write")
-    parser.add_argument("--model", action="store_true", help="compare the emulator's sums, too")
-    parser.add_argument("--sample", type=Path, help="write operands and results there (.npz)")
-    parser.add_argument("--tiles", type=int, default=12, help="of A and of B (12)")
+    parser.add_argument("--model", action="store_true", help="also compare the emulator's sums")
+    parser.add_argument("--sample", type=Path, help="write operands and results here (.npz)")
+    parser.add_argument("--tiles", type=int, default=12, help="number of tiles of A and of B (12)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cubin", type=Path, help="the kernels, compiled elsewhere")
     parser.add_argument("--build", type=Path, help="only compile the kernels to this file")
-    parser.add_argument("--check", type=Path, help="only hold the emulator against this sample")
+    parser.add_argument("--check", type=Path, help="only compare the emulator with this sample")
     given = parser.parse_args(arguments)
     if (given.rows is None) == (given.build is None and given.check is None):
         parser.error("give the CSV file to write, or --build FILE, or --check FILE")

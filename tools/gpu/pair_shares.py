@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""attention() on pairs of problems that should be about as fast; a CSV row each pair.
+"""Times attention() on pairs of problems that should be about equally fast; a CSV row per pair.
 
     python tools/gpu/pair_shares.py rows.csv
     python tools/gpu/pair_shares.py rows.csv --kinds odd --seqs 1024 --dims 64
 
-causal: a causal mask beside none, from 4096 keys on, which may take 0.56 of its time (half the
-FLOP, and a little). odd: length n - 1 beside n, from 1024 on, at 0.95 of its TFLOP/s at least.
+- causal: a causal mask against none, from 4096 keys on. It may take 0.56 of the time without a
+  mask (half the FLOP and some overhead).
+- odd: length n - 1 against n, from 1024 on. It must reach 0.95 of the TFLOP/s of n.
 
-Both of a pair take turns, so that they share one clock and one temperature: one after the other,
-the GPU's power limit moves their ratio by several percent. Outputs are checked against float64 in
-the same run, and a pair of which one is wrong has no times. The exit status is 1 if one is wrong,
-or one of a pair too slow.
+The launches of a pair alternate, so that both have the same clock and temperature. Measured one
+after the other, the GPU's power limit would change their ratio by several percent. Outputs are
+checked against float64 in the same run, and a pair with a wrong output has no times. The exit
+status is 1 if an output is wrong or a problem is too slow.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DType, Problem
 from flashsmith.runtime import query_gpu
 
-# Of TFLOP/s.
+# Smallest allowed ratios of TFLOP/s.
 LEAST_SHARES = {"causal": 0.5 / 0.56, "odd": 0.95}
 LENGTHS = {"causal": (4096, 8192, 16384), "odd": (1024, 4096)}
 HEAD_DIMS = {"causal": (64, 96, 128, 256), "odd": (64, 128)}
@@ -41,7 +42,7 @@ HEAD_DIMS = {"causal": (64, 96, 128, 256), "odd": (64, 128)}
 
 @dataclass(frozen=True)
 class Pair:
-    """``problem``, and the ``other`` that stands beside it."""
+    """A ``problem`` and the ``other`` one that it is compared with."""
 
     kind: str
     problem: Problem
@@ -93,14 +94,14 @@ def numbers(text: str) -> list[int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", help="where the rows go; overwritten")
-    parser.add_argument("--kinds", default="causal,odd", help="of causal,odd")
+    parser.add_argument("csv", help="the CSV file to write; overwritten")
+    parser.add_argument("--kinds", default="causal,odd", help="kinds: causal, odd or both")
     parser.add_argument("--seqs", type=numbers, help="lengths, instead of each kind's own")
     parser.add_argument("--dims", type=numbers, help="head dimensions, instead of each kind's own")
     options = parser.parse_args()
     kinds = options.kinds.split(",")
     if not set(kinds) <= set(LEAST_SHARES):
-        parser.error(f"--kinds: {options.kinds}; some of {','.join(LEAST_SHARES)}")
+        parser.error(f"--kinds: {options.kinds}; give some of {','.join(LEAST_SHARES)}")
     bad = 0
     with open(options.csv, "w", newline="") as file:
         writer = None

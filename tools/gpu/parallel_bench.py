@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""flashsmith.parallel on the GPUs of this machine: proofs, speed, and PyTorch's context_parallel.
+"""Proves and times flashsmith.parallel on this machine's GPUs, against PyTorch's context_parallel.
 
     python tools/gpu/parallel_bench.py rows.jsonl                        # two GPUs, over NCCL
     python tools/gpu/parallel_bench.py rows.jsonl --gpus 4 --seqs 32768,131072 --steps speed
 
-bf16, and unless it is said heads 32:8 and d 128. Steps:
+The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
 
-    proof  each schedule and mask on 4096 tokens: the largest errors of o, dq, dk and dv beside
-           float64 over those of attention() on one GPU, and whether a call repeats its bits
-    speed  a causal batch of 1 in turns: attention() of the whole sequence on one GPU, each
-           schedule, and context_parallel with cuDNN, K and V as grouped heads and repeated, and
-           with flashsmith's kernels. Each is first compared with float64 on one head of K
+- proof: each schedule and mask on 4096 tokens. It gives the largest errors of o, dq, dk and dv
+  against float64, relative to those of attention() on one GPU, and checks that a call repeats its
+  bits.
+- speed: a causal batch of 1, launched alternately by several implementations. They are attention()
+  of the whole sequence on one GPU, each schedule, and context_parallel with cuDNN (K and V as
+  grouped heads and repeated) and with flashsmith's kernels. Each is first compared with float64 on
+  one head of K.
 
-Rows are those of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'alone', 'call', 'peer',
-'wrong', 'absent'), milliseconds as medians of rounds. A context_parallel whose error is above three
-times that of attention() has no time, but a row that says so. The exit status is 1 for such a row,
-and where an error of ours is above 1.1 times one kernel's, or bits differ.
+Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'alone', 'call', 'peer',
+'wrong', 'absent'), and milliseconds as medians of rounds. A context_parallel with an error above
+three times that of attention() gets a row 'wrong' and no time. The exit status is 1 for such a row,
+if our error is above 1.1 times one kernel's, or if bits differ.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from flashsmith import parallel
 from flashsmith.benchmark.peers import why_wrong
 from flashsmith.benchmark.records import for_json
 
-# Transfers by what all machines have: multicast needs rights that not all grant.
+# Transfers that work on all machines: multicast needs rights that some do not grant.
 NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -63,13 +65,13 @@ MOST_OVER_ONE_KERNEL = 1.1
 TIMEOUT = 600.0
 STEPS = ("proof", "speed")
 OUTPUTS = ("o", "dq", "dk", "dv")
-# Scores of a float64 reference at a time.
+# Scores that a float64 reference computes at a time.
 SCORES = 1 << 27
 Row = dict[str, Any]
 
 
 def drawn(seq: int, device: torch.device, options: Any) -> dict[str, Any]:
-    """The whole tensors, the same on every rank."""
+    """Random full tensors, the same on every rank."""
     heads_q, heads_k = options.heads
     generator = torch.Generator(device).manual_seed(7)
 
@@ -82,7 +84,7 @@ def drawn(seq: int, device: torch.device, options: Any) -> dict[str, Any]:
 
 
 def exactly(whole: Mapping[str, Any], causal: bool, window: Any, sinks: Any) -> list[Any]:
-    """o, dq, dk and dv of dense tensors in float64, a head at a time, and of it some rows."""
+    """o, dq, dk and dv of dense tensors in float64, computed by head and by blocks of rows."""
     q, k, v, do = (whole[name][0].double() for name in ("q", "k", "v", "do"))
     group, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
     o, dq, dk, dv = (torch.zeros_like(it) for it in (q, q, k, v))
@@ -110,20 +112,20 @@ def exactly(whole: Mapping[str, Any], causal: bool, window: Any, sinks: Any) -> 
 
 
 def with_gradients(attend: Callable[..., Any], tensors: Sequence[Any], do: Any) -> list[Any]:
-    """o, dq, dk and dv."""
+    """Calls ``attend`` and returns o, dq, dk and dv."""
     leaves = [it.detach().clone().requires_grad_() for it in tensors]
     o = attend(*leaves)
     return [o.detach(), *torch.autograd.grad(o, leaves, do)]
 
 
 def offsets_of(seq: int, device: torch.device) -> torch.Tensor:
-    """Three sequences, whose lengths eight ranks divide twice over where they divide seq."""
+    """Offsets of three sequences, the middle one empty; the others are halves of ``seq``."""
     lengths = [seq // 2, 0, seq - seq // 2]
     return torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
 
 
 class Bench:
-    """A rank, and where its rows go."""
+    """One rank of the benchmark, which also writes rows."""
 
     def __init__(self, rank: int, ranks: int, path: Path, options: Any) -> None:
         self.rank, self.ranks, self._path, self.options = rank, ranks, path, options
@@ -160,7 +162,7 @@ class Bench:
     def _references(
         self, whole: Mapping[str, Any], asked: Mapping[str, Any], sinks: Any, cu: Any
     ) -> tuple[list[Any], list[Any]]:
-        """Of one kernel, and in float64."""
+        """The outputs of one kernel, and those in float64."""
         causal, window = asked.get("causal", False), asked.get("window")
         places = [slice(0, whole["q"].shape[1])]
         if cu is not None:
@@ -183,7 +185,7 @@ class Bench:
     def _gathered(
         self, schedule: str, whole: Mapping[str, Any], asked: Mapping[str, Any], sinks: Any, cu: Any
     ) -> list[Any]:
-        """o, dq, dk and dv of all ranks."""
+        """o, dq, dk and dv, gathered from all ranks."""
         its: dict[str, Any] = {} if cu is None else {"cu_seqlens": cu}
         rows = {
             name: whole[name] if cu is None else whole[name][0] for name in ("q", "k", "v", "do")
@@ -246,7 +248,7 @@ class Bench:
     def _proven(
         self, peer: Any, whole: Mapping[str, Any], row: Row, right: Any, single: Mapping[str, float]
     ) -> Any:
-        """The peer's call if it is right; its row where it is wrong, or refuses."""
+        """The peer's call, or None with a row 'wrong' or 'absent' if it is wrong or fails."""
         try:
             one = peer.prepared(self, whole, row["direction"])
             errors = self._errors(one, right)
@@ -261,8 +263,10 @@ class Bench:
         return one
 
     def _errors(self, one: Any, right: Sequence[Any]) -> dict[str, float]:
-        """The largest errors of its outputs on any rank, the same on all: what is timed is called
-        by all. Infinite for NaN."""
+        """The largest errors of its outputs on any rank; infinite for NaN.
+
+        They are the same on all ranks, so that all ranks time the same calls.
+        """
         found = one.output()
         names = OUTPUTS[: len(found)]
         errors = torch.stack(
@@ -272,7 +276,7 @@ class Bench:
         return dict(zip(names, errors.tolist(), strict=True))
 
     def _in_turns(self, implementations: Sequence[Any]) -> dict[str, list[float]]:
-        """Milliseconds of each, in rounds."""
+        """Milliseconds of each implementation by round; they alternate within a round."""
         counts = {}
         for one in implementations:
             with one.entered() as call:
@@ -294,7 +298,7 @@ class Bench:
             if name == Alone.name:
                 self.say({"what": "alone", **timed})
             elif name in SCHEDULES:
-                # Of each round, in which all took turns.
+                # Efficiencies are taken within a round, in which all implementations alternated.
                 by_round = [
                     one / (self.ranks * it)
                     for one, it in zip(times[Alone.name], found, strict=True)
@@ -309,7 +313,7 @@ class Bench:
                 self.say({"what": "peer", "name": name, **timed, **over})
 
     def _once(self, call: Callable[[], Any], count: int) -> float:
-        """Milliseconds of a call, those of the slowest rank."""
+        """Milliseconds of a call on the slowest rank."""
         self._synchronize()
         dist.barrier()
         began = time.perf_counter()
@@ -325,19 +329,21 @@ class Bench:
             torch.cuda.synchronize()
 
 
-# --- what is timed --------------------------------------------------------------------------------
+# --- implementations ------------------------------------------------------------------------------
 
 
 def last_group(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The last head of K and V, and those of the queries that share it."""
+    """The last head of K and V, and the query heads that share it."""
     group = whole["q"].shape[2] // whole["k"].shape[2]
     heads = {"q": group, "do": group, "k": 1, "v": 1}
     return {name: whole[name][:, :, -count:] for name, count in heads.items()}
 
 
 def of_last_group(found: Sequence[Any], heads_k: int) -> list[Any]:
-    """The same of o, dq, dk and dv with all heads; where K and V were repeated, the sums of dk and
-    dv."""
+    """The last group of o, dq, dk and dv with all heads.
+
+    If K and V were repeated, dk and dv are summed over the group.
+    """
     group = found[0].shape[2] // heads_k
     dkv = [it.unflatten(2, (heads_k, -1))[:, :, -1:].double().sum(3) for it in found[2:]]
     return [*(it[:, :, -group:] for it in found[:2]), *dkv]
@@ -346,7 +352,7 @@ def of_last_group(found: Sequence[Any], heads_k: int) -> list[Any]:
 def called(
     attend: Callable[..., Any], tensors: Sequence[Any], do: Any, direction: str
 ) -> Callable[[], list[Any]]:
-    """A call that returns o and, with the backward pass, dq, dk and dv."""
+    """A function that returns o and, with the backward pass, dq, dk and dv."""
     leaves = [it.detach().requires_grad_(direction == "both") for it in tensors]
 
     def call() -> list[Any]:
@@ -359,7 +365,7 @@ def called(
 
 
 class Alone:
-    """attention() of whole sequences on one GPU."""
+    """attention() of full sequences on one GPU."""
 
     name = "alone"
 
@@ -380,7 +386,7 @@ class Alone:
 
 
 class Sharded:
-    """parallel.attention() by one schedule."""
+    """parallel.attention() with one schedule."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -405,7 +411,7 @@ class Sharded:
 
 
 class ContextParallel:
-    """PyTorch's context_parallel: its ring, or its exchange, around a backend's kernels."""
+    """PyTorch's context_parallel with a backend's kernels, by all-gather or all-to-all rotation."""
 
     def __init__(self, backend: str, rotate: str, *, gqa: bool) -> None:
         self.name = f"context_parallel {backend} {rotate} {'gqa' if gqa else 'repeated'}"
@@ -422,8 +428,10 @@ class ContextParallel:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Callable[[], list[Any]]]:
-        """Inside, PyTorch's scaled_dot_product_attention is another: it is looked up there, at each
-        call."""
+        """Enters context_parallel, which replaces scaled_dot_product_attention.
+
+        So the function must be looked up at each call.
+        """
         from torch.distributed.tensor import experimental
         from torch.distributed.tensor.experimental._attention import set_rotate_method
 
@@ -460,7 +468,7 @@ class ContextParallel:
 
 @contextlib.contextmanager
 def flashsmith_in_pytorch() -> Iterator[None]:
-    """PyTorch's operator of flash attention is flashsmith's."""
+    """Makes flashsmith PyTorch's implementation of flash attention."""
     from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
     from flashsmith.integrations import flash_registry
@@ -509,7 +517,7 @@ def measuring(rank: int, ranks: int, folder: str, path: Path, options: Any) -> N
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("rows", type=Path, help="JSON lines; new ones go to its end")
+    parser.add_argument("rows", type=Path, help="JSON Lines file to append to")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--heads", default="32:8")
     parser.add_argument("--d", type=int, default=128)
@@ -520,13 +528,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--measure-ms", type=float, default=100.0)
     parser.add_argument("--steps", default=",".join(STEPS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
-                        help="cpu: processes of gloo, in the emulator")  # fmt: skip
+                        help="cpu: gloo processes in the emulator")  # fmt: skip
     options = parser.parse_args(arguments)
     options.heads = tuple(int(it) for it in options.heads.split(":"))
     options.seqs = [int(it) for it in options.seqs.split(",")]
     options.masks, options.steps = options.masks.split(","), options.steps.split(",")
     options.kernels = {"emulate": True} if options.device == "cpu" else {}
-    # On the host PyTorch's context_parallel does not run.
+    # PyTorch's context_parallel does not run on the host.
     options.peers = PEERS if options.device == "cuda" else ()
     if options.device == "cuda" and torch.cuda.device_count() < options.gpus:
         parser.error(f"--gpus {options.gpus}: there are {torch.cuda.device_count()} here")
@@ -541,7 +549,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def status_of(path: Path, before: int) -> int:
-    """The exit status by the rows after those before."""
+    """The exit status for the rows after the first ``before`` ones."""
     new = [json.loads(line) for line in path.read_text().splitlines()[before:]]
     return 0 if all(row.get("ok", True) for row in new) else 1
 

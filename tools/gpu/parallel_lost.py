@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""What becomes of a rank of flashsmith.parallel when another one is lost: a line a case.
+"""Checks that ranks of flashsmith.parallel end in time when another rank is lost; a line per case.
 
     python tools/gpu/parallel_lost.py rows.jsonl --warm    # builds the kernels, which takes minutes
     python tools/gpu/parallel_lost.py rows.jsonl           # two GPUs, some six minutes
 
-Cases are schedules, lengths and ways: in the backward pass of its fourth call, the last rank
+A case is a schedule, a length and a way. In the backward pass of its fourth call, the last rank
 
     killed    is killed
     stopped   is stopped by a signal
-    raised    raises an exception, and ends by it
-    silent    catches it, lives on, and makes no more calls
+    raised    raises an exception and ends
+    silent    catches the exception, keeps running, and makes no more calls
 
-while the others call on, and wait for their GPU after every --flight calls. Rank 0 must be over by
-the group's --timeout and five seconds more: by a GroupError that reaches its caller, or, where it
-waits in CUDA, by that text on standard error and an exit status that is not 0; and its process must
-have ended ten seconds after the error. Several cases (--at-once) run at a time, since most of it is
-waiting. bf16, and unless it is said heads 32:8 and d 128. Rows are JSON lines, 'lost'. The exit
-status is 1 where a case was not over in time.
+The other ranks continue to call and synchronise with their GPU after every --flight calls. Rank 0
+must fail within the group's --timeout plus --slack (5 s). Its caller gets a GroupError. If it waits
+in CUDA, that text must be on standard error, with a non-zero exit status. Its process must end
+within ten seconds after the error.
+
+Several cases (--at-once) run at a time, since they mostly wait. The dtype is bf16; the defaults are
+heads 32:8 and d 128. Rows are JSON lines with what='lost'. The exit status is 1 if a case did not
+end in time.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ from flashsmith.errors import GroupError
 from flashsmith.integrations import traceable
 
 WAYS = ("killed", "stopped", "raised", "silent")
-# The call in which a rank is lost, and the seconds that a process may take to end after its error.
+# The call in which a rank is lost, and the seconds in which a process must end after its error.
 LAST, ENDING = 4, 10.0
-# Until a rank is lost: to start, to connect, and to work.
+# Seconds until a rank is lost: starting, connecting and the first calls.
 STARTING = 300.0
 
 
@@ -56,7 +58,7 @@ class Case(NamedTuple):
 
 
 class Planted(Exception):
-    """What a rank's own code raises."""
+    """The exception that a rank's own code raises."""
 
 
 # --- a rank --------------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ def get_lost(way: str, folder: Path) -> None:
 
 
 def plant(way: str, folder: Path, calls: list[int]) -> None:
-    """Has this rank lost in the first backward pass of a kernel within its last call."""
+    """Makes this rank get lost in the first backward kernel of its last call."""
     backward = traceable.backward
 
     def lost(*given: Any, **keywords: Any) -> Any:
@@ -103,7 +105,7 @@ class Calls:
 
 
 def work(case: Case, rank: int, folder: Path, options: Any) -> None:
-    """Calls until a rank is lost: the last one, in its own way."""
+    """Makes calls until the last rank is lost in the case's way."""
     joined(rank, options.gpus, str(folder), options, options.timeout)
     calls, counted, is_last = Calls(case.seq, rank, options), [0], rank == options.gpus - 1
     if is_last:
@@ -123,7 +125,7 @@ def work(case: Case, rank: int, folder: Path, options: Any) -> None:
 
 
 def warm(rank: int, folder: Path, options: Any) -> None:
-    """Each schedule's calls once, with all the time that kernels take to build."""
+    """Calls each schedule once, with enough time to build its kernels."""
     joined(rank, options.gpus, str(folder), options, TIMEOUT)
     for seq in options.seqs:
         calls = Calls(seq, rank, options)
@@ -144,7 +146,7 @@ class Running:
         self.case, self._options = case, options
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
-        # Moments: that of the start, of the loss, and of rank 0's error or end.
+        # Times of the start, of the loss, and of rank 0's error or end.
         self._began, self._lost, self._over = time.monotonic(), 0.0, 0.0
         self.processes = [
             subprocess.Popen(
@@ -156,7 +158,7 @@ class Running:
         ]  # fmt: skip
 
     def row(self) -> dict[str, Any] | None:
-        """What became of rank 0, or None while that is not known; then all have ended."""
+        """The row of the case, or None while rank 0's outcome is unknown; ends all processes."""
         assert self.case is not None
         zero, now, options = self.processes[0], time.monotonic(), self._options
         said, lost = self.folder / "said-0", self.folder / "lost"
@@ -186,7 +188,7 @@ class Running:
         return row
 
     def wait(self) -> bool:
-        """Whether all ranks have ended well; else their standard errors are printed."""
+        """Waits for all ranks; prints the standard error of failed ones. Returns whether all passed."""
         statuses = [process.wait() for process in self.processes]
         for rank, status in enumerate(statuses):
             if status:
@@ -202,7 +204,7 @@ class Running:
 
 
 def _line(written: str) -> str:
-    """The line of standard error that names the error, else the last one."""
+    """The line of standard error that names the error, or the last line."""
     lines = [line for line in written.splitlines() if line.strip()]
     named = [line for line in lines if "GroupError" in line]
     return (named or lines or [""])[-1]
@@ -238,21 +240,21 @@ def shown(row: dict[str, Any]) -> str:
 
 def parsed(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, Any]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("rows", type=Path, help="JSON lines; new ones go to its end")
+    parser.add_argument("rows", type=Path, help="JSON Lines file to append to")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--heads", default="32:8")
     parser.add_argument("--d", type=int, default=128)
     parser.add_argument("--seqs", default="8192,32768,131072")
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--timeout", type=float, default=15.0, help="the group's, in seconds")
-    parser.add_argument("--slack", type=float, default=5.0, help="seconds more than that")
-    parser.add_argument("--flight", type=int, default=4, help="calls until the GPU is waited for")
+    parser.add_argument("--timeout", type=float, default=15.0, help="timeout of the group, seconds")
+    parser.add_argument("--slack", type=float, default=5.0, help="seconds allowed beyond that")
+    parser.add_argument("--flight", type=int, default=4, help="calls between synchronisations")
     parser.add_argument("--at-once", type=int, default=3)
-    parser.add_argument("--warm", action="store_true", help="build the kernels, and no more")
+    parser.add_argument("--warm", action="store_true", help="only build the kernels")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
-                        help="cpu: processes of gloo, in the emulator")  # fmt: skip
-    for name in ("--rank", "--folder", "--case"):  # of the processes that it starts
+                        help="cpu: gloo processes in the emulator")  # fmt: skip
+    for name in ("--rank", "--folder", "--case"):  # for the processes that it starts
         parser.add_argument(name, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.heads = tuple(int(it) for it in options.heads.split(":"))
@@ -289,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(shown(row), flush=True)
         bad += not row["ok"]
     spent = time.monotonic() - began
-    print(f"{len(cases) - bad} of {len(cases)} over in time, after {spent:.0f} s in all")
+    print(f"{len(cases) - bad} of {len(cases)} ended in time, {spent:.0f} s in total")
     return int(bad > 0)
 
 

@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""Predict flashsmith.parallel's causal calls over more GPUs from parts that were measured on two.
+"""Predicts flashsmith.parallel's causal calls on more GPUs from parts that were measured on two.
 
 Usage: python tools/gpu/parallel_model.py ROWS
 
-ROWS is a file of JSON lines, each with what it is of (`what`), ms, and seq and direction, 'forward'
-or 'both' with the backward pass:
+ROWS is a file of JSON lines. Each has its kind (`what`), ms, seq and direction ('forward', or 'both'
+with the backward pass). The kinds and their other fields are:
 
-    link     bytes                 a message there and one back, over the link alone
-    alone                          the call on one GPU
-    compute  ranks, rank, bytes    a rank's kernels alone, and the bytes of its K and V
-    parts    ranks, compute, both  the call on two, as kernels alone and as it is (no ms)
-    kept     us                    how long the call on two keeps the host
+    link     bytes                 A message in each direction, without kernels.
+    alone                          The call on one GPU.
+    compute  ranks, rank, bytes    A rank's kernels alone, and the bytes of its K and V.
+    parts    ranks, compute, both  The call on two GPUs: kernels alone, and complete (no ms).
+    kept     us                    The host time of the call on two GPUs.
 
-The last three are of a schedule: 'zigzag', or 'allgather' where a row says so. A link that names a
-schedule is of that alone, and then the only one it has.
+The last three belong to a schedule: 'zigzag', unless the row says 'allgather'. A link that names a
+schedule is used for that schedule only, which then uses no other link.
 
-Transfers beside kernels take a share of the GPU while they last: a pass with kernels of C ms, and
-transfers of M ms beside them and N ms beside nothing, takes N + max(M, C + share M); and as long as
-it keeps the host. The share is the median over a schedule's measured calls of two GPUs that do not
-wait for the host, of all others where such a call itself is predicted: so the error on two is that
-of a prediction.
+Transfers that overlap kernels take a share of the GPU while they last. With kernels of C ms,
+overlapped transfers of M ms and other transfers of N ms, a pass takes N + max(M, C + share M), and
+at least its host time. The share is the median over a schedule's measured calls on two GPUs that do
+not wait for the host. To predict one of these calls, only the others are used, so that its error is
+that of a real prediction.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Prediction(NamedTuple):
 
 
 class Model:
-    """Of one schedule."""
+    """The model of one schedule."""
 
     def __init__(self, rows: Iterable[Row], schedule: str = "zigzag") -> None:
         self._schedule = schedule
@@ -86,29 +86,29 @@ class Model:
             raise SystemExit(f"rows are missing: {', '.join(dict.fromkeys(missing))}; measure them")
 
     def message(self, size: int) -> float:
-        """Milliseconds of a message over the link; between measured sizes on a straight line."""
+        """Milliseconds of a message over the link, interpolated linearly between measured sizes."""
         place = min(max(bisect_left(self._link, (size,)), 1), len(self._link) - 1)
         (a, at_a), (b, at_b) = self._link[place - 1 : place + 1]
         return at_a + (at_b - at_a) * (size - a) / (b - a)
 
     def transfers(self, seq: int, direction: str, ranks: int) -> tuple[float, float]:
-        """Milliseconds of a rank's messages beside nothing, and beside kernels."""
+        """Milliseconds of a rank's messages without overlap, and of those that overlap kernels."""
         block, others = self._bytes[seq, ranks], ranks - 1
         if self._schedule == "zigzag":
             once = self.message(block)
             if direction == "both":
-                # K and V once more, and their gradients in fp32.
+                # K and V again, and their gradients in fp32.
                 once += self.message(block) + self.message(2 * block)
             return 0.0, others * once
         half = self.message(others * block // 2)
         if direction == "forward":
             return half, half
-        # Both halves before the first kernel; gradients in fp32 of one half, then of the other.
+        # Both halves precede the first kernel. The fp32 gradients follow, one half at a time.
         gradients = self.message(others * block)
         return 3 * half + gradients, half + gradients
 
     def share(self, but: tuple[int, str] | None = None) -> float:
-        """What transfers beside kernels take of a GPU while they last."""
+        """The share of a GPU that overlapped transfers take while they last."""
         found = []
         for at, (compute, both) in self._measured.items():
             if at != but and both > 1.05 * self._kept.get(at, 0.0):

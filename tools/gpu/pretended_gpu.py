@@ -1,7 +1,7 @@
-"""A GPU that is not there: PyTorch's host tensors pass for its own, and launches are only noted.
+"""A simulated GPU: PyTorch's host tensors stand for GPU tensors, and launches are only recorded.
 
-Everything up to the launch is the real thing: the checks, the choice of a config, the arguments.
-The contents of the tensors afterwards are undefined.
+Everything up to the launch is real: the checks, the choice of a config, the arguments. The contents
+of the tensors afterwards are undefined.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ H200 = device_spec("H200")
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: of which kernel, prepared with what, and where its tensors are (0: absent)."""
+    """One launch: its kernel, prepared arguments, stream and tensor addresses (0: absent)."""
 
     config: Any
     semantics: Any
@@ -42,12 +42,11 @@ class Launch:
 
 @dataclass
 class PretendedGpu:
-    """``launches`` so far; ``stream`` is PyTorch's current one.
+    """The GPU's ``launches`` so far; ``stream`` is PyTorch's current stream.
 
-    ``launcher`` is called with a stream and addresses, as a library's own; None notes the launch.
-    ``block_bytes`` is the size of the workspaces that kernels of the backward pass, and those over
-    a KV cache, need.
-    With ``only_uneven`` no kernel is for whole tiles alone.
+    ``launcher`` is called like a library's launcher, with a stream and addresses; None records the
+    launch. ``block_bytes`` is the size of the workspaces that backward and KV-cache kernels need.
+    With ``only_uneven``, no kernel requires whole tiles.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -58,7 +57,7 @@ class PretendedGpu:
     kernels: dict[Any, libraries.LoadedKernel] = field(default_factory=dict)
 
     def kernel(self, config: Any, arch: int, semantics: Any, may_build: Any) -> Any:
-        """In the place of LoadedKernels.get: there is every kernel."""
+        """Replaces LoadedKernels.get; every kernel exists."""
         semantics = replace(semantics, uneven=semantics.uneven or self.only_uneven)
         key = config, arch, semantics
         if key not in self.kernels:
@@ -89,7 +88,7 @@ class PretendedGpu:
 
 
 class PretendedTensors(TorchTensors):
-    """PyTorch's host tensors as those of GPU 0."""
+    """Treats PyTorch's host tensors as tensors of GPU 0."""
 
     def __init__(self, pretended: PretendedGpu) -> None:
         super().__init__()
@@ -102,26 +101,26 @@ class PretendedTensors(TorchTensors):
         return False
 
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
-        # PyTorch's, as on a GPU.
+        # PyTorch allocates it, as on a GPU.
         memory = self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu")
         return Workspace(memory.data_ptr(), memory)
 
 
 @contextmanager
 def pretended_gpu() -> Iterator[PretendedGpu]:
-    """Host tensors live on GPU 0, an H200, until the end of the block."""
+    """Within the block, host tensors count as tensors of GPU 0, an H200."""
     pretended = PretendedGpu()
     replaced = {
         (driver, "query_gpu"): lambda ordinal: H200,
-        # Not its class's method: an attribute of the object itself would hide that, and a real GPU
-        # would be given the host's addresses.
+        # The object is replaced, not its class's method: an attribute of the object would hide that
+        # method, and a real GPU would get host addresses.
         (forward_pass, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
         (kernel_choice, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
     }
     with ExitStack() as stack:
         for (where, name), pretence in replaced.items():
             stack.enter_context(mock.patch.object(where, name, pretence))
-        # Whose tensors are whose, learnt before or while pretending, is not to be kept.
+        # The cached adapters of tensor types must not persist across the block.
         adapters = {TorchTensors: PretendedTensors(pretended)}
         stack.enter_context(mock.patch.dict(frameworks._adapters, adapters))
         stack.enter_context(mock.patch.dict(frameworks._by_type, clear=True))

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Everything this repository claims about a GPU, in one visit: the test suite, every config of the
-# sets over several lengths, the four sanitizer tools, and the rows for docs/results.md.
+# Checks everything that this repository claims about a GPU: runs the test suite, proves every config
+# of the sets on several lengths, runs the four sanitizer tools, and writes rows for docs/results.md.
 #
 #   tools/gpu/prove.sh OUT [part...]     parts: tests sets sanitizer figures (default: these four)
-#   tools/gpu/prove.sh OUT hopper sanitizer-wgmma    of the wgmma kernels, on a GPU of 9.0
-#   tools/gpu/prove.sh OUT backward sanitizer-backward    of both families of gradients, likewise
-#   tools/gpu/prove.sh OUT decode sanitizer-decode    of attention over a KV cache
+#   tools/gpu/prove.sh OUT hopper sanitizer-wgmma    the wgmma kernels, on a GPU of sm_90
+#   tools/gpu/prove.sh OUT backward sanitizer-backward    the backward families, on a GPU of sm_90
+#   tools/gpu/prove.sh OUT decode sanitizer-decode    attention over a KV cache
 #
-# Parts of `tests`, for where a visit ends early: tests-emulator tests-semantics tests-verify
-# tests-rest. TOOLS: some of the sanitizer's four tools.
+# `tests` can also be run in parts: tests-emulator tests-semantics tests-verify tests-rest. TOOLS
+# selects some of the sanitizer's four tools.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper|sanitizer-wgmma|backward|sanitizer-backward|decode|sanitizer-decode]..."}
 shift
 parts=${*:-tests sets sanitizer figures}
-# The suite in parts that each end within minutes on 16 cores (WORKERS: 15 unless said otherwise);
-# one that passed is not run again.
+# Each part of the suite takes a few minutes on 16 cores (WORKERS, default 15). A part that has
+# passed is not run again.
 parts=" $parts "
 parts=${parts/ tests / tests-emulator tests-semantics tests-verify tests-rest }
-# Without a tool first: kernels are built then, and no compiler runs under one.
+# The first run is without a tool: it builds the kernels, so that no compiler runs under a tool.
 tools=${TOOLS:-memcheck racecheck initcheck synccheck}
 mkdir -p "$out"
 failed=0
@@ -36,11 +36,11 @@ suite() { # part, path or option of pytest...
     local name=$1
     shift
     if [ -s "$out/$name.xml" ] && python3 tools/ci/count_tests.py "$out/$name.xml" >/dev/null; then
-        echo "$name passed before: delete $out/$name.xml to run it again"
+        echo "$name has passed; delete $out/$name.xml to run it again"
         return
     fi
-    # Verbose: when the time is up, the log still says what was running. Four compilers a build:
-    # several workers build at once.
+    # With -v the log names the running test if the time is up. Each build uses four compilers,
+    # since several workers build at once.
     step "$name" env FLASHSMITH_JOBS="${FLASHSMITH_JOBS:-4}" \
         python3 -m pytest "$@" -v -m full -n "${WORKERS:-15}" --dist worksteal -p no:cacheprovider \
         --junitxml="$out/$name.xml"
@@ -99,7 +99,7 @@ for part in $parts; do
     sanitizer-decode)
         sanitized none mma_sync_decode prove_grid.py "$out/sanitizer-none-mma_sync_decode.csv" \
             --family mma_sync_decode --handful --workers 1
-        # A call that a tool does not come to the end of keeps no other from being seen.
+        # sanitized_calls.py runs each call separately, so that one that does not end stops no other.
         for tool in $tools; do
             step "sanitizer-$tool-mma_sync_decode" python3 tools/gpu/sanitized_calls.py \
                 "$out/sanitizer-$tool-mma_sync_decode/seen.csv" --tool "$tool" \
@@ -108,7 +108,7 @@ for part in $parts; do
         done
         ;;
     decode)
-        # Rows take the host's time: a process a core.
+        # Rows take host time, so there is one process per core.
         step grid-mma_sync_decode timeout 1800 python3 tools/gpu/prove_grid.py \
             "$out/grid-mma_sync_decode.csv" --family mma_sync_decode \
             --processes "$(nproc)" --seconds 1500
@@ -122,7 +122,7 @@ for part in $parts; do
         done
         ;;
     hopper)
-        # A kernel that hangs is ended here, and named by the log's last line.
+        # The timeout ends a hanging kernel, which the log's last line names.
         step hopper-sets timeout 600 python3 tools/gpu/prove_sets.py "$out/hopper-sets.csv" \
             --kernels hopper --masks none causal --lazy --batch 2 --heads 4
         step hopper-grid timeout 1800 python3 tools/gpu/prove_grid.py "$out/hopper-grid.csv" \

@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Proves the grid of a family's operation on the GPU, a CSV row each: tests/grids/proof_grid.py,
-for kernels of the backward pass backward_grid.py, for those that read a cache decode_grid.py.
+"""Proves the grid of a family's operation on the GPU; a CSV row per case.
+
+The grids are in tests/grids: proof_grid.py, backward_grid.py for the backward pass, and
+decode_grid.py for kernels that read a cache.
 
     python tools/gpu/prove_grid.py rows.csv
-    python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
-    python tools/gpu/prove_grid.py rows.csv --family wgmma   # the Hopper kernels
-    python tools/gpu/prove_grid.py rows.csv --seconds 0      # builds the kernels, proves nothing
-    python tools/gpu/prove_grid.py part3.csv --part 3/8 --workers 1    # one process of eight
-    python tools/gpu/prove_grid.py rows.csv --family mma_sync_decode --processes 16    # small rows
-    compute-sanitizer python tools/gpu/prove_grid.py rows.csv --handful --workers 1
 
-Rows that the file has already are not proven again, so a run may stop anywhere and go on later.
-References are computed on the GPU where PyTorch is installed, but by NumPy with --processes: rows
-of small problems take the host's time, which threads of one process have one after another. The
-exit status is 0 when every row of the file is right and none is missing, 1 when one is wrong, 2
-when some are still to come.
+With other options:
+
+    rows.csv --seconds 500    # repeat this until it prints 'complete'
+    rows.csv --family wgmma   # the Hopper kernels
+    rows.csv --seconds 0      # builds the kernels, proves nothing
+    part3.csv --part 3/8 --workers 1    # one process of eight
+    rows.csv --family mma_sync_decode --processes 16    # small rows
+    rows.csv --handful --workers 1    # under compute-sanitizer
+
+Rows that are already in the file are not proven again, so a run can stop at any time and continue
+later. If PyTorch is installed, references are computed on the GPU. With --processes NumPy computes
+them, because small problems mostly take host time, and threads of one process share one
+interpreter. The exit status is 0 if every row is right and none is missing, 1 if one is wrong, and
+2 if rows are missing.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ from typing import Any
 
 import numpy as np
 
-# The grids are the tests'.
+# The grids are those of the tests.
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from grids.backward_grid import backward_grid, covering_backward_cases
@@ -66,9 +71,9 @@ FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
 COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
 Row = dict[str, Any]
 BUILDS_AT_ONCE = 4
-# A process that is forked from one with a GPU cannot use it.
+# A process that is forked from one with a CUDA context cannot use the GPU.
 START_METHOD = "spawn"
-# Rows of the longest sequence that a sanitizer, a hundred times slower, is asked to watch.
+# Longest sequence for a sanitizer, which is a hundred times slower.
 SMALL = 512
 
 
@@ -77,7 +82,7 @@ def say(text: str) -> None:
 
 
 def finished_rows(path: Path) -> dict[str, Row]:
-    """The file's rows by case; a last line that was cut off does not count."""
+    """The file's rows by case; an incomplete last line is ignored."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -86,7 +91,7 @@ def finished_rows(path: Path) -> dict[str, Row]:
 
 
 def build(cases: Iterable[Any], arch: int) -> None:
-    """Compiles and loads every kernel that the cases need, some libraries at a time."""
+    """Compiles and loads every kernel that the cases need, several libraries at a time."""
     wanted: dict[Any, set[Any]] = {}
     for case in cases:
         wanted.setdefault(case.semantics, set()).add(case.config)
@@ -104,7 +109,7 @@ def build(cases: Iterable[Any], arch: int) -> None:
 
 
 def refused_rows(family: str) -> Iterator[Row]:
-    """Head dimensions that are no multiple of 8: an error naming the argument, and no launch."""
+    """Rows for head dimensions that are not a multiple of 8, which must raise an ArgumentError."""
     for dtype in DType:
         for d in REFUSED_D:
             q = np.zeros((1, 64, 1, d), numpy_dtype(dtype))
@@ -119,7 +124,7 @@ def refused_rows(family: str) -> Iterator[Row]:
             yield row | {"case": f"{dtype.name.lower()}, d{d}", "ok": right, "said": said}
 
 
-# By operation: its grid, a small cover of it, and the names of what a sanitizer should see.
+# By operation: its grid, a small cover of it, and the fields whose values a sanitizer should see.
 GRIDS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     FORWARD.name: (
         proof_grid, covering_cases,
@@ -145,9 +150,11 @@ def grid_of(family: str) -> Iterator[Any]:
 
 
 def handful(family: str = FIRST_FAMILY) -> list[Any]:
-    """Few small cases that between them show every semantics, every single value and every knob's,
-    and where the grid has few kernels each of them, of one dtype; over a cache some longer ones,
-    too. The smallest first: a sanitizer's time may end before they do."""
+    """A few small cases for a sanitizer, smallest first, since its time may run out.
+
+    Together they cover every semantics and every value of every field and knob. If the grid has few
+    kernels, they cover each of them, in one dtype. Over a cache there are some longer cases too.
+    """
     operation = family_named(family).operation
     whole, covering, names = GRIDS[operation]
 
@@ -178,24 +185,27 @@ def handful(family: str = FIRST_FAMILY) -> list[Any]:
 
 
 def part_of(text: str) -> slice:
-    """The cases of one part of several, '3/8': every eighth from the third.
+    """The cases of one of several parts: '3/8' is every eighth case from the third.
 
-    Raises argparse.ArgumentTypeError for anything else.
+    Raises argparse.ArgumentTypeError for other texts.
     """
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r}: write the part and their number, as 3/8")
+        raise argparse.ArgumentTypeError(f"{text!r}: give a part and the number of parts, as 3/8")
     return slice(int(number) - 1, None, int(count))
 
 
 def prove_case(case: Any) -> Row:
-    """One row. Raises LaunchError: after one the GPU's answers mean nothing."""
+    """Proves a case and returns its row.
+
+    LaunchError is passed on, since the GPU's results are meaningless after it.
+    """
     row: Row = dict.fromkeys(COLUMNS, "")
     row |= {"case": str(case), "config": str(case.config), "semantics": str(case.semantics)}
     try:
         verdict = prove(case.config, **case.keywords(), backend="gpu")
     except LaunchError:
-        # Of one worker this is the case; of several it may be one that runs beside it.
+        # With one worker this case failed; with several it may be one that runs concurrently.
         print(f"FAILED: {case}", file=sys.stderr)
         raise
     except FlashsmithError as error:
@@ -206,13 +216,13 @@ def prove_case(case: Any) -> Row:
 
 
 def same_inputs(case: Any) -> tuple[Any, ...]:
-    # Parts have seeds of their own.
+    # Partial cases have different seeds.
     own = str(case) if getattr(case, "partial", False) else ""
     return case.dtype, case.d, case.batch, case.heads, case.lengths, case.inputs, own
 
 
 def prove_group(cases: list[Any], deadline: float) -> list[Row]:
-    """Rows of the cases, as far as there is time."""
+    """Proves cases until the deadline; returns their rows."""
     rows = []
     for case in cases:
         if time.monotonic() > deadline:
@@ -222,15 +232,17 @@ def prove_group(cases: list[Any], deadline: float) -> list[Row]:
 
 
 def begin_process(cases: list[Any], arch: int) -> None:
-    """Of several that share a GPU: its libraries are built, its references NumPy's, since small
-    launches of many processes wait for each other."""
+    """Initialises one of several processes that share a GPU: builds its libraries.
+
+    References come from NumPy, since small launches of many processes wait for each other.
+    """
     sys.modules["torch"] = None  # type: ignore[assignment]
     with contextlib.redirect_stdout(io.StringIO()):
         build(cases, arch)
 
 
 def processes(count: int, cases: list[Any], arch: int) -> Executor:
-    """So many processes that can prove the cases."""
+    """A pool of ``count`` processes that can prove the cases."""
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
     context = multiprocessing.get_context(START_METHOD)
@@ -242,7 +254,7 @@ class Run:
 
     def __init__(self, path: Path, known: Iterable[Row], deadline: float) -> None:
         self.deadline = deadline
-        # Rewritten, since the last run may have left half a line.
+        # The file is rewritten, since the last run may have left an incomplete line.
         whole = path.with_suffix(".tmp")
         self.file = whole.open("w", newline="")
         self.writer = csv.DictWriter(self.file, COLUMNS)
@@ -271,7 +283,7 @@ class Run:
     def run(self, cases: list[Any], pool: Executor, at_once: int) -> None:
         groups = [list(group) for _, group in groupby(cases, same_inputs)]
         if at_once > 1:
-            # The longest first, so that none starts one when the others are done.
+            # The longest groups run first, so that none of them starts last.
             groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
         with pool:
             pending: list[Future[list[Row]]] = [
@@ -288,18 +300,18 @@ class Run:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path, help="the CSV file to write, or to go on with")
+    parser.add_argument("out", type=Path, help="the CSV file to write or continue")
     parser.add_argument(
         "--workers", type=int, default=min(8, len(os.sched_getaffinity(0))), help="threads"
     )
     parser.add_argument(
-        "--processes", type=int, default=0, help="in place of threads, each with a core"
+        "--processes", type=int, default=0, help="processes to use instead of threads"
     )
-    parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
-    parser.add_argument("--match", default="", help="only cases whose text holds this")
-    parser.add_argument("--part", type=part_of, default="1/1", help="of the cases, as 3/8")
+    parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after this time")
+    parser.add_argument("--match", default="", help="only cases whose text contains this")
+    parser.add_argument("--part", type=part_of, default="1/1", help="part of the cases, as 3/8")
     parser.add_argument("--handful", action="store_true", help="few small cases, for a sanitizer")
-    parser.add_argument("--family", choices=FAMILIES, default=FIRST_FAMILY, help="of kernels")
+    parser.add_argument("--family", choices=FAMILIES, default=FIRST_FAMILY, help="kernel family")
     options = parser.parse_args()
 
     deadline = time.monotonic() + options.seconds
@@ -325,7 +337,7 @@ def main() -> int:
     rows = finished_rows(options.out)
     wrong = [row for row in rows.values() if row["ok"] != "True"]
     missing = sum(str(case) not in rows for case in cases)
-    state = f"{missing} to come" if missing else "complete"
+    state = f"{missing} missing" if missing else "complete"
     say(f"{len(rows)} rows, {len(wrong)} wrong; {state}")
     return 1 if wrong else 2 if missing else 0
 

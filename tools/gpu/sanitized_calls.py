@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Runs the calls that a sanitizer is to watch (prove_grid.py --handful) under a tool of
-compute-sanitizer, each in a process of its own and several at once, and says which it has seen.
+"""Runs the calls of prove_grid.py --handful under a tool of compute-sanitizer.
+
+Each call runs in a separate process, several at a time. The tool reports which calls completed.
 
     tools/gpu/sanitized_calls.py seen.csv --tool memcheck --family mma_sync_decode --kernels decode
     tools/gpu/sanitized_calls.py seen.csv --tool racecheck ... --seconds 300
     tools/gpu/sanitized_calls.py seen.csv --tool racecheck ... -- --racecheck-num-workers 2
 
-Kernels must be built before. A call that takes longer than --seconds is ended, and keeps no other
-from being seen. Calls that the file says are seen and clean are not run again, so that others may
-be given more time, or further options of the tool, behind '--'. Each call's report is beside the
-file. The exit status is 0 when all calls are seen and nothing is reported, 9 when something is, 2
-when one is not seen.
+Kernels must be built before. A call that takes longer than --seconds is ended and does not affect
+the others. Calls that are clean according to the file are not run again, so that others can get
+more time, or further options of the tool after '--'. Each call's report is next to the file. The
+exit status is 0 if all calls completed without a report, 9 with a report, and 2 if a call did not
+complete.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ from flashsmith.families import FAMILIES
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 HERE = Path(__file__).parent
-# What compute-sanitizer exits with when it has something to report.
+# compute-sanitizer's exit status if it reports something.
 REPORTED = 9
-# Each instance talks to its program by ports from here on, at most so many.
+# Each instance communicates with its program through at most PORTS ports from FIRST_PORT.
 FIRST_PORT, PORTS = 49152, 16
 _SUMMARY = re.compile(r"=+ ((?:ERROR|RACECHECK) SUMMARY: (\d+).*)")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a tool said of one call: ``outcome`` is 'clean', 'reported', 'out of time', or how the
-    process ended otherwise, its call not proven."""
+    """A tool's result for one call.
+
+    ``outcome`` is 'clean', 'reported', 'out of time', or describes how the process ended without a
+    proof.
+    """
 
     number: int
     case: str
@@ -64,7 +68,7 @@ COLUMNS = tuple(field.name for field in fields(Seen))
 
 
 def command(options: argparse.Namespace, number: int, count: int, rows: Path) -> list[str]:
-    """One call under the tool."""
+    """The command line of one call under the tool."""
     return [
         *("compute-sanitizer", "--tool", options.tool, "--report-api-errors", "no"),
         *(
@@ -81,13 +85,13 @@ def command(options: argparse.Namespace, number: int, count: int, rows: Path) ->
 
 
 def watch(options: argparse.Namespace, number: int, count: int, case: str) -> Seen:
-    """Runs one call and reads what became of it."""
+    """Runs one call and reads its result."""
     log = options.out.with_name(f"{options.out.stem}-{number:02}.log")
     rows = log.with_suffix(".rows.csv")
     rows.unlink(missing_ok=True)
     start = time.monotonic()
     with log.open("w") as file:
-        # A session of its own: the tool's child ends with it.
+        # A separate session, so that the tool's child process ends with it.
         process = subprocess.Popen(
             command(options, number, count, rows),
             stdout=file,
@@ -139,8 +143,10 @@ def write(path: Path, calls: Sequence[Seen]) -> None:
 def watched(
     options: argparse.Namespace, cases: Sequence[str], open_: Sequence[int]
 ) -> Iterator[Seen]:
-    """The calls of these numbers, as they end. The last cases of a handful are the longest, and
-    begin first."""
+    """The calls of these numbers, in the order in which they end.
+
+    The last cases of a handful are the longest, so they begin first.
+    """
     with ThreadPoolExecutor(options.at_once) as pool:
         pending = [
             pool.submit(watch, options, number, len(cases), cases[number - 1])
@@ -154,13 +160,13 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     words = [*words, "--"]
     end = words.index("--")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path, help="the CSV file to write, or to go on with")
+    parser.add_argument("out", type=Path, help="the CSV file to write or continue")
     parser.add_argument("--tool", choices=TOOLS, required=True)
     parser.add_argument("--family", choices=FAMILIES, required=True)
-    parser.add_argument("--kernels", required=True, help="what the names of those to watch hold")
+    parser.add_argument("--kernels", required=True, help="part of the names of kernels to check")
     half = max(1, len(os.sched_getaffinity(0)) // 2)
     parser.add_argument("--at-once", type=int, default=min(8, half))
-    parser.add_argument("--seconds", type=float, default=120.0, help="of one call, at most")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a call")
     more = words[end + 1 : -1]
     return parser.parse_args(words[:end], argparse.Namespace(more=more))
 

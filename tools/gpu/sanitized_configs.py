@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints ten configs that between them show every value of every knob, ';'-separated.
+"""Prints ten configs, ';'-separated, that together have every value of every knob.
 
-For `compute-sanitizer`, which is too slow for whole sets; see tools/gpu/prove.sh.
+They are for `compute-sanitizer`, which is too slow for whole sets; see tools/gpu/prove.sh.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def knob_values(config: FlashForwardKernelConfig) -> set[tuple[str, object]]:
 
 
 def covering_configs(count: int = COUNT) -> list[FlashForwardKernelConfig]:
-    """`count` configs of `cover`, greedily those that add most values not yet shown.
+    """`count` configs of `cover`, chosen greedily to add the most new values.
 
     Raises:
-        SystemExit: they do not show every value; raise `count`.
+        SystemExit: they do not have every value; `count` must be larger.
     """
     pool = get_kernel_configs("cover")
     missing = set().union(*map(knob_values, pool))

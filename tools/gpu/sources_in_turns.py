@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The kernels of two versions of csrc, launched in turns: did a change of the sources cost time?
+"""Launches the kernels of two versions of csrc alternately, to find the cost of a source change.
 
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --softcap     # the same, capped
@@ -7,19 +7,21 @@
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --operations decode backward
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --build-only  # needs no GPU
 
-A pair is a config and its semantics that rank first in an entry of the shipped table, of the
-forward pass unless --operations says otherwise, on the first problem where they do. Libraries are
-kept in the cache; any there of the same sources will do, so that one machine may build and another
-time. With --changed-only pairs are left out whose machine code is equal.
+A pair is a config with its semantics that ranks first in an entry of the shipped table, on the
+first such problem. The entries are those of the forward pass unless --operations names others.
+Libraries are kept in the cache, and any library of the same sources is used, so that one machine
+can build and another one time. --changed-only leaves out pairs with equal machine code.
 
-Each round is a measurement of its own (base and new launched in turns, L2 flushed; over a small
-cache in graphs, over several caches in turn, as 'flashsmith bench' does); outputs of both are
-checked in the same run, and a pair of which one is wrong has no times. A pair below --again gets
-twenty rounds more, and its pooled figure counts. A CSV row a round; at the end registers and spills
-that changed, each pair's ratio (base's time over new's: above 1 is faster now) with the interval of
-its rounds, the pairs still below --again, and the geometric mean of all pairs' ratios with its 95%
-interval, that of the rounds that all pairs have. The exit status is 1 when an output is wrong, or
-the interval reaches below --least.
+A round is an independent measurement: base and new are launched alternately with the L2 flushed.
+Over a small KV cache the launches are in graphs that cycle through several caches, as in
+'flashsmith bench'. Outputs of both are checked in the same run, and a pair with a wrong output has
+no times. A pair below --again gets twenty more rounds, and all of its rounds are pooled.
+
+There is a CSV row per round. The summary lists registers and spills that changed, and each pair's
+ratio (base's time over new's: above 1, new is faster) with its interval. It also lists the pairs
+still below --again, and the geometric mean of all ratios with its 95% interval, from the rounds
+that all pairs have. The exit status is 1 if an output is wrong or the interval extends below
+--least.
 """
 
 from __future__ import annotations
@@ -53,26 +55,26 @@ from flashsmith.runtime.request import check_operation
 BASE, NEW = "base", "new"
 ROUND = Protocol(num_warmups=2, runs=12, warmup_ms=0.0, measure_ms=20.0)
 MORE_ROUNDS = 20
-# For the estimate: of a pair's tensors and proofs, of a round beside its launches, and of launches.
+# For the time estimate: a pair's tensors and proofs, a round without its launches, and the launches.
 PAIR_SECONDS, ROUND_SECONDS, FLOP_PER_SECOND = 2.0, 0.1, 4e14
 
 
 def implementation(name: str, kernel: LoadedKernel, workload: AnyWorkload) -> KernelImplementation:
-    """A call of just this kernel."""
+    """A contender that calls this kernel."""
     request = check_operation(workload.problem, workload.tensors, options=workload.call_options)
     prepared = prepare(request, query_gpu(0), lambda: kernel)
     return KernelImplementation(name, kernel.config, workload, prepared.run)
 
 
 def protocol_of(problem: Problem) -> Protocol:
-    """A round's: as 'flashsmith bench' measures such a problem."""
+    """The protocol of a round, as 'flashsmith bench' measures such a problem."""
     if problem.operation != DECODE.name:
         return ROUND
     return ROUND.over_cache(problem.computed.bytes(problem))
 
 
 def contenders(pair: Pair, kernels: dict[str, LoadedKernel]) -> tuple[list[Contender], int]:
-    """Both kernels, with their proofs, and how many calls a launch of one is."""
+    """Both kernels with their proofs, and the number of calls per launch."""
     workload = workload_of(pair.problem)
     if not protocol_of(pair.problem).in_graphs:
         alone = [implementation(name, kernel, workload) for name, kernel in kernels.items()]
@@ -83,7 +85,7 @@ def contenders(pair: Pair, kernels: dict[str, LoadedKernel]) -> tuple[list[Conte
     for name, kernel in kernels.items():
         each = [implementation(name, kernel, one) for one in workloads]
         replay, output = captured(name, each, clock, workload.memory)
-        # The next one's calls write the same tensors.
+        # Judged now, since the next contender's calls write the same tensors.
         why = "; ".join(workload.judge(output).reasons)
         made.append(Contender(name, replay.launch, lambda why=why: why))
         calls = replay.calls
@@ -91,7 +93,7 @@ def contenders(pair: Pair, kernels: dict[str, LoadedKernel]) -> tuple[list[Conte
 
 
 def measured(pair: Pair, kernels: dict[str, LoadedKernel]) -> Callable[[], dict[str, Any]]:
-    """A function that measures one more round of a pair; its row."""
+    """A function that measures one more round of a pair and returns its row."""
     both, calls = contenders(pair, kernels)
     turns = Turns(both)
 
@@ -117,8 +119,10 @@ def measured(pair: Pair, kernels: dict[str, LoadedKernel]) -> Callable[[], dict[
 def rounds_of(
     one_round: Callable[[], dict[str, Any]], rounds: int, again: float
 ) -> Iterable[dict[str, Any]]:
-    """The rows of a pair's rounds, of which there are more while it is slower; one where an output
-    is wrong."""
+    """The rows of a pair's rounds, with more rounds while it is slower.
+
+    There is only one row if an output is wrong.
+    """
     ratios: list[float] = []
     while len(ratios) < rounds or (
         statistics.median(ratios) < again and len(ratios) < rounds + MORE_ROUNDS
@@ -131,15 +135,17 @@ def rounds_of(
 
 
 def geometric_mean(ratios: Sequence[Sequence[float]]) -> Pooled:
-    """Over pairs, of the medians of their rounds; the interval is that of the geometric means of
-    single rounds, as far as all pairs have them."""
+    """The geometric mean over pairs of the medians of their rounds.
+
+    The interval is that of the geometric means of single rounds that all pairs have.
+    """
     mean = statistics.geometric_mean(map(statistics.median, ratios))
     rounds = Pooled.of([statistics.geometric_mean(of_one) for of_one in zip(*ratios, strict=False)])
     return Pooled(mean, rounds.low, rounds.high, rounds.certain)
 
 
 def estimated_seconds(pairs: Sequence[Pair], rounds: int) -> float:
-    """About how long the rounds take, where no pair needs more."""
+    """The approximate time of the rounds, if no pair needs more of them."""
     launches = 2 * (ROUND.runs + ROUND.num_warmups + ROUND.num_estimates)
     work = sum(launches * pair.problem.attn_flop() / FLOP_PER_SECOND for pair in pairs)
     return len(pairs) * (PAIR_SECONDS + rounds * ROUND_SECONDS) + rounds * work
@@ -147,25 +153,25 @@ def estimated_seconds(pairs: Sequence[Pair], rounds: int) -> float:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", help="where the rows go; overwritten")
+    parser.add_argument("csv", help="the CSV file to write; overwritten")
     parser.add_argument("--base", type=Path, required=True, help="the other folder csrc")
-    parser.add_argument("--new", type=Path, default=package_sources(), help="instead of ours")
-    parser.add_argument("--only", default="", help="a regex: pairs whose text matches")
+    parser.add_argument("--new", type=Path, default=package_sources(), help="default: this csrc")
+    parser.add_argument("--only", default="", help="a regex for the texts of pairs")
     names = [FORWARD.name, DECODE.name, BACKWARD.name]
     parser.add_argument("--operations", nargs="+", choices=names, default=names[:1])
     parser.add_argument("--softcap", action="store_true", help="the same kernels, capped")
     forward = [name for name, one in FAMILIES.items() if one.operation == FORWARD.name]
     parser.add_argument("--family", choices=forward, help="kernels of this family only")
-    parser.add_argument("--changed-only", action="store_true", help="not those of equal code")
+    parser.add_argument("--changed-only", action="store_true", help="skip pairs with equal code")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--again", type=float, default=0.98, help="below: twenty rounds more")
-    parser.add_argument("--least", type=float, default=0.0, help="of the mean, by its interval")
+    parser.add_argument("--again", type=float, default=0.98, help="twenty more rounds below this")
+    parser.add_argument("--least", type=float, default=0.0, help="lower limit of the mean's interval")
     parser.add_argument("--build-only", action="store_true")
     options = parser.parse_args()
     options.sources = {BASE: options.base.resolve(), NEW: options.new.resolve()}
     for name, csrc in options.sources.items():
         if not (csrc / "common" / "forward_args.cuh").is_file():
-            parser.error(f"--{name} {csrc}: holds no common/forward_args.cuh; give a folder csrc")
+            parser.error(f"--{name} {csrc}: has no common/forward_args.cuh; give a folder csrc")
     if options.family and options.operations != names[:1]:
         parser.error(f"--family {options.family}: serves the forward pass; give no --operations")
     ranked = first_ranked(options.operations, options.softcap, options.family)
@@ -183,7 +189,7 @@ def main() -> int:
         print(line, flush=True)
     if options.changed_only:
         pairs = changed_pairs(pairs, *libraries.values())
-        print(f"{len(pairs)} of {len(options.pairs)} pairs have other machine code", flush=True)
+        print(f"{len(pairs)} of {len(options.pairs)} pairs differ in machine code", flush=True)
     if options.build_only or not pairs:
         return 0
     seconds = estimated_seconds(pairs, options.rounds)

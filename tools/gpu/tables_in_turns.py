@@ -1,29 +1,30 @@
 #!/usr/bin/env python3
-"""What a GPU's new table of winners chooses, in turns with what is chosen without it.
+"""Launches the choices of a GPU's new winners table alternately with the choices without it.
 
     python tools/gpu/tables_in_turns.py rows.csv --table mine.json
     python tools/gpu/tables_in_turns.py rows.csv --table mine.json --settled settled.json
     python tools/gpu/tables_in_turns.py rows.csv --replays 'b16 s512 h16 d128 bf16 causal'
 
-For a table of this GPU that does not ship yet: of each of its entries the choice by it, and the
-choice by the shipped tables of other GPUs; of the backward pass also what deterministic=True takes.
-Where both are one kernel there is nothing to compare. Else both are proven and launched in turns,
-L2 flushed, in rounds that are measurements of their own. A row for each kernel and round; at the
-end each cell's ratio (without the table over with it: above 1 it is worth its entry), the median of
-the rounds and the interval that holds the true median with at least 95%. --settled writes the table
-anew: where the rounds take the entry's winner for the slower one, it comes behind the other by
-these rounds' ratio, and nothing that was not in them before both.
+The table is one of this GPU that does not ship yet. Each entry's choice is compared with the choice
+by the shipped tables of other GPUs; for the backward pass also with deterministic=True. If the two
+kernels differ, both are proven and launched alternately, with the L2 flushed, in independent
+rounds. There is a row for each kernel and round. The summary lists each cell's ratio (time without
+the table over time with it: above 1, the entry is useful): the median of the rounds, and the
+interval that contains the true median with at least 95%.
 
-Over a cache one kernel serves every batch and all lengths, so that both are compared at five of
-them, and the entry keeps its winner only where none of the five is below 1. The other entries of a
-cache are asked with split='free' alone, and compared at their own problem.
+--settled writes a corrected table. If the rounds show that an entry's winner is slower, it is
+ranked after the other kernel by the rounds' ratio, and no unmeasured kernel is ranked before these
+two.
 
---replays takes problems in place of the table: what the tables rank first there (and --more
-configs, with or without a dtype put in) and cuDNN, each launch the replay of a CUDA graph of one
-call; the ratio is cuDNN's time over each kernel's.
+Over a cache one kernel serves all batches and lengths. So both kernels are compared at five of
+them, and the entry keeps its winner only if none of the five ratios is below 1. The other cache
+entries are only used with split='free' and are compared at their own problem.
 
-The exit status is 1 when an output is wrong, or a cell's interval lies below 1 and --settled is not
-given.
+--replays takes problems instead of a table. It compares the tables' first-ranked kernels (and
+--more configs, whose dtype is set to the problem's) with cuDNN. Each launch is the replay of a CUDA
+graph of one call, and the ratio is cuDNN's time over each kernel's.
+
+The exit status is 1 if an output is wrong, or if a cell's interval is below 1 without --settled.
 """
 
 from __future__ import annotations
@@ -65,20 +66,22 @@ from flashsmith.runtime import query_gpu
 from flashsmith.tuning.problems import read_problems
 
 WITHOUT, WITH, CUDNN = "without the table", "with the table", "cudnn"
-# Rows of a head that the proof looks at: tune has looked at all of them.
+# Scores that a proof computes; tune has already proven all rows.
 SCORES = 1 << 20
 WARM_UP_MS = 100.0
-# What is behind by more on paper or in the entry is not replayed.
+# Kernels with a larger expected or recorded ratio to the best are not replayed.
 NEAR = 1.10
-# Of a cache: sequences and their keys.
+# For a cache: sequences and their keys.
 PLACES = ((1, 1024), (1, 8192), (8, 8192), (64, 1024), (64, 4096))
 INVARIANT, FREE = "invariant", "free"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem and the kernels that are compared on it, by the name that their rows have; `entry`
-    is the one that chose, over a cache for that `split`."""
+    """A problem and the kernels that are compared on it, by their names in the rows.
+
+    `entry` is the entry that chose one of them; over a cache it did so for this `split`.
+    """
 
     problem: Problem
     kernels: dict[str, Any]
@@ -92,9 +95,9 @@ class Cell:
 
 
 def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> list[Cell]:
-    """One for each choice that the table's entries of the device change."""
+    """A cell for each choice that the table's entries for the device change."""
     others = WinnersTable([one for one in shipped if not same_gpu(one.key.gpu, device.name)])
-    # What is asked after an update: the new entries beside the other GPUs'.
+    # After an update, the new entries are used together with those of the other GPUs.
     updated = WinnersTable([*others, *table])
     found = []
     for entry in table:
@@ -119,7 +122,7 @@ def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> 
 def _over_a_cache(
     entry: Entry, others: WinnersTable, updated: WinnersTable, device: DeviceSpec
 ) -> list[Cell]:
-    """The cells of a cache's entry, none where it changes nothing."""
+    """The cells of a cache's entry; none if it changes no choice."""
     split = INVARIANT if entry.problem == of_any_batch(entry.problem) else FREE
     places = PLACES if split == INVARIANT else ((entry.problem.batch, entry.problem.seq_k),)
     before, after = (
@@ -139,7 +142,7 @@ def _over_a_cache(
 
 
 def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
-    """What is near the best by the tables, and the configs asked for besides."""
+    """The configs that are near the best according to the tables, and those given in ``more``."""
     expected = gather(problem, device, WinnersTable.merged()).expected
     least = min(one.ms for one in expected)
     configs = [one.config for one in expected if one.ms <= NEAR * least]
@@ -151,8 +154,7 @@ def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
 
 
 def prepared(cell: Cell, *, replays: bool) -> tuple[list[Contender], dict[str, float], CudaEvents]:
-    """What is launched, by the names of the rows, the largest error of each that is proven by then,
-    and a clock."""
+    """The contenders by their names in the rows, the largest error of each, and a clock."""
     workload = workload_of(cell.problem)
     calls: dict[str, Any] = {
         name: kernel_implementation(config, workload) for name, config in cell.kernels.items()
@@ -163,7 +165,7 @@ def prepared(cell: Cell, *, replays: bool) -> tuple[list[Contender], dict[str, f
     clock = CudaEvents()
 
     def contender(name: str, launch: Callable[[], Any], output: Any) -> Contender:
-        # Judged now: the next one's calls may write the same tensor.
+        # Judged now, since the next contender's calls may write the same tensor.
         proof = workload.judge(output, SCORES)
         errors[name] = proof.max_error
         return Contender(name, launch, lambda: "; ".join(proof.reasons))
@@ -183,7 +185,7 @@ def rounds_of(
 ) -> Iterator[list[dict[str, Any]]]:
     """The rows of each round; the first comes after the GPU's clock has settled.
 
-    Raises ValueError when an output is wrong: the cell compares nothing then.
+    Raises ValueError if an output is wrong, since the cell cannot be compared then.
     """
     contenders, errors, clock = prepared(cell, replays=replays)
     turns = Turns(contenders, clock)
@@ -220,7 +222,7 @@ def rounds_of(
 
 
 def ratios(rows: Sequence[dict[str, Any]], over: str, under: str) -> list[float]:
-    """Of each round the time of one kernel over another's."""
+    """Each round's time of one kernel over another's."""
     times: dict[tuple[int, str], float] = {
         (row["round"], row["kernel"]): float(row["ms"]) for row in rows
     }
@@ -228,14 +230,16 @@ def ratios(rows: Sequence[dict[str, Any]], over: str, under: str) -> list[float]
 
 
 def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
-    """The cell's entry with its choice as far behind the other tables' as these rounds say, and
-    without what would come before them unmeasured."""
+    """The cell's entry, with the ratio of its choice to the other tables' choice from these rounds.
+
+    Unmeasured kernels that would be ranked before the two are removed.
+    """
     assert cell.entry is not None
     entry = cell.entry
     known = {one.config: one for one in entry.ranked}
     before, after = (str(cell.kernels[name]) for name in (WITHOUT, WITH))
-    # By the rounds' ratios, which decide, and not by two medians. The entry's times are of another
-    # clock than the rounds': the other tables' choice keeps its own.
+    # The median of the rounds' ratios decides, not two medians of times. The entry's times were
+    # measured at another clock, so the other tables' choice keeps its time in the entry.
     ratio = _median(rows, WITHOUT, WITH)
     if before in known:
         ms = {before: known[before].ms, after: known[before].ms / ratio}
@@ -263,8 +267,11 @@ def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
 
 
 def given_up(cell: Cell, standing: Entry) -> Entry | None:
-    """The entry with the other tables' choice before all that was faster at the entry's own
-    problem; None where it does not name that choice."""
+    """The entry with the other tables' choice ranked first.
+
+    Its own choice and the kernels that were faster at the entry's problem are removed. None if the
+    entry does not contain the other tables' choice.
+    """
     before = str(cell.kernels[WITHOUT])
     ms = {one.config: one.ms for one in standing.ranked}
     if before not in ms:
@@ -281,13 +288,13 @@ def _repeats_its_bits(one: Ranked) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", type=Path, help="where the rows go; overwritten")
+    parser.add_argument("csv", type=Path, help="the CSV file to write; overwritten")
     parser.add_argument("--table", type=Path, help="a table of this GPU")
-    parser.add_argument("--settled", type=Path, help="the table by these rounds goes here")
-    parser.add_argument("--replays", help="problems, in place of --table")
+    parser.add_argument("--settled", type=Path, help="write the corrected table to this file")
+    parser.add_argument("--replays", help="problems, instead of --table")
     parser.add_argument("--more", default="", help="configs for --replays, separated by ';'")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for all cells")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="time limit for all cells")
     options = parser.parse_args(arguments)
     if (options.table is None) == (options.replays is None):
         parser.error("give --table or --replays")
@@ -307,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         more = [text for text in options.more.split(";") if text.strip()]
         cells = [replayed(one, device, more) for one in read_problems(options.replays)]
     replays, wrong, below = options.table is None, 0, 0
-    # Of the entries for every batch, the cells that do not speak for the winner, yet or at all.
+    # Cells of batch-invariant entries that do not confirm the winner, so far or at all.
     unproven = [cell for cell in cells if cell.split == INVARIANT]
     environment = {
         name: value
@@ -342,10 +349,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     if cell in unproven:
                         unproven.remove(cell)
                 elif cell.split != INVARIANT:
-                    # Of an entry with two cells the second has what the first left of it.
+                    # If an entry has two cells, the second works on the result of the first.
                     standing = next(one for one in table if one.place == cell.entry.place)
                     table.put(settled(replace(cell, entry=standing), rows))
-    finally:  # also after Ctrl-C, as far as it came
+    finally:  # also after Ctrl-C, with the cells done so far
         if options.settled is not None:
             for cell in unproven:
                 _give_up(cell, table)
@@ -369,7 +376,7 @@ def _median(rows: Sequence[dict[str, Any]], over: str, under: str) -> float:
 
 
 def _report(cell: Cell, rows: Sequence[dict[str, Any]], *, replays: bool) -> bool:
-    """Prints a cell's ratios; whether one of a table lies below 1."""
+    """Prints a cell's ratios; returns whether a table's interval is below 1."""
     print(f"{cell}", flush=True)
     over, names = (CUDNN, list(cell.kernels)) if replays else (WITHOUT, [WITH])
     high = 1.0

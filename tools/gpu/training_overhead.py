@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""How long a forward pass and its autograd.grad keep the host, beside PyTorch's attention by cuDNN;
-microseconds, in a JSON object that is printed and written.
+"""Measures the host time of a forward pass and its autograd.grad, against PyTorch's cuDNN attention.
+
+Prints and writes a JSON object with microseconds.
 
     python tools/gpu/training_overhead.py times.json --limit-ratio 1.2
     python tools/gpu/training_overhead.py times.json --pretend    # no GPU: launches do nothing
 
-Contenders take turns in short bursts, and the GPU is waited for between them, so that none waits
-for room in the queue. With --limit-ratio the exit status is 1 if ours takes more times as long. On
-a GPU every output is compared with float64 first: what is wrong has no time, and the exit status is
-1 then.
+Contenders alternate in short bursts with a synchronisation after each, so that none waits for space
+in the launch queue. With --limit-ratio the exit status is 1 if our time over cuDNN's is larger. On
+a GPU every output is first compared with float64; a wrong one has no time, and the exit status is 1.
 
-PyTorch computes gradients on a GPU in a thread of the GPU's. The rows "in a thread" do so without
-one: its waking is most of their time. "bare" is an autograd.Function of Python's that allocates and
-saves as ours, and does nothing else. "spread" holds the 10th and 90th percentiles.
+PyTorch computes gradients on a GPU in that GPU's thread. The rows "in a thread" do so without a
+GPU; waking the thread takes most of their time. "bare" is a Python autograd.Function that allocates
+and saves like ours but does nothing else. "spread" has the 10th and 90th percentiles.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import flashsmith
 from flashsmith.benchmark.peers import why_wrong
 
-# The first calls of a burst find the GPU idle, and caches cold.
+# A burst's calls, and the first ones, which are not counted: the GPU is idle and caches are cold.
 BURST, COLD = 12, 2
 WARM_UP = 5
 BATCH, SEQ, HEADS, D = 1, 128, 2, 128
 
 
-# Of the largest output: bf16's unit roundoff is 2^-9.
+# Largest error, relative to the largest output; bf16's unit roundoff is 2^-9.
 MOST_ERROR = 2.0**-6
-# What a kernel's workspaces take for the problem below: fp32 sums of dq and two statistics.
+# Bytes of a kernel's workspaces for the problem below: fp32 sums of dq and two statistics.
 BLOCK_BYTES = 4 * (128 * 2 * 128 + 2 * 2 * 128)
 
 
 class Bare(torch.autograd.Function):
-    """The least that gradients by Python cost."""
+    """A minimal autograd.Function, which shows the least cost of gradients in Python."""
 
     @staticmethod
     def forward(q: Any, k: Any, v: Any) -> Any:
@@ -66,7 +66,7 @@ class Bare(torch.autograd.Function):
 
 
 class Elsewhere:
-    """Runs a function in another thread, which sleeps in between, and waits for its result."""
+    """Runs functions in another thread, which sleeps in between, and waits for their results."""
 
     def __init__(self) -> None:
         self._go, self._done = threading.Lock(), threading.Lock()
@@ -91,8 +91,7 @@ class Elsewhere:
 
 
 def drawn(device: str) -> list[Any]:
-    """q, k, v and do of a small problem, whose kernels are done before the next call's are
-    launched."""
+    """q, k, v and do of a small problem, whose kernels finish before the next call's launches."""
     shape = (BATCH, SEQ, HEADS, D)
     return [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(4)]
 
@@ -137,8 +136,10 @@ def exactly(tensors: Sequence[Any]) -> list[Any]:
 
 
 def wrong(runs: dict[str, Callable[[], Any]], tensors: Sequence[Any]) -> dict[str, str]:
-    """Why which contenders' outputs are wrong, beside those of attention() and float64. Of "bare",
-    which computes nothing, none is."""
+    """The contenders with wrong outputs, and why, by comparison with attention() and float64.
+
+    "bare" computes nothing and is never wrong.
+    """
     names, right = ("o", "dq", "dk", "dv"), exactly(tensors)
 
     def errors(name: str) -> dict[str, float]:
@@ -170,7 +171,7 @@ def wrong(runs: dict[str, Callable[[], Any]], tensors: Sequence[Any]) -> dict[st
 
 
 def measure(runs: dict[str, Callable[[], Any]], turns: int, wait: Callable[[], None]) -> Any:
-    """Median microseconds of each, and the ratio of ours to cuDNN's where both are there."""
+    """Median microseconds of each contender, and the ratio of ours to cuDNN's if both exist."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-WARM_UP, turns):
         for name, run in runs.items():
@@ -196,10 +197,10 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="the JSON file to write")
     parser.add_argument("--pretend", action="store_true", help="on the host; launches do nothing")
     parser.add_argument("--turns", type=int, default=60, help="timed bursts of each")
-    parser.add_argument("--limit-ratio", type=float, default=float("inf"), help="fail above it")
+    parser.add_argument("--limit-ratio", type=float, default=float("inf"), help="fail above this")
     options = parser.parse_args()
     if options.pretend:
-        torch.set_num_threads(1)  # others only make the peer wait
+        torch.set_num_threads(1)  # more threads only delay the peer
         with pretended_gpu() as pretended:
             import tvm_ffi
 

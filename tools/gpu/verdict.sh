@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Rounds of the verdict on a GPU: the contenders of each cell in turns, FlashAttention 4 among them
-# where it is installed. The rounds of several runs, at different times, are pooled into one table.
+# Measures rounds of the verdict on a GPU, in which each cell's contenders are launched alternately.
+# FlashAttention 4 is among them if it is installed. The rounds of several runs, at different times,
+# are pooled into one table.
 #
-#   tools/gpu/verdict.sh OUT RUN [SETS]     RUN: a number; SETS: of cells (default: public)
+#   tools/gpu/verdict.sh OUT RUN [SETS]     RUN: a number; SETS: sets of cells (default: public)
 #
-# A run is ROUNDS rounds (default 5), each of them OUT/verdict-SETS-RUN-ROUND.csv anew, beginning
-# with another contender. It prints the table of all rounds of these sets in OUT. PEERS names others
-# than fa2,cudnn,flash_attn_4. A round that fails ends the run; those before it count.
+# A run has ROUNDS rounds (default 5). Each overwrites OUT/verdict-SETS-RUN-ROUND.csv and begins with
+# another contender. The script prints the table of all rounds of these sets in OUT. PEERS replaces
+# the default fa2,cudnn,flash_attn_4. A round that fails ends the run; earlier rounds count.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 usage="usage: tools/gpu/verdict.sh OUT RUN [SETS]"

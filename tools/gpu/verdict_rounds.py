@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Rounds of the verdict in one process: what a GPU's minutes are spent on is launches.
+"""Measures rounds of the verdict in one process, so that the GPU's time is spent on launches.
 
     python tools/gpu/verdict_rounds.py OUT RUN --seconds 200 [--cells public] [--peers cudnn,...]
 
-A round is that of tools/gpu/verdict.sh, OUT/verdict-SETS-RUN-ROUND.csv, which
-tools/benchmark/verdict.py pools: every cell's contenders are proven on the same random tensors and
-take turns, another one first in each round. What a process of its own costs again, the start, a
-peer's compilation, the tensors and their references in float64, is there once. A round is shorter,
-too (a third of the launches, and at least eight of each contender): the rounds are pooled by their
-medians, and many short ones at different times say more than few long ones.
+A round is that of tools/gpu/verdict.sh: OUT/verdict-SETS-RUN-ROUND.csv, which
+tools/benchmark/verdict.py pools. Every cell's contenders are proven on the same random tensors and
+launched alternately, with another one first in each round. The start of the process, a peer's
+compilation, and the tensors with their float64 references are needed only once. A round is also
+shorter, with a third of the launches and at least eight per contender: rounds are pooled by their
+medians, so many short rounds at different times are better than a few long ones.
 
-It ends before --seconds are over, when the time left may be too short for another round, or after
---rounds of them. Exit status 1 when a kernel of ours is wrong or could not run, or a peer is wrong.
+It ends before --seconds if the remaining time may be too short for another round, or after
+--rounds. The exit status is 1 if one of our kernels is wrong or could not run, or a peer is wrong.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ def rounds(
     make_workload: MakeWorkload = workload_of,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[Measurement]]:
-    """The rows of each round, which are in its file by then; one that breaks off leaves its rows in
-    a file whose name begins with unfinished-. A problem's tensors are made once."""
+    """The rows of each round, after they were written to its file.
+
+    An interrupted round leaves its rows in a file named unfinished-... A problem's tensors are made
+    once.
+    """
     kept = cache(make_workload)
     for number in rounds_within(seconds, most, now):
         path = path_of(number)
@@ -82,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("run", type=int, help="a number")
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--rounds", type=int, help="at most so many")
+    parser.add_argument("--rounds", type=int, help="maximum number of rounds")
     parser.add_argument("--cells", default="public", help="sets of problems; default: public")
     parser.add_argument("--peers", default="cudnn,flash_attn_4")
     options = parser.parse_args(arguments)

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Kernels that are chosen for windows of several sizes, each timed on all of them: does another
-size pay for another kernel?
+"""Times the kernels chosen for windows of several sizes on all of these windows.
+
+This shows whether another window size needs another kernel.
 
     python tools/gpu/windows_in_turns.py rows.csv 'b4 s8192 h16 d64 bf16' 'b1 s8192 h16 d128 bf16'
     python tools/gpu/windows_in_turns.py rows.csv 'b4 s8192 h16 d64 bf16' --windows 64 8192
 
-Of each problem, which has no mask, the choices for all windows are proven and launched in turns on
-each window, L2 flushed, in rounds that are measurements of their own. A row for each window, kernel
-and round; each kernel's time over the chosen one's (above 1: the choice pays), the median of the
-rounds and the interval that holds the true median with at least 95%. The exit status is 1 when an
-output is wrong, which has no times.
+The problems are given without a mask. The choices for all windows are proven on each window and
+launched alternately, with the L2 flushed, in independent rounds. There is a row for each window,
+kernel and round. The summary lists each kernel's time over the chosen one's (above 1, the choice is
+better): the median of the rounds, and the interval that contains the true median with at least 95%.
+The exit status is 1 if an output is wrong; it has no times then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ROUND = Protocol(num_warmups=2, runs=10, warmup_ms=0.0, measure_ms=20.0, num_est
 def choices(
     problem: str, windows: Sequence[int], device: DeviceSpec
 ) -> dict[Problem, KernelConfig]:
-    """The problem with each window, and the kernel that is chosen for it."""
+    """The problem with each window, and the kernel chosen for it."""
     with_windows = [Problem.parse(f"{problem} window_{keys}") for keys in windows]
     return {one: choose(one, device).config for one in with_windows}
 
@@ -46,7 +47,7 @@ def choices(
 def rounds_of(
     problem: Problem, kernels: Sequence[KernelConfig], rounds: int
 ) -> Iterator[dict[str, float]]:
-    """Milliseconds by config, round by round. Raises ValueError when an output is wrong."""
+    """Milliseconds by config, round by round. Raises ValueError if an output is wrong."""
     workload = workload_of(problem)
     turns = Turns([Contender.of(kernel_implementation(one, workload)) for one in kernels])
     for config, why in turns.wrong.items():
@@ -56,15 +57,15 @@ def rounds_of(
 
 
 def ratios(rounds: Sequence[dict[str, float]], chosen: str) -> dict[str, Pooled]:
-    """The time of each other kernel over the chosen one's."""
+    """The time of each other kernel over that of the chosen one."""
     others = [config for config in rounds[0] if config != chosen]
     return {one: Pooled.of([of[one] / of[chosen] for of in rounds]) for one in others}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", type=Path, help="where the rows go; overwritten")
-    parser.add_argument("problems", nargs="+", help="without a mask")
+    parser.add_argument("csv", type=Path, help="the CSV file to write; overwritten")
+    parser.add_argument("problems", nargs="+", help="problems without a mask")
     parser.add_argument("--windows", nargs="+", type=int, default=WINDOWS, help="powers of two")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args(arguments)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs a script as if PyTorch were not installed, so that its references come from NumPy.
+"""Runs a script as if PyTorch were not installed, so that NumPy computes its references.
 
     compute-sanitizer --tool initcheck python tools/gpu/without_torch.py SCRIPT ARGUMENTS...
 
-initcheck spends minutes on PyTorch's own copies, and reports them.
+initcheck would spend minutes on PyTorch's own copies and report them.
 """
 
 import runpy
@@ -12,7 +12,7 @@ from pathlib import Path
 
 if len(sys.argv) < 2:
     sys.exit("usage: without_torch.py SCRIPT ARGUMENTS...")
-# None in sys.modules makes Python's import of a module fail.
+# None in sys.modules makes imports of the module fail.
 sys.modules["torch"] = None  # type: ignore[assignment]
 sys.argv = sys.argv[1:]
 sys.path[0] = str(Path(sys.argv[0]).parent)

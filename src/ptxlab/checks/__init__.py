@@ -1,4 +1,4 @@
-"""What watches an emulated launch: checks, which report findings, and measurements."""
+"""Observers of an emulated launch: checks, which report findings, and measurements."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = [
 
 
 def all_checks(deterministic: bool = False) -> list[Observer]:
-    """Fresh observers of every check: what a correct kernel passes without a finding.
+    """New observers for every check. A correct kernel passes them without a finding.
 
-    ``deterministic``: the kernel must order its floating-point sums.
+    ``deterministic``: the kernel must also order its floating-point sums.
     """
     return [Bounds(), Uninitialised(), InFlight(), Races(orders_sums=deterministic), Rules()]

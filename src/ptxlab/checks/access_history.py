@@ -1,5 +1,4 @@
-"""The last writer and the readers since of every cell of a memory, and which accesses are
-unordered."""
+"""Keeps each memory cell's last writer and its readers since then, and finds unordered accesses."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ _LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Unordered accesses to cells: ``kind`` is RAW, WAR or WAW, seen from the later one.
+    """Unordered accesses to cells: ``kind`` RAW, WAR or WAW describes the later one.
 
-    ``rows`` index the later event's threads; ``others`` (NO_ACTOR: several; engines are negative)
-    and ``sites`` are the earlier parties and their instructions. ``kind`` PROXY: ordered, but
-    without a proxy fence between a thread's write and an engine.
+    ``rows`` index the later event's threads. ``others`` and ``sites`` are the earlier parties and
+    their instructions; a party is NO_ACTOR for several, and negative for an engine. ``kind`` PROXY
+    is ordered, but lacks a proxy fence between a thread's write and an engine's access.
     """
 
     kind: str
@@ -38,10 +37,10 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The threads of one event, when and where; ``lanes`` are the mask of lanes each reads for.
+    """The threads of one event, its time and its place. ``lanes`` masks the lanes each reads for.
 
     Atomic parties, strong loads and stores included, do not conflict with each other. ``by_word``:
-    they are strong, and each of their accesses is of a whole word.
+    their accesses are strong and cover whole words.
     """
 
     threads: np.ndarray
@@ -53,14 +52,14 @@ class Party:
 
 
 class AccessHistory:
-    """FastTrack's state per cell, with readers kept per warp: last clock and the mask of lanes.
+    """FastTrack's state per cell. Readers are kept per warp, as their last clock and lane mask.
 
-    A write makes earlier reads irrelevant: what is ordered after the write is ordered after them,
-    or has been reported. A read replaces its warp's earlier record if that is ordered before it;
-    otherwise the lanes are united under the later clock.
+    A write makes earlier reads irrelevant: an access ordered after the write is also ordered after
+    those reads, or they have been reported. A read replaces its warp's earlier record if that is
+    ordered before it; otherwise the lane masks are merged under the later clock.
 
-    ``shared_by_ctas``: the memory is one for all CTAs, so that a record must say whose it is.
-    ``cluster_size``: CTAs that can reach a bank.
+    ``shared_by_ctas``: all CTAs share the memory, so a record must name its CTA.
+    ``cluster_size``: the number of CTAs that can reach a bank.
     """
 
     def __init__(
@@ -79,14 +78,14 @@ class AccessHistory:
         self._by_cta = shared_by_ctas
         writes = {"thread": (_INTEGER, NO_ACTOR), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
-        # Words that a launch has ever written, or read, in any other way than strongly by the word.
+        # Words that the launch has written, or read, other than by strong whole-word accesses.
         self._weakly_written, self._weakly_read = (
             np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
         )
-        # Outputs, the largest of memories, are mostly never read.
+        # Allocated at the first read: outputs are the largest memories and are rarely read.
         self._reads: Shadow | None = None
         self._engine_reads: EngineReads | None = None
-        # Whether engines have written, so that a writer need not be a thread of the same CTA.
+        # Once engines have written, a writer need not be a thread of the same CTA.
         self._engines_write = False
 
     def locate(
@@ -105,8 +104,10 @@ class AccessHistory:
         return self._writes.address(cell)
 
     def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Words that were written, that were read since, and those ever written and ever read in
-        any other way than by strong accesses of a word each."""
+        """Masks of words: written, read since then, ever weakly written, ever weakly read.
+
+        Weakly means other than by strong whole-word accesses.
+        """
         written = self._writes["thread"] != NO_ACTOR
         read = np.zeros_like(written)
         if self._reads is not None:
@@ -170,7 +171,7 @@ class AccessHistory:
             atomic[slots] = party.atomic & (atomic[slots] | ~stays)
 
     def _claim(self, slots: np.ndarray, threads: np.ndarray, order: HappensBefore) -> np.ndarray:
-        """Notes the CTAs of readers; returns where the earlier record is of the same CTA."""
+        """Records the readers' CTAs; returns where the earlier record belongs to the same CTA."""
         assert self._reads is not None
         owner = self._reads["cta"].ravel()
         ctas = threads // self._threads
@@ -179,7 +180,7 @@ class AccessHistory:
         several = (before != ctas) & (before != NO_ACTOR)
         far = np.flatnonzero(several & (before != _SEVERAL))
         if order.reaches_others and far.size:
-            # A reader of another CTA that this one is ordered after needs no record any more.
+            # If this reader is ordered after one of another CTA, that record is no longer needed.
             readers = before[far, None] * self._threads + self._tids(
                 threads[far] % self._threads // 32
             )
@@ -187,7 +188,7 @@ class AccessHistory:
             lanes = self._reads["lanes"].ravel()[slots[far]]
             known = order.ordered_after(threads[far][:, None], readers, clocks[:, None])
             several[far] = (_select(lanes) & ~known).any(axis=1)
-        # Readers of one event may be of several CTAs too: one of them stayed.
+        # Readers of one event may also come from several CTAs; only one of them was stored.
         owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
         return before == ctas
 
@@ -203,8 +204,10 @@ class AccessHistory:
     def write_later(
         self, touched: Touched, party: Party, engine: Engine, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """The same for what threads order an engine to write: that must be ordered after what they
-        are ordered after, a proxy fence included, and the engine is the writer."""
+        """Checks and records a write that threads issue to an engine, which becomes the writer.
+
+        Earlier accesses must be ordered before the issuing threads, writes with a proxy fence.
+        """
         yield from self._after_write("WAW", touched, party, order)
         yield from self._after_reads(touched, party, order)
         yield from self._unfenced(touched, party, order)
@@ -215,7 +218,7 @@ class AccessHistory:
     def _unfenced(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
-        # What is not ordered has been reported, and atomics need no order among each other.
+        # Unordered accesses have been reported, and atomics need no order among each other.
         columns = order.column(threads, writers)
         own = (writers >= 0) & (columns >= 0)
         own &= ~(self._writes["atomic"][cells] & party.atomic)
@@ -234,7 +237,7 @@ class AccessHistory:
     def _far_unfenced(
         self, touched: Touched, party: Party, order: HappensBefore, columns: np.ndarray
     ) -> Iterator[Conflict]:
-        """The same for what threads of other clusters wrote."""
+        """The same for writes by threads of other clusters."""
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
         far = (writers >= 0) & (columns < 0) & ~(self._writes["atomic"][cells] & party.atomic)
@@ -246,8 +249,10 @@ class AccessHistory:
             yield Conflict("PROXY", cells[bad], touched.rows[bad], writers[bad], sites)
 
     def retire_engines(self, order: HappensBefore) -> None:
-        """A wave is over: what its engines wrote counts as a thread's of their CTA, since engines
-        of the next wave get the same numbers."""
+        """Attributes a finished wave's engine writes to a thread of the engine's CTA.
+
+        The engines of the next wave reuse the same numbers.
+        """
         if not self._engines_write:
             return
         writers = self._writes["thread"]
@@ -255,7 +260,10 @@ class AccessHistory:
             writers[writers == actor] = order.engine(actor).cta * self._threads
 
     def record_write(self, touched: Touched, party: Party) -> Iterator[Conflict]:
-        """Records without a look back; two threads of the one event on a cell are a conflict."""
+        """Records a write without checking earlier accesses.
+
+        Two threads of the same event that write one cell conflict.
+        """
         cells, threads = touched.cells, party.threads[touched.rows]
         writer = self._writes["thread"]
         writer[cells] = threads
@@ -294,7 +302,7 @@ class AccessHistory:
             unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
             if party.atomic:
                 unsure &= ~self._reads["atomic"][touched.cells]
-        # By warp, so that the cells of one thread's access stand together.
+        # By warp, so that the cells of one thread's access are adjacent.
         warps, entries = np.nonzero(unsure.T)
         if not entries.size:
             return
@@ -320,7 +328,7 @@ class AccessHistory:
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
     def _tids(self, warps: np.ndarray) -> np.ndarray:
-        """Threads, within their CTA, of the lanes of warps of a cluster: an axis of 32 more."""
+        """Thread numbers, within the CTA, of the lanes of a cluster's warps; adds an axis of 32."""
         lanes = 32 * (warps % self._cta_warps)[:, None] + LANES
         return np.minimum(lanes, self._threads - 1)
 
@@ -355,7 +363,7 @@ class AccessHistory:
     def _after_engine_reads(
         self, touched: Touched, party: Party, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Threads overwrite what an engine may not have read yet."""
+        """Finds threads that overwrite cells that an engine may not have read yet."""
         if self._engine_reads is None:
             return
         index, columns, clocks, sites = self._engine_reads.of(touched.cells)
@@ -371,7 +379,7 @@ class AccessHistory:
     def _engines(
         self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
     ) -> np.ndarray:
-        """Actors of engine columns; a cell's bank says which CTA's engine it is."""
+        """Actors of engine columns; a cell's bank identifies the engine's CTA."""
         assert self._engine_reads is not None
         banks = cells // self._writes.cells_per_bank + order.first_cta
         actors = np.zeros(cells.size, np.int64)
@@ -386,9 +394,9 @@ class AccessHistory:
     def engine_access(
         self, cells: np.ndarray, event: EngineAccess, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Checks what an engine is ordered to read or write, then records it.
+        """Checks an engine's read or write at its issue, then records it.
 
-        All threads that gave the order must be ordered after the accesses that the engine may meet.
+        All issuing threads must be ordered after the accesses that conflict with the engine's.
         """
         known, fenced = order.common(event.threads)
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
@@ -416,7 +424,7 @@ class AccessHistory:
     def _engine_after_reads(
         self, cells: np.ndarray, event: EngineAccess, order: HappensBefore, known: np.ndarray
     ) -> Iterator[Conflict]:
-        """An engine overwrites what threads or engines may not have read yet."""
+        """Finds engine writes to cells that threads or engines may not have read yet."""
         if self._reads is not None:
             clocks = self._reads["clock"][cells]
             entries, warps = np.nonzero(clocks)
@@ -450,10 +458,10 @@ class AccessHistory:
 
 
 def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where runs of equal neighbours begin, and which run every element is in.
+    """The beginnings of runs of equal neighbours, and the run of every element.
 
-    The cells of one 16-byte access mostly have one history: the first cell's answer holds for the
-    whole run.
+    The cells of one 16-byte access usually share one history, so the first cell's answer holds for
+    the whole run.
     """
     begins = np.ones(columns[0].size, bool)
     begins[1:] = False
@@ -463,5 +471,5 @@ def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _select(masks: np.ndarray) -> np.ndarray:
-    """Lane masks as booleans, an axis of 32 more."""
+    """Lane masks as booleans; adds an axis of 32."""
     return (masks[:, None] & _LANE_BITS) != 0

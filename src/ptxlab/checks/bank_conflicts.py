@@ -1,4 +1,4 @@
-"""Bank conflicts: wavefronts of shared memory, and how many there would be without conflicts."""
+"""Bank conflicts: wavefronts of shared memory, with and without conflicts."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _PHASE_BYTES = _BANKS * _WORD
 
 @dataclass
 class Wavefronts:
-    """Wavefronts of shared memory: ``ideal`` is one per phase, ``actual`` counts bank conflicts
-    too."""
+    """Wavefronts of shared memory: ``ideal`` is one per phase, ``actual`` includes conflicts."""
 
     ideal: int = 0
     actual: int = 0
 
     @property
     def factor(self) -> float:
-        """actual / ideal: 1.0 without conflicts; 1.0 too when there was no access at all."""
+        """actual / ideal: 1.0 without conflicts, and also without any access."""
         return self.actual / self.ideal if self.ideal else 1.0
 
 
 class BankConflicts(Observer):
-    """A measurement, no check: wavefronts by kind of access and by instruction, of all launches
-    that it observes.
+    """Counts wavefronts by kind of access and by instruction, over all launches that it observes.
 
-    Hardware serves 128 bytes at a time. A warp's access runs in phases of as many lanes as fill
-    them: all 32 at 4 bytes or less a lane, 16 at 8, 8 at 16; ldmatrix takes one 8x8 matrix, eight
-    rows of 16 bytes, a phase. Within a phase each of the 32 banks gives one 4-byte word a
-    wavefront, to every lane that wants that word; the phase takes as many wavefronts as the
-    busiest bank has distinct words. Lanes that are switched off do not count.
+    This is a measurement, not a check. Hardware serves 128 bytes at a time, so a warp's access runs
+    in phases of as many lanes as fill them: 32 lanes at up to 4 bytes each, 16 lanes at 8 bytes, 8
+    lanes at 16 bytes. ldmatrix takes one 8x8 matrix, eight rows of 16 bytes, per phase.
+
+    Within a phase each of the 32 banks delivers one 4-byte word per wavefront, to every lane that
+    needs it. The phase takes as many wavefronts as the busiest bank has distinct words. Masked
+    lanes do not count.
 
     Kinds: ``ldmatrix``, ``cp.async`` (its store into shared memory), ``ld.shared.<bytes>B``,
     ``st.shared.<bytes>B``.
@@ -47,7 +47,7 @@ class BankConflicts(Observer):
         self.by_site: dict[Site, Wavefronts] = {}
 
     def begin(self, launch: Launch) -> None:
-        """Takes the size of the launch's CTAs; a plan's launches are counted together."""
+        """Stores the size of the launch's CTAs; the launches of a plan are counted together."""
         self._threads_per_cta = launch.threads_per_cta
         self._warps_per_cta = -(-launch.threads_per_cta // 32)
 
@@ -72,9 +72,9 @@ class BankConflicts(Observer):
             counted.actual += actual
 
     def _wavefronts(self, event: MemoryAccess, bytes_per_lane: int) -> tuple[int, int]:
-        """Phases, and wavefronts over all of them.
+        """The number of phases, and of wavefronts over all of them.
 
-        An access of 8 or 16 bytes takes whole groups of banks, so a lane counts once, as one unit
+        An access of 8 or 16 bytes takes a whole group of banks, so a lane counts once, as one unit
         of its size in one of the 128 / size groups.
         """
         unit = max(bytes_per_lane, _WORD)
@@ -86,7 +86,7 @@ class BankConflicts(Observer):
         units = event.addresses // unit
         span = int(units.max()) + 1
         keys = np.sort(phase * span + units)
-        # Lanes that want the same unit are served together.
+        # Lanes that need the same unit are served together.
         distinct = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
         bins = distinct // span * groups + distinct % span % groups
         loads = np.bincount(bins, minlength=(int(phase.max()) + 1) * groups)

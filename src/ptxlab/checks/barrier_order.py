@@ -19,7 +19,7 @@ from ptxlab.interface import (
 
 @dataclass
 class _Handover:
-    """The clocks published at a barrier: in the current phase, and in all completed ones."""
+    """The clocks published at a barrier, in the current phase and in all completed ones."""
 
     current: Clocks | None = None
     completed: Clocks | None = None
@@ -29,19 +29,19 @@ class _Handover:
         self.current = clocks.joined(self.current)
 
     def end(self) -> None:
-        """The phase is over."""
+        """Ends the phase."""
         if self.current is not None:
             self.completed, self.current = self.current.joined(self.completed), None
 
 
 @dataclass
 class _Init:
-    """An mbarrier's initialisation, and who knows of it by no more than fence.mbarrier_init."""
+    """An mbarrier's initialisation, and the threads that know of it only by fence.mbarrier_init."""
 
     thread: int
     clock: int
     is_fenced: bool = False
-    #: The thread has arrived at the cluster's barrier since: whoever passes it knows.
+    #: The thread has arrived at the cluster barrier since, so every thread that passes it knows.
     is_released: bool = False
     seen: set[int] = field(default_factory=set)
 
@@ -111,7 +111,7 @@ class BarrierOrder:
                 handover.completed = replace(done, known=known)
 
     def fence(self, event: ProxyFence) -> None:
-        """Behind fence.mbarrier_init a thread's initialisations need no release but its arrival."""
+        """After fence.mbarrier_init, a relaxed arrival publishes a thread's initialisations too."""
         if "mbarrier_init" not in event.site.mnemonic:
             return
         threads = set(event.threads.tolist())
@@ -119,8 +119,11 @@ class BarrierOrder:
             init.is_fenced |= init.thread in threads
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
-        """Arriving threads publish their clocks, unless relaxed, and the mbarriers that they have
-        initialised in front of a fence for them; threads that have passed acquire those of all."""
+        """Updates the order with an event.
+
+        Arriving threads publish their clocks, unless the arrival is relaxed, and the mbarriers that
+        they initialised before fence.mbarrier_init. Threads that pass acquire all of these.
+        """
         self._hand_over_inits(event)
         numbers = self._clusters.number(event.threads // self._order.threads_per_cta)
         for number in np.unique(numbers):
@@ -129,7 +132,7 @@ class BarrierOrder:
                 if event.kind == "arrive":
                     handover.publish(self._order.published(own, event.clock))
                 elif event.kind == "wait" and handover.current is not None:
-                    # A thread that has already arrived for the next phase had passed this one.
+                    # A thread that has already arrived for the next phase has passed this one.
                     self._order.acquire(own, handover.current)
 
     def _hand_over_inits(self, event: ClusterBarrierEvent) -> None:

@@ -14,14 +14,14 @@ _WRITES = frozenset({"write", "atomic", "async_write", "async_atomic"})
 class Bounds(Check):
     """Kinds of findings: ``out-of-bounds``, ``read-only``, ``misaligned``.
 
-    Shared memory ends where the launch's dynamic size does; global memory is the registered ranges.
-    PTX wants every access aligned to its whole size, vectors and matrix rows included.
+    Shared memory ends at the launch's dynamic size; global memory is the registered ranges. PTX
+    requires every access to be aligned to its whole size, vectors and matrix rows included.
     """
 
     handles_bad_access = True
 
     def begin(self, launch: Launch) -> None:
-        """Notes the size of shared memory and the ranges of global memory."""
+        """Stores the size of shared memory and the ranges of global memory."""
         super().begin(launch)
         self._shared_bytes = launch.shared_bytes
         self._ranges = Ranges(launch.memory.ranges())

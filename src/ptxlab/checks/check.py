@@ -1,6 +1,6 @@
-"""The base of checks: findings without repetition, and how a thread is named in them.
+"""The base class of checks, which merges repeated findings and names threads in messages.
 
-Rules is the check that reports what the machine itself has detected.
+The check Rules reports the mistakes that the machine itself detects.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Check(Observer):
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
     ) -> None:
-        """Add a finding of ``len(threads)`` occurrences, or count them to the one that exists."""
+        """Adds a finding of ``len(threads)`` occurrences, or adds them to an existing one."""
         count = int(threads.size)
         place = self._places.setdefault((kind, site.ptx_line), len(self.findings))
         if place < len(self.findings):
@@ -64,7 +64,7 @@ class Check(Observer):
         )
 
     def actor(self, event: MemoryAccess, row: int) -> str:
-        """The thread that makes the access of an event's row, or its warp for a matrix."""
+        """The thread of an event's row; for a matrix, its warp."""
         thread = int(event.threads[row])
         if event.shape == "plain":
             return self.name(thread)
@@ -88,7 +88,7 @@ class Check(Observer):
 class Rules(Check):
     """Kinds of findings: ``mbarrier-...``, ``wgmma-...``, ``bulk-...``, ``setmaxnreg``.
 
-    The emulator itself detects these; without this check they end the launch with an error.
+    The emulator itself detects these mistakes; without this check they raise EmulatorError.
     """
 
     handles_misuse = True
@@ -100,5 +100,5 @@ class Rules(Check):
 
 
 def _instruction(site: Site) -> str:
-    # Most PTX of a kernel is in one-line functions, whose call site is more useful than their line.
+    # Most PTX of a kernel comes from one-line functions; their call site is the useful place.
     return f"{site.mnemonic} called from {site.caller}" if site.caller else site.mnemonic

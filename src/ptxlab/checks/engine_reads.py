@@ -1,4 +1,4 @@
-"""Which engines were ordered to read which cells of shared memory, and when last."""
+"""Records the engines that read each cell of shared memory, with the clock of the last issue."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class EngineReads:
         return Shadow(self._banks, self._size, fields, width=width)
 
     def refine(self) -> None:
-        """Go on with one cell per byte."""
+        """Switches to one cell per byte."""
         self._shadow.refine()
 
     def record(self, cells: np.ndarray, engine: Engine, clock: int, site: int) -> None:
-        """An engine was ordered to read cells; it executes its orders in sequence."""
+        """Records a read issued to an engine, which executes its work in order."""
         key = (engine.kind, engine.number)
         column = self._columns.setdefault(key, len(self._columns))
         fields = self._shadow.fields
@@ -41,11 +41,11 @@ class EngineReads:
         fields["site"][cells, column] = site
 
     def forget(self, cells: np.ndarray) -> None:
-        """Cells were overwritten."""
+        """Drops the reads of cells that were overwritten."""
         self._shadow["clock"][cells] = 0
 
     def of(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(index into cells, column, clock, site) of every read that counts."""
+        """(index into cells, column, clock, site) of every recorded read."""
         clocks = self._shadow["clock"][cells]
         index, columns = np.nonzero(clocks)
         return index, columns, clocks[index, columns], self._shadow["site"][cells[index], columns]

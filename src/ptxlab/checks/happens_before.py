@@ -1,27 +1,29 @@
 """The happens-before order of an emulated launch: vector clocks per thread.
 
-The order is PTX's causality order as far as barriers make it. Thread a is *ordered after* actor b
-up to clock c when everything b did until then happens before whatever a does next. What creates
-order:
+This is the part of PTX's causality order that barriers create. Thread a is *ordered after* actor b
+up to clock c if everything that b did until then happens before anything that a does next. Order
+comes from:
 
-- program order: a thread is ordered after itself;
+- program order: a thread is ordered after itself.
 - a CTA barrier: a thread that waited at it is ordered after all threads that arrived, up to their
-  arrival, and after everything these are ordered after; a thread that only arrives (bar.arrive)
-  gains no order;
-- bar.warp.sync, likewise among the threads it names;
-- an mbarrier: a thread that saw a phase end is ordered after all threads that arrived until then
-  and the bulk copies that completed on it; barrier.cluster likewise;
-- wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations;
-- a word of global memory that one thread releases and another acquires (MemoryOrder). Only this
-  orders threads of different clusters, and what comes after it within them.
+  arrival, and after everything they are ordered after. A thread that only arrives (bar.arrive)
+  gains no order.
+- bar.warp.sync: the same among the threads it names.
+- an mbarrier: a thread that observed the end of a phase is ordered after all threads that arrived
+  until then and after the bulk copies that completed on it. barrier.cluster orders its threads in
+  the same way.
+- wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
+- a word of global memory that one thread releases and another acquires (MemoryOrder). Threads of
+  different clusters are ordered only by this, and by barriers after it within a cluster.
 
-What does not: ``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote). They make lanes meet, but
-the ISA gives no memory ordering to that: a store before a shuffle need not be visible to another
-lane after it, and CUDA asks for __syncwarp() there. Lockstep execution of a warp is no order either
-(there is none since sm_70).
+``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote) create no order. They make lanes meet,
+but the ISA attaches no memory ordering to that: a store before a shuffle need not be visible to
+another lane after it, and CUDA requires __syncwarp() there. Lockstep execution of a warp is no
+order either; it is not guaranteed since sm_70.
 
-Actors are threads and engines (tensor cores and bulk copies). What a thread wrote is *fenced* for
-another when a proxy fence lies on the way from the write: only then may an engine touch it.
+Actors are threads and engines (tensor cores and bulk copies). A thread's write is *fenced* for
+another thread if a proxy fence lies between the write and that thread's position. Only then may an
+engine touch the data.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ _MORE_ENGINES = 32
 _ALWAYS = np.iinfo(np.int32).max
 
 
-#: What is known of actors of other clusters: by cluster number, up to which clock the order goes
-#: and which clocks are fenced, by column. Never changed once made.
+#: Knowledge of actors of other clusters, by cluster number: ordered clocks and fenced clocks, each
+#: by column. Immutable once made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
-#: In place of a cluster's number: the launch before, of which a thread knows all or nothing.
+#: Stands for the previous launch in place of a cluster's number. A thread knows all of it or none.
 _LAUNCH_BEFORE = -1
 
 
 def merge_far(*given: Far) -> Far:
-    """What is known of either; one of those given if that is all of it."""
+    """The union of what is given; returns one of the arguments if it already is the union."""
     merged: Far = {}
     for far in given:
         for number, row in far.items():
@@ -73,22 +75,22 @@ def _later(
 
 
 def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The larger of clocks by column; columns are added at the end, for engines."""
+    """The larger clocks by column; the shorter array is padded, since engines add columns."""
     width = max(one.size, other.size)
     return np.maximum(np.pad(one, (0, width - one.size)), np.pad(other, (0, width - other.size)))
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What threads publish: the clocks of their cluster's actors, those that are fenced, and which
-    sets of other clusters' (HappensBefore numbers them) they know."""
+    """What threads publish: ordered and fenced clocks of their cluster's actors, and the numbers of
+    the sets (see HappensBefore) that they know of other clusters."""
 
     known: np.ndarray
     fenced: np.ndarray
     far: frozenset[int] = frozenset()
 
     def joined(self, other: Clocks | None) -> Clocks:
-        """What either knows."""
+        """The union of both."""
         if other is None:
             return self
         known = padded_maximum(self.known, other.known)
@@ -98,9 +100,9 @@ class Clocks:
 class HappensBefore:
     """The clocks of one wave of CTAs. Times are the emulator's event clock, which only grows.
 
-    Barriers of whole CTAs are kept as one number per CTA: all threads of the CTA are ordered after
-    each other up to this clock. The matrices of clocks (one per cluster) are allocated once
-    anything else creates order.
+    Barriers of whole CTAs are kept as one number per CTA, the floor: all threads of the CTA are
+    ordered after each other up to this clock. The matrices of clocks (one per cluster) are only
+    allocated when something else creates order.
     """
 
     def __init__(
@@ -124,12 +126,12 @@ class HappensBefore:
         self._rank = np.asarray(clusters.rank(ctas))
         numbers, self._cluster = np.unique(clusters.number(ctas), return_inverse=True)
         self._clusters, self._numbers = numbers.size, numbers
-        # CTA by cluster and rank, to come back from places in the matrices to threads.
+        # CTA by cluster and rank, which maps positions in the matrices back to threads.
         self._members = np.zeros((self._clusters, self.cluster_size), np.int64)
         self._members[self._cluster, self._rank] = ctas
         self._slots: dict[tuple[int, Engine], int] = {}
         self._slot_counts = np.zeros(self._clusters, np.int64)
-        # What each thread knows of other clusters: a set's number, 0 for nothing.
+        # Each thread's knowledge of other clusters: a set's number, 0 for none.
         self._far = np.zeros(cta_count * threads_per_cta, np.int64)
         self._sets: list[Far] = [{}]
         self._merged: dict[frozenset[int], int] = {}
@@ -146,7 +148,7 @@ class HappensBefore:
 
     @property
     def partial(self) -> bool:
-        """Whether anything but whole-CTA barriers has made order."""
+        """Whether anything but whole-CTA barriers has created order."""
         return self._known is not None
 
     @property
@@ -157,7 +159,7 @@ class HappensBefore:
     # Names
 
     def cta(self, threads: np.ndarray) -> np.ndarray:
-        """Index of each thread's CTA within the wave; negative for one of an earlier wave."""
+        """Index of each thread's CTA within the wave; negative for a CTA of an earlier wave."""
         return threads // self._threads - self._first_cta
 
     def floor(self, threads: np.ndarray) -> np.ndarray:
@@ -165,9 +167,9 @@ class HappensBefore:
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
-        """Flat numbers of the 32 lanes of each thread's warp, an axis more.
+        """Flat numbers of the 32 lanes of each thread's warp; adds an axis.
 
-        A last warp that is not full repeats the CTA's last thread.
+        A partial last warp repeats the CTA's last thread.
         """
         tids = threads % self._threads
         lanes = (tids // 32 * 32)[..., None] + LANES
@@ -223,15 +225,14 @@ class HappensBefore:
     def ordered_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """Whether each thread is ordered after its actor up to the clock given; arrays
-        broadcast."""
+        """Whether each thread is ordered after its actor up to its clock; arrays broadcast."""
         ctas = self.cta(threads)
         same_cta = ctas == self.cta(actors)
         result: np.ndarray = (threads == actors) | (same_cta & (self._floor[ctas] >= clocks))
         if self._known is not None:
             known = self._matrix()
-            # Indices are computed before anything broadcasts, as one flat index: a run under all
-            # checks spends most of its time here.
+            # A run with all checks spends most of its time here, so the index is flat and computed
+            # before anything broadcasts.
             cluster, row = self._place(threads)
             of, column = self._columns(actors)
             _, rows, columns = known.shape
@@ -244,8 +245,7 @@ class HappensBefore:
     def fenced_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """Whether what actors of other clusters did is fenced for the threads; element by
-        element."""
+        """Whether each other-cluster actor's work up to its clock is fenced for each thread."""
         return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
 
     def _far_after(
@@ -256,12 +256,12 @@ class HappensBefore:
         clocks: np.ndarray,
         which: int,
     ) -> np.ndarray:
-        """``result``, with what the sets know of other clusters added."""
+        """``result``, extended by what the threads' sets know of other clusters."""
         threads, actors, clocks = (
             np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
         )
         sets = self._far[threads - self._first_cta * self._threads]
-        # Several readers, or nobody, are in no set.
+        # Sets contain no entry for NO_ACTOR or for several readers.
         open_ = np.flatnonzero(~result & (sets > 0) & ((actors >= 0) | (actors <= _FIRST_ENGINE)))
         if not open_.size:
             return result
@@ -279,7 +279,7 @@ class HappensBefore:
         return result
 
     def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(number of the cluster, column) of actors, of other waves too."""
+        """(number of the cluster, column) of actors, including those of other waves."""
         ctas = np.maximum(actors, 0) // self._threads
         numbers = np.asarray(self._grouping.number(ctas))
         columns = self._grouping.rank(ctas) * self._threads + actors % self._threads
@@ -291,8 +291,8 @@ class HappensBefore:
         return numbers, columns
 
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The clocks that all given threads of one CTA are ordered after, and which are fenced, by
-        column."""
+        """The clocks that all given threads of one CTA are ordered after, and those that are
+        fenced, by column."""
         ctas, tids = self.cta(threads), threads % self._threads
         cluster, rows = self._place(threads)
         known = self._matrix()[cluster[0]][rows]
@@ -306,15 +306,15 @@ class HappensBefore:
         return least, self._fenced[cluster[0]][rows].min(axis=0)
 
     def column(self, threads: np.ndarray, actors: np.ndarray) -> np.ndarray:
-        """Column of actors in the result of ``common`` for these threads; -1 for another
-        cluster's."""
+        """Column of each actor in the result of ``common`` for these threads; -1 for actors of
+        another cluster."""
         cluster, column = self._columns(actors)
         return np.where(cluster == self._cluster[self.cta(threads[:1])[0]], column, -1)
 
     # Events
 
     def arrive(self, threads: np.ndarray, barrier: int, clock: int) -> None:
-        """Threads reach a CTA barrier and go on without waiting; they may be of several CTAs."""
+        """Threads, of one or several CTAs, arrive at a CTA barrier without waiting."""
         for cta, members in self._by_cta(threads):
             arrived, given = self._handed.get((barrier, cta), ([], None))
             given = self._published(cta, members, clock).joined(given)
@@ -338,7 +338,7 @@ class HappensBefore:
                 self._join(cta, waiting, clock, given)
 
     def synchronise_warps(self, threads: np.ndarray, clock: int) -> None:
-        """The threads named meet within each warp; they may be of several warps."""
+        """Synchronises the given threads within each of their warps."""
         for cta, members in self._by_cta(threads):
             for warp in np.unique(members // 32):
                 self._join(cta, members[members // 32 == warp], clock)
@@ -398,7 +398,7 @@ class HappensBefore:
         after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
         return after
 
-    # Sets of what is known of other clusters
+    # Sets: what threads know of other clusters
 
     def _places(self, cta: int, members: np.ndarray) -> np.ndarray:
         places: np.ndarray = cta * self._threads + members
@@ -410,7 +410,7 @@ class HappensBefore:
         return frozenset(np.unique(self._far[self._places(cta, members)]).tolist()) - {0}
 
     def _set(self, numbers: frozenset[int]) -> int:
-        """The number of a set with all that those given know."""
+        """The number of the union of the given sets."""
         if len(numbers) == 1:
             return next(iter(numbers))
         if numbers not in self._merged:
@@ -423,7 +423,7 @@ class HappensBefore:
         return self._merged[numbers]
 
     def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
-        """Threads of a CTA know what is in the sets given besides what they knew."""
+        """Adds the given sets to what threads of a CTA know."""
         if not numbers:
             return
         places = self._places(cta, members)
@@ -440,7 +440,7 @@ class HappensBefore:
         rows[own, column] = np.maximum(rows[own, column], clock)
 
     def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
-        """Clocks to publish, with an engine's work up to a clock added."""
+        """The clocks to publish, extended by an engine's work up to a clock."""
         actor = np.array([self.actor(engine)])
         width = self._matrix().shape[2]
         if known.size < width:
@@ -450,7 +450,7 @@ class HappensBefore:
         return known
 
     def fence(self, threads: np.ndarray, clock: int) -> None:
-        """A proxy fence: whatever the threads are ordered after is fenced from here on."""
+        """A proxy fence: everything that the threads are ordered after is now fenced."""
         known = self._matrix()
         if self._fenced is None:
             self._fenced = np.zeros((self._clusters, self._width, self._width), np.int32)
@@ -472,13 +472,13 @@ class HappensBefore:
             yield threads[ctas == cta]
 
     def _by_cta(self, threads: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """CTA index and thread numbers within it, for each CTA that has some."""
+        """CTA index and thread numbers within the CTA, for each CTA that occurs."""
         ctas, tids = self.cta(threads), threads % self._threads
         for cta in np.unique(ctas):
             yield int(cta), tids[ctas == cta]
 
     def _matrix(self) -> np.ndarray:
-        """The clocks beyond those of the floor: [cluster, thread, actor]."""
+        """The clocks in addition to the floor: [cluster, thread, actor]."""
         engines = int(self._slot_counts.max())
         columns = self._width + -(-engines // _MORE_ENGINES) * _MORE_ENGINES
         if self._known is None:

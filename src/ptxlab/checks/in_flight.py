@@ -1,4 +1,4 @@
-"""Shared memory that is the destination of an asynchronous copy in flight."""
+"""Finds accesses to shared memory that an asynchronous copy in flight will write."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NO_ISSUER = -1
 class InFlight(Check):
     """Kinds of findings: ``in-flight-read`` and ``in-flight-write``.
 
-    A cell is in flight from the issue of a cp.async until the issuing thread has waited for the
-    copy's group, and from the issue of a bulk copy until it arrives. No thread may read or write it
-    meanwhile. After that it counts as the issuing thread's own write; Races checks that other
-    threads pass a barrier before they read it.
+    A cp.async keeps its cells in flight from the issue until the issuing thread has waited for the
+    copy's group. A bulk copy does so from the issue until it arrives. No thread may read or write a
+    cell in flight. Afterwards the data count as the issuing thread's own write; Races checks that
+    other threads pass a barrier before they read it.
     """
 
     def begin(self, launch: Launch) -> None:
@@ -44,7 +44,7 @@ class InFlight(Check):
         )
 
     def memory(self, event: MemoryAccess) -> None:
-        """Checks every access to shared memory and notes the issue of copies."""
+        """Checks every access to shared memory and records the issue of copies."""
         if event.space != "shared":
             return
         ctas = event.threads // self._threads_per_cta if event.ctas is None else event.ctas
@@ -67,7 +67,7 @@ class InFlight(Check):
         issuer[touched.cells[own]] = _NO_ISSUER
 
     def engine_access(self, event: EngineAccess) -> None:
-        """Checks what an engine is ordered to do, and records where it will write."""
+        """Checks an engine's access at its issue and records the cells that it will write."""
         touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
         issuer, site = self._shadow["issuer"], self._shadow["site"]
         pending = touched.cells[issuer[touched.cells] != _NO_ISSUER]
@@ -76,7 +76,7 @@ class InFlight(Check):
             self.report(
                 f"in-flight-{event.kind}",
                 event.site,
-                f"ordered by {self.name(int(event.threads[0]))}, it {event.kind}s shared address "
+                f"issued by {self.name(int(event.threads[0]))}, it {event.kind}s shared address "
                 f"{address} while the copy of {self.name(issuer[pending[0]])} "
                 f"({self._sites[int(site[pending[0]])]}) has not arrived",
                 event.threads[:1],

@@ -1,10 +1,10 @@
-"""Executed instructions counted by what they are for."""
+"""Counts executed instructions by class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# First match wins; each entry is (class, beginnings of mnemonics).
+# (class, beginnings of mnemonics). The first match wins.
 _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mma", ("mma.", "wgmma.mma")),
     ("ldmatrix", ("ldmatrix", "stmatrix")),
@@ -28,7 +28,7 @@ _MOVES = ("mov", "selp", "prmt", "cvta", "slct")
 def instruction_mix(instructions: Mapping[str, int]) -> dict[str, int]:
     """Warp instructions per class, largest first, from ``EmulationResult.instructions``.
 
-    These are PTX instructions: the hardware's own come out of ptxas and may be fewer or more.
+    These are PTX instructions. ptxas may turn them into more or fewer SASS instructions.
     """
     mix: dict[str, int] = {}
     for mnemonic, count in instructions.items():

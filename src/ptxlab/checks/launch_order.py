@@ -1,4 +1,4 @@
-"""What a launch may not touch before it has waited for the one before it."""
+"""Finds accesses that a launch makes before it has waited for the previous launch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _WORD = 4
 class Footprint:
     """The words of a range of global memory that a launch has written, and those it has read.
 
-    - ``weakly_written``, ``weakly_read``: those of them that it touched in any other way than by
-      strong accesses of a word each.
-    - ``reached``: whether waiting for the launch before reaches it. It does not where that launch
-      never waited for the launches before it.
-    - ``direct``: whether no launch is between.
+    - ``weakly_written``, ``weakly_read``: the words that it did not touch only by strong whole-word
+      accesses.
+    - ``reached``: whether griddepcontrol.wait covers this launch. It does not if a launch between
+      never waited for its own predecessors.
+    - ``direct``: whether this is the directly preceding launch.
     """
 
     entry: str
@@ -33,10 +33,10 @@ class Footprint:
     direct: bool = True
 
     def met_by(self, event: MemoryAccess, by_word: bool) -> np.ndarray:
-        """Rows of an event that touch what must not be touched yet.
+        """Marks the rows of an event that conflict with this footprint.
 
-        ``by_word``: the event's accesses are strong ones of a word each, which do not conflict with
-        such accesses of the launch directly before.
+        ``by_word``: the event makes strong whole-word accesses. They do not conflict with such
+        accesses of the directly preceding launch.
         """
         written, read = self.written, self.read
         if by_word and self.direct:
@@ -55,7 +55,10 @@ class Footprint:
 
 
 class LaunchOrder:
-    """The launches before a programmatic one, back to the last that began when all were over."""
+    """The launches that a programmatic one may overlap.
+
+    They go back to the last launch that began only after all earlier ones had finished.
+    """
 
     def __init__(self) -> None:
         self._earlier: list[Footprint] = []
@@ -68,11 +71,11 @@ class LaunchOrder:
         allowed_behind: bool,
         programmatic: bool,
     ) -> None:
-        """A launch begins behind one with the footprints ``last``.
+        """Begins a launch after one with the footprints ``last``.
 
-        - ``waited``: whether that has waited for the launches before it.
-        - ``allowed_behind``: whether each of its CTAs has waited before it let this one begin,
-          which so begins when the launches are over that the wait reached.
+        - ``waited``: whether the previous launch has waited for its own predecessors.
+        - ``allowed_behind``: whether each of its CTAs waited before it allowed this launch to
+          begin. The launches that the wait covered have then finished.
         """
         if not programmatic:
             self._earlier = []
@@ -87,9 +90,9 @@ class LaunchOrder:
     def conflicts(
         self, event: MemoryAccess, after_launch: np.ndarray, by_word: bool
     ) -> Iterator[tuple[Footprint, np.ndarray]]:
-        """Footprints, and the rows of an access that meet them without being ordered after.
+        """Yields footprints and the rows of an access that conflict with them.
 
-        ``by_word``: the accesses are strong ones of a word each.
+        ``by_word``: the accesses are strong whole-word accesses.
         """
         for one in self._earlier:
             bad = one.met_by(event, by_word)

@@ -1,4 +1,4 @@
-"""The order that words of global memory create between threads of any CTAs: release and acquire."""
+"""Release and acquire: the order that words of global memory create between threads of any CTAs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from ptxlab.checks.happens_before import Far, HappensBefore, merge_far
 from ptxlab.interface import MemoryAccess, MemoryFence, Site
 
-#: Scopes in which other CTAs see an access in order.
+#: Scopes that order an access for other CTAs.
 _WIDE = ("gpu", "sys")
 
 
 def is_strong(event: MemoryAccess) -> bool:
-    """Whether an access may meet such accesses of other CTAs without a race."""
+    """Whether an access is strong: strong accesses of different CTAs do not race."""
     return bool(event.order) and event.scope in _WIDE
 
 
 def is_strong_by_word(event: MemoryAccess) -> bool:
-    """Whether an access is strong and of 4-byte elements: one access of a whole word for each."""
+    """Whether an access is strong and has aligned 4-byte elements, each one a whole word."""
     if not is_strong(event) or event.engine is not None:
         return False
     element = event.site.mnemonic.rpartition(".")[2]
@@ -27,7 +27,7 @@ def is_strong_by_word(event: MemoryAccess) -> bool:
 
 
 def is_sum(event: MemoryAccess) -> bool:
-    """Whether an access adds to floating-point sums, of which the order shows."""
+    """Whether an access adds to floating-point sums, whose result depends on the order."""
     if event.kind not in ("atomic", "async_atomic"):
         return False
     words = event.site.mnemonic.split(".")
@@ -36,7 +36,7 @@ def is_sum(event: MemoryAccess) -> bool:
 
 @dataclass(slots=True)
 class _Word:
-    """The last value of a word: what reading it can order after, and who wrote it without a
+    """A word's last value: the order that reading it can give, and the site that wrote it without a
     release."""
 
     released: Far
@@ -45,7 +45,7 @@ class _Word:
 
 @dataclass
 class _Thread:
-    """What a thread has read without acquiring it, and what its last fence has released."""
+    """Releases that a thread has read but not yet acquired, and what its last fence released."""
 
     pending: list[Far] = field(default_factory=list)
     fenced: Far | None = None
@@ -54,13 +54,13 @@ class _Thread:
 class MemoryOrder:
     """A thread is ordered after another when it acquires a word that the other released.
 
-    - A release is ``.release``, or a fence and later a ``.relaxed`` write of the same thread; what
-      the thread had done, or was ordered after, by the release or the fence is released.
-    - An acquire is ``.acquire``, or a ``.relaxed`` read and later a fence of the same thread.
-    - An atomic leaves to later readers what had been released before it; a store does not.
+    - A release is ``.release``, or a fence followed by a ``.relaxed`` write of the same thread. It
+      releases everything that the thread had done, or was ordered after, at the release or fence.
+    - An acquire is ``.acquire``, or a ``.relaxed`` read followed by a fence of the same thread.
+    - An atomic passes on what was released to its word before; a store does not.
     - Scopes must be ``.gpu`` or ``.sys``: ``.cta`` and ``.cluster`` order nothing here.
 
-    Sums of fp32 carry no order.
+    Floating-point sums carry no order.
     """
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class MemoryOrder:
         self.wave(None)
 
     def wave(self, order: HappensBefore | None) -> None:
-        """Other threads; words keep what was released."""
+        """Begins a wave: its threads are new, but words keep what was released."""
         self._order = order
         self._threads: dict[int, _Thread] = {}
-        # Of each CTA, the last read that acquired nothing, and write that it saw and that released
-        # nothing.
+        # Per CTA: the last read that acquired nothing, and the last write that it read and that
+        # released nothing.
         self._unacquired: dict[int, tuple[int, Site]] = {}
         self._unreleased: dict[int, Site] = {}
 
@@ -127,7 +127,7 @@ class MemoryOrder:
         self._words[address] = _Word(released, unreleased)
 
     def _forget(self, event: MemoryAccess) -> None:
-        """Weak writes: who reads them is ordered after nothing."""
+        """Forgets weakly written words: reading them orders a thread after nothing."""
         begins, sizes = event.addresses, event.sizes
         low, high = int(begins.min()), int((begins + sizes).max())
         for address in [a for a in self._words if low <= a < high]:
@@ -135,7 +135,7 @@ class MemoryOrder:
                 del self._words[address]
 
     def fence(self, event: MemoryFence) -> None:
-        """What its threads have read is acquired, what they write from here on releases."""
+        """A fence: its threads acquire what they have read, and their later writes release."""
         if event.scope not in _WIDE:
             return
         assert self._order is not None
@@ -150,7 +150,7 @@ class MemoryOrder:
                 del self._unacquired[cta]
 
     def missing(self, cta: int) -> str:
-        """What a CTA lacks that is not ordered after another one, in words."""
+        """Explains why a CTA is not ordered after another one; empty if unknown."""
         if cta in self._unacquired:
             site = self._unacquired[cta][1]
             return f": {site} reads a released word, but neither .acquire nor a fence follows"

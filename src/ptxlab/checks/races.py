@@ -1,4 +1,4 @@
-"""Accesses of different threads to the same memory that no barrier orders."""
+"""Finds accesses of different threads to the same memory that no barrier orders."""
 
 from __future__ import annotations
 
@@ -51,29 +51,34 @@ _VERBS = {
 class Races(Check):
     """Kinds of findings: ``race-raw``, ``race-war``, ``race-waw``, in shared and global memory.
 
-    For engines (wgmma, bulk copies) also ``proxy-fence``: the engine's access is ordered after a
-    thread's write, but without a proxy fence in between; and for mbarriers ``race-mbarrier``:
-    threads use one without being ordered after its initialisation. ``cluster-exit``: shared memory
-    of another CTA is used that may have exited.
+    More kinds:
+
+    - ``proxy-fence``: the access of an engine (wgmma, bulk copies) is ordered after a thread's
+      write, but without a proxy fence in between.
+    - ``race-mbarrier``: threads use an mbarrier without being ordered after its initialisation.
+    - ``cluster-exit``: a thread uses shared memory of another CTA, which may have exited.
+    - ``race-launch``: a programmatic launch reads what an earlier launch wrote, or writes what it
+      touched, without being ordered after ``griddepcontrol.wait``.
+
+    Rules:
 
     - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
-    - A cp.async counts as two writes: at issue it must be ordered after all earlier accesses to the
-      memory, and its data are the issuing thread's write at the moment that thread waited for them.
-      InFlight checks the memory in between.
-    - An engine's access happens at any time between its issue and the wait for it: at issue it must
-      be ordered after all conflicting accesses, and later ones must be ordered after the wait.
-    - A bulk store or reduction writes global memory at any time between its issue and the
-      ``wait_group`` for it; ``wait_group.read`` orders no more than its reads of shared memory.
-    - Global memory counts where it is writable. Only words that one CTA releases and another
-      acquires order CTAs (MemoryOrder); what they share otherwise is a race unless both only read
-      or both use atomics, or strong loads and stores (.relaxed, .volatile, ...).
-    - A programmatic launch must be ordered after ``griddepcontrol.wait`` before it reads what the
-      launch before wrote, or writes what that touched: ``race-launch``. Only words that both touch
-      by strong accesses of 4-byte elements are handed over without it, by the launch directly
-      before. Where each CTA of that has waited before it let this one begin
-      (``griddepcontrol.launch_dependents``, or its end), those before are over already.
-    - ``orders_sums``: of a kernel that must give the same bits in every run. Then floating-point
-      sums are no exception: two that nothing orders are a race.
+    - A cp.async counts as two writes. At issue it must be ordered after all earlier accesses to the
+      memory. Its data are then a write of the issuing thread, at the moment when that thread waited
+      for them. InFlight checks the memory in between.
+    - An engine's access happens at any time between its issue and the wait for it. Its issue must
+      be ordered after all conflicting accesses, and later accesses after the wait.
+    - A bulk store or reduction writes global memory at any time between its issue and its
+      ``wait_group``; ``wait_group.read`` only orders its reads of shared memory.
+    - Global memory is checked if it is writable. CTAs are ordered only by words that one releases
+      and another acquires (MemoryOrder). Otherwise shared data are a race unless both CTAs only
+      read, or both use atomics or strong loads and stores (.relaxed, .volatile, ...).
+    - Without ``griddepcontrol.wait``, a directly preceding launch may only pass on words that both
+      launches touch by strong accesses of 4-byte elements. Launches before that one have already
+      finished if each of its CTAs waited before it allowed this launch to begin, by
+      ``griddepcontrol.launch_dependents`` or by exiting.
+    - ``orders_sums``: the kernel must give the same bits in every run, so unordered floating-point
+      sums are a race too.
     """
 
     _order: HappensBefore
@@ -85,8 +90,8 @@ class Races(Check):
         self._launch_order = LaunchOrder()
         self._global: dict[int, AccessHistory] = {}
         self._entry, self._waited = "", False
-        #: Of the launch: CTAs of which a thread was ordered after the launch before, and whether
-        #: one let the next launch begin that was not. A CTA that is over allows it, too.
+        #: CTAs with a thread ordered after the previous launch, and whether a thread without that
+        #: order allowed the next launch to begin. An exited CTA allows it too.
         self._have_waited, self._allowed_early = np.zeros(0, np.bool_), False
 
     def begin(self, launch: Launch) -> None:
@@ -115,7 +120,7 @@ class Races(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """New CTAs begin with an empty shared memory and no order among their threads."""
+        """Begins new CTAs, with empty shared memory and no order among their threads."""
         self._check_remote()
         for history in self._global.values():
             history.retire_engines(self._order)
@@ -131,12 +136,11 @@ class Races(Check):
         )
 
     def end(self) -> None:
-        """The last wave is over."""
+        """Checks the last wave's uses of other CTAs' shared memory."""
         self._check_remote()
 
     def barrier(self, event: BarrierEvent) -> None:
-        """Threads that waited at a barrier are ordered after what the others did before they
-        arrived."""
+        """Orders the threads that waited after everything that the others did before arriving."""
         if event.kind == "release":
             self._order.release(event.threads, event.barrier, event.clock)
         elif "arrive" in event.site.mnemonic:
@@ -165,16 +169,17 @@ class Races(Check):
                 self._check_launches(event, by_word)
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """The copy's data become its thread's write."""
+        """Records the copy's data as a write of its thread."""
         ctas = event.threads // self._threads_per_cta - self._first_cta
         touched = self._shared.locate(ctas, event.addresses, event.sizes)
         party = self._party(event.threads, event.clock, event.issued)
         for _ in self._shared.record_write(touched, party):
-            # Two copies on one cell: reported when the second was issued.
+            # Two copies to one cell were reported when the second was issued.
             pass
 
     def mbarrier(self, event: MbarrierEvent) -> None:
-        """Arriving threads publish their clocks; threads that see a phase end acquire them."""
+        """Arriving threads publish their clocks; threads that observe the end of a phase acquire
+        them."""
         for kind, unseen, other in self._barrier_order.mbarrier(event):
             words = "with no barrier" if kind == "race-mbarrier" else "with no proxy fence"
             self.report(
@@ -197,13 +202,13 @@ class Races(Check):
         self._memory_order.fence(event)
 
     def grid_wait(self, event: GridWait) -> None:
-        """Threads are ordered after the launch before."""
+        """Orders threads after the previous launch."""
         self._waited = True
         self._order.acquire_launch(event.threads)
         self._have_waited[event.threads // self._threads_per_cta] = True
 
     def grid_allow(self, event: GridAllow) -> None:
-        """The next launch is ordered after what all of these threads are ordered after."""
+        """Records whether the threads that allow the next launch are ordered after the previous."""
         after = self._order.after_launch(event.threads)
         self._have_waited[event.threads[after] // self._threads_per_cta] = True
         self._allowed_early |= not after.all()
@@ -212,32 +217,32 @@ class Races(Check):
         after = self._order.after_launch(event.threads)
         for footprint, rows in self._launch_order.conflicts(event, after, by_word):
             reads = event.kind in ("read", "async_read")
-            lacks = "no griddepcontrol.wait"
+            lacks = "no griddepcontrol.wait between"
             if not footprint.reached:
-                lacks = "none in the launch between, so that the wait for that one is not enough,"
+                lacks = "no griddepcontrol.wait in the launch between: waiting for it is not enough"
             self.report(
                 "race-launch",
                 event.site,
                 f"{self.actor(event, rows[0])} {'reads' if reads else 'overwrites'} "
                 f"{self.place('global', int(event.addresses[rows[0]]))}, "
                 f"{'written' if reads else 'used'} by the launch of {footprint.entry} before, "
-                f"with {lacks} between",
+                f"with {lacks}",
                 event.threads[rows],
                 int(event.addresses[rows[0]]),
             )
 
     def proxy_fence(self, event: ProxyFence) -> None:
-        """What its threads are ordered after becomes visible to engines."""
+        """Makes everything that its threads are ordered after visible to engines."""
         self._order.fence(event.threads, event.clock)
         self._barrier_order.fence(event)
 
     def engine_done(self, event: EngineDone) -> None:
-        """Threads are ordered after what an engine has done."""
+        """Orders threads after the work of an engine."""
         for threads in self._order.by_cta(event.threads):
             self._order.acquire_engine(threads, event.engine, event.issued)
 
     def engine_access(self, event: EngineAccess) -> None:
-        """Checks and records what an engine is ordered to do."""
+        """Checks and records an engine's access at its issue."""
         self._sites[event.site.index] = event.site
         cta = event.cta - self._first_cta
         if event.cta != int(event.threads[0]) // self._threads_per_cta:
@@ -262,7 +267,7 @@ class Races(Check):
         self.report(
             kind,
             event.site,
-            f"ordered by {self.name(int(event.threads[0]))}, it {does} shared address {address} "
+            f"issued by {self.name(int(event.threads[0]))}, it {does} shared address {address} "
             f"of CTA {event.cta}, {done} {other} ({earlier}) with {lacks} between",
             event.threads[:1],
             address,
@@ -282,8 +287,10 @@ class Races(Check):
             self._remote.append(_Remote(site, thread, thread, int(ctas[place]), clock))
 
     def _check_remote(self) -> None:
-        """Some thread of a CTA whose memory was used must be ordered after that use before the CTA
-        exits."""
+        """Checks that a CTA whose memory was used could not have exited before that use.
+
+        Some thread of the CTA must be ordered after the use.
+        """
         for use in self._remote:
             own = np.arange(self._threads_per_cta) + use.cta * self._threads_per_cta
             known = self._order.ordered_after(own, np.array([use.actor]), np.array([use.clock]))
@@ -357,7 +364,7 @@ class Races(Check):
         other = int(conflict.others[0])
         party = self._party_name(other)
         if other < NO_ACTOR and party.startswith("the bulk copies"):
-            lacks = "no wait_group, which .read is not, and barrier"
+            lacks = "no wait_group (without .read) and barrier"
         missing = ""
         if kind != "proxy-fence" and event.space == "global":
             cta = int(event.threads[conflict.rows[0]]) // self._threads_per_cta
@@ -386,7 +393,7 @@ class _Remote:
 
 
 def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
-    """The threads of an event that touch one range, with addresses from its begin."""
+    """The threads of an event that touch one range, with addresses relative to its begin."""
     sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
     return MemoryAccess(
         event.site, event.space, event.kind, event.threads[chosen],

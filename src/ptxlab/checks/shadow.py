@@ -1,4 +1,4 @@
-"""Shadow memory: a few facts about every cell of a memory, and which cells an access touches."""
+"""Shadow memory: a few fields per memory cell, and the cells that an access touches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Touched:
 
 
 class Shadow:
-    """Named per-cell arrays over ``banks`` memories of ``size`` bytes each (one per CTA, say).
+    """Named per-cell arrays over ``banks`` memories of ``size`` bytes each (for example one per
+    CTA).
 
-    A cell is a 4-byte word until an access comes that is not made of whole words; from then on it
-    is a byte. Neighbours within a word are then distinct, at no cost to launches that need only
-    words.
+    A cell is a 4-byte word until the first access that does not cover whole words; from then on it
+    is a byte. This keeps neighbours within a word distinct, at no cost to launches that only access
+    whole words.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Shadow:
 
     @property
     def cells_per_bank(self) -> int:
-        """Cells of one memory, at the granule of now."""
+        """Cells of one memory, at the current granule."""
         return -(-self._size // self.granule)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -51,7 +52,7 @@ class Shadow:
     def locate(
         self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
     ) -> Touched:
-        """Cells of each thread's ``[address, address + size)``; what lies outside is left out."""
+        """Cells of each thread's ``[address, address + size)``; cells outside are left out."""
         if self.granule > 1 and not _whole_words(addresses, sizes):
             self.refine()
         if isinstance(sizes, int) and self._all_inside(addresses, sizes):
@@ -84,7 +85,7 @@ class Shadow:
         return int(cell) % self.cells_per_bank * self.granule
 
     def refine(self) -> None:
-        """Go on with one cell per byte."""
+        """Switches to one cell per byte."""
         if self.granule == 1:
             return
         words = self.cells_per_bank
@@ -108,14 +109,14 @@ class Ranges:
         self.ranges = tuple(ranges)
 
     def find(self, addresses: np.ndarray, sizes: int | np.ndarray) -> np.ndarray:
-        """Index into ``ranges`` of one that holds all of each access, or -1."""
+        """Index into ``ranges`` of a range that contains the whole access, or -1."""
         index = np.full(addresses.shape, -1)
         for i, known in enumerate(self.ranges):
             index[(addresses >= known.begin) & (addresses + sizes <= known.end)] = i
         return index
 
     def nearest(self, address: int) -> MemoryRange | None:
-        """The range whose edge lies closest to an address that is in none."""
+        """The range whose edge is closest to an address outside all ranges."""
         return min(
             self.ranges,
             key=lambda r: min(abs(address - r.begin), abs(address - r.end)),

@@ -1,4 +1,4 @@
-"""Reads of shared memory that was never written."""
+"""Finds reads of shared memory that was never written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ptxlab.interface import EngineAccess, Launch, MemoryAccess
 class Uninitialised(Check):
     """Kind of finding: ``uninitialised``.
 
-    A cell counts as written from the issue of a cp.async on; InFlight checks whether its data have
-    arrived, so one mistake is not reported twice.
+    A cell counts as written from the issue of a cp.async. InFlight checks whether its data have
+    arrived, so that one mistake is not reported twice.
     """
 
     def begin(self, launch: Launch) -> None:
@@ -23,12 +23,12 @@ class Uninitialised(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """New CTAs begin with nothing written."""
+        """Begins new CTAs with nothing written."""
         self._first_cta = first_cta
         self._shadow = Shadow(cta_count, self._shared_bytes, {"written": (np.dtype(bool), False)})
 
     def memory(self, event: MemoryAccess) -> None:
-        """Checks reads, notes writes."""
+        """Checks reads and records writes."""
         if event.space != "shared":
             return
         ctas = event.threads // self._threads_per_cta if event.ctas is None else event.ctas

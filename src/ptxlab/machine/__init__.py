@@ -1,1 +1,1 @@
-"""What generated code runs on: a wave's memories, groups of threads, barriers, its scheduler."""
+"""The machine that generated code runs on: memories, groups of threads, barriers, scheduler."""

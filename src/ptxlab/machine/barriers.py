@@ -1,6 +1,6 @@
-"""Barriers: the numbered ones of a CTA (bar.sync and its variants), and a cluster's.
+"""Barriers: a CTA's numbered barriers (bar.sync and its variants) and the cluster barrier.
 
-A cluster's barrier keeps arrival and wait apart.
+The cluster barrier separates arrival and wait.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Barrier:
     arrived: np.ndarray
     expected: np.ndarray
     generations: np.ndarray
-    #: Of bar.red: how many threads of each CTA have voted yes since it last opened; and how many
-    #: had, of how many, when it did.
+    #: For bar.red, per CTA: yes votes since the barrier last opened (``votes``), yes votes at that
+    #: opening (``counted``), and threads that took part in it (``took_part``).
     votes: np.ndarray
     counted: np.ndarray
     took_part: np.ndarray
@@ -45,7 +45,7 @@ class Barrier:
 
 @dataclass(frozen=True)
 class _Target:
-    """Threads of a group (``positions``; None: all) and the generation that lets each CTA go on."""
+    """Threads of a group (``positions``; None: all) and the generation at which each CTA passes."""
 
     barrier: Barrier
     positions: np.ndarray | None
@@ -53,7 +53,7 @@ class _Target:
 
 
 class BarrierWait(Wait):
-    """A group at CTA barriers, of one number or of several."""
+    """A group that waits at one or several numbered barriers."""
 
     def __init__(self, group: Group, site: Site, targets: list[_Target]) -> None:
         super().__init__(group, site)
@@ -71,7 +71,7 @@ class BarrierWait(Wait):
         return opened
 
     def part(self, group: Group, mask: np.ndarray) -> BarrierWait:
-        """The wait of some of its threads."""
+        """The wait of the threads in ``mask``."""
         renumbered = np.cumsum(mask) - 1
         targets = []
         for target in self.targets:
@@ -83,10 +83,10 @@ class BarrierWait(Wait):
         return BarrierWait(group, self.site, targets)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Observers were notified of all threads when the barrier opened."""
+        """Does nothing: observers were notified of all threads when the barrier opened."""
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """How many threads have arrived of how many."""
+        """The number of threads that have arrived, out of those expected."""
         closed = ~self.passed()
         found = []
         for target in self.targets:
@@ -113,8 +113,7 @@ class NamedBarriers:
         self.barriers: dict[int, Barrier] = {}
 
     def exited(self, group: Group) -> None:
-        """Threads have exited; barriers that wait for all threads of a CTA no longer wait for
-        them."""
+        """Removes exited threads from barriers that wait for all threads of a CTA."""
         self.live_total -= group.n
         self.live -= np.bincount(group.cta, minlength=self.geometry.ctas)
         for barrier in self.barriers.values():
@@ -132,10 +131,10 @@ class NamedBarriers:
         blocks: bool,
         vote: Any = None,
     ) -> BarrierWait | None:
-        """A group reaches barriers; a wait when it cannot pass at once.
+        """A group arrives at barriers; returns a wait if it cannot pass at once.
 
-        ``number`` is one for all or one per thread. ``expected`` is how many threads of each CTA
-        take part, None for all that have not exited. ``vote`` is a predicate of each thread.
+        ``number`` is a scalar or one per thread. ``expected`` is the number of threads of each CTA
+        that take part; None: all that have not exited. ``vote`` is a predicate per thread.
         """
         targets = []
         if vote is not None:
@@ -156,7 +155,7 @@ class NamedBarriers:
             barrier.votes = barrier.votes + np.bincount(ctas, minlength=self.geometry.ctas)
 
     def result(self, group: Group, number: Any, mode: str) -> np.ndarray:
-        """What came of the bar.red that each thread was at last: mode popc, and, or."""
+        """The result of each thread's last bar.red; ``mode`` is popc, and, or."""
         found = np.zeros(group.n, np.uint32 if mode == "popc" else np.bool_)
         for which, positions in _numbers(number):
             barrier = self.barriers[which]
@@ -232,7 +231,7 @@ def _numbers(number: Any) -> list[tuple[int, np.ndarray | None]]:
 
 
 class ClusterWait(Wait):
-    """A group at the cluster barrier until it has opened as often as each thread has arrived."""
+    """A group at the cluster barrier, until it has opened as often as each thread has arrived."""
 
     def __init__(self, group: Group, site: Site, barrier: ClusterBarrier) -> None:
         super().__init__(group, site)
@@ -243,16 +242,16 @@ class ClusterWait(Wait):
         return self.barrier.opened(self.group)
 
     def part(self, group: Group, mask: np.ndarray) -> ClusterWait:
-        """The wait of some of its threads."""
+        """The wait of the threads in ``mask``."""
         return ClusterWait(group, self.site, self.barrier)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Threads have passed."""
+        """Notifies observers that threads have passed."""
         threads = self.group.threads if mask is None else self.group.threads[mask]
         self.barrier.notify(self.site, "wait", threads)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """How many threads have arrived of how many."""
+        """The number of threads that have arrived, out of those expected."""
         positions = np.flatnonzero(~self.passed())
         cluster = int(self.barrier.cluster_of(self.group)[positions[0]])
         arrived, live = self.barrier.arrived[cluster], self.barrier.live[cluster]
@@ -272,7 +271,7 @@ class ClusterBarrier:
         self.live = np.bincount(self._clusters, minlength=count) * geometry.threads_per_cta
         self.arrived = np.zeros(count, np.int64)
         self.openings = np.zeros(count, np.int64)
-        #: How often each thread has arrived, and passed.
+        #: Per thread, the number of arrivals and of waits.
         self.arrivals = np.zeros(geometry.threads, np.int64)
         self.waits = np.zeros(geometry.threads, np.int64)
 
@@ -282,20 +281,20 @@ class ClusterBarrier:
         return found
 
     def opened(self, group: Group) -> np.ndarray:
-        """Per thread, whether the barrier has opened since it arrived."""
+        """Per thread, whether the barrier has opened since the thread arrived."""
         return self.openings[self.cluster_of(group)] >= self.arrivals[group.index]
 
     def arrive(self, group: Group, site: Site, *, relaxed: bool) -> None:
         """barrier.cluster.arrive."""
         if (self.arrivals[group.index] > self.waits[group.index]).any():
-            self._misuse(site, group, "arrives twice without a wait between")
+            self._misuse(site, group, "arrives twice without a wait in between")
         self.arrivals[group.index] += 1
         self.notify(site, "relaxed" if relaxed else "arrive", group.threads)
         self.arrived += np.bincount(self.cluster_of(group), minlength=self.arrived.size)
         self._open()
 
     def wait(self, group: Group, site: Site) -> ClusterWait | None:
-        """barrier.cluster.wait: None when the group may go on."""
+        """barrier.cluster.wait; returns None if the group may continue."""
         if (self.arrivals[group.index] <= self.waits[group.index]).any():
             self._misuse(site, group, "waits without having arrived")
         self.waits[group.index] = self.arrivals[group.index]
@@ -306,7 +305,7 @@ class ClusterBarrier:
         return None
 
     def exited(self, group: Group) -> None:
-        """Threads have exited and are not waited for: their arrivals count no more than they do."""
+        """Removes exited threads and their arrivals from the barrier's counts."""
         clusters = self.cluster_of(group)
         arrived = clusters[self.arrivals[group.index] > self.openings[clusters]]
         self.live -= np.bincount(clusters, minlength=self.live.size)

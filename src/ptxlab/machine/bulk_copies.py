@@ -1,8 +1,8 @@
 """Bulk copies: tensor boxes and plain ranges between global and shared memory, asynchronously.
 
 A load is under way until the scheduler lets it arrive. A store, or a reduction (fp32 sums in global
-memory), waits in its thread's bulk groups until the thread waits for them, as late as it may:
-wait_group.read is when shared memory is read, and only wait_group when global memory is written.
+memory), stays in its thread's bulk groups and is executed as late as allowed. wait_group.read makes
+it read shared memory, and only wait_group makes it write global memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ptxlab.machine.random_schedule import RandomSchedule
 from ptxlab.machine.tensor_maps import TensorMap
 
 _TENSOR_ALIGNMENT = 128
-#: Share of the stores, under a random schedule, that are written when shared memory is read.
+#: Fraction of stores that a random schedule writes as soon as shared memory is read.
 _WRITTEN_EARLY = 0.5
 
 
 class Body(Protocol):
-    """What is moved: its bytes outside shared memory, and its pieces inside."""
+    """The data that a copy moves: its bytes outside shared memory and its pieces inside."""
 
     @property
     def box_bytes(self) -> int: ...
@@ -60,7 +60,7 @@ class PlainRange:
         return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """The one row in global memory."""
+        """The single row in global memory."""
         return np.array([coordinates[0]], np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
@@ -70,7 +70,7 @@ class PlainRange:
         return words.view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Put the bytes, or add them as fp32."""
+        """Writes the bytes, or adds them as fp32."""
         addresses = coordinates[0] + np.arange(0, self.box_bytes, PIECE, dtype=np.int64)
         if add:
             old = self.memory.load(addresses, PIECE)
@@ -80,14 +80,14 @@ class PlainRange:
 
 @dataclass(frozen=True)
 class Words:
-    """Sixteen bytes out of a thread's registers."""
+    """Sixteen bytes from a thread's registers."""
 
     words: tuple[int, ...]
     box_bytes: int = PIECE
     writable: bool = False
 
     def pieces(self, address: int) -> np.ndarray:
-        """The one shared address."""
+        """The single shared address."""
         return np.array([address], np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
@@ -99,13 +99,13 @@ class Words:
         return np.array(self.words, np.uint32).view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Registers are no position to copy to."""
+        """Raises an error: a bulk copy cannot write registers."""
         raise EmulatorError("a bulk store into registers")
 
 
 @dataclass(eq=False)
 class _Load:
-    """A copy into one CTA's shared memory (wave CTA), to complete on an mbarrier there."""
+    """A copy into the shared memory of one wave CTA, which completes on an mbarrier there."""
 
     site: Site
     body: Body
@@ -118,7 +118,7 @@ class _Load:
 
 @dataclass(eq=False)
 class _Store:
-    """A copy out of one CTA's shared memory; ``add``: a reduction. ``data``: once they are read."""
+    """A copy out of one CTA's shared memory; ``add``: a reduction; ``data``: set once read."""
 
     site: Site
     body: Body
@@ -138,12 +138,12 @@ class BulkCopies:
     def __init__(self, wave: HoldsMemories, mbarriers: Mbarriers) -> None:
         self.wave, self.geometry, self.mbarriers = wave, wave.geometry, mbarriers
         self.maps: dict[int, TensorMap] = {}
-        #: Loads under way: those that one instruction issued together arrive together.
+        #: Loads under way. Loads issued by one instruction arrive together.
         self.loads: deque[list[_Load]] = deque()
-        #: Those that a hesitant schedule delays while anything else can run.
+        #: The loads that a hesitant schedule delays while anything else can run.
         self.held: list[_Load] | None = None
-        #: By wave thread: stores not committed, and committed groups, oldest first: those that
-        #: have not been waited for, and before them those whose shared memory has been read.
+        #: By wave thread: uncommitted stores (``open``); committed groups not yet waited for,
+        #: oldest first (``groups``); older groups whose shared memory has been read (``read``).
         self.open: dict[int, list[_Store]] = {}
         self.groups: dict[int, list[list[_Store]]] = {}
         self.read: dict[int, list[list[_Store]]] = {}
@@ -163,7 +163,8 @@ class BulkCopies:
         mask: Any,
         ctas: Any,
     ) -> None:
-        """cp.async.bulk.tensor into shared memory; ``ctas`` is the mask of ranks, None: one."""
+        """cp.async.bulk.tensor into shared memory; ``ctas`` is the mask of ranks; None: no
+        multicast."""
         together = []
         for position in group.active(mask).tolist():
             body = self._map(_of(tensor_map, position), rank)
@@ -211,7 +212,7 @@ class BulkCopies:
     def store_words(
         self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
     ) -> None:
-        """st.async of sixteen bytes: it lands like a load, and its mbarrier counts it."""
+        """st.async of sixteen bytes, which arrives like a load and completes on its mbarrier."""
         for position in group.active(mask).tolist():
             body = Words(tuple(_of(word, position) for word in words))
             address = _of(target, position)
@@ -322,8 +323,10 @@ class BulkCopies:
             self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
 
     def wait(self, group: Group, site: Site, allowed: int, mask: Any, *, read: bool) -> None:
-        """cp.async.bulk.wait_group: all but the ``allowed`` newest groups happen. With ``.read``
-        they may have read shared memory and no more."""
+        """cp.async.bulk.wait_group: all but the ``allowed`` newest groups complete.
+
+        With ``.read`` they only have to read shared memory.
+        """
         for position in group.active(mask).tolist():
             thread = int(group.index[position])
             was_read, groups = self.read.setdefault(thread, []), self.groups.get(thread, [])
@@ -347,7 +350,7 @@ class BulkCopies:
         random = self.wave.random
         for store in stores:
             self._read_shared(store)
-            # At some time after: now, or at the wait for it, or when the kernel ends.
+            # The write happens at any time from now on: here, at the wait, or at the kernel's end.
             if random is not None and random.random() < _WRITTEN_EARLY:
                 self._write(store)
         self._done(group, site, position, "bulk", stores)
@@ -378,7 +381,7 @@ class BulkCopies:
     # Arrivals
 
     def deliver(self, random: RandomSchedule | None) -> bool:
-        """Let the oldest loads arrive, or a random one; whether there were any."""
+        """Lets the oldest loads, or random ones, arrive; returns whether there were any."""
         if not self.loads:
             return False
         if random is None:
@@ -386,8 +389,8 @@ class BulkCopies:
                 self.loads.rotate(-1)
             if self.loads[0] is self.held:
                 self.held = None
-            # One by one: threads that wait for a phase are not ordered after copies that arrive
-            # later.
+            # Loads arrive one by one: threads that wait for a phase are not ordered after copies
+            # that arrive later.
             while self.loads[0]:
                 self._arrive(self.loads[0].pop(0))
             self.loads.popleft()
@@ -420,8 +423,10 @@ class BulkCopies:
         self.mbarriers.landed(load.site, load.barrier, load.cta, load.body.box_bytes)
 
     def end(self) -> None:
-        """All threads have exited: copies still in flight are a mistake, and complete now. What has
-        been read from shared memory is written by the end of the kernel."""
+        """Called when all threads have exited.
+
+        Loads still in flight are reported and complete now. Pending stores are written.
+        """
         stores = [s for groups in self.groups.values() for group in groups for s in group]
         stores += [s for left in self.open.values() for s in left]
         for store in stores:
@@ -454,7 +459,7 @@ class BulkCopies:
         if found is None:
             known = ", ".join(map(str, sorted(self.maps))) or "none"
             raise EmulatorError(
-                f"a tensor map at argument offset {offset}; the launch has these: {known}"
+                f"no tensor map at argument offset {offset}; the launch has these: {known}"
             )
         if found.rank != rank:
             raise EmulatorError(
@@ -479,7 +484,7 @@ class BulkCopies:
         if address % alignment:
             self.wave.misuse(
                 "bulk-alignment", site, group.threads[position : position + 1],
-                f"shared address {address} is no multiple of {alignment}", address,
+                f"shared address {address} is not a multiple of {alignment}", address,
             )  # fmt: skip
 
     def _oldest(self, cta: int, address: int) -> int | None:

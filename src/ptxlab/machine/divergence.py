@@ -1,4 +1,4 @@
-"""Divergence: parts of a group that run separately, and how they reconverge."""
+"""Divergence: parts of a group that run separately and later reconverge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ptxlab.machine.warpgroup_mma import InFlight
 
 
 class Undefined:
-    """Content of a register that nothing has written."""
+    """The content of a register that was never written."""
 
     def __repr__(self) -> str:
         return "undefined"
@@ -28,11 +28,11 @@ Values = tuple[Any, ...]
 
 @dataclass(eq=False)
 class Part:
-    """Threads of a forked group: ``positions`` are theirs within it.
+    """Some threads of a forked group; ``positions`` are their positions within it.
 
-    ``values`` are live registers: where the part starts while it runs, where all join once it is
-    ``finished``. A part that never ``runs`` has no work until the join: it is finished from the
-    start, and its values are the registers from before the fork.
+    ``values`` are the registers live at the part's start while it runs, and those live at the join
+    once it is ``finished``. A part that never ``runs`` has no work until the join: it is finished
+    from the start, and its values are the registers from before the fork.
     """
 
     group: Group
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(eq=False)
 class Fork:
-    """A group taken apart; its parts meet where node ``stop`` begins."""
+    """A group split into parts, which join where node ``stop`` begins."""
 
     group: Group
     stop: int
@@ -60,13 +60,16 @@ class Fork:
         *,
         runs: bool = True,
     ) -> None:
-        """One part, with the whole group's registers that are live where it starts."""
+        """Adds a part. ``values`` are the whole group's registers that are live at its start."""
         positions = np.flatnonzero(mask)
         sliced = slice_values(values, positions) if runs else None
         self.parts.append(Part(part, positions, start, sliced, runs, finished=not runs))
 
     def join(self, register_positions: Sequence[int], current: Values) -> Values:
-        """Merge registers, given by position in the join's live-in order; ``current``: old ones."""
+        """Merges the registers at these positions of the join's live-in order.
+
+        ``current`` are their values before the fork.
+        """
         self.group.absorb([part.group for part in self.parts])
         merged = []
         for position, old in zip(register_positions, current, strict=True):
@@ -89,7 +92,7 @@ class Fork:
                 return first
             if all(isinstance(p, InFlight) for p in defined):
                 raise EmulatorError(
-                    "threads meet whose wgmma in flight are different ones; wait_group before"
+                    "threads join with different wgmma in flight; use wait_group before they join"
                 )
         complete = len(defined) == len(pieces)
         if complete and all(p.ndim == 0 and p.tobytes() == first.tobytes() for p in pieces):
@@ -102,19 +105,20 @@ class Fork:
                 merged[part.positions] = piece
         return merged
 
-    # Giving up the join for some
+    # Releasing some threads from the join
 
     def free(self) -> np.ndarray:
-        """Threads that stand at the join and share no warp with any that do not."""
+        """Threads at the join whose whole warp is at the join."""
         at_join = np.zeros(self.group.n, np.bool_)
         for part in self.parts:
             at_join[part.positions] = part.finished
         return at_join & ~np.isin(self.group.warp, self.group.warp[~at_join])
 
     def release(self, mask: np.ndarray, current: Values) -> tuple[Group, Values, Fork]:
-        """Let the threads in ``mask`` (all at the join) go: (group, registers, the fork left over).
+        """Releases the threads in ``mask``, which are all at the join.
 
-        ``current`` are the registers live at the join as they were before the fork.
+        Returns (their group, their registers, the remaining fork). ``current`` are the registers
+        live at the join, with their values from before the fork.
         """
         go_group, rest_group = self.group.split(mask)
         go, rest = Fork(go_group, self.stop), Fork(rest_group, self.stop)
@@ -140,10 +144,10 @@ class Fork:
 
 @dataclass(eq=False)
 class Split:
-    """A group that a wait splits permanently: some threads go on, the others keep waiting.
+    """A group that a wait splits permanently: some threads continue, the others keep waiting.
 
-    Each side is (node, registers live there for the whole group); ``wait`` is what the others wait
-    for before they start, None when their node waits by itself.
+    Each side is (node, registers live there for the whole group). ``wait`` is the wait of the other
+    threads before they start; None if their node contains the wait.
     """
 
     group: Group

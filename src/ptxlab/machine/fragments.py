@@ -1,6 +1,6 @@
 """Tensor-core fragments: ldmatrix, stmatrix and mma.sync over all warps of a group at once.
 
-Registers are uint32 (16-bit pairs) or float32 arrays of ``32 * warps`` threads, warp after warp. In
+Registers are uint32 (16-bit pairs) or float32 arrays of ``32 * warps`` threads, warp by warp. In
 the layouts below ``g = lane // 4`` and ``t = lane % 4``.
 """
 
@@ -16,7 +16,7 @@ from ptxlab.machine.tensor_cores import OperandType, TensorCore
 
 
 def _stack(values: Sequence[Any], threads: int, dtype: Any) -> np.ndarray:
-    """Registers as rows; uniform ones are spread over the threads."""
+    """Registers as rows; uniform registers are broadcast over the threads."""
     if all(value.ndim for value in values):
         return np.concatenate(values).reshape(len(values), threads)
     rows: np.ndarray = np.empty((len(values), threads), dtype)
@@ -59,14 +59,14 @@ def matrix_multiply(
 ) -> np.ndarray:
     """``m`` x ``n`` tiles of chains of ``k`` mma.sync with float32 accumulators.
 
-    ``shape`` is (m, n, k, chunks): ``chunks`` is 2 for m16n8k16 and 1 for m16n8k8; with tf32, one
-    element a register, for m16n8k8 and m16n8k4. Registers are ordered a[m][k][2 * chunks],
-    b[n][k][chunks], c[m][n][4]; the result is one float32 row per accumulator register, ordered
-    like c. Fragments (of tf32: column 4 (r // 2) + t, and row 4r + t):
-      a register r, half h: row g + 8 (r % 2), column 8 (r // 2) + 2t + h
-      b register r, half h: row 8r + 2t + h, column g
-      c register r:         row g + 8 (r // 2), column 2t + r % 2
-    Sums are those of ``core``, or float32's in any order where it is None.
+    ``shape`` is (m, n, k, chunks): ``chunks`` is 2 for m16n8k16 and 1 for m16n8k8. tf32 has one
+    element per register, so there ``chunks`` is 2 for m16n8k8 and 1 for m16n8k4. Registers are
+    ordered a[m][k][2 * chunks], b[n][k][chunks], c[m][n][4]; the result is one float32 row per
+    accumulator register, ordered like c. The fragments are:
+      a register r, half h: row g + 8 (r % 2), column 8 (r // 2) + 2t + h (tf32: 4 (r // 2) + t).
+      b register r, half h: row 8r + 2t + h (tf32: 4r + t), column g.
+      c register r:         row g + 8 (r // 2), column 2t + r % 2.
+    The sums have the rounding of ``core``; if it is None, they are float32 sums in any order.
     """
     m, n, k, chunks = shape
     warps = threads // 32

@@ -1,4 +1,4 @@
-"""Shape of a wave of CTAs, and the special registers that follow from it."""
+"""The shape of a wave of CTAs, and the special registers that depend on it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WARP = 32
 WARPGROUP = 4 * WARP
 u4 = np.uint32
 
-#: Shared addresses of other CTAs of a cluster carry their rank + 1 above these bits.
+#: A shared address of another CTA of the cluster holds that CTA's rank + 1 above these bits.
 RANK_SHIFT = 24
 
 
 @dataclass(eq=False)
 class Geometry:
-    """Shape of a wave: which CTAs it holds and how big their memories are."""
+    """The shape of a wave: its CTAs and the sizes of their memories."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -29,7 +29,7 @@ class Geometry:
     first_cta: int
     ctas: int
     dynamic_shared: int
-    #: Bytes from one CTA's (thread's) shared (local) memory to the next; the wave sets them.
+    #: Bytes between the shared memories of CTAs and the local memories of threads; set by the wave.
     shared_pitch: int = 0
     local_pitch: int = 0
     threads_per_cta: int = field(init=False)
@@ -55,15 +55,15 @@ class Geometry:
         return cta * per_cta + tid // WARP
 
     def existing_lanes(self, index: np.ndarray) -> np.ndarray:
-        """Per thread, the mask of lanes that its warp has: the last warp of a CTA may be short."""
+        """Per thread, the mask of lanes in its warp; the last warp of a CTA may be partial."""
         tid = index % self.threads_per_cta
         count = np.minimum(self.threads_per_cta - tid // WARP * WARP, WARP)
         return ((np.int64(1) << count) - 1).astype(u4)
 
     def owners(self, ctas: np.ndarray, address: int) -> tuple[int, np.ndarray]:
-        """Whose memory a shared::cluster address means to threads of wave CTAs ``ctas``.
+        """Resolves a shared::cluster address used by threads of wave CTAs ``ctas``.
 
-        Returns (address within that memory, wave CTA for each).
+        Returns (address within the owning CTA's memory, owning wave CTA of each thread).
         """
         rank = (address >> RANK_SHIFT) - 1
         if rank < 0:
@@ -76,7 +76,7 @@ class Geometry:
         return address & ((1 << RANK_SHIFT) - 1), peers
 
     def special(self, name: str, index: np.ndarray) -> Any:
-        """Value of a special register for wave threads ``index``."""
+        """The value of a special register for wave threads ``index``."""
         base, _, axis = name[1:].partition(".")
         number = "xyz".find(axis) if axis else -1
         if base in _SHAPES:
@@ -124,7 +124,7 @@ _SCALARS: dict[str, Callable[[Geometry], Any]] = {
     "gridid": lambda g: np.uint64(0),
     "dynamic_smem_size": lambda g: u4(g.dynamic_shared),
     "total_smem_size": lambda g: u4(g.shared_pitch),
-    # Time stands still: a kernel must not depend on it.
+    # Clocks stay at 0: a kernel must not depend on them.
     "clock": lambda g: u4(0),
     "clock64": lambda g: np.uint64(0),
     "globaltimer": lambda g: np.uint64(0),

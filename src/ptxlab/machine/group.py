@@ -1,8 +1,8 @@
 """A group: threads that share one program counter, and their pending asynchronous copies.
 
-A launch starts with one group of all threads of a wave. A divergent branch forks it into two that
-run as coroutines of their own and join at the branch's immediate post-dominator. Nothing assumes
-one program counter per grid.
+A launch starts with one group of all threads of a wave. A divergent branch forks it into two
+groups, which run as separate coroutines and join at the branch's immediate post-dominator. Nothing
+assumes one program counter per grid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ u4 = np.uint32
 class AsyncCopy:
     """A cp.async in flight: 16-, 8- or 4-byte words for flat cells of shared memory.
 
-    ``whole`` is the copy that this one is a part of; None when it is whole itself.
+    ``whole`` is the copy that this one is a part of; None if it is whole itself.
     """
 
     issued: Site
@@ -38,7 +38,7 @@ class AsyncCopy:
     whole: AsyncCopy | None = None
 
     def part(self, keep: np.ndarray) -> AsyncCopy:
-        """The copy of the threads that ``keep`` marks, by wave thread number."""
+        """The part of the copy that belongs to the threads in ``keep`` (by wave thread number)."""
         return self._at(np.flatnonzero(keep[self.threads]))
 
     def _at(self, chosen: np.ndarray) -> AsyncCopy:
@@ -54,9 +54,9 @@ class AsyncCopy:
 
     @staticmethod
     def reunite(copies: list[AsyncCopy]) -> list[AsyncCopy]:
-        """The same with parts of one copy made one again.
+        """Merges the parts of each copy.
 
-        Else every fork and join under a pending copy would double its parts.
+        Otherwise every fork and join under a pending copy would double the number of its parts.
         """
         families: dict[int, list[AsyncCopy]] = {}
         for copy in copies:
@@ -71,7 +71,7 @@ def _reunited(parts: list[AsyncCopy]) -> AsyncCopy:
     threads = np.concatenate([part.threads for part in parts])
     if threads.size == whole.threads.size:
         return whole
-    # Some threads' parts have landed meanwhile: the others', in the order of the whole.
+    # Some parts have landed in the meantime; the others remain, in the order of the whole copy.
     return whole._at(np.flatnonzero(np.isin(whole.threads, threads)))
 
 
@@ -88,14 +88,13 @@ class Group:
         self.cta = index // grid.threads_per_cta
         self.shared_base = self.cta * grid.shared_pitch
         self.local_base = index * grid.local_pitch
-        #: cp.async groups that were committed and not waited for, oldest first, and copies not
-        #: committed.
+        #: cp.async: committed groups not yet waited for, oldest first, and uncommitted copies.
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
-        #: wgmma: products not committed, and committed groups not waited for, oldest first.
+        #: wgmma: uncommitted products, and committed groups not yet waited for, oldest first.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
-        #: What a loop that waits for memory has read in this round, by the index of the load.
+        #: The words that a polling loop has read in this iteration, by the index of the load.
         self.polls: dict[int, Poll] = {}
         self._special: dict[str, Any] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -106,14 +105,14 @@ class Group:
         return self.index + self.geometry.first_thread
 
     def special(self, name: str) -> Any:
-        """A special register: an array over the group, or a NumPy scalar where it is uniform."""
+        """A special register: an array over the group, or a NumPy scalar if it is uniform."""
         if name not in self._special:
             self._special[name] = self.geometry.special(name, self.index)
         return self._special[name]
 
     @cached_property
     def whole_warpgroups(self) -> bool:
-        """Whether the threads are warpgroups (four warps, the first number a multiple of 4)."""
+        """Whether the threads form whole warpgroups: four warps, the first at a multiple of 4."""
         if self.n % WARPGROUP or self.geometry.threads_per_cta % WARPGROUP:
             return False
         first = self.index[::WARPGROUP]
@@ -123,7 +122,7 @@ class Group:
         )
 
     def require_whole(self, mnemonic: str) -> None:
-        """Instructions with ``.aligned`` semantics need all 32 lanes at this position."""
+        """Raises EmulatorError unless whole warps are here, as ``.aligned`` instructions need."""
         if not self.whole:
             missing = WARP - self.n % WARP
             raise EmulatorError(
@@ -134,8 +133,7 @@ class Group:
     # Forking and joining
 
     def split(self, mask: np.ndarray) -> tuple[Group, Group]:
-        """Groups of the threads where ``mask`` holds and where it does not, copies and polls
-        included."""
+        """Groups of the threads inside and outside ``mask``, with their copies and polls."""
         parts = []
         for chosen in (mask, ~mask):
             part = Group(self.geometry, self.index[chosen])
@@ -151,9 +149,10 @@ class Group:
         return parts[0], parts[1]
 
     def absorb(self, parts: list[Group]) -> None:
-        """Take back the copies and polls of parts that come together again.
+        """Takes back the copies and polls of parts that join.
 
-        Waits count from the newest committed group, so lists of unlike length align at their ends.
+        Waits count from the newest committed group, so lists of different lengths are aligned at
+        their ends.
         """
         depth = max(len(part.committed) for part in parts)
         self.committed = [[] for _ in range(depth)]
@@ -189,7 +188,7 @@ class Group:
         self.pending_wgmma = list({id(p): p for part in parts for p in part.pending_wgmma}.values())
 
     def active(self, mask: Any) -> np.ndarray:
-        """Places of the threads for which ``mask`` holds; None: all."""
+        """Positions of the threads in ``mask``; None: all."""
         if mask is None:
             return np.arange(self.n)
         return np.flatnonzero(np.broadcast_to(mask, (self.n,)))
@@ -197,9 +196,9 @@ class Group:
     # Lanes
 
     def shuffle_source(self, mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
-        """For uniform operands of shfl.sync: (position in the group to read from, in range).
+        """shfl.sync with uniform operands: (position in the group to read from, in range).
 
-        The position is -1 where the lane to read is not in this group.
+        The position is -1 if the source lane is not in this group.
         """
         key = (mode, b, c)
         if key not in self._shuffles:
@@ -209,7 +208,7 @@ class Group:
     def shuffle_source_varying(
         self, mode: str, b: np.ndarray, c: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same with operands of each thread's own (uint32 arrays or scalars)."""
+        """The same with operands that differ between threads (uint32 arrays or scalars)."""
         b = np.broadcast_to(b, (self.n,)).astype(np.int64)
         c = np.broadcast_to(c, (self.n,)).astype(np.int64)
         tid = self.index % self.geometry.threads_per_cta
@@ -232,13 +231,13 @@ class Group:
         return np.where(beyond, -1, found), good
 
     def ballot(self, predicate: Any) -> np.ndarray:
-        """Per thread, the uint32 mask of its warp's lanes here where the predicate holds."""
+        """Per thread, the uint32 mask of its warp's lanes in this group whose predicate is true."""
         lane = self.index % self.geometry.threads_per_cta % WARP
         bits = np.broadcast_to(predicate, (self.n,)).astype(np.float64) * np.exp2(lane)
         return np.bincount(self.warp, weights=bits)[self.warp].astype(u4)
 
     def require_members(self, mnemonic: str, members: Any) -> None:
-        """EmulatorError unless all lanes that a warp instruction names are at this position."""
+        """Raises EmulatorError unless all lanes that a warp instruction names are here."""
         if self.whole:
             return
         here = self.ballot(np.bool_(True))

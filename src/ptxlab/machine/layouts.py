@@ -1,14 +1,15 @@
-"""Where 16-byte pieces lie in shared memory: swizzles, and the matrix descriptors of wgmma.
+"""Positions of 16-byte pieces in shared memory: swizzles and the matrix descriptors of wgmma.
 
-An operand of wgmma is ``rows`` x 16 elements of 2 bytes, the 16 being k. K-major, a piece holds 8
-elements along k of one row; MN-major, 8 rows of one k. Eight pieces one below the other form a core
-matrix; with a swizzle, core matrices stand side by side in lines of its 32, 64 or 128 bytes.
+An operand of wgmma has ``rows`` x 16 elements of 2 bytes; the 16 are the k dimension. A piece holds
+8 elements along k of one row (K-major), or 8 rows of one k (MN-major). Eight pieces one below the
+other form a core matrix. With a swizzle of 32, 64 or 128 bytes, core matrices are side by side in
+lines of that many bytes.
 
-The two offsets of a descriptor, by layout:
-  K-major, no swizzle    leading: between the two core matrices along k; stride: every 8 rows
-  K-major, swizzled      leading: not used; stride: every 8 rows
-  MN-major, no swizzle   leading: every 8 k; stride: every 8 rows
-  MN-major, swizzled     leading: every line's worth of rows; stride: every 8 k
+The two offsets of a descriptor are distances in bytes, by layout:
+  K-major, no swizzle    leading: between the two core matrices along k; stride: every 8 rows.
+  K-major, swizzled      leading: not used; stride: every 8 rows.
+  MN-major, no swizzle   leading: every 8 k; stride: every 8 rows.
+  MN-major, swizzled     leading: every line's worth of rows; stride: every 8 k.
 """
 
 from __future__ import annotations
@@ -20,31 +21,33 @@ import numpy as np
 
 from ptxlab.errors import EmulatorError
 
-#: Bytes that stay together whatever the layout.
+#: Bytes that stay together in every layout.
 PIECE = 16
 
 _FIELD = 0x3FFF
 _SPANS = (0, 128, 64, 32)
 
-#: Bits of a piece's address that are exchanged, by the bytes of the pattern's rows. The patterns
-#: repeat every 1024, 512 and 256 bytes.
+#: Bits of a piece's address that the swizzle changes, by the bytes of the pattern's rows. The
+#: patterns of 128, 64 and 32 bytes repeat every 1024, 512 and 256 bytes.
 _BITS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
 
 
 def swizzled(addresses: np.ndarray, span: int) -> np.ndarray:
-    """Where the pieces at plain addresses (bytes) lie when rows of ``span`` bytes are swizzled.
+    """The swizzled addresses of pieces at plain addresses, for rows of ``span`` bytes.
 
-    Bits 4 and up of an address are xor-ed with bits 7 and up: one for 32 bytes, two for 64, three
-    for 128. ``span`` 0 swizzles nothing. Addresses are those within the CTA's shared memory.
+    Address bits from 4 upwards are XORed with those from 7 upwards: one bit for 32 bytes, two for
+    64, three for 128. ``span`` 0 swizzles nothing. Addresses are relative to the CTA's shared
+    memory.
     """
     if span not in _BITS:
-        raise EmulatorError(f"a swizzle of {span} bytes does not exist")
+        raise EmulatorError(f"there is no swizzle of {span} bytes")
     return addresses ^ ((addresses >> 3) & _BITS[span])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A descriptor without its start: offsets and swizzle in bytes, base offset in lines of 128."""
+    """A descriptor without its start address. Offsets and swizzle are in bytes, the base offset in
+    lines of 128 bytes."""
 
     leading: int
     stride: int
@@ -64,7 +67,8 @@ class Layout:
     def addresses(self, starts: np.ndarray, rows: int, *, k_major: bool) -> np.ndarray:
         """Shared addresses of an operand's pieces, for each of several start addresses.
 
-        Two axes more than ``starts``: (rows, 2) K-major, (16, rows / 8) MN-major.
+        The result has two more axes than ``starts``: (rows, 2) if K-major, (16, rows / 8) if
+        MN-major.
         """
         plain = starts[..., None, None] + _offsets(self, rows, k_major)
         return plain ^ (((plain - (self.base << 7)) >> 3) & _BITS[self.swizzle])

@@ -1,6 +1,6 @@
 """mbarriers: arrivals, expected transaction bytes, phases, and waiting threads.
 
-An mbarrier is an opaque word of shared memory in PTX; here it is kept beside the memory, one
+In PTX an mbarrier is an opaque word of shared memory. Here it is kept outside that memory, as one
 object per address for all CTAs of a wave, since all CTAs have the same memory layout.
 """
 
@@ -31,7 +31,7 @@ class Mbarrier:
         self.phases = np.zeros(ctas, np.int64)
 
     def state(self, cta: int) -> str:
-        """What it is waiting for in one CTA, in words."""
+        """A description of what it is waiting for in one CTA."""
         if not self.valid[cta]:
             return "which was never initialised"
         return (
@@ -41,7 +41,7 @@ class Mbarrier:
 
 
 class MbarrierWait(Wait):
-    """A group at mbarriers, each thread until its barrier has completed so many phases."""
+    """A group at mbarriers; each thread waits for its barrier to complete a number of phases."""
 
     refusable = True
 
@@ -64,7 +64,7 @@ class MbarrierWait(Wait):
         return over
 
     def part(self, group: Group, mask: np.ndarray) -> MbarrierWait:
-        """The wait of some of its threads."""
+        """The wait of the threads in ``mask``."""
         renumbered, targets = np.cumsum(mask) - 1, []
         for barrier, positions, phases in self.targets:
             stays = mask[positions]
@@ -73,11 +73,11 @@ class MbarrierWait(Wait):
         return MbarrierWait(group, self.site, targets, self.granted)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Threads have seen their phases end."""
+        """Notifies observers that threads have observed the end of their phases."""
         self.granted(self, np.ones(self.group.n, np.bool_) if mask is None else mask)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """Each barrier with its parity and what it lacks."""
+        """Each barrier with its parity and its missing arrivals and bytes."""
         found, over = [], self.passed()
         for barrier, positions, phases in self.targets:
             positions, phases = positions[~over[positions]], phases[~over[positions]]
@@ -97,10 +97,10 @@ class Mbarriers:
     def __init__(self, wave: HoldsShared) -> None:
         self.wave, self.geometry = wave, wave.geometry
         self.barriers: dict[int, Mbarrier] = {}
-        #: Oldest clock among bulk copies under way to (CTA, address); the transfers keep it.
+        #: Oldest clock among the bulk copies in flight to (CTA, address). BulkCopies provides it.
         self.oldest_copy: Callable[[int, int], int | None] = lambda cta, address: None
 
-    # What instructions do
+    # Instructions
 
     def init(self, group: Group, site: Site, addresses: Any, count: Any, mask: Any) -> None:
         """mbarrier.init."""
@@ -135,7 +135,7 @@ class Mbarriers:
     def arrive(
         self, group: Group, site: Site, addresses: Any, count: Any, size: Any, mask: Any
     ) -> np.ndarray:
-        """mbarrier.arrive and .arrive.expect_tx (``size`` bytes, None without); the phases.
+        """mbarrier.arrive, or .arrive.expect_tx of ``size`` bytes unless None; returns the phases.
 
         The address may lie in another CTA of the cluster.
         """
@@ -164,7 +164,7 @@ class Mbarriers:
                 self._expect(barrier, ctas, _per_thread(group, size, positions))
 
     def complete(self, group: Group, site: Site, addresses: Any, size: Any, mask: Any) -> None:
-        """mbarrier.complete_tx by threads."""
+        """mbarrier.complete_tx."""
         for address, positions in by_address(group, addresses, mask):
             address, ctas = self._owners(group, positions, address)
             barrier = self._at(address)
@@ -175,13 +175,13 @@ class Mbarriers:
     def wait_parity(
         self, group: Group, site: Site, addresses: Any, parity: Any, mask: Any
     ) -> MbarrierWait | None:
-        """try_wait.parity: a wait, or None when the phase of that parity is over for all."""
+        """try_wait.parity: a wait, or None if the phase of that parity is over for all threads."""
         return self._wait(group, site, addresses, parity, mask, by_parity=True)
 
     def wait_state(
         self, group: Group, site: Site, addresses: Any, state: Any, mask: Any
     ) -> MbarrierWait | None:
-        """try_wait with the state that an arrival gave."""
+        """try_wait with the state that an arrival returned."""
         return self._wait(group, site, addresses, state, mask, by_parity=False)
 
     def _wait(
@@ -203,12 +203,12 @@ class Mbarriers:
         wait.grant()
         return None
 
-    # What bulk copies do
+    # Bulk copies
 
     def require(
         self, group: Group, site: Site, position: int, owner: int, address: int
     ) -> Mbarrier | None:
-        """The barrier that a bulk copy is to complete on; None when there is none."""
+        """The barrier on which a bulk copy will complete; None if there is none."""
         barrier = self._at(address)
         where = np.array([position])
         self._notify(site, "copy", group, where, np.array([owner]), address)
@@ -216,7 +216,7 @@ class Mbarriers:
         return barrier if valid else None
 
     def landed(self, site: Site, barrier: Mbarrier, cta: int, size: int) -> None:
-        """A bulk copy of ``size`` bytes has arrived."""
+        """Records the arrival of a bulk copy of ``size`` bytes."""
         barrier.bytes[cta] -= size
         self._end_phases(site, barrier)
 
@@ -241,7 +241,7 @@ class Mbarriers:
             barrier.pending -= now
             counts = counts - now
             if (counts > 0)[barrier.pending == 0].any():
-                # Which of them end the phase and which begin the next is undefined.
+                # It is undefined which arrivals end the phase and which belong to the next.
                 self._misuse(
                     "mbarrier-over-arrival", site, group, positions, barrier,
                     "gets more arrivals at once than its phase still waits for",
@@ -263,7 +263,7 @@ class Mbarriers:
                 "it was set to expect",
                 barrier.address,
             )
-            # Go on as if they had been expected.
+            # Continue as if these bytes had been expected.
             barrier.bytes[lacking] = 0
             over |= lacking
         if not over.any():

@@ -1,4 +1,4 @@
-"""Memories of an emulated launch: guarded host ranges, and per-CTA or per-thread arrays."""
+"""The memories of an emulated launch: guarded host ranges, and per-CTA or per-thread arrays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from ptxlab.errors import ArgumentError, EmulatorError
 from ptxlab.interface import GlobalMemoryView, MemoryRange
 
-#: How memory is looked at for an access of so many bytes. complex128 is NumPy's only 16-byte
-#: element that ``take`` moves as one piece; nothing is ever computed with it.
+#: The dtype of memory views, by the bytes of an access. complex128 is the only 16-byte NumPy dtype
+#: that ``take`` moves as one piece; nothing is ever computed with it.
 WORDS: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
@@ -60,16 +60,16 @@ def byte_range(array: np.ndarray) -> tuple[int, int]:
 class GlobalMemory(GlobalMemoryView):
     """Global memory as guarded ranges at the arrays' own host addresses.
 
-    Kernel arguments carry real pointers. Nothing outside a registered range is ever touched, and
-    ranges that are not writable are never written. Ranges may overlap (q, k, v packed in one
-    tensor): an access is good when one range holds it whole.
+    Kernel arguments hold real pointers. Nothing outside a registered range is ever touched, and
+    read-only ranges are never written. Ranges may overlap (q, k, v packed in one tensor); an access
+    is valid if one range contains all of it.
     """
 
     def __init__(self) -> None:
         self._ranges: list[_HostRange] = []
 
     def register(self, name: str, array: np.ndarray, *, writable: bool) -> int:
-        """Admit an array, strided or not, and return its address. Keeps the array alive."""
+        """Registers an array, strided or not, keeps it alive and returns its address."""
         if not isinstance(array, np.ndarray):
             raise ArgumentError(f"{name}: expected a NumPy array, got {type(array).__name__}")
         if writable and not array.flags.writeable:
@@ -80,7 +80,7 @@ class GlobalMemory(GlobalMemoryView):
         return array.ctypes.data
 
     def extended(self) -> GlobalMemory:
-        """The same ranges in an object that can take more without changing this one."""
+        """A copy with the same ranges; ranges added to it do not change this object."""
         other = GlobalMemory()
         other._ranges = list(self._ranges)
         return other
@@ -90,7 +90,7 @@ class GlobalMemory(GlobalMemoryView):
         return [known.public for known in self._ranges]
 
     def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
-        """Which accesses lie wholly in one range that allows them."""
+        """Marks the accesses that lie wholly in one range that allows them."""
         good = np.zeros(np.shape(addresses), np.bool_)
         for known in self._ranges:
             if known.public.writable or not write:
@@ -99,13 +99,13 @@ class GlobalMemory(GlobalMemoryView):
         return good
 
     def check(self, addresses: np.ndarray, size: int, *, write: bool) -> None:
-        """EmulatorError when an access of ``size`` bytes is in no range that allows it."""
+        """Raises EmulatorError if an access of ``size`` bytes is in no range that allows it."""
         bad = addresses[~self.inside(addresses, size, write=write)]
         if bad.size:
             raise self._refusal(int(bad[0]), size, write)
 
     def find(self, lowest: int, highest: int, *, write: bool) -> _HostRange | None:
-        """The range that holds ``[lowest, highest)`` whole."""
+        """The range that contains all of ``[lowest, highest)``."""
         for known in self._ranges:
             public = known.public
             if public.begin <= lowest and highest <= public.end and (public.writable or not write):
@@ -125,7 +125,7 @@ class GlobalMemory(GlobalMemoryView):
         return out
 
     def store(self, addresses: Any, size: int, values: Any) -> None:
-        """Write words of ``size`` bytes; of two writes to one address the later thread's stays."""
+        """Writes words of ``size`` bytes. If two threads write one address, the later one wins."""
         found = self._common(addresses, size, write=True)
         if found is not None:
             view, cells = found
@@ -136,7 +136,7 @@ class GlobalMemory(GlobalMemoryView):
             view[(addresses[mask] - begin) // size] = values[mask] if np.ndim(values) else values
 
     def _common(self, addresses: Any, size: int, *, write: bool) -> tuple[np.ndarray, Any] | None:
-        """(words, cells) when one range holds all accesses, None when none does."""
+        """(words, cells) if one range contains all accesses, else None."""
         scalar = np.ndim(addresses) == 0
         first = int(addresses) if scalar else int(addresses[0])
         known = self.find(first, first + size, write=write)
@@ -146,8 +146,8 @@ class GlobalMemory(GlobalMemoryView):
             return None
         begin, view = known.view(size)
         relative = addresses - begin
-        # Or-ed together the offsets are at least as large as each of them, negative when one is,
-        # and have a low bit set when one has: one pass proves range and alignment.
+        # The OR of the offsets is at least as large as each of them, negative if one is, and has a
+        # low bit set if one has. So one pass checks range and alignment.
         bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
         if bits & (size - 1):
             bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))
@@ -160,7 +160,7 @@ class GlobalMemory(GlobalMemoryView):
     def _parts(
         self, addresses: np.ndarray, size: int, *, write: bool
     ) -> list[tuple[_HostRange, np.ndarray]]:
-        """Accesses split by range; every one must have one."""
+        """Accesses split by range; every access must have a range."""
         rest, parts = np.ones(addresses.shape, np.bool_), []
         for known in self._ranges:
             public = known.public
@@ -185,7 +185,7 @@ class GlobalMemory(GlobalMemoryView):
         )
 
     def place(self, address: int) -> str:
-        """A global address in words, to stand behind "the word at"."""
+        """A description of a global address that can follow "the word at"."""
         for public in self.ranges():
             if public.begin <= address < public.end:
                 where = f"byte {address - public.begin} of {public.name}"
@@ -207,14 +207,14 @@ class GlobalMemory(GlobalMemoryView):
 class BankedMemory:
     """Byte memory of equal parts: one per CTA (shared) or per thread (local), filled with 0xFF.
 
-    0xFF makes every float a NaN, so that a read of unwritten memory shows in the numbers.
+    0xFF makes every float a NaN, so that reads of unwritten memory show in the results.
     """
 
     def __init__(self, name: str, parts: int, size: int) -> None:
         self.name, self.parts, self.size = name, parts, size
         self.pitch = -(-max(size, 1) // 16) * 16
         raw = np.full(parts * self.pitch, 0xFF, np.uint8)
-        # NumPy aligns allocations to 16 bytes only by habit, so the views insist on it.
+        # NumPy does not guarantee 16-byte alignment of allocations, but the views need it.
         if raw.ctypes.data % 16:
             aligned = np.full(parts * self.pitch + 16, 0xFF, np.uint8)
             begin = -aligned.ctypes.data % 16
@@ -222,11 +222,11 @@ class BankedMemory:
         self.views = {width: raw.view(word) for width, word in WORDS.items()}
 
     def inside(self, addresses: np.ndarray, sizes: Any) -> np.ndarray:
-        """Which accesses lie wholly inside a part."""
+        """Marks the accesses that lie wholly inside a part."""
         return (addresses >= 0) & (addresses + sizes <= self.size)
 
     def check(self, addresses: Any, size: int, align: int) -> None:
-        """EmulatorError when an access leaves its part or is misaligned."""
+        """Raises EmulatorError if an access leaves its part or is misaligned."""
         scalar = np.ndim(addresses) == 0
         bits = int(addresses) if scalar else int(np.bitwise_or.reduce(addresses))
         if bits >= 0 and bits + size <= self.size and not bits & (align - 1):
@@ -246,7 +246,7 @@ class BankedMemory:
 
 
 def generic_space(addresses: Any) -> str:
-    """State space that generic addresses point into; all of one instruction must agree."""
+    """The state space of generic addresses; all addresses of one instruction must share it."""
     tops = {int(top) for top in np.unique(np.atleast_1d(addresses) >> 56)}
     spaces = {_WINDOWS.get(top, "global") for top in tops}
     if len(spaces) > 1:

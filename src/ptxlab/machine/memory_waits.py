@@ -1,4 +1,4 @@
-"""Waiting for words of global memory: what a loop that only reads does until one changes."""
+"""Waits for words of global memory: a polling loop pauses until one of its words changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ptxlab.machine.waits import Wait
 
 
 class MemoryWait(Wait):
-    """A group that goes round a loop until one of the words it reads there has changed."""
+    """A group in a polling loop, until one of the words that the loop reads has changed."""
 
     def __init__(
         self, group: Group, memory: GlobalMemory, polls: Sequence[Poll], ctas_to_come: int
@@ -22,7 +22,7 @@ class MemoryWait(Wait):
         self.memory, self.polls, self.ctas_to_come = memory, polls, ctas_to_come
 
     def passed(self) -> np.ndarray:
-        """Threads of which a word has changed; what read nothing may go on."""
+        """Marks threads with a changed word; threads that read nothing may continue too."""
         waits, changed = np.zeros(self.group.n, np.bool_), np.zeros(self.group.n, np.bool_)
         for poll in self.polls:
             waits[poll.positions] = True
@@ -30,12 +30,12 @@ class MemoryWait(Wait):
         return changed | ~waits
 
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """The same for the threads in ``mask``, which are now ``group``."""
+        """The wait of the threads in ``mask``, which are now ``group``."""
         polls = [poll.part(mask) for poll in self.polls]
         return MemoryWait(group, self.memory, polls, self.ctas_to_come)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The words that do not change, one after the other."""
+        """The words that do not change."""
         found = []
         for poll in self.polls:
             for address in np.unique(poll.addresses)[:4]:
@@ -43,11 +43,11 @@ class MemoryWait(Wait):
                 words = poll.missing(int(np.argmax(of)), self.memory)
                 if self.ctas_to_come:
                     words += (
-                        f" ({self.ctas_to_come} CTAs that come later in the launch are not "
-                        "resident before others exit)"
+                        f" ({self.ctas_to_come} later CTAs of the launch do not become resident "
+                        "before others exit)"
                     )
                 found.append((poll.positions[of], words))
         return found
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Nothing to note: the loop reads the word again."""
+        """Does nothing: the loop reads the word again."""

@@ -94,7 +94,7 @@ def round_float(exact: Any, mode: str, dtype: Any = f4) -> Any:
 
 
 def fma32(a: Any, b: Any, c: Any) -> Any:
-    """float32 a * b + c: the product is exact in float64, the sum rounds there, then to float32."""
+    """float32 a * b + c. In float64 the product is exact; the sum rounds there, then to float32."""
     return (np.multiply(a, b, dtype=f8) + c).astype(f4)
 
 
@@ -104,7 +104,7 @@ def fma32_exact(a: Any, b: Any, c: Any) -> Any:
 
 
 def fma64(a: Any, b: Any, c: Any) -> Any:
-    """float64 a * b + c through the wider long double where the platform has one."""
+    """float64 a * b + c, through long double where the platform has a wider one."""
     wide = np.multiply(a, b, dtype=np.longdouble) + c
     return wide.astype(f8)
 
@@ -130,7 +130,7 @@ def minimum_or_nan(a: Any, b: Any) -> Any:
 
 
 def _ordered_zeros(result: Any, a: Any, b: Any, sign: Any) -> Any:
-    """Of two zeros NumPy returns either one; ``sign`` picks from their sign bits the right one."""
+    """Fixes results of two zeros, where NumPy returns either one; ``sign`` combines sign bits."""
     if result.all():
         return result
     signed = sign(np.signbit(a).view(i1), np.signbit(b).view(i1))
@@ -159,7 +159,7 @@ def divide(a: Any, b: Any) -> Any:
 
 
 def remainder(a: Any, b: Any) -> Any:
-    """Remainder with the dividend's sign; of a division by zero, the dividend."""
+    """Remainder with the dividend's sign; division by zero gives the dividend."""
     safe = select(b == 0, b.dtype.type(1), b)
     return select(b == 0, a, a - divide(a, safe) * safe)
 
@@ -208,14 +208,14 @@ def add_bfloat_pairs(a: Any, b: Any) -> Any:
 
 
 def add_with_carry(a: Any, b: Any, carry: Any) -> tuple[Any, Any]:
-    """a + b + carry of unsigned words, and whether a carry comes out."""
+    """a + b + carry of unsigned words, and the carry-out."""
     half = a + b
     total = half + carry.astype(half.dtype)
     return total, (half < a) | (total < half)
 
 
 def subtract_with_borrow(a: Any, b: Any, borrow: Any) -> tuple[Any, Any]:
-    """a - b - borrow of unsigned words, and whether a borrow comes out."""
+    """a - b - borrow of unsigned words, and the borrow-out."""
     half = a - b
     total = half - borrow.astype(half.dtype)
     return total, (a < b) | (total > half)
@@ -305,7 +305,7 @@ def extract_bits(value: Any, position: Any, length: Any) -> Any:
 
 
 def low_mask(length: Any, dtype: Any) -> Any:
-    """``length`` (uint32) ones at the bottom."""
+    """A mask of the ``length`` (uint32) lowest bits."""
     width = np.dtype(dtype).itemsize * 8
     wide = shift_left(u8(1), np.minimum(length, u4(width))) - u8(1)
     return wide.astype(f"u{width // 8}").view(dtype)
@@ -342,7 +342,7 @@ def leading_zeros(value: Any) -> Any:
 
 
 def find_leading(value: Any) -> Any:
-    """bfind: position of the highest set bit, 0xFFFFFFFF when there is none."""
+    """bfind: position of the highest set bit, 0xFFFFFFFF if there is none."""
     if value.dtype.kind == "i":
         value = select(value < 0, ~value, value).view(f"u{value.dtype.itemsize}")
     width = u4(value.dtype.itemsize * 8)

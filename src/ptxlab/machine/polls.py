@@ -1,4 +1,4 @@
-"""What a loop that waits for memory has read, and whether it has changed since."""
+"""The words that a polling loop has read, and whether they have changed since."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ptxlab.machine.memory import GlobalMemory
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The words that threads of a group (by position, ascending) have read by one instruction.
+    """The words that threads of a group (by position, ascending) have read with one instruction.
 
-    ``words`` (threads, count) are unsigned integers of ``size`` bytes; a thread's stand one after
-    the other from its address on.
+    ``words`` (threads, count) are unsigned integers of ``size`` bytes; a thread's words are
+    consecutive from its address.
     """
 
     site: Site
@@ -34,18 +34,18 @@ class Poll:
         size: int,
         count: int,
     ) -> Poll:
-        """From what memory gives for ``size * count`` bytes, one element for each thread."""
+        """A poll of the elements that memory returned, ``size * count`` bytes per thread."""
         return Poll(site, positions, addresses, _words(read, size, count), size, count)
 
     def part(self, mask: np.ndarray) -> Poll:
-        """What the threads in ``mask`` have read."""
+        """The poll of the threads in ``mask``."""
         kept = mask[self.positions]
         places = (np.cumsum(mask) - 1)[self.positions[kept]]
         words = self.words[kept]
         return Poll(self.site, places, self.addresses[kept], words, self.size, self.count)
 
     def joined(self, other: Poll) -> Poll:
-        """With what other threads have read by the same instruction."""
+        """Merges the poll of other threads at the same instruction."""
         positions = np.concatenate([self.positions, other.positions])
         turns = np.argsort(positions, kind="stable")
         addresses = np.concatenate([self.addresses, other.addresses])[turns]
@@ -53,19 +53,20 @@ class Poll:
         return Poll(self.site, positions[turns], addresses, words, self.size, self.count)
 
     def at(self, positions: np.ndarray) -> Poll:
-        """For a group in which the threads of this one stand at ``positions``."""
+        """The same poll for a group that holds these threads at ``positions``."""
         places = positions[self.positions]
         return Poll(self.site, places, self.addresses, self.words, self.size, self.count)
 
     def changed(self, memory: GlobalMemory) -> np.ndarray:
-        """Per thread that has read, whether one of its words is another now."""
+        """Per thread that has read, whether one of its words has changed."""
         if not self.positions.size:
             return np.zeros(0, np.bool_)
         now = _words(memory.load(self.addresses, self.size * self.count), self.size, self.count)
         return (now != self.words).any(axis=1)
 
     def missing(self, thread: int, memory: GlobalMemory) -> str:
-        """What does not change for the thread at a place in ``positions``, in words."""
+        """A description of the word that does not change for the thread at an index of
+        ``positions``."""
         address, words = int(self.addresses[thread]), ", ".join(map(str, self.words[thread]))
         if self.count == 1:
             return f"the word at {memory.place(address)} to change from {words}"
@@ -76,6 +77,6 @@ class Poll:
 
 
 def _words(read: np.ndarray, size: int, count: int) -> np.ndarray:
-    # Compared as integers: of what memory gives for 16 bytes, complex numbers, a NaN differs from
-    # itself and 0.0 is equal to -0.0.
+    # Words are compared as integers: in complex128, the dtype of 16-byte accesses, a NaN differs
+    # from itself and 0.0 equals -0.0.
     return np.ascontiguousarray(read).view(f"u{size}").reshape(-1, count)

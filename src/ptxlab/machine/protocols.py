@@ -1,7 +1,7 @@
-"""The interfaces through which the parts of a wave use it.
+"""The interfaces through which the parts of a wave use the wave.
 
-A wave consists of barriers, memories, wgmma and so on. Each of them gets the wave under the
-narrowest of these protocols that suffices, so that none of them depends on the whole.
+A wave consists of barriers, memories, wgmma and so on. Each part uses the narrowest of these
+protocols that suffices, so that no part depends on the whole wave.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ptxlab.machine.tensor_cores import TensorCore
 
 
 class Reports(Protocol):
-    """Which CTAs these are, who watches them, and where broken rules are reported."""
+    """The wave's CTAs, their observers, and the reporting of misuse."""
 
     geometry: Geometry
     observers: Sequence[Observer]
@@ -30,10 +30,10 @@ class Reports(Protocol):
     def misuse(
         self, kind: str, site: Site, threads: np.ndarray, message: str, address: int = 0
     ) -> None:
-        """A rule is broken: a finding where an observer takes it, an error otherwise."""
+        """Reports a broken rule: a finding if an observer handles misuse, otherwise an error."""
 
     def current_site(self) -> Site | None:
-        """The instruction that generated code is at; only for reports."""
+        """The instruction that generated code is executing; only for reports."""
 
 
 class Notifier(Protocol):
@@ -42,11 +42,11 @@ class Notifier(Protocol):
     random: RandomSchedule | None
 
     def notify(self) -> None:
-        """Something has happened that groups may be waiting for."""
+        """Signals an event that groups may be waiting for."""
 
 
 class Wakes(Reports, Protocol):
-    """Reports, and can wake groups that wait."""
+    """Reports that can also wake waiting groups."""
 
     @property
     def scheduler(self) -> Notifier:
@@ -54,19 +54,19 @@ class Wakes(Reports, Protocol):
 
 
 class HoldsShared(Wakes, Protocol):
-    """And holds the shared memories of the CTAs."""
+    """Wakes that also holds the shared memories of the CTAs."""
 
     shared: BankedMemory
 
 
 class RunsWgmma(HoldsShared, Protocol):
-    """And knows the tensor cores whose sums it takes; None: float32's."""
+    """HoldsShared that also knows the tensor cores whose rounding applies; None: float32 sums."""
 
     tensor_core: TensorCore | None
 
 
 class HoldsMemories(HoldsShared, Protocol):
-    """And holds global memory, where the kernel's arguments begin at an address."""
+    """HoldsShared that also holds global memory, with the address of the kernel's arguments."""
 
     memory: GlobalMemory
     masks_bad_access: bool
@@ -75,11 +75,11 @@ class HoldsMemories(HoldsShared, Protocol):
 
 
 class PendingWgmma(Protocol):
-    """What a group keeps of a wgmma that it has not waited for."""
+    """A wgmma that its group has not waited for."""
 
     site: Site
     clock: int
 
     @property
     def fragment(self) -> tuple[str, ...]:
-        """Registers of A, none when it is in shared memory."""
+        """Registers of A; empty if A is in shared memory."""

@@ -1,20 +1,19 @@
-"""The random choices of a schedule: which group runs first, which copy arrives, which wait is
-interrupted."""
+"""The random choices of a schedule: the next group, the next copy to arrive, interrupted waits."""
 
 from __future__ import annotations
 
 from random import Random
 
-#: Share of the waits of a hesitant schedule that are interrupted.
+#: Fraction of waits that a hesitant schedule interrupts.
 _INTERRUPTED = 0.25
 
 
 class RandomSchedule(Random):
-    """The random choices of a schedule, decided by its number.
+    """The random choices of a schedule, seeded by its number.
 
-    Odd numbers are hesitant: groups are interrupted before waits too, and one copy after the other
-    is delayed while anything else can run. That finds mistakes which need a stall at just that
-    point, or many groups overtaking one; other mistakes show only without it.
+    Odd numbers are hesitant: groups are also interrupted before waits, and one copy at a time is
+    delayed while anything else can run. This finds mistakes that need a stall at exactly that
+    point, or many groups overtaking one. Other mistakes show only without it.
     """
 
     def __init__(self, number: int) -> None:
@@ -22,5 +21,5 @@ class RandomSchedule(Random):
         self.hesitant = number % 2 == 1
 
     def interrupts_a_wait(self) -> bool:
-        """Whether a group that reaches a wait lets other groups run before it tests the barrier."""
+        """Whether a group at a wait lets other groups run before it tests the barrier."""
         return self.hesitant and self.random() < _INTERRUPTED

@@ -1,4 +1,4 @@
-"""setmaxnreg: how many of a CTA's registers each warp holds."""
+"""setmaxnreg: the registers that each warp of a CTA holds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LEAST, _MOST, _STEP = 24, 256, 8
 class RegisterPool:
     """Registers per warp of every CTA of a wave.
 
-    The compiler gives a kernel with setmaxnreg as many registers as its launch bounds allow; what
-    setmaxnreg takes must come from what others have given back.
+    The compiler gives a kernel with setmaxnreg as many registers as its launch bounds allow. An
+    increase must come from registers that other warps have given back.
     """
 
     def __init__(self, wave: Reports) -> None:
@@ -55,7 +55,7 @@ class RegisterPool:
         if (held > count if more else held < count).any():
             self._misuse(
                 site, group,
-                f"{'raises' if more else 'lowers'} to {count} registers what holds "
+                f"{'raises' if more else 'lowers'} to {count} the registers of a warp that holds "
                 f"{int(held.max() if more else held.min())}",
             )  # fmt: skip
         self.held[group.cta, tids // WARP] = count
@@ -66,7 +66,7 @@ class RegisterPool:
             self.raised = site
 
     def end(self) -> None:
-        """At the end: whether warpgroups agreed, and whether the requested registers existed."""
+        """Checks at the end that warpgroups agreed and that the requested registers existed."""
         if self.held is None or self.times is None or self.last is None:
             return
         warps = self.held.shape[1] // 4 * 4
@@ -87,8 +87,8 @@ class RegisterPool:
                 "setmaxnreg",
                 self.raised,
                 np.zeros(0, np.int64),
-                f"CTA {cta + self.wave.geometry.first_cta} asks for {int(wanted[cta])} registers "
-                f"of the {pool} it was launched with; the increase would wait for ever",
+                f"CTA {cta + self.wave.geometry.first_cta} requests {int(wanted[cta])} registers "
+                f"of the {pool} it was launched with; the increase would wait forever",
             )
 
     def _misuse(self, site: Site, group: Group, what: str) -> None:

@@ -21,8 +21,8 @@ Coroutine = Generator[Any, Any, Any]
 
 @dataclass(eq=False)
 class _Task:
-    """A coroutine with its position in the tree of forks. While it waits for a fork it is not
-    run."""
+    """A coroutine with its position in the tree of forks. It does not run while it waits for a
+    fork."""
 
     coroutine: Coroutine
     group: Group
@@ -35,11 +35,11 @@ class _Task:
     refused: int = -1
 
 
-#: Turns in a row that may bring nothing but another round of a spin loop before joins are given up.
+#: Consecutive turns that may do nothing but spin before threads are released from joins.
 _PATIENCE = 16
 
 
-#: The probability, at each turn of a random schedule, of an event out of order is 1 over this.
+#: A random schedule triggers an early event with a probability of 1 over this, at each turn.
 _SURPRISE = 6
 #: The laggard of a random schedule changes after this many turns.
 _LAGS = (20, 60, 200)
@@ -53,16 +53,16 @@ class Scheduler:
     """Cooperative scheduling of a wave's groups.
 
     ``start`` makes the coroutine of a group: (group, node, stop, live registers). ``deliver`` lets
-    one asynchronous transfer arrive and says whether there was one; given a random generator it
-    picks any, else the oldest.
+    one asynchronous transfer arrive and returns whether there was one. With a random generator it
+    picks any transfer, otherwise the oldest.
 
-    A coroutine asks for one of these things: a Fork (parts run, then it goes on), a Wait, a Split
-    (two others replace it), or None (it spins in a loop and lets others have a turn).
+    A coroutine yields one of these requests: a Fork (its parts run, then it continues), a Wait, a
+    Split (two others replace it), or None (it spins in a loop and yields to other groups).
 
-    Without ``random`` the schedule is fixed: groups run in turn, and asynchronous transfers happen
-    when no group can run. With it turns, arrivals and refusals come in random order, and one
-    warpgroup at a time, the laggard, runs only when no other can: some mistakes show only if one
-    warpgroup gets far ahead of another, which equal turns never do.
+    Without ``random`` the schedule is fixed: groups run in rotation, and asynchronous transfers
+    happen when no group can run. With ``random``, turns, arrivals and refusals come in random
+    order, and one warpgroup at a time, the laggard, runs only when no other can. Some mistakes show
+    only if one warpgroup gets far ahead of another, which never happens in rotation.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Scheduler:
         self.waiting: list[_Task] = []
         self.ready: deque[tuple[_Task, Any]] = deque()
         self.fruitless = 0
-        #: The number of events that a group may wait for; and whether any is unprocessed.
+        #: The number of events so far that groups may wait for, and whether any is unprocessed.
         self.news_count = 0
         self.news = False
-        #: A random schedule's laggard, and for how many turns it remains.
+        #: A random schedule's laggard, and the number of turns for which it remains.
         self.laggard = -1
         self.lag = 0
 
@@ -90,7 +90,7 @@ class Scheduler:
         self.news = True
 
     def run(self, groups: Sequence[Group], exit_node: int) -> None:
-        """Run everything from the first node until all threads have exited."""
+        """Runs everything from the first node until all threads have exited."""
         self.exit = exit_node
         for group in groups:
             self.ready.append((_Task(self.start(group, 0, exit_node, None), group), None))
@@ -152,7 +152,7 @@ class Scheduler:
                 self._launch(_Task(coroutine, part.group, task, part))
 
     def _split(self, task: _Task, split: Split) -> None:
-        """Replaces a task by two, at its position in the fork above."""
+        """Replaces a task by two tasks at its position in the parent fork."""
         task.coroutine.close()
         above, part = task.parent, task.part
         stop, fork = self.exit, None
@@ -180,7 +180,7 @@ class Scheduler:
             self._launch(_Task(coroutine, group, above, piece, wait=wait))
 
     def _held(self, group: Group, start: int, stop: int, values: Values, wait: Wait) -> Coroutine:
-        """Threads that first have to wait; they too may be let go in pieces."""
+        """Runs threads that first have to wait; they may also be released in parts."""
         passed = yield
         if passed is not None:
             yield Split(group, passed, (start, values), (start, values), wait)
@@ -205,7 +205,7 @@ class Scheduler:
             parent.fork = None
             self.ready.append((parent, None))
 
-    # Nothing moves
+    # No group can run
 
     def _unstick(self) -> bool:
         """Lets an asynchronous transfer arrive, or releases threads that wait at a join."""
@@ -215,7 +215,7 @@ class Scheduler:
         return self._pass_partly() or self._give_up_a_join() or self._refuse()
 
     def _random_event(self, random: RandomSchedule) -> None:
-        """Occasionally lets an event happen before it must."""
+        """Occasionally lets an event happen early."""
         if random.randrange(_SURPRISE) == 0:
             self.deliver(random)
         if random.randrange(_SURPRISE) == 0:
@@ -231,7 +231,7 @@ class Scheduler:
         self.ready.append((task, message))
 
     def _pass_partly(self) -> bool:
-        """Split a group when only some of its threads may go on."""
+        """Splits a group if only some of its threads may continue."""
         for task in self.waiting:
             wait = task.wait
             if wait is not None:
@@ -244,7 +244,7 @@ class Scheduler:
         return False
 
     def _refuse(self) -> bool:
-        """Refuses a wait that may be refused; once only while nothing else happens."""
+        """Refuses a refusable wait, but only once while nothing else happens."""
         for task in self.waiting:
             if task.wait is not None and task.wait.refusable and task.refused != self.news_count:
                 task.refused = self.news_count
@@ -253,7 +253,7 @@ class Scheduler:
         return False
 
     def _give_up_a_join(self) -> bool:
-        """Warps that wait at a join for warps that are stuck go on without them."""
+        """Releases warps that wait at a join for stuck warps."""
         for task in [*self.waiting, *(task for task, _ in self.ready)]:
             above = task.parent
             while above is not None:
@@ -267,7 +267,7 @@ class Scheduler:
         return False
 
     def _release(self, task: _Task, fork: Fork, mask: np.ndarray) -> None:
-        """Put two tasks instead of one that waits for a fork: those in ``mask``, the rest."""
+        """Replaces a task that waits for a fork by two: the threads in ``mask``, and the rest."""
         current, stop = task.coroutine.send(True)
         task.coroutine.close()
         go_group, values, rest_fork = fork.release(mask, current)
@@ -284,7 +284,7 @@ class Scheduler:
         self._launch(_Task(self.start(go_group, fork.stop, stop, values), go_group, above, go_part))
 
     def _after(self, fork: Fork, stop: int, current: Values) -> Coroutine:
-        """Continues behind a join that some threads have left, and more may leave."""
+        """Continues after a join that some threads have left; more may leave it."""
         if (yield):
             yield current, stop
         values = fork.join(range(len(current)), current)

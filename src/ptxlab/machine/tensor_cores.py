@@ -1,13 +1,13 @@
-"""What tensor cores multiply, and how they add, to the last bit.
+"""The products and sums of tensor cores, exact to the last bit.
 
-mma.sync and wgmma run in steps. A step takes the products of up to ``depth`` pairs of elements, and
-the accumulator. Products are exact. Each product, and the accumulator, is aligned to the largest
-exponent among all of them and cut off, towards zero, so many bits behind that exponent's point.
-The sum of what is left is exact, and is cut off in its turn, towards zero, to float32.
+mma.sync and wgmma run in steps. A step adds the products of up to ``depth`` pairs of elements and
+the accumulator. The products are exact. All terms are aligned to the largest exponent among them
+and truncated a fixed number of bits below it. Their sum is exact and then truncated to float32.
 
-- An exponent is that of the format's field: a product's is the sum of its factors', so that its
-  significand lies between 1 and 4; a subnormal's is that of the smallest normal number. A zero has
-  a very low one (-133 on Hopper), so that products far below it are lost beside a zero.
+- An exponent is that of the format's exponent field. A product's exponent is the sum of its
+  factors', so that its significand lies between 1 and 4. A subnormal has the exponent of the
+  smallest normal number. A zero has a very low exponent (-133 on Hopper), and products far below
+  that are lost when they are added to a zero.
 - A result of zero is +0, whatever the signs of its terms. 2**128 and more is infinity.
 - Infinities and NaN follow IEEE 754, and every NaN is 0x7FFFFFFF.
 
@@ -37,14 +37,13 @@ def bfloats_to_floats(words: np.ndarray) -> np.ndarray:
 
 
 def tf32_to_floats(words: np.ndarray) -> np.ndarray:
-    """float32 of tf32 words, whose lower 13 bits do not count."""
+    """float32 of tf32 words, whose lower 13 bits are ignored."""
     return (words & u4(0xFFFFE000)).view(f4)
 
 
 @dataclass(frozen=True)
 class OperandType:
-    """A type of A and B, by its name in PTX: float32 of its registers, an element's bytes, and the
-    least exponent."""
+    """An operand type: PTX name, conversion to float32, bytes per element, least exponent."""
 
     name: str
     floats: Callable[[np.ndarray], np.ndarray]
@@ -61,21 +60,24 @@ OPERAND_TYPES = {
 _LEAST_EXPONENT, _MANTISSA_BITS, _FIELD = -126, 23, 255
 _LEAST_NORMAL, _LEAST_SUBNORMAL = 2.0**-126, 2.0**-149
 _NAN = u4(0x7FFFFFFF).view(f4)
-#: Bits of a float64 that a float32 has no room for.
+#: Mantissa bits that a float64 has in excess of a float32.
 _BITS_TOO_MANY = 29
 
-#: Accumulators that are computed together: products and integers of a step stay in the L2 cache.
+#: Accumulators that are computed together, few enough that a step's products stay in the L2 cache.
 _BLOCK = 8192
 
-#: Exponents of factors, lowest and highest, whose products, and what they are scaled to, are exact
-#: in float32.
+#: Lowest and highest exponents of factors whose products, also when scaled, are exact in float32.
 _LOWEST_IN_FLOAT32, _HIGHEST_IN_FLOAT32 = -100, 125
 
 
 @dataclass(frozen=True)
 class TensorCore:
-    """A generation's: bytes of an operand's row that a step takes, how many bits of a term behind
-    the largest exponent's point it keeps, and the exponent of a term that is zero."""
+    """The arithmetic of one GPU generation.
+
+    - ``step_bytes``: bytes of an operand's row per step;
+    - ``fraction_bits``: bits of a term that are kept below the largest exponent;
+    - ``zero_exponent``: the exponent of a term that is zero.
+    """
 
     step_bytes: int
     fraction_bits: int
@@ -84,8 +86,10 @@ class TensorCore:
     def multiply_add(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: OperandType, depth: int
     ) -> np.ndarray:
-        """c + a b: float32 (units, m, k) by (units, k, n), on (units, m, n), of instructions that
-        are ``depth`` deep."""
+        """c + a b in float32: (units, m, k) times (units, k, n), added to (units, m, n).
+
+        ``depth`` is the k extent of one instruction.
+        """
         units, rows, columns = c.shape
         sums = np.empty_like(c)
         height = min(rows, max(1, _BLOCK // columns))
@@ -102,9 +106,9 @@ class TensorCore:
         return sums
 
 
-#: Of Ampere and Ada; of Hopper and Blackwell.
+#: Ampere and Ada; Hopper and Blackwell.
 _AMPERE, _HOPPER = TensorCore(16, 24, -132), TensorCore(32, 25, -133)
-#: What is known, by compute capability.
+#: The known tensor cores, by compute capability.
 TENSOR_CORES = {
     **dict.fromkeys((80, 86, 87, 89), _AMPERE),
     **dict.fromkeys((90, 100, 103, 120, 121), _HOPPER),
@@ -112,8 +116,10 @@ TENSOR_CORES = {
 
 
 class _Scratch:
-    """Memory of a step's products, and of what is left of them. Allocated for every step it would
-    be returned to the system each time."""
+    """Memory for a step's products and truncated products.
+
+    It is allocated once, because an allocation per step would be returned to the system each time.
+    """
 
     def __init__(self, depth: int, accumulators: int) -> None:
         self.depth = depth
@@ -121,7 +127,7 @@ class _Scratch:
         self.integers = np.empty(depth * accumulators, i4)
 
     def of(self, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both in a shape that is at most as large."""
+        """Views of both arrays in a shape that is at most as large."""
         size = int(np.prod(shape))
         return self.products[:size].reshape(shape), self.integers[:size].reshape(shape)
 
@@ -131,7 +137,7 @@ class _Factors:
 
     def __init__(self, given: np.ndarray, kind: OperandType) -> None:
         self.given = given
-        #: With 0 in the place of what is not finite.
+        #: The given values, with 0 in place of non-finite ones.
         self.values, self.all_finite = _finite(np.ascontiguousarray(given))
         self.zeros = self.values == 0
         self.exponents = _exponents(self.values, kind.least_exponent)
@@ -141,12 +147,12 @@ class _Factors:
 
     @cached_property
     def powers(self) -> np.ndarray:
-        """256**exponent, and 0 of zeros; float64."""
+        """256**exponent, and 0 for zeros; float64."""
         return np.where(self.zeros, 0.0, _power_of_two(8 * self.exponents))
 
     @cached_property
     def far_exponents(self) -> np.ndarray:
-        """Exponents, those of zeros so low that no product with one is the largest."""
+        """Exponents; zeros get one so low that no product with a zero has the largest exponent."""
         return np.where(self.zeros, -1024, self.exponents)
 
 
@@ -161,7 +167,7 @@ class _Block:
         )
 
     def added_to(self, c: np.ndarray) -> np.ndarray:
-        """All steps, the first one with ``c`` as its accumulator."""
+        """Runs all steps; ``c`` is the accumulator of the first one."""
         depth = self.scratch.depth
         for first in range(0, self.a.given.shape[2], depth):
             c = self._step(slice(first, first + depth), c)
@@ -172,7 +178,7 @@ class _Block:
         sums = self._finite_step(k, addend)
         if finite and self.a.all_finite and self.b.all_finite:
             return sums
-        # float64 has room for any sum of products, so what is not finite here comes from a term.
+        # No sum of products overflows float64, so a non-finite result comes from a term.
         a, b = self.a.given[:, :, k].astype(f8), self.b.given[:, k].astype(f8)
         special = np.matmul(a, b) + c
         finite = np.isfinite(special)
@@ -190,13 +196,13 @@ class _Block:
         return _cut_to_float32(sums, has_subnormals=lowest < _LEAST_EXPONENT)
 
     def _largest_exponents(self, k: slice) -> np.ndarray:
-        """The largest exponent of each accumulator's products, int64; very low where all are 0."""
+        """The largest exponent of each accumulator's products, int64; very low if all are 0."""
         if not self.in_float32:
             rows = self.a.far_exponents[:, :, k].transpose(2, 0, 1)
             columns = self.b.far_exponents[:, k].transpose(1, 0, 2)
             return np.max(rows[..., None] + columns[:, :, None], axis=0)
-        # With 256**exponent in the place of each factor, the sum of 16 products is less than 16
-        # times the largest, and its exponent shows that one's.
+        # With 256**exponent in place of each factor, the sum of 16 products is less than 16 times
+        # the largest one, so its exponent gives the exponent of the largest product.
         powers = np.matmul(self.a.powers[:, :, k], self.b.powers[:, k]).view(i8)
         powers >>= 52
         powers -= 1023
@@ -204,14 +210,14 @@ class _Block:
         return powers
 
     def _sums_of_products(self, k: slice, scale: np.ndarray) -> np.ndarray:
-        """Sums of what is left of the products, in units of the last bit that is kept."""
+        """Sums of the truncated products, in units of the last bit kept."""
         a, b = self.a.values[:, :, k], self.b.values[:, k]
         if not self.in_float32:
             wide = np.einsum("umk,ukn->kumn", a.astype(f8), b.astype(f8))
             return np.trunc(wide * scale).sum(axis=0)
         products, integers = self.scratch.of(a.shape[2], *scale.shape)
         np.einsum("umk,ukn->kumn", a, b, out=products)
-        # Where products are all zero, the scale may be too large for float32.
+        # If all products are zero, the scale may be too large for float32.
         products *= np.minimum(scale, 2.0**127).astype(f4)
         np.copyto(integers, products, casting="unsafe")
         # Sixteen terms, each at most 2**27 less the last of its 22 bits: no overflow.
@@ -219,7 +225,7 @@ class _Block:
 
 
 def _finite(x: np.ndarray) -> tuple[np.ndarray, bool]:
-    """With 0 in the place of what is not, and whether all is."""
+    """``x`` with 0 in place of non-finite values, and whether all were finite."""
     finite = np.isfinite(x)
     every = bool(finite.all())
     return (x if every else np.where(finite, x, f4(0))), every
@@ -237,7 +243,7 @@ def _power_of_two(exponents: np.ndarray) -> np.ndarray:
 
 
 def _cut_to_float32(x: np.ndarray, *, has_subnormals: bool) -> np.ndarray:
-    """float32 of float64 (which is changed), rounded towards zero."""
+    """float32 of float64, rounded towards zero; changes ``x``."""
     bits = x.view(i8)
     bits &= -1 << _BITS_TOO_MANY
     if has_subnormals:

@@ -1,4 +1,4 @@
-"""Tensor maps: which box of a tensor a bulk copy moves, and how it lies in shared memory."""
+"""Tensor maps: the box of a tensor that a bulk copy moves, and its layout in shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_IN_A_BOX = 256
 
 
 class ElementType(Protocol):
-    """The type of a tensor's elements: all that counts is how many bytes one has."""
+    """The type of a tensor's elements; only its size in bytes matters."""
 
     @property
     def element_size(self) -> int: ...
@@ -25,8 +25,8 @@ class ElementType(Protocol):
 class TensorMapSpec(Protocol):
     """A tensor map before it is encoded. The first dimension is the innermost, with stride 1.
 
-    ``argument_offset`` is its place in the arguments (bytes), ``strides_bytes`` has one entry less
-    than ``sizes``; ``swizzle_bytes`` is 0, 32, 64 or 128.
+    ``argument_offset`` is the map's byte offset in the arguments. ``strides_bytes`` has one entry
+    less than ``sizes``. ``swizzle_bytes`` is 0, 32, 64 or 128.
     """
 
     @property
@@ -51,7 +51,7 @@ class Clip:
 
     begins: tuple[int, ...]
     counts: tuple[int, ...]
-    #: Where in the box it begins.
+    #: The offset in the box at which this part begins.
     skipped: tuple[int, ...]
 
     @property
@@ -61,10 +61,11 @@ class Clip:
 
 
 class TensorMap:
-    """A spec that was checked, and the memory it stands for.
+    """A checked spec and its memory.
 
-    A map may cover more than the tensor has: what counts is what boxes touch. It may not begin
-    where no memory is: a GPU faults then, though no box touches it. Addresses wrap at 2^64.
+    A map may extend past the tensor: only the elements that boxes touch count. But it must begin in
+    registered memory, since a GPU faults otherwise, even if no box touches that place. Addresses
+    wrap at 2^64.
     """
 
     def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:
@@ -81,16 +82,16 @@ class TensorMap:
 
     @property
     def rank(self) -> int:
-        """Dimensions."""
+        """The number of dimensions."""
         return len(self.sizes)
 
     @property
     def box_bytes(self) -> int:
-        """Bytes of a whole box in shared memory, also of one that hangs over the tensor's edge."""
+        """Bytes of a box in shared memory, also if it extends past the tensor's edge."""
         return int(np.prod(self.box)) * self.element
 
     def clip(self, coordinates: Sequence[int]) -> Clip:
-        """What of the box at ``coordinates`` exists."""
+        """The part of the box at ``coordinates`` that lies in the tensor."""
         begins = [max(c, 0) for c in coordinates]
         ends = [min(c + b, n) for c, b, n in zip(coordinates, self.box, self.sizes, strict=True)]
         return Clip(
@@ -105,7 +106,7 @@ class TensorMap:
         return swizzled(plain, self.swizzle)
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes of a box; what lies outside the tensor, or must not be read, is zero."""
+        """The bytes of a box; elements outside the tensor, or not readable, are zero."""
         box: np.ndarray = np.zeros(self.box[::-1], f"u{self.element}")
         clip = self.clip(coordinates)
         addresses, size = self.rows(coordinates)
@@ -120,10 +121,10 @@ class TensorMap:
         return box.reshape(-1).view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Put the bytes of a box into the tensor, or add them as fp32; what lies outside, or is no
-        output, is dropped.
+        """Writes the bytes of a box into the tensor, or adds them as fp32.
 
-        Rows that share addresses are written in the order of the box.
+        Elements outside the tensor, or in read-only memory, are dropped. Rows that share addresses
+        are written in the order of the box.
         """
         if add and self.element != np.dtype(np.float32).itemsize:
             raise EmulatorError(f"fp32 sums through a map of elements of {self.element} bytes")
@@ -165,7 +166,7 @@ def _slices(begins: Sequence[int], counts: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _check(spec: TensorMapSpec) -> None:
-    """What cuTensorMapEncodeTiled would refuse, and what is not emulated."""
+    """Raises ArgumentError for a spec that cuTensorMapEncodeTiled rejects or is not emulated."""
     rank, inner = len(spec.sizes), spec.box[0] * spec.element_type.element_size
     strides = getattr(spec, "element_strides", ()) or (1,) * rank
     wrong = ""
@@ -178,10 +179,10 @@ def _check(spec: TensorMapSpec) -> None:
     elif not all(1 <= extent <= _MOST_IN_A_BOX for extent in spec.box):
         wrong = f"box={spec.box}: extents go from 1 to {_MOST_IN_A_BOX}"
     elif inner % PIECE:
-        wrong = f"box={spec.box}: its rows have {inner} bytes, which is no multiple of 16"
+        wrong = f"box={spec.box}: its rows have {inner} bytes, which is not a multiple of 16"
     elif spec.swizzle_bytes and inner != spec.swizzle_bytes:
         wrong = f"box={spec.box}: rows of {inner} bytes with a {spec.swizzle_bytes}-byte swizzle"
     elif any(stride != 1 for stride in strides):
-        wrong = f"element_strides={strides}: only ones are emulated"
+        wrong = f"element_strides={strides}: only strides of 1 are emulated"
     if wrong:
         raise ArgumentError(f"tensor map at argument offset {spec.argument_offset}: {wrong}")

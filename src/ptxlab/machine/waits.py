@@ -1,4 +1,4 @@
-"""What a group can wait for, as the scheduler sees it."""
+"""The scheduler's interface to the waits of groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED = Refused()
 
 
 class Wait(ABC):
-    """A group that stands at an instruction until something happens.
+    """A group that waits at an instruction.
 
     ``refusable``: the instruction may also give up (mbarrier.try_wait); it then receives REFUSED.
     """
@@ -34,23 +34,23 @@ class Wait(ABC):
 
     @abstractmethod
     def passed(self) -> np.ndarray:
-        """Per thread of the group, whether it may go on."""
+        """Per thread of the group, whether it may continue."""
 
     @abstractmethod
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """The same for the threads in ``mask``, which are now ``group``."""
+        """The wait of the threads in ``mask``, which are now ``group``."""
 
     @abstractmethod
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """What is missing: (positions of the threads concerned, words), for a deadlock report."""
+        """The missing events for a deadlock report: (positions of the threads, description)."""
 
     @abstractmethod
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Threads (None: all) go on now; observers are notified here."""
+        """Called when threads (None: all) continue; notifies observers."""
 
 
 def describe(waits: list[Wait], geometry: Geometry) -> str:
-    """The waiting threads and what they wait for; CTAs in the same state are counted together."""
+    """The waiting threads and their reasons; CTAs in the same state are counted together."""
     lines = []
     for wait in waits:
         for positions, words in wait.reasons():
@@ -60,13 +60,13 @@ def describe(waits: list[Wait], geometry: Geometry) -> str:
             others = int(np.unique(ctas).size) - 1
             lines.append(
                 f"CTA {cta + geometry.first_cta} threads {ranges(tids)} at {wait.site} wait "
-                f"for {words}" + (f" and likewise in {others} more CTAs" if others else "")
+                f"for {words}" + (f"; the same in {others} more CTAs" if others else "")
             )
     return "; ".join(lines)
 
 
 def ranges(numbers: np.ndarray) -> str:
-    """``0-31, 64-95`` for ascending numbers."""
+    """Ascending numbers as ranges, such as ``0-31, 64-95``."""
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     texts = []
     for run in np.split(numbers, breaks)[:8]:

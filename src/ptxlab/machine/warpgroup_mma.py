@@ -1,9 +1,9 @@
 """wgmma, which runs asynchronously to its threads.
 
-Its accumulator registers hold ``InFlight`` from its issue to the wait that covers it: an access
-meanwhile is reported and reads NaN. Its operands in shared memory are read at that wait, as late as
-the hardware may; in a random schedule sometimes at once. A chain of wgmma into the same registers
-becomes one matrix product.
+The accumulator registers hold ``InFlight`` from the issue to the wait that covers it; an access in
+between is reported and reads NaN. Operands in shared memory are read at that wait, as late as
+hardware may read them; a random schedule sometimes reads them at the issue. A chain of wgmma into
+the same registers becomes one matrix product.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ f4, u2, u4 = np.float32, np.uint16, np.uint32
 
 @dataclass(frozen=True)
 class Form:
-    """One wgmma instruction: m64 x n x k16 of a type (f16 or bf16), its literals."""
+    """The constant operands of one wgmma instruction: m64 x n x k16 of f16 or bf16."""
 
     n: int
     kind: OperandType
     negate_a: bool
     negate_b: bool
-    #: K-major operands; A in registers has no layout.
+    #: Whether operands are K-major; A in registers has no layout.
     k_major_a: bool
     k_major_b: bool
-    #: Registers of A, none when it is in shared memory.
+    #: Registers of A; empty if A is in shared memory.
     fragment: tuple[str, ...]
 
 
 class InFlight(NDArrayOperatorsMixin):
-    """Content of an accumulator register while its wgmma is in flight."""
+    """The content of an accumulator register while its wgmma is in flight."""
 
     __slots__ = ("product", "row")
 
@@ -52,7 +52,7 @@ class InFlight(NDArrayOperatorsMixin):
         self.product, self.row = product, row
 
     def touched(self, how: str = "is read") -> np.float32:
-        """Reports an access; returns the value that it reads."""
+        """Reports an access and returns the value read."""
         self.product.touched(self.row, how)
         return f4(np.nan)
 
@@ -73,7 +73,7 @@ class InFlight(NDArrayOperatorsMixin):
 
 
 class Wgmma:
-    """One wgmma of the threads that were in a group when it was issued."""
+    """One wgmma, of the threads that were in the group at its issue."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Wgmma:
 
     @property
     def fragment(self) -> tuple[str, ...]:
-        """Registers of A, none when it is in shared memory."""
+        """Registers of A; empty if A is in shared memory."""
         return self.form.fragment
 
     def touched(self, row: int, how: str) -> None:
-        """An accumulator register is accessed before the wait."""
+        """Reports an access to an accumulator register before the wait."""
         wave = self.pipe.wave
         wave.misuse(
             "wgmma-in-flight",
@@ -117,7 +117,7 @@ class Wgmma:
         return WARPGROUP if self.warpgroups else WARP
 
     def descriptors(self, values: np.ndarray) -> np.ndarray:
-        """One descriptor per unit; all its threads must agree."""
+        """One descriptor per unit; all threads of a unit must have the same."""
         if values.ndim == 0:
             return np.full(self.index.size // self.unit, values)
         by_unit = values.reshape(-1, self.unit)
@@ -192,13 +192,13 @@ class Wgmma:
         return self.form.kind.floats(pieces.view(u2))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """A and B as they are when this is first asked for."""
+        """A and B, as they are at the first call."""
         if self.operands is None:
             self.operands = self.a_matrix(), self.b_matrix()
         return self.operands
 
     def evaluate(self) -> np.ndarray:
-        """Accumulators (register, thread), float32; operands that were not read are read now."""
+        """Accumulators (register, thread) in float32; reads any operands not read yet."""
         if self.result is None:
             chain = self._chain()
             pairs = [one.read() for one in chain]
@@ -210,7 +210,7 @@ class Wgmma:
         return self.result
 
     def _sums(self, a: np.ndarray, b: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """before + a b, (register, thread); ``before`` None is zero."""
+        """before + a b, (register, thread); None for ``before`` is zero."""
         n, core = self.form.n, self.pipe.wave.tensor_core
         if core is None:
             rows = _to_registers(_multiply(a, b), n)
@@ -222,7 +222,7 @@ class Wgmma:
         return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
-        """This wgmma and its predecessors that only it continues, the first one first."""
+        """This wgmma and the predecessors that only it continues, oldest first."""
         chain = [self]
         while True:
             before = chain[0].addend
@@ -236,7 +236,7 @@ class Wgmma:
             chain.insert(0, before)
 
     def _before(self) -> np.ndarray | None:
-        """What this is added to, (register, thread); None for zero."""
+        """The addend, (register, thread); None for zero."""
         if self.addend is None:
             return None
         if isinstance(self.addend, Wgmma):
@@ -260,8 +260,8 @@ class Wgmma:
 def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """(units, rows, k) x (units, k, n), in blocks of rows small enough for one thread.
 
-    OpenBLAS starts its threads above so many multiplications; beside other processes on the same
-    cores that made products of this size 50 times slower.
+    OpenBLAS starts its threads above a number of multiplications. With other processes on the same
+    cores, that made products of this size 50 times slower.
     """
     units, rows, depth = a.shape
     block = rows
@@ -273,21 +273,22 @@ def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _to_registers(tiles: np.ndarray, n: int) -> np.ndarray:
-    """(..., rows, n) to (register, thread): register 4j + 2h + e of lane (g, t) holds row g + 8h
-    of its warp's 16, column 8j + 2t + e."""
+    """(..., rows, n) to (register, thread).
+
+    Register 4j + 2h + e of lane (g, t) holds row g + 8h of its warp's 16 rows, column 8j + 2t + e.
+    """
     parts = tiles.reshape(-1, 2, 8, n // 8, 4, 2).transpose(3, 1, 5, 0, 2, 4)
     return np.ascontiguousarray(parts).reshape(n // 2, -1)
 
 
 def _to_tiles(rows: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """(register, thread) to (units, rows, n): back from _to_registers."""
+    """(register, thread) to (units, rows, n): the inverse of _to_registers."""
     parts = rows.reshape(shape[2] // 8, 2, 2, -1, 8, 4).transpose(3, 1, 4, 0, 5, 2)
     return np.ascontiguousarray(parts).reshape(shape)
 
 
 class WgmmaPipe:
-    """The wgmma instructions that generated code calls; those in flight are kept in their
-    groups."""
+    """The wgmma instructions that generated code calls. Groups keep those in flight."""
 
     def __init__(self, wave: RunsWgmma) -> None:
         self.wave = wave
@@ -302,7 +303,7 @@ class WgmmaPipe:
         b: Any,
         accumulate: Any,
     ) -> tuple[InFlight, ...]:
-        """wgmma.mma_async: what its accumulator registers hold from now on."""
+        """wgmma.mma_async; returns the new contents of the accumulator registers."""
         group.require_whole("wgmma.mma_async")
         if np.ndim(accumulate) and (accumulate == accumulate[0]).all():
             accumulate = accumulate[0]
@@ -316,7 +317,8 @@ class WgmmaPipe:
             self._notify(group, product)
         random = self.wave.scheduler.random
         if random is not None and random.random() < 0.5:
-            # Early, but not multiplied yet: sums are taken in one order whatever the schedule.
+            # Operands are read early but not multiplied yet, so that no schedule changes the order
+            # of sums.
             product.read()
         return tuple([InFlight(product, row) for row in range(len(registers))])
 
@@ -346,7 +348,7 @@ class WgmmaPipe:
     def wait(
         self, group: Group, site: Site, allowed: int, registers: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """wgmma.wait_group: the values of registers that may be in flight, after the wait."""
+        """wgmma.wait_group; returns the new values of registers that may have been in flight."""
         cut = max(0, len(group.wgmma_groups) - allowed)
         done, group.wgmma_groups = group.wgmma_groups[:cut], group.wgmma_groups[cut:]
         pending = {id(p) for p in group.pending_wgmma}
@@ -365,19 +367,19 @@ class WgmmaPipe:
             self._notify_done(group, site, max(product.clock for product in finished))
         return tuple(values)
 
-    # Rules that the translator watches over
+    # Rules that translated code checks
 
     def unfenced(self, group: Group, site: Site, what: str) -> None:
-        """A wgmma whose registers were accessed after the last wgmma.fence."""
+        """Reports a wgmma whose registers were accessed after the last wgmma.fence."""
         self.wave.misuse("wgmma-fence", site, group.threads, f"no wgmma.fence lies between {what}")
 
     def overwritten(self, group: Group, value: Any) -> None:
-        """A register is written that may hold an accumulator in flight."""
+        """Checks a write to a register that may hold an accumulator in flight."""
         if isinstance(value, InFlight):
             value.touched("is overwritten")
 
     def fragment_written(self, group: Group, site: Site, register: str) -> None:
-        """A register is written that may be part of an A fragment in flight."""
+        """Checks a write to a register that may be part of an A fragment in flight."""
         for products in (*group.wgmma_groups, group.pending_wgmma):
             for product in products:
                 if register in product.fragment:

@@ -1,4 +1,4 @@
-"""What generated code calls: a wave's memories, barriers, forks, and exchange between lanes."""
+"""The interface of generated code: a wave's memories, barriers, forks, and lane exchange."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from ptxlab.machine.wave_memory import WaveMemory
 
 u4 = np.uint32
 
-#: Backward jumps between two turns of other groups: spin loops must not starve the groups they wait
-#: for.
+#: Backward jumps after which a group yields, so that spin loops do not starve the groups that they
+#: wait for.
 _TURN = 64
 
 
@@ -64,13 +64,13 @@ class Wave(WaveMemory):
         self.bulk = BulkCopies(self, self.mbarriers)
         self.wgmma = WgmmaPipe(self)
         self.registers = RegisterPool(self)
-        #: Whose sums mma and wgmma take; None: float32's in any order.
+        #: The tensor cores whose rounding mma and wgmma use; None: float32 sums in any order.
         self.tensor_core: TensorCore | None = None
-        #: CTAs of the launch that start when those of this wave are done.
+        #: CTAs of the launch that start after this wave.
         self.ctas_to_come = 0
         #: Backward jumps left before a launch counts as endless.
         self.loops_left = 0
-        #: Per node: warp instructions' and threads' visits, shared by all waves of a launch.
+        #: Visits of each node by warps, and by threads; shared by all waves of a launch.
         self.counts: list[int] = []
         self.thread_counts: list[int] = []
         #: The site of each line of generated code.
@@ -84,7 +84,7 @@ class Wave(WaveMemory):
     def barrier(
         self, group: Group, site: Site, number: Any, expected: Any, blocks: bool, vote: Any = None
     ) -> BarrierWait | None:
-        """bar.sync, or bar.arrive when not ``blocks``: None when the group may go on at once.
+        """bar.sync, or bar.arrive if not ``blocks``; None if the group may continue at once.
 
         ``vote`` is each thread's predicate of a bar.red.
         """
@@ -103,7 +103,7 @@ class Wave(WaveMemory):
         return self.barriers.arrive(group, site, number, count, blocks=blocks, vote=vote)
 
     def _released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
-        """A barrier has opened."""
+        """Called when a barrier has opened."""
         self.scheduler.notify()
         if self.observers:
             self._notify_barrier(site, "release", number, expected, index)
@@ -125,7 +125,7 @@ class Wave(WaveMemory):
                 observer.warp_sync(event)
 
     def exited(self, group: Group) -> None:
-        """All threads of a group have returned."""
+        """Called when all threads of a group have returned."""
         self.barriers.exited(group)
         self.cluster_barrier.exited(group)
 
@@ -139,7 +139,7 @@ class Wave(WaveMemory):
         following_values: tuple[Any, ...],
         stop: int,
     ) -> Fork:
-        """A divergent branch: threads where ``taken`` holds go to ``target``, the others on."""
+        """A divergent branch: ``taken`` threads go to ``target``, the others to ``following``."""
         fork = Fork(group, stop)
         yes, no = group.split(taken)
         fork.add(
@@ -164,22 +164,22 @@ class Wave(WaveMemory):
         values_again: tuple[Any, ...],
         wait: Wait | None,
     ) -> Split:
-        """Only the threads in ``passed`` may go on behind a wait.
+        """Splits a group at a wait: only the threads in ``passed`` may continue.
 
-        The others keep waiting, or without ``wait`` run node ``again``, which waits once more.
+        The others keep waiting; without ``wait`` they run node ``again``, which waits again.
         """
         return Split(group, passed, (following, values), (again, values_again), wait)
 
     def looped(self) -> bool:
-        """A group jumps backwards; returns whether it should now let other groups run."""
+        """Counts a backward jump; returns whether the group should now let other groups run."""
         self.loops_left -= 1
         if self.loops_left < 0:
-            raise EmulatorError("endless loop: the limit on backward jumps is used up")
+            raise EmulatorError("endless loop: the limit on backward jumps is reached")
         random = self.scheduler.random
         return self.loops_left % _TURN == 0 or (random is not None and random.random() < 0.5)
 
     def interrupted(self) -> bool:
-        """Whether a group that reaches a wait lets other groups run before it tests the barrier."""
+        """Whether a group at a wait lets other groups run before it tests the barrier."""
         random = self.scheduler.random
         return random is not None and random.interrupts_a_wait()
 
@@ -188,12 +188,15 @@ class Wave(WaveMemory):
         raise EmulatorError(f"trap reached by thread {int(group.threads[0])}")
 
     def require_float_sums(self, what: str) -> None:
-        """An instruction whose sums are not float32, of which no tensor core's are known."""
+        """Raises EmulatorError if exact_mma meets an instruction without float32 sums.
+
+        The rounding of such sums is not known for any tensor core.
+        """
         if self.tensor_core is not None:
             raise EmulatorError(f"{what} has no exact_mma; use .f32 sums, or leave exact_mma out")
 
     def called(self, group: Group, name: str) -> None:
-        """A call of a function without a body: assertions, printf, malloc."""
+        """Raises EmulatorError for a call of a function without a body: assert, printf, malloc."""
         what = (
             "an assertion failed" if name == "__assertfail" else "only those it defines can be run"
         )
@@ -202,7 +205,7 @@ class Wave(WaveMemory):
         )
 
     def written(self, value: Any, register: str) -> Any:
-        """Read a register that some path leaves unwritten."""
+        """Reads a register that some path leaves unwritten."""
         if value is UNDEFINED:
             raise EmulatorError(f"register {register} is read before it is written")
         return value
@@ -212,7 +215,7 @@ class Wave(WaveMemory):
         return select(predicate, value, self.or_poison(old, value.dtype))
 
     def or_poison(self, value: Any, held: Any) -> Any:
-        """All ones (false for a predicate) in the NumPy type ``held`` for what is not written."""
+        """``value``; if it is undefined, all ones (false for a predicate) in the type ``held``."""
         if value is not UNDEFINED:
             return value
         kind = np.dtype(np.bool_ if held == "b1" else held)
@@ -225,7 +228,7 @@ class Wave(WaveMemory):
     def misuse(
         self, kind: str, site: Site, threads: np.ndarray, message: str, address: int = 0
     ) -> None:
-        """A rule is broken: a finding where an observer takes it, an error otherwise."""
+        """Reports a broken rule: a finding if an observer handles misuse, otherwise an error."""
         takers = [observer for observer in self.observers if observer.handles_misuse]
         if not takers:
             raise EmulatorError(f"{kind}: {message}")
@@ -234,7 +237,7 @@ class Wave(WaveMemory):
             observer.misuse(event)
 
     def current_site(self) -> Site | None:
-        """The instruction that generated code is at; only for reports."""
+        """The instruction that generated code is executing; only for reports."""
         frame = sys._getframe()
         while frame.f_back is not None:
             frame = frame.f_back
@@ -270,7 +273,7 @@ class Wave(WaveMemory):
         for observer in self.observers:
             observer.grid_allow(event)
 
-    # Loops that wait for memory
+    # Polling loops
 
     def poll(
         self,
@@ -283,7 +286,7 @@ class Wave(WaveMemory):
         words: Any,
         mask: Any,
     ) -> None:
-        """Notes what a loop that waits for memory has read: ``count`` words of ``size`` bytes."""
+        """Records the ``count`` words of ``size`` bytes that a load of a polling loop has read."""
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
@@ -293,25 +296,25 @@ class Wave(WaveMemory):
             group.polls[site.index] = Poll.of(site, positions, where, found, size, count)
 
     def forget(self, group: Group, loads: Sequence[int]) -> None:
-        """A round of a loop that waits for memory begins: what its loads read before is over."""
+        """Begins an iteration of a polling loop: drops what its loads read before."""
         for load in loads:
             group.polls.pop(load, None)
 
     def unchanged(self, group: Group, loads: Sequence[int]) -> MemoryWait | None:
-        """What a group waits for that found none of the words it needs: a change of one.
+        """A wait for a change in the words that a polling loop has read.
 
-        ``loads``: those of the loop. None where they have read no global memory.
+        ``loads`` are the loop's loads. Returns None if they have read no global memory.
         """
         polls = [group.polls[load] for load in loads if load in group.polls]
         polls = [poll for poll in polls if poll.positions.size]
         return MemoryWait(group, self.memory, polls, self.ctas_to_come) if polls else None
 
     def deliver(self, random: RandomSchedule | None) -> bool:
-        """One asynchronous transfer arrives; whether there was one."""
+        """Lets one asynchronous transfer arrive; returns whether there was one."""
         return self.bulk.deliver(random)
 
     def end(self) -> None:
-        """All threads have exited."""
+        """Called when all threads have exited."""
         self.bulk.end()
         self.registers.end()
 
@@ -320,7 +323,7 @@ class Wave(WaveMemory):
     def shuffle(
         self, group: Group, mode: str, value: Any, b: Any, c: Any, members: Any
     ) -> tuple[Any, Any]:
-        """shfl.sync: (value from the other lane, in range). A lane not here gives all ones."""
+        """shfl.sync: (value of the source lane, in range). A lane elsewhere gives all ones."""
         group.require_members("shfl.sync", members)
         if b.ndim or c.ndim:
             source, good = group.shuffle_source_varying(mode, b, c)
@@ -346,7 +349,7 @@ class Wave(WaveMemory):
         return (mask == 0) | (mask == full)
 
     def match(self, group: Group, value: Any, members: Any) -> np.ndarray:
-        """match.sync: per thread, the mask of its warp's lanes here that have its value."""
+        """match.sync: per thread, the mask of its warp's lanes in this group with its value."""
         group.require_members("match.sync", members)
         pairs = np.stack([group.warp.astype(np.uint64), np.broadcast_to(value, (group.n,))])
         _, same = np.unique(pairs, axis=1, return_inverse=True)
@@ -356,14 +359,14 @@ class Wave(WaveMemory):
         return masks
 
     def elect(self, group: Group, members: Any) -> Any:
-        """elect.sync: per thread, the lowest lane of its warp among the members here."""
+        """elect.sync: per thread, the lowest member lane of its warp in this group."""
         group.require_members("elect.sync", members)
         mask = (group.ballot(np.bool_(True)) & members).astype(np.int64)
         lowest = mask & -mask
         return np.log2(lowest.astype(np.float64)).astype(u4)
 
     def reduce(self, group: Group, operation: Any, value: Any, members: Any) -> Any:
-        """redux.sync over each warp's lanes here."""
+        """redux.sync over each warp's lanes in this group."""
         group.require_members("redux.sync", members)
         value = np.broadcast_to(value, (group.n,))
         starts = np.flatnonzero(np.diff(group.warp, prepend=-1))
@@ -372,7 +375,7 @@ class Wave(WaveMemory):
 
 
 def taken(predicate: Any) -> int:
-    """Whether a branch is taken: 1 by all, 0 by none, -1 by some."""
+    """Whether a branch is taken: 1 by all threads, 0 by none, -1 by some."""
     if predicate.ndim == 0:
         return 1 if predicate else 0
     count = np.count_nonzero(predicate)

@@ -1,6 +1,6 @@
 """Memory traffic of a wave: loads, stores, atomics, matrices, asynchronous copies.
 
-Observers are notified here too. In code translated without observers ``see`` is never called.
+Observers are notified here too. Code translated without observers never calls ``see``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ptxlab.machine.random_schedule import RandomSchedule
 
 @dataclass(frozen=True, slots=True)
 class RowBase:
-    """Places of 16-byte rows in shared memory, their byte addresses, and all those or-ed."""
+    """The cells of 16-byte rows in shared memory, their byte addresses, and the OR of these."""
 
     cells: np.ndarray
     addresses: np.ndarray
@@ -59,9 +59,9 @@ class WaveMemory:
         geometry.shared_pitch, geometry.local_pitch = self.shared.pitch, self.local.pitch
         self.masks_bad_access = any(observer.handles_bad_access for observer in observers)
         self.clock = 0
-        # What decides the order of atomics at one address; None: that of the threads.
+        # Decides the order of atomics at one address; None: thread order.
         self.random: RandomSchedule | None = None
-        # That order for an atomic that observers have been told of and that is about to happen.
+        # The seed of that order for an atomic that observers know and that is about to happen.
         self._drawn: int | None = None
 
     # Observation
@@ -83,9 +83,9 @@ class WaveMemory:
         mask: Any,
         order: str = "",
     ) -> Any:
-        """Show an access to the observers; the mask under which it may then happen.
+        """Notifies observers of an access; returns the mask under which it may then happen.
 
-        For the shape "matrix" ``sizes`` is how many lanes of a warp give row addresses.
+        For the shape "matrix", ``sizes`` is the number of lanes of a warp that give row addresses.
         """
         positions = group.active(mask)
         flat = np.broadcast_to(addresses, (group.n,)).astype(np.int64)[positions]
@@ -93,7 +93,7 @@ class WaveMemory:
         if space == "generic":
             space, flat = self.resolve(flat)
         if np.ndim(sizes):
-            # cp.async with nothing to read leaves its source alone.
+            # cp.async with nothing to read does not touch its source.
             positions, flat, sizes = positions[sizes > 0], flat[sizes > 0], sizes[sizes > 0]
         if shape == "matrix":
             lanes = group.index[positions] % WARP < sizes
@@ -132,7 +132,7 @@ class WaveMemory:
         return (inside & aligned) | (np.asarray(sizes) == 0)
 
     def resolve(self, addresses: Any) -> tuple[str, Any]:
-        """State space and address within it of generic addresses."""
+        """The state space of generic addresses, and the addresses within it."""
         space = generic_space(addresses)
         window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0}[space]
         return space, addresses - np.int64(window)
@@ -142,7 +142,7 @@ class WaveMemory:
     def load(self, group: Group, space: str, addresses: Any, size: int, mask: Any) -> Any:
         """Words of ``size`` bytes: an array over the group, a scalar for a uniform global address.
 
-        Threads that ``mask`` switches off get zeros.
+        Threads outside ``mask`` get zeros.
         """
         if mask is None:
             return self._load(group, space, addresses, size, None)
@@ -165,7 +165,7 @@ class WaveMemory:
     def store(
         self, group: Group, space: str, addresses: Any, size: int, values: Any, mask: Any
     ) -> None:
-        """Write words of ``size`` bytes for the threads that ``mask`` leaves on."""
+        """Writes words of ``size`` bytes for the threads in ``mask``."""
         positions = None
         if mask is not None:
             positions = group.active(mask)
@@ -181,7 +181,7 @@ class WaveMemory:
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
-            # A uniform address leaves one cell: the last thread's value stays in it.
+            # A uniform address is one cell: the last thread's value stays in it.
             if np.ndim(addresses) == 0 and np.ndim(values):
                 values = values[-1]
             self.memory.store(addresses, size, values)
@@ -198,8 +198,11 @@ class WaveMemory:
     def atomic(
         self, group: Group, space: str, addresses: Any, operation: Any, values: Any, mask: Any
     ) -> np.ndarray:
-        """Read-modify-write; the old values. Of threads with one address one comes after the other,
-        in an order of the schedule's: fp32 sums depend on it."""
+        """Read-modify-write; returns the old values.
+
+        Threads with the same address are serialised in an order that the schedule decides; fp32
+        sums depend on it.
+        """
         positions = group.active(mask)
         dtype = values[0].dtype
         size, old = dtype.itemsize, np.zeros(group.n, dtype)
@@ -225,8 +228,10 @@ class WaveMemory:
     def add_vectors(
         self, group: Group, space: str, addresses: Any, values: Sequence[Any], mask: Any
     ) -> list[np.ndarray]:
-        """atom.add of vectors of fp32; the old elements. A vector is not atomic as a whole: each of
-        its elements is, so that each is added in an order of its own."""
+        """atom.add of fp32 vectors; returns the old elements.
+
+        Only single elements are atomic, not the vector, so each element has its own order of sums.
+        """
         # Bounds and alignment are those of the whole vector.
         self.load(group, space, addresses, 4 * len(values), mask)
         return [
@@ -252,7 +257,7 @@ class WaveMemory:
         return matrix_rows_to_registers(rows, count, transpose)
 
     def rows(self, group: Group, addresses: Any) -> RowBase:
-        """Checked 16-byte cells of a base address, for matrices at fixed offsets from it."""
+        """The 16-byte cells of a base address, for matrices at fixed offsets from it."""
         group.require_whole("ldmatrix")
         if addresses.ndim == 0:
             addresses = np.broadcast_to(addresses, (group.n,))
@@ -271,7 +276,7 @@ class WaveMemory:
     def store_matrix(
         self, group: Group, addresses: Any, values: Sequence[Any], transpose: bool, mask: Any
     ) -> None:
-        """stmatrix of as many matrices as there are registers."""
+        """stmatrix of one matrix per register."""
         group.require_whole("stmatrix")
         lanes = group.index % WARP < 8 * len(values)
         rows = np.zeros(group.n, np.complex128)
@@ -293,7 +298,7 @@ class WaveMemory:
     ) -> None:
         """cp.async: the data are read now and land at the wait that covers them.
 
-        ``source_size`` (None: all) bytes are read, the rest of the destination becomes zero.
+        ``source_size`` bytes (None: all) are read; the rest of the destination becomes zero.
         """
         target, source = _spread(target, group.n), _spread(source, group.n)
         index, base = group.index, group.shared_base
@@ -338,7 +343,7 @@ class WaveMemory:
         group.open = []
 
     def wait_async(self, group: Group, site: Site, allowed: int) -> None:
-        """cp.async.wait_group, or with -1 wait_all: the last moment for the data to land."""
+        """cp.async.wait_group, or wait_all for -1: the data land now, at the latest moment."""
         if self.observers:
             event = AsyncGroupEvent(site, "wait", group.threads, allowed, self.tick())
             for observer in self.observers:
@@ -362,7 +367,7 @@ class WaveMemory:
 
 
 def _turns(cells: np.ndarray) -> list[np.ndarray]:
-    """Indices in turns, in each of which every cell occurs once at most; in order for each cell."""
+    """Splits indices into rounds that contain every cell at most once, in order for each cell."""
     order = np.argsort(cells, kind="stable")
     found = cells[order]
     begins = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
@@ -374,5 +379,5 @@ def _turns(cells: np.ndarray) -> list[np.ndarray]:
 
 
 def _spread(value: Any, threads: int) -> np.ndarray:
-    """A value of every thread, a uniform one spread out."""
+    """A value per thread; a uniform one is broadcast."""
     return value if value.ndim else np.broadcast_to(value, (threads,))

@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 
 
 def parse_parameters(text: str) -> tuple[Parameter, ...]:
-    """Entry parameters, laid out like the members of a C struct."""
+    """Parses entry parameters, which are laid out like the members of a C struct."""
     found, offset = [], 0
     for match in _PARAMETER.finditer(text):
         element = TYPE_SIZES[match[2]]
@@ -37,7 +37,7 @@ def parse_parameters(text: str) -> tuple[Parameter, ...]:
 
 
 def parse_variable(text: str) -> Variable:
-    """A .shared, .local, .global or .const declaration without its semicolon."""
+    """Parses a .shared, .local, .global or .const declaration without its semicolon."""
     match = DECLARATION.match(text.strip())
     if not match:
         raise EmulatorError(f"PTX: cannot read the declaration {text.strip()!r}")
@@ -68,7 +68,7 @@ _DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\d*\.\d+|\d+)(?:[eE][-+]?\d+)?$")
 
 
 def parse_number(text: str) -> int | float | None:
-    """Value of a PTX literal, or None when ``text`` is none."""
+    """The value of a PTX literal, or None if ``text`` is not a literal."""
     if _INTEGER.match(text):
         digits = text.rstrip("U")
         plain = digits.lstrip("+-")
@@ -87,7 +87,7 @@ def parse_number(text: str) -> int | float | None:
 
 
 def parse_directives(text: str) -> dict[str, tuple[int, ...]]:
-    """Numbers of .maxntid, .reqntid and the like, by name without the dot."""
+    """The numbers of .maxntid, .reqntid and similar directives, by name without the dot."""
     found = {}
     for name, numbers in re.findall(r"\.(\w+)((?:\s*,?\s*\d+)*)", text):
         found[name] = tuple(int(n) for n in re.findall(r"\d+", numbers))

@@ -44,8 +44,8 @@ SPECIAL_REGISTERS = frozenset((*_THREAD, *_GRID, *_CLUSTER, *_CLUSTER_RANK, *_LA
 
 @dataclass(slots=True)
 class Head:
-    """Where an entry or a function stands in a module: the texts of its parts, comments blanked
-    out."""
+    """The position of an entry or function in a module and the texts of its parts, with comments
+    blanked out."""
 
     name: str
     parameters: str
@@ -69,7 +69,7 @@ _STATEMENT = re.compile(
     r"|(?P<end>\Z))"
 )
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-#: Of inlined functions in each other; more is a function that is inlined into itself.
+#: Deepest chain of inlined functions. A longer one is a function inlined into itself.
 _DEEPEST_INLINING = 32
 _REGISTERS = re.compile(r"\.reg\s*(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
 
@@ -83,7 +83,7 @@ class _Scope:
         self.number, self.parent = number, parent
         self.registers: dict[str, str] = {}
         self.labels: dict[str, str] = {}
-        #: Of calls, which give their parameters the same names again and again.
+        #: Variables of calls, whose parameters have the same names in every call.
         self.variables: dict[str, str] = {}
         self.cache: dict[str, Operand] = {}
 
@@ -128,8 +128,8 @@ class EntryParser:
         self.scope = _Scope(0, None)
         self.scopes = 1
         self.location: SourceLocation | None = None
-        #: Numbers of each .loc's text, and the latest location at a file, line and column: what is
-        #: inlined there says no more of its callers than that.
+        #: The numbers of each .loc text, and the latest location at a file, line and column. A .loc
+        #: identifies the caller of an inlined function only by these three numbers.
         self.loc_numbers: dict[str, tuple[tuple[str, int, int], tuple[str, int, int] | None]] = {}
         self.locations: dict[tuple[str, int, int], SourceLocation] = {}
         self.branches: list[tuple[Instruction, _Scope]] = []
@@ -187,7 +187,7 @@ class EntryParser:
         if match["guard"]:
             register = self._operand(match["guard"])
             if not isinstance(register, Register):
-                raise EmulatorError(f"PTX line {line}: guard {match['guard']} is no register")
+                raise EmulatorError(f"PTX line {line}: guard {match['guard']} is not a register")
             guard = Guard(register, bool(match["not"]))
             begin = match.string.rindex("@", 0, match.start("guard"))
         try:
@@ -208,8 +208,10 @@ class EntryParser:
             self.branches.append((instruction, self.scope))
 
     def _call_operands(self, texts: list[str]) -> tuple[Operand, ...]:
-        """The callee, then its results and its arguments, a vector each; lists of possible callees
-        behind them do not matter."""
+        """The callee, then its results and its arguments as one vector each.
+
+        Lists of possible callees may follow; they are ignored.
+        """
         texts = [text.strip() for text in texts]
         lists = {
             place: Vector(tuple(self._operand(one) for one in _split_operands(text[1:-1])))
@@ -286,7 +288,7 @@ class EntryParser:
         if text.startswith("!"):
             inner = self._operand(text[1:])
             if not isinstance(inner, Register):
-                raise EmulatorError(f"{text!r} negates what is no register")
+                raise EmulatorError(f"{text!r} negates something that is not a register")
             return Negated(inner)
         if "|" in text:
             first, second = text.split("|")

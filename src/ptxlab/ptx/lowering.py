@@ -1,9 +1,9 @@
-"""Entries without calls and without reductions at barriers: simpler instructions in their place.
+"""Replaces calls, and reductions at barriers, by simpler instructions.
 
 - A call of one of the module's functions becomes that function's body. The .param variables of
   calls become local memory of the thread.
-- ``bar.red`` becomes a barrier with a vote, and the pseudo-instruction ``barrier_result`` behind
-  it, which reads what came of it.
+- ``bar.red`` becomes a barrier with a vote, followed by the pseudo-instruction
+  ``barrier_result``, which reads the result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ BARRIER_RESULT = "barrier_result"
 
 
 def lowered(module: ParsedModule, entry: Entry) -> Entry:
-    """The entry itself where nothing is to be done. EmulatorError for recursive functions."""
+    """The lowered entry, or ``entry`` itself if there is nothing to lower.
+
+    Raises EmulatorError for recursive functions.
+    """
     if not any(_is_call(i) or _reduces(i) for i in entry.instructions):
         return entry
     lowering = _Lowering(module)
@@ -60,7 +63,7 @@ def _reduces(instruction: Instruction) -> bool:
 
 @dataclass(frozen=True)
 class _Names:
-    """Names of one copy of a function's body; ``symbols``: its parameters', as its caller says."""
+    """Names in one copy of a function's body; ``symbols`` maps its parameters to the caller's."""
 
     suffix: str
     entry: Entry
@@ -93,7 +96,7 @@ class _Names:
 
 
 class _Lowering:
-    """What the entry consists of so far."""
+    """The lowered entry under construction."""
 
     def __init__(self, module: ParsedModule) -> None:
         self.module = module
@@ -103,10 +106,10 @@ class _Lowering:
         self.copies = 0
 
     def add(self, entry: Entry, names: _Names, end: str | None, callers: tuple[str, ...]) -> None:
-        """A copy of a body. ``end`` is the label behind it, for functions."""
+        """Adds a copy of a body. For functions, ``end`` is the label after it."""
         own = dict(names.symbols)
         for variable in entry.variables:
-            # What is shared has one place, however often its function is called.
+            # A shared variable exists once, however often its function is called.
             if variable.space in ("local", "param"):
                 own[variable.name] = variable.name + names.suffix
                 variable = replace(variable, name=own[variable.name], space="local")
@@ -134,7 +137,7 @@ class _Lowering:
         mnemonic: str = "",
         operands: tuple[Operand, ...] | None = None,
     ) -> None:
-        """A copy of an instruction, or another with the same place and guard."""
+        """Adds a copy of an instruction, or another instruction with its place and guard."""
         if operands is None:
             operands = tuple(map(names.operand, item.operands))
         mnemonic = mnemonic or item.mnemonic

@@ -1,8 +1,8 @@
 """PTX text to syntax tree.
 
-Only the structure is understood here; what an opcode means is the translator's business. Registers
-and labels that inline assembly declares in a ``{ ... }`` scope of its own are renamed, so that a
-name means one thing in a whole entry.
+The parser only handles structure; the translator defines the meaning of opcodes. Registers and
+labels that inline assembly declares in its own ``{ ... }`` scope are renamed, so that every name is
+unique in its entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ptxlab.ptx.syntax import Entry, Variable
 
 @dataclass(eq=False)
 class ParsedModule:
-    """A PTX module. Entries are parsed when first asked for."""
+    """A PTX module. Entries are parsed at their first use."""
 
     text: str
     version: str
@@ -26,14 +26,14 @@ class ParsedModule:
     variables: tuple[Variable, ...]
     files: dict[int, str]
     entry_heads: dict[str, Head]
-    #: Of device functions whose bodies the module has.
+    #: Heads of the device functions whose bodies the module contains.
     function_heads: dict[str, Head]
     _entries: dict[str, Entry] = field(default_factory=dict, repr=False)
     _functions: dict[str, Entry] = field(default_factory=dict, repr=False)
 
     @property
     def arch(self) -> int:
-        """The target's compute capability, 90 of sm_90a; 0 where there is none."""
+        """The target's compute capability, such as 90 for sm_90a; 0 if there is none."""
         return int("".join(filter(str.isdigit, self.target)) or 0)
 
     @property
@@ -42,7 +42,7 @@ class ParsedModule:
         return tuple(self.entry_heads)
 
     def entry(self, name: str) -> Entry:
-        """The parsed entry; EmulatorError lists what exists when ``name`` does not."""
+        """The parsed entry. For an unknown name, EmulatorError lists the existing ones."""
         if name not in self._entries:
             if name not in self.entry_heads:
                 known = ", ".join(self.entry_heads) or "none"
@@ -72,7 +72,7 @@ _TOP = re.compile(
 
 
 def parse(text: str) -> ParsedModule:
-    """Parse a PTX module. EmulatorError names the line where the text makes no sense."""
+    """Parses a PTX module. EmulatorError names the line that cannot be parsed."""
     clean = _COMMENT.sub(_blank_comment, text)
     module = ParsedModule(text, "", "", (), {}, {}, {})
     variables: list[Variable] = []
@@ -138,7 +138,7 @@ _FUNCTION = re.compile(
 
 
 def _function_head(clean: str, position: int, line_starts: list[int]) -> tuple[Head | None, int]:
-    """A device function, or None where it is only declared, and the position behind it."""
+    """A device function, or None if it is only declared, and the position after it."""
     match = _FUNCTION.match(clean, position)
     if match is None:
         line = clean.count("\n", 0, position) + 1

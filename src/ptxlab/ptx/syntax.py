@@ -19,7 +19,7 @@ TYPE_SIZES = {
 }  # fmt: skip
 
 
-#: The carry of extended-precision arithmetic: a predicate register that no text declares.
+#: The carry of extended-precision arithmetic: a predicate register without a declaration.
 CARRY = "%carry"
 #: A register name that ends in a number: its prefix is what ``.reg .b32 %r<9>`` declares.
 NUMBERED = re.compile(r"(.*?[A-Za-z_$%])\d+$")
@@ -27,7 +27,7 @@ NUMBERED = re.compile(r"(.*?[A-Za-z_$%])\d+$")
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """Where CUDA C++ put an instruction; ``inlined_at`` is the call site of an inlined function."""
+    """The CUDA C++ location of an instruction; ``inlined_at``: call site of an inlined function."""
 
     file: str
     line: int
@@ -36,12 +36,12 @@ class SourceLocation:
 
     @property
     def depth(self) -> int:
-        """How many functions are inlined in each other here."""
+        """The number of functions inlined into each other here."""
         return 0 if self.inlined_at is None else 1 + self.inlined_at.depth
 
     @property
     def outermost(self) -> SourceLocation:
-        """The place in the kernel itself."""
+        """The location in the kernel itself."""
         return self if self.inlined_at is None else self.inlined_at.outermost
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Immediate:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name that is no register: a variable, a parameter, a label or a function."""
+    """A name other than a register: a variable, a parameter, a label or a function."""
 
     name: str
 
@@ -106,7 +106,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """``[base + offset]`` in bytes; ``coordinates``: what follows a comma inside the brackets."""
+    """``[base + offset]`` in bytes; ``coordinates`` follow a comma inside the brackets."""
 
     base: Operand
     offset: int = 0
@@ -130,7 +130,7 @@ class Instruction:
 
     ``mnemonic`` is the whole dotted text (``ld.global.v2.f32``), ``opcode`` its first part,
     ``modifiers`` the rest. ``span`` is the half-open character range of the statement in the
-    module's text, guard and semicolon included: a mutant is
+    module's text, including guard and semicolon: a mutant is
     ``text[:begin] + replacement + text[end:]``.
     """
 
@@ -146,7 +146,7 @@ class Instruction:
 
     @property
     def source(self) -> str:
-        """``file:line`` of the CUDA source, or an empty text without line info."""
+        """``file:line`` of the CUDA source, or an empty string without line info."""
         return str(self.location) if self.location else ""
 
 
@@ -172,7 +172,8 @@ class Variable:
 class Parameter:
     """One entry parameter; ``offset`` and ``size`` in bytes within the argument buffer.
 
-    ``kind`` is its PTX type, of one element where it is an array (``is_array``), such as a struct.
+    ``kind`` is its PTX type. For an array (``is_array``), such as a struct, it is that of one
+    element.
     """
 
     name: str
@@ -205,7 +206,7 @@ class Block:
 
 @dataclass(eq=False)
 class Entry:
-    """One ``.entry``, or one ``.func``, which has ``results``: parameters, declarations, body."""
+    """One ``.entry`` or ``.func``: parameters, declarations, body. A ``.func`` has ``results``."""
 
     name: str
     parameters: tuple[Parameter, ...]

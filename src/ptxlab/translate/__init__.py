@@ -1,1 +1,1 @@
-"""PTX to Python: control flow, registers, and what each opcode means."""
+"""PTX to Python: control flow, registers, and the meaning of each opcode."""

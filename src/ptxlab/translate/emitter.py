@@ -36,7 +36,7 @@ from ptxlab.ptx.syntax import (
 from ptxlab.translate.flow import Flow, analyse
 from ptxlab.translate.register_hazards import find_hazards
 
-#: NumPy name, in generated code, of every PTX type; 16-bit floats are their bits.
+#: NumPy name of every PTX type in generated code; 16-bit floats are held as bits.
 DTYPES = {
     "pred": "b1",
     "b8": "u1", "u8": "u1", "s8": "i1",
@@ -58,7 +58,7 @@ Handler = Callable[["Emitter", Instruction], None]
 
 
 class Emitter:
-    """Lines of generated code, and the names in them; what the handlers of opcodes work with."""
+    """The lines of generated code and their names; the interface for the opcodes' handlers."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Emitter:
         self.temporaries = 0
         self.sites = tuple(Site.of(instruction) for instruction in entry.instructions)
         self.instruction: Instruction | None = None
-        #: Address register -> variable with its checked row places, within the current node.
+        #: Address register -> variable with its checked rows, within the current node.
         self.shared_rows: dict[str, str] = {}
-        #: Variable that the barrier being translated leaves its Wait in.
+        #: Variable in which the barrier being translated leaves its Wait.
         self.barrier_result = ""
-        #: Whether the current node is part of a loop that waits for a word to change.
+        #: Whether the current node is part of a polling loop.
         self.polls = False
         self.unwritten: frozenset[str] = frozenset()
         self._place_variables(variables)
@@ -109,12 +109,12 @@ class Emitter:
         return name
 
     def storage_of(self, register: str) -> str:
-        """NumPy name under which a register's value is held."""
+        """NumPy name of the type in which a register's value is held."""
         self.name(register)
         return self.storage[register]
 
     def temporary(self) -> str:
-        """A fresh local variable."""
+        """The name of a new local variable."""
         self.temporaries += 1
         return f"t{self.temporaries}"
 
@@ -148,7 +148,7 @@ class Emitter:
         raise self.error(f"operand {operand} cannot be read as .{kind}")
 
     def use_if_written(self, operand: Operand, kind: str) -> str:
-        """The same; a register that is not written yet holds all ones, which in floats is NaN."""
+        """The same, but an unwritten register reads as all ones, which is NaN in floats."""
         if not isinstance(operand, Register) or operand.name not in self.unwritten:
             return self.use(operand, kind)
         held = self.storage_of(operand.name)
@@ -205,9 +205,9 @@ class Emitter:
     # Writing results
 
     def define(self, operand: Operand, expression: str, held: str) -> None:
-        """Assign a result; ``held`` is the NumPy name of the expression's type."""
+        """Assigns a result; ``held`` is the NumPy name of the expression's type."""
         if isinstance(operand, Sink):
-            # The expression may check something: evaluate it all the same.
+            # The expression is still evaluated, because it may contain checks.
             self.emit(expression)
             return
         if isinstance(operand, Pair):
@@ -225,7 +225,7 @@ class Emitter:
         self.emit(f"{target} = {value}")
 
     def define_float(self, operand: Operand, expression: str, kind: str) -> None:
-        """Assign a float32/float64 expression to a result of PTX type f16, bf16, f32 or f64."""
+        """Assigns a float32/float64 expression to a result of PTX type f16, bf16, f32 or f64."""
         if kind == "f16":
             expression = f"float_to_half({expression})"
         elif kind == "bf16":
@@ -233,7 +233,7 @@ class Emitter:
         self.define(operand, expression, DTYPES[kind])
 
     def mask(self) -> str | None:
-        """Expression of the current instruction's guard, None without one."""
+        """Expression of the current instruction's guard; None without a guard."""
         guard = self.instruction.guard if self.instruction else None
         if guard is None:
             return None
@@ -252,7 +252,7 @@ class Emitter:
         raise self.error(f"registers of type .{declared} are not supported")
 
     def _reinterpret(self, expression: str, held: str, wanted: str, *, extend: bool = False) -> str:
-        """Convert between NumPy types by bits; narrower integers extend, wider ones are cut."""
+        """Reinterprets bits as another NumPy type; narrow integers are extended, wide ones cut."""
         if held == wanted:
             return expression
         if "b1" in (held, wanted):
@@ -272,7 +272,7 @@ class Emitter:
     # Output
 
     def emit(self, line: str) -> None:
-        """One line of generated code, attributed to the current instruction."""
+        """Adds a line of generated code, attributed to the current instruction."""
         self.lines.append("    " * self.indent + line)
         if self.instruction is not None:
             self.line_sites[len(self.lines)] = self.sites[self.instruction.index]
@@ -293,7 +293,7 @@ class Emitter:
     # Variables outside registers
 
     def _place_variables(self, module_variables: Iterable[Variable]) -> None:
-        """Offsets of shared and local variables; shared ones of the module only where used."""
+        """Assigns offsets to shared and local variables; unused module variables get none."""
         mentioned = {name for i in self.entry.instructions for name in _symbols(i.operands)}
         used = [v for v in module_variables if v.name in mentioned]
         self.offsets: dict[str, int] = {}
@@ -314,14 +314,14 @@ class Emitter:
         self.windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
-#: Opcodes that move bits, whose type does not show whether the value is a float.
+#: Opcodes that move bits; their type does not show whether the value is a float.
 _NEUTRAL = frozenset(["mov", "ld", "ldu", "selp", "shfl"])
 
 
 def _float_registers(flow: Flow) -> frozenset[str]:
     """Registers that only float instructions of their width write.
 
-    Newer compilers declare every register as bits; held as floats they need no reinterpretation.
+    Newer compilers declare every register as bits. Holding these as floats avoids reinterpretation.
     """
     floats: set[str] = set()
     others: set[str] = set()

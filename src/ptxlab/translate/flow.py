@@ -1,4 +1,4 @@
-"""Control flow and data flow of an entry: what the translator needs before it writes a line."""
+"""Control-flow and data-flow analysis of an entry, which precedes code generation."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ WITHOUT_RESULT = frozenset(
 
 
 def blocks(instruction: Instruction) -> bool:
-    """Whether threads may have to stop at an instruction: a node ends there."""
+    """Whether threads may have to wait at an instruction, so that a node ends there."""
     if instruction.opcode in ("bar", "barrier"):
         return "warp" not in instruction.modifiers
     return may_refuse(instruction)
 
 
 def may_refuse(instruction: Instruction) -> bool:
-    """Whether an instruction waits and may give up: its result is a predicate that says so."""
+    """Whether an instruction waits but may give up, which its result predicate indicates."""
     return instruction.opcode == "mbarrier" and bool(
         {"try_wait", "test_wait"}.intersection(instruction.modifiers)
     )
 
 
 def is_wgmma_mma(instruction: Instruction) -> bool:
-    """Whether this is wgmma.mma_async: its accumulators are read and written."""
+    """Whether this is wgmma.mma_async, which reads and writes its accumulators."""
     return instruction.opcode == "wgmma" and instruction.modifiers[:1] == ("mma_async",)
 
 
@@ -67,7 +67,10 @@ def has_result(instruction: Instruction) -> bool:
 
 
 def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
-    """Registers an instruction reads (its guard, and under a guard its results too) and writes."""
+    """Registers that an instruction reads and writes.
+
+    It reads its guard and, with a guard, also its results.
+    """
     operands = instruction.operands
     writes: list[str] = []
     reads: list[str] = []
@@ -90,7 +93,7 @@ def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
 
 @dataclass(slots=True)
 class Step:
-    """An instruction with its register traffic."""
+    """An instruction and the registers that it reads and writes."""
 
     instruction: Instruction
     reads: list[str]
@@ -120,11 +123,11 @@ class Flow:
 
     nodes: list[Node]
     read_counts: dict[str, int] = field(default_factory=dict)
-    #: Loops that wait for a word of global memory to change: nodes by (last node, first node).
+    #: Polling loops, which wait for a word of global memory: nodes by (last node, first node).
     spins: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
     def polls(self, body: Iterable[int]) -> tuple[int, ...]:
-        """Indices of the loads in some nodes that read strongly."""
+        """Indices of the strong loads in the given nodes."""
         steps = (step.instruction for index in sorted(body) for step in self.nodes[index].steps)
         return tuple(one.index for one in steps if _reads_strongly(one))
 
@@ -134,7 +137,7 @@ class Flow:
         return len(self.nodes)
 
     def live_in(self, index: int) -> tuple[str, ...]:
-        """Registers live where a node begins; none at the exit."""
+        """Registers live at the beginning of a node; none at the exit."""
         return () if index == self.exit else self.nodes[index].live_order
 
     def region_writes(self, branch: int) -> frozenset[str]:
@@ -169,7 +172,7 @@ def analyse(entry: Entry) -> Flow:
     return flow
 
 
-#: Opcodes with an effect beside their registers', fences apart.
+#: Opcodes with effects other than register writes, except fences.
 _WITH_EFFECT = frozenset(
     ["st", "red", "atom", "bar", "barrier", "mbarrier", "cp", "wgmma", "call", "trap", "ret"]
 ) | frozenset(["exit", "stmatrix", "setmaxnreg", "griddepcontrol", "mma", "wmma"])
@@ -177,10 +180,10 @@ _STRONG_LOADS = frozenset(["volatile", "relaxed", "acquire"])
 
 
 def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
-    """Nodes of the loop from ``first`` to ``last`` if it only waits for memory, else none.
+    """Nodes of the loop from ``first`` to ``last`` if it only polls memory, else none.
 
     Such a loop reads with .volatile, .relaxed or .acquire, has no other effect, and carries no
-    register from one round to the next: if the words stay the same, it goes on for ever.
+    register from one iteration to the next. So it continues as long as the words are unchanged.
     """
     body, pending = {first}, [last]
     before: dict[int, list[int]] = {}
@@ -211,9 +214,9 @@ def _reads_strongly(instruction: Instruction) -> bool:
 
 
 def _nodes(entry: Entry) -> list[Node]:
-    """Blocks cut behind every barrier, so that a thread can resume there.
+    """Blocks split after every barrier, so that a thread can resume there.
 
-    What may be refused is a node of its own: threads that are left waiting run it again.
+    A refusable instruction gets a separate node, which threads that keep waiting run again.
     """
     pieces: list[list[list[Step]]] = []
     for block in entry.blocks:
@@ -289,7 +292,7 @@ def _post_dominators(flow: Flow) -> None:
 
 
 def _traps(node: Node) -> bool:
-    """Whether a node stops the launch: no thread comes out, so it post-dominates nothing."""
+    """Whether a node stops the launch; since no thread leaves it, it post-dominates nothing."""
     last = node.steps[-1].instruction if node.steps else None
     return last is not None and last.opcode == "trap" and last.guard is None
 

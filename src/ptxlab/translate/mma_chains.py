@@ -1,9 +1,9 @@
 """Deferral of mma.sync: chains along k and tiles along n and m run as one batched matrix product.
 
-mma touches registers only, so it may run anywhere between its operands and the first reader of its
-result. A node's mma instructions are collected until something needs an accumulator. Chains (one's
-result is the next one's addend) that share their A operands become columns of one product; products
-that share their B operands become its rows.
+mma only accesses registers, so it may run at any point between the definition of its operands and
+the first use of its result. A node's mma instructions are collected until something needs an
+accumulator. In a chain, each result is the next addend. Chains with the same A operands become
+columns of one product; products with the same B operands become its rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ptxlab.translate.flow import Step
 
 Words = tuple[str, ...]
 _HALVES = {"m16n8k16": 2, "m16n8k8": 1}
-#: By operand type: chunks of A by shape.
+#: By operand type and shape: 8-column chunks of A.
 _CHUNKS = {"f16": _HALVES, "bf16": _HALVES, "tf32": {"m16n8k8": 2, "m16n8k4": 1}}
 
 
 @dataclass(eq=False)
 class _Chain:
-    """mma instructions along k: operand expressions, first addend, registers of the result."""
+    """mma instructions along k: operand expressions, first addend and result registers."""
 
     instruction: Instruction
     flavour: tuple[str, int]
@@ -35,7 +35,7 @@ class _Chain:
 
 
 class MmaChains:
-    """The chains of one emitter that have not been written out yet."""
+    """The chains of one emitter that have not been emitted yet."""
 
     def __init__(self, emitter: Emitter, *, fuse: bool) -> None:
         self.emitter, self.fuse = emitter, fuse
@@ -44,7 +44,7 @@ class MmaChains:
         self.captured: set[str] = set()
 
     def add(self, instruction: Instruction) -> None:
-        """Take an unguarded mma.sync."""
+        """Adds an unguarded mma.sync."""
         flavour = self._flavour(instruction)
         d, a, b, c = instruction.operands
         results = self._registers(d)
@@ -72,7 +72,8 @@ class MmaChains:
             self.flush()
 
     def before(self, step: Step) -> None:
-        """Another instruction comes: write out what it needs, keep what it overwrites."""
+        """Prepares for another instruction: emits the chains that it needs, saves operands that it
+        overwrites."""
         if not self.chains:
             return
         if any(name in self.pending for name in (*step.reads, *step.writes)):
@@ -86,7 +87,7 @@ class MmaChains:
                 return
 
     def flush(self) -> None:
-        """Write out everything."""
+        """Emits all chains."""
         emitter = self.emitter
         current = emitter.instruction
         for product in self._products():
@@ -126,7 +127,7 @@ class MmaChains:
             self.pending[name] = chain
 
     def _keep(self, register: str) -> None:
-        """Save a captured register under another name before it is overwritten."""
+        """Saves a captured register under another name before it is overwritten."""
         name, copy = self.emitter.name(register), self.emitter.temporary()
         self.emitter.emit(f"{copy} = {name}")
 

@@ -1,4 +1,4 @@
-"""cp.async.bulk in all its forms."""
+"""All forms of cp.async.bulk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HINT, _MULTICAST = "L2::cache_hint", "multicast::cluster"
 
 
 def bulk(t: Emitter, i: Instruction) -> None:
-    """Copies and reductions, their groups, and prefetches, which change nothing."""
+    """Copies, reductions, bulk groups, and prefetches, which have no effect."""
     modifiers = [m for m in i.modifiers if m not in ("reduce", "async", "bulk")]
     if modifiers[:1] == ["prefetch"]:
         return
@@ -35,13 +35,13 @@ def bulk(t: Emitter, i: Instruction) -> None:
 
 
 def _reduce(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
-    """fp32 sums out of shared memory, the only reductions that kernels need."""
+    """fp32 sums from shared memory, the only supported reduction."""
     operands = list(i.operands)
     dimensions, modifiers = _dimensions(t, i, modifiers)
     if _HINT in modifiers:
         operands.pop()
     rest = [m for m in modifiers if m != _HINT]
-    # The tensor's map says what the elements are, and the operation stands before the completion.
+    # A tensor map defines the element type, and the operation precedes the completion mechanism.
     wanted = ["add", "bulk_group"] if dimensions else ["bulk_group", "add", "f32"]
     if rest != ["global", "shared::cta", *wanted]:
         raise t.error(f"{i.mnemonic} is not supported; use .add on .f32")
@@ -49,7 +49,7 @@ def _reduce(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
 
 
 def _dimensions(t: Emitter, i: Instruction, modifiers: list[str]) -> tuple[int, list[str]]:
-    """Those of a tensor's box, 0 for plain bytes; and the other modifiers."""
+    """(dimensions of a tensor's box, or 0 for plain bytes; the remaining modifiers)."""
     if modifiers[:1] != ["tensor"]:
         return 0, modifiers
     if not _DIMENSIONS.match(modifiers[1]):
@@ -107,7 +107,8 @@ def _store(t: Emitter, operands: list[Operand], dimensions: int, *, add: bool) -
 
 
 def store_to_peer(t: Emitter, i: Instruction) -> None:
-    """st.async: sixteen bytes of registers to shared memory of the cluster, counted there."""
+    """st.async: sixteen bytes from registers to shared memory of the cluster, with an mbarrier
+    there."""
     modifiers = [m for m in i.modifiers if m not in ("async", "weak")]
     if modifiers != ["shared::cluster", *_TO_SHARED, "v4", "b32"]:
         raise t.error(f"{i.mnemonic} is not supported; use .v4.b32")

@@ -12,7 +12,7 @@ _MOVED = ("pred", "b16", "b32", "b64", "u16", "s16", "u32", "s32", "u64", "s64",
 
 
 def move(t: Emitter, i: Instruction) -> None:
-    """mov: copies, symbols' addresses, packing and unpacking of vectors."""
+    """mov: copies, addresses of symbols, packing and unpacking of vectors."""
     modifiers, kind = only(t, i, _MOVED)
     no_more(t, i, modifiers)
     d, a = i.operands
@@ -241,7 +241,7 @@ def _comparison(t: Emitter, comparison: str, kind: str, a: Operand, b: Operand) 
 def _compared_floats(t: Emitter, comparison: str, kind: str, x: str, y: str) -> str:
     nan = f"(np.isnan({x}) | np.isnan({y}))"
     if comparison == "ne":
-        # Ordered: a NaN makes it false, unlike NumPy's.
+        # PTX's ne is ordered: a NaN makes it false, unlike NumPy's.
         return f"(({x} != {y}) & ~{nan})"
     if comparison in _COMPARE:
         return f"({x} {_COMPARE[comparison]} {y})"
@@ -272,7 +272,7 @@ def set_value(t: Emitter, i: Instruction) -> None:
 
 
 def _set_pair(t: Emitter, i: Instruction, comparison: str, kind: str) -> None:
-    """Of pairs of 16-bit floats: 1.0 for each half in which the comparison holds."""
+    """set on pairs of 16-bit floats: 1.0 for each half in which the comparison holds."""
     d, a, b = i.operands
     one = t.constant(0x3C00 if kind == "f16x2" else 0x3F80, "u2")
     unpack = "unpack_halves" if kind == "f16x2" else "unpack_bfloats"
@@ -286,8 +286,10 @@ def _set_pair(t: Emitter, i: Instruction, comparison: str, kind: str) -> None:
 
 
 def choose(t: Emitter, i: Instruction) -> None:
-    """selp: the third operand chooses. What it does not choose may never have been written:
-    compilers turn branches into choices."""
+    """selp: the third operand chooses.
+
+    The other operand may never have been written, since compilers turn branches into selections.
+    """
     allowed = tuple(kind for kind in _MOVED if kind != "pred")
     modifiers, kind = only(t, i, allowed)
     no_more(t, i, modifiers)

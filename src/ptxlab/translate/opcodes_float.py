@@ -26,10 +26,10 @@ def arithmetic(t: Emitter, i: Instruction) -> None:
 
 
 class _Flags:
-    """Rounding and other modifiers of a float instruction; whatever is left is an error."""
+    """Rounding and other modifiers of a float instruction; unknown ones are an error."""
 
     def __init__(self, t: Emitter, i: Instruction, allowed: tuple[str, ...]) -> None:
-        # Flushing subnormals to zero is not modelled: results are compared within tolerances.
+        # Flushing subnormals to zero is not modelled, since results are compared within tolerances.
         modifiers = [m for m in i.modifiers[:-1] if m != "ftz"]
         self.rounding = next((m for m in modifiers if m in _ROUNDINGS), "rn")
         self.rest = {m for m in modifiers if m not in _ROUNDINGS}
@@ -70,9 +70,9 @@ def _held(kind: str) -> str:
 
 
 def _formula(opcode: str, values: list[str], kind: str, flags: _Flags) -> str:
-    """Expression in float32 (float64 for f64); 16-bit results are rounded from it by the caller.
+    """Expression in float32 (float64 for f64); the caller rounds it to 16-bit results.
 
-    One addition or product of 16-bit floats rounds correctly through float32; fma does through
+    A single addition or product of 16-bit floats rounds correctly through float32, and fma through
     float64.
     """
     if opcode in ("min", "max"):
@@ -95,7 +95,7 @@ def _fma(values: list[str], kind: str, rounding: str) -> str:
     if kind == "f64":
         return f"fma64({joined})"
     if kind in ("f16", "bf16"):
-        # bfloat16 goes through float32: the double rounding is beyond what tolerances see.
+        # bfloat16 goes through float32; the error of double rounding is below all tolerances.
         return f"fma32_exact({joined})" if kind == "f16" else f"fma32({joined})"
     if rounding == "rn":
         return f"fma32({joined})"
@@ -130,7 +130,7 @@ def _unpack(t: Emitter, operand: Operand, half: str) -> tuple[str, str]:
 
 
 def transcendental(template: str) -> Handler:
-    """ex2, lg2, rcp, sqrt, rsqrt, tanh, sin, cos: correctly rounded NumPy stands for .approx."""
+    """ex2, lg2, rcp, sqrt, rsqrt, tanh, sin, cos: NumPy's results replace those of .approx."""
 
     def handler(t: Emitter, i: Instruction) -> None:
         kind = i.modifiers[-1] if i.modifiers else ""

@@ -19,7 +19,7 @@ def unsigned(kind: str) -> str:
 def only(
     translator: Emitter, instruction: Instruction, allowed: tuple[str, ...]
 ) -> tuple[list[str], str]:
-    """(modifiers before the type, type), the last modifier being an allowed type."""
+    """(modifiers before the type, type); the last modifier must be an allowed type."""
     modifiers = list(instruction.modifiers)
     if not modifiers or modifiers[-1] not in allowed:
         raise translator.error(f"type of {instruction.mnemonic} is not supported")
@@ -27,13 +27,13 @@ def only(
 
 
 def no_more(translator: Emitter, instruction: Instruction, modifiers: list[str]) -> None:
-    """Raises for a modifier that is not supported."""
+    """Raises EmulatorError if unsupported modifiers are left."""
     if modifiers:
         raise translator.error(f"modifier .{modifiers[0]} of {instruction.opcode} is not supported")
 
 
 def binary(sign: str) -> Callable[[Emitter, Instruction, list[str], str], None]:
-    """add, sub: wrap-around arithmetic, the same for both signs."""
+    """add, sub: wrap-around arithmetic, the same for signed and unsigned types."""
 
     def handler(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
         if modifiers == ["sat"] and kind == "s32":
@@ -61,7 +61,7 @@ def multiply(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> Non
     else:
         kind, value = _wide_product(t, i, part, kind)
     if i.opcode == "mad":
-        # Wrap-around addition is the same for both signs, and so is the result's storage.
+        # Wrap-around addition and the result's storage are the same for signed and unsigned types.
         held = DTYPES[unsigned(kind)]
         value = f"({value})" if kind[0] == "u" else f"({value}).view({held})"
         kind = unsigned(kind)
@@ -98,7 +98,7 @@ def _wide_product(t: Emitter, i: Instruction, part: str, kind: str) -> tuple[str
 def with_carry(t: Emitter, i: Instruction) -> None:
     """add, sub and mad with a carry in (addc, subc, madc) or out (.cc).
 
-    The carry is a predicate register of each thread; of subtractions it is the borrow.
+    The carry is a predicate register of each thread; for subtractions it is the borrow.
     """
     modifiers, kind = only(t, i, _WORDS)
     rest = [m for m in modifiers if m not in ("cc", "lo", "hi")]
@@ -292,7 +292,7 @@ def count_bits(t: Emitter, i: Instruction) -> None:
     }[i.opcode]
     value = f"{function}({t.use(a, kind)})"
     if shifts:
-        # How far the bit found is from the top; all ones stay where there is none.
+        # The distance from the top to the bit found; it stays all ones if there is none.
         none, top = t.constant(0xFFFFFFFF, "u4"), t.constant(int(kind[1:]) - 1, "u4")
         place = t.temporary()
         t.emit(f"{place} = {value}")

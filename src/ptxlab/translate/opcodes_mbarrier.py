@@ -1,11 +1,12 @@
-"""mbarrier and setmaxnreg: synchronisation and registers of specialised warps."""
+"""mbarrier and setmaxnreg: synchronisation and register counts of specialised warps."""
 
 from __future__ import annotations
 
 from ptxlab.ptx.syntax import Address, Immediate, Instruction, Sink
 from ptxlab.translate.emitter import Emitter, Handler
 
-#: Ordering and scope: every arrival releases and every wait acquires, which is the default.
+#: Ordering and scope. They are ignored: every arrival releases and every wait acquires, as is the
+#: default.
 _ORDER = frozenset(["release", "acquire", "cta", "cluster"])
 _SPACES = frozenset(["shared", "shared::cta", "shared::cluster"])
 _REMOTE = frozenset(["arrive", "expect_tx", "complete_tx"])
@@ -17,7 +18,7 @@ def mbarrier(t: Emitter, i: Instruction) -> None:
     spaces = [m for m in modifiers if m in _SPACES]
     action, *rest = [m for m in modifiers if m not in _SPACES]
     if rest[-1:] != ["b64"] or len(spaces) != 1:
-        raise t.error(f"{i.mnemonic} is not supported; name the space, .shared::cta say")
+        raise t.error(f"{i.mnemonic} is not supported; name the space, such as .shared::cta")
     if spaces == ["shared::cluster"] and action not in _REMOTE:
         raise t.error(f"{i.mnemonic} does not exist")
     handler = _ACTIONS.get((action, *rest[:-1]))
@@ -66,7 +67,8 @@ def _wait(t: Emitter, i: Instruction) -> None:
         f"{t.barrier_result} = W.mbarriers.{method}({_who(t)}, {t.address(address)[0]}, {given}, "
         f"{_on(t)})"
     )
-    # Threads that go on have seen the phase end; refused threads get the predicate behind the wait.
+    # Threads that continue have observed the end of the phase. Refused threads get their predicate
+    # after the wait.
     t.define(done, "TRUE", "b1")
 
 
@@ -106,7 +108,7 @@ def set_registers(t: Emitter, i: Instruction) -> None:
 
 
 def shared_address_of_peer(t: Emitter, i: Instruction) -> None:
-    """mapa.shared::cluster: this shared address in the CTA of a rank."""
+    """mapa.shared::cluster: the corresponding shared address in the CTA with a given rank."""
     modifiers = list(i.modifiers)
     if modifiers[:1] != ["shared::cluster"] or modifiers[1:] not in (["u32"], ["u64"]):
         raise t.error(f"{i.mnemonic} is not supported")

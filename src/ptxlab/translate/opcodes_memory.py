@@ -22,7 +22,8 @@ from ptxlab.translate.opcodes_bulk import store_to_peer
 from ptxlab.translate.opcodes_integer import no_more
 
 _SPACES = ("global", "shared", "local", "param", "const")
-#: What orders memory: values are sequentially consistent in the emulator, and observers are told.
+#: Memory-ordering modifiers. In the emulator values are sequentially consistent; only observers use
+#: them.
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 _ORDERS = {
     "ld": ("weak", "relaxed", "acquire", "volatile"),
@@ -31,13 +32,13 @@ _ORDERS = {
     "atom": ("relaxed", "acquire", "release", "acq_rel"),
 }
 _ORDER_WORDS = frozenset(["weak", "relaxed", "acquire", "release", "acq_rel", "volatile"])
-#: Hints that change nothing here.
+#: Hints without an effect in the emulator.
 _HINTS = frozenset(["ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "L2::cache_hint", "unified"])
 _PREFETCH = ("L1::", "L2::")
 
 
 def _order(t: Emitter, i: Instruction) -> tuple[str, list[str]]:
-    """Order and scope as 'acquire.gpu', empty for a weak access, and the other modifiers."""
+    """Order and scope such as 'acquire.gpu', empty for a weak access; and the other modifiers."""
     modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
     orders = [m for m in modifiers if m in _ORDER_WORDS]
     scopes = [m for m in modifiers if m in _SCOPES]
@@ -52,7 +53,7 @@ def _order(t: Emitter, i: Instruction) -> tuple[str, list[str]]:
     if order == "weak":
         return "", rest
     if not scopes and not atomic:
-        raise t.error(f"{i.mnemonic} names no scope; {order}.gpu, say")
+        raise t.error(f"{i.mnemonic} names no scope; add one, such as {order}.gpu")
     return f"{order}.{scopes[0] if scopes else 'gpu'}", rest
 
 
@@ -61,7 +62,7 @@ class _Access:
 
     def __init__(self, t: Emitter, i: Instruction) -> None:
         self.order, modifiers = _order(t, i)
-        # shared::cta is the CTA's own shared memory; another CTA's is not reached here.
+        # shared::cta is the CTA's own shared memory; accesses to another CTA's are not supported.
         if "shared::cluster" in modifiers:
             raise t.error("shared memory of other CTAs (.shared::cluster) is not supported")
         modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
@@ -90,7 +91,7 @@ def see(
     shape: str = "plain",
     order: str = "",
 ) -> str:
-    """Show an access to the observers, if there are any; the mask under which it happens."""
+    """Shows an access to the observers, if any; returns the mask under which it happens."""
     mask = t.mask() or "None"
     if not t.observed:
         return mask
@@ -104,7 +105,7 @@ def see(
 
 
 def kept(t: Emitter, address: str) -> str:
-    """The address in a variable where it is mentioned twice."""
+    """The address, held in a variable if generated code uses it twice."""
     if not t.observed and not t.polls:
         return address
     name = t.temporary()
@@ -166,7 +167,7 @@ def _load_parameter(t: Emitter, access: _Access, d: Operand, source: Operand) ->
 
 
 def define_rows(t: Emitter, d: Operand, rows: str, held: str) -> None:
-    """Assign the rows of an array to the registers of a vector."""
+    """Assigns the rows of an array to the registers of a vector."""
     elements = d.elements if isinstance(d, Vector) else (d,)
     plain = all(isinstance(e, Register) and t.storage_of(e.name) == held for e in elements)
     if plain and t.mask() is None and len(elements) > 1:
@@ -230,7 +231,7 @@ def atomic(t: Emitter, i: Instruction) -> None:
     vector = next((m for m in modifiers if m in ("v2", "v4")), "")
     kind = modifiers[-1]
     if kind in _SHORT_SUMS:
-        # noftz: subnormal numbers stay, as everywhere here.
+        # noftz keeps subnormal numbers, as the emulator always does.
         modifiers = [m for m in modifiers if m != "noftz"]
     no_more(t, i, [m for m in modifiers if m not in (space, operation, vector, kind)])
     function = _ATOMIC.get(operation, "")
@@ -271,7 +272,7 @@ def _add_vector(
 
 
 def nothing(t: Emitter, i: Instruction) -> None:
-    """Prefetches and hints: nothing is to be done."""
+    """Prefetches and hints have no effect."""
 
 
 _MEMBAR_SCOPES = {"cta": "cta", "gl": "gpu", "sys": "sys"}
@@ -291,7 +292,7 @@ def _memory_fence(t: Emitter, scope: str) -> None:
 
 
 def fence(t: Emitter, i: Instruction) -> None:
-    """fence: of memory or of proxies; only observers are interested."""
+    """fence: of memory or of proxies; it only affects observers."""
     proxies = ("proxy", "mbarrier_init")
     if not any(m in proxies for m in i.modifiers):
         no_more(t, i, [m for m in i.modifiers if m not in ("sc", "acq_rel", *_SCOPES)])
@@ -305,8 +306,11 @@ def fence(t: Emitter, i: Instruction) -> None:
 
 
 def grid_dependency(t: Emitter, i: Instruction) -> None:
-    """griddepcontrol: a launch begins when the one before is over, so wait has waited already, and
-    launch_dependents changes nothing; only observers are interested."""
+    """griddepcontrol; it only affects observers.
+
+    In the emulator a launch begins after the previous one has finished, so wait need not wait, and
+    launch_dependents has no effect.
+    """
     if tuple(i.modifiers) not in (("wait",), ("launch_dependents",)):
         raise t.error(f"{i.mnemonic} does not exist")
     if t.observed:
@@ -315,7 +319,7 @@ def grid_dependency(t: Emitter, i: Instruction) -> None:
 
 
 def create_policy(t: Emitter, i: Instruction) -> None:
-    """createpolicy: cache policies are not modelled; the value must exist, though."""
+    """createpolicy: cache policies are not modelled, but the value must exist."""
     t.define(i.operands[0], t.constant(0, "u8"), "u8")
 
 
@@ -336,11 +340,11 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-# What generated code calls
+# Functions that generated code calls
 
 
 def columns(words: np.ndarray, dtype: Any, count: int) -> np.ndarray:
-    """Elements of vector loads as ``count`` rows, one per register."""
+    """The elements of vector loads as ``count`` rows, one per register."""
     if words.ndim == 0:
         return np.frombuffer(words.tobytes(), dtype)
     return np.ascontiguousarray(words.view(dtype).reshape(-1, count).T)

@@ -1,4 +1,4 @@
-"""Barriers, lane exchange, votes, and what stops a kernel."""
+"""Barriers, lane exchange, votes, and instructions that stop a kernel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def barrier(t: Emitter, i: Instruction) -> None:
 
 
 def barrier_result(t: Emitter, i: Instruction) -> None:
-    """What came of a bar.red, whose barrier is behind."""
+    """The result of a preceding bar.red."""
     d, number = i.operands
     held = "u4" if i.modifiers[0] == "popc" else "b1"
     t.define(d, f"W.barriers.result(G, {t.use(number, 'u32')}, {i.modifiers[0]!r})", held)
@@ -130,7 +130,7 @@ def reduce(t: Emitter, i: Instruction) -> None:
 
 
 def elect(t: Emitter, i: Instruction) -> None:
-    """elect.sync: the lowest lane here leads."""
+    """elect.sync: the lowest member lane is the leader."""
     if list(i.modifiers) != ["sync"] or not isinstance(i.operands[0], Pair):
         raise t.error(f"{i.mnemonic} is not supported")
     pair, members = i.operands
@@ -143,7 +143,7 @@ def elect(t: Emitter, i: Instruction) -> None:
 
 
 def call(t: Emitter, i: Instruction) -> None:
-    """A call of a function that the module only declares ends the launch when it is reached."""
+    """A call of a function that the module only declares; reaching it is an error."""
     callee = i.operands[0]
     name = getattr(callee, "name", str(callee))
     mask = t.mask()
@@ -152,7 +152,7 @@ def call(t: Emitter, i: Instruction) -> None:
 
 
 def guarded_mma(t: Emitter, i: Instruction) -> None:
-    """mma.sync is taken up by the chains unless a guard stands before it."""
+    """mma.sync with a guard, which is not supported; MmaChains handles all others."""
     raise t.error("mma under a guard is not supported")
 
 

@@ -1,4 +1,4 @@
-"""wgmma: matrix products of warpgroups, their groups and fences."""
+"""wgmma: matrix products of warpgroups, wgmma groups and fences."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _product(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
 
 def _words(registers: tuple[str, ...]) -> str:
     if "no fence" in registers:
-        return "the kernel's begin and its first wgmma on some path"
+        return "the kernel's beginning and its first wgmma on some path"
     shown = ", ".join(registers[:4]) + (", ..." if len(registers) > 4 else "")
     return f"accesses to {shown} and this wgmma on some path"
 

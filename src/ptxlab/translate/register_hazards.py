@@ -1,9 +1,9 @@
-"""Which registers wgmma may be using at each point of an entry.
+"""Finds the registers that wgmma may be using at each point of an entry.
 
-wgmma works on registers asynchronously to the threads: a program may not access them between issue
-and wait, and must put a wgmma.fence between its own accesses and the next wgmma. Where registers
-cannot be distinguished at run time, data flow analysis finds what is possible; ``mov`` from
-register to register counts as renaming, which the compiler uses it for.
+wgmma accesses registers asynchronously to the threads. A program may not access them between issue
+and wait, and must execute wgmma.fence between its own accesses and the next wgmma. Generated code
+cannot track all registers at run time, so data-flow analysis finds the possible hazards. A ``mov``
+between registers counts as renaming, because compilers use it for that.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ _NEVER_FENCED = "no fence"
 
 @dataclass
 class Hazards:
-    """By instruction index: registers of interest there."""
+    """The affected registers, by instruction index."""
 
-    #: wait_group: what may be in flight before it and is read later.
+    #: wait_group: registers that may be in flight before it and are read later.
     waits: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: wgmma: its registers that were accessed since the last fence; "no fence": there was none.
+    #: wgmma: its registers that were accessed since the last fence, or "no fence" without a fence.
     unfenced: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Any write: accumulators that may be in flight, fragments of A that may be.
+    #: Any write: its registers that may be accumulators, or fragments of A, in flight.
     overwrites: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fragments: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def fragment_of(instruction: Instruction) -> tuple[str, ...]:
-    """Registers of A; none when A is in shared memory."""
+    """Registers of A; empty if A is in shared memory."""
     a = instruction.operands[1]
     elements = a.elements if isinstance(a, Vector) else ()
     return tuple(e.name for e in elements if isinstance(e, Register))
 
 
 def find_hazards(flow: Flow) -> Hazards | None:
-    """The hazards of an entry, None when it has no wgmma. Adds to the steps of wait_group the
-    registers that they write."""
+    """The hazards of an entry; None if it has no wgmma.
+
+    Also adds the registers that wait_group writes to its steps.
+    """
     steps = [step for node in flow.nodes for step in node.steps]
     products = [step for step in steps if is_wgmma_mma(step.instruction)]
     if not products:
@@ -82,12 +84,12 @@ class _Names:
         return tuple(found)
 
 
-#: In flight as accumulator, in flight in A, accessed since the last fence.
+#: Registers in flight as accumulators, in flight in A, and accessed since the last fence.
 _State = tuple[int, int, int]
 
 
 class _Analysis:
-    """Forward over the nodes until nothing changes: what is possible on some path."""
+    """Forward data-flow analysis over the nodes: finds hazards that are possible on some path."""
 
     def __init__(self, flow: Flow, names: _Names) -> None:
         self.flow, self.names = flow, names
@@ -176,7 +178,7 @@ def _literal(instruction: Instruction) -> int:
 
 
 def _live_after(flow: Flow, node: Node, step: Step) -> set[str]:
-    """Registers that something reads after a step."""
+    """Registers that are read after a step."""
     live = {name for s in node.successors for name in flow.live_in(s)}
     for later in reversed(node.steps):
         if later is step:

@@ -1,8 +1,8 @@
-"""A PTX entry becomes one Python generator function.
+"""Translates a PTX entry to one Python generator function.
 
-Registers are local variables, nodes of the control flow are ``if pc == k`` sections of one loop.
-What a single opcode means stands in the ``opcodes_*`` modules; here are branches, forks, barriers'
-resumption points, and the order in which the deferred mma chains are written out.
+Registers are local variables, and control-flow nodes are ``if pc == k`` sections of one loop. The
+``opcodes_*`` modules define single opcodes. This module handles branches, forks, the points where
+threads resume after barriers, and the order in which deferred mma chains are emitted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HANDLERS: dict[str, Handler] = {
 
 @dataclass(eq=False)
 class Translated:
-    """Generated code of one entry, and what a launch needs of it."""
+    """The generated code of one entry, and the facts about it that a launch needs."""
 
     entry: Entry
     function: Callable[..., Any]
@@ -60,9 +60,9 @@ class Translated:
     dynamic_shared_offset: int
     local_bytes: int
     module_symbols: tuple[str, ...]
-    #: Whether nothing is done by warpgroups.
+    #: Whether no instruction works on warpgroups.
     warps_are_free: bool
-    #: Whether threads wait for others through global memory.
+    #: Whether threads wait for other threads through global memory.
     spins: bool
 
     @property
@@ -89,7 +89,7 @@ class Translator(Emitter):
     # The function
 
     def translate(self) -> Translated:
-        """Generate, compile and wrap."""
+        """Generates and compiles the function."""
         flow = self.flow
         if flow.nodes:
             self.unwritten = flow.nodes[0].live_in
@@ -127,8 +127,11 @@ class Translator(Emitter):
         )
 
     def _emit_entry_points(self) -> None:
-        """Unpack live registers where a coroutine may start: behind a fork or a partly opened
-        barrier, and at a join that was given up."""
+        """Unpacks live registers where a coroutine may start.
+
+        It may start after a fork, after a barrier that opened for some threads, and at a join from
+        which threads were released.
+        """
         starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
         for node in self.flow.nodes:
             if len(node.successors) > 1 or (node.steps and blocks(node.steps[-1].instruction)):
@@ -168,7 +171,7 @@ class Translator(Emitter):
         self.indent -= 1
 
     def _emit_forgotten_polls(self, node: Node) -> None:
-        """Where a round of a loop that waits for memory begins, and behind such loops."""
+        """Drops recorded polls where an iteration of a polling loop begins, and after the loop."""
         spins = self.flow.spins
         rounds = [body for (_, first), body in spins.items() if first == node.index]
         if rounds:
@@ -197,7 +200,7 @@ class Translator(Emitter):
             self.shared_rows.pop(register, None)
 
     def _emit_hazards(self, instruction: Instruction) -> None:
-        """Before a write to a register that wgmma may be using: test whether it is."""
+        """Emits the checks before a write to registers that wgmma may be using."""
         hazards = self.hazards
         if hazards is None:
             return
@@ -271,8 +274,8 @@ class Translator(Emitter):
             self.emit(f"yield {fork}")
             self.emit("return None")
         else:
-            # The scheduler may give up the join: it requests the live registers and continues from
-            # there.
+            # The scheduler may release threads from the join. It then requests the live registers
+            # and continues from there.
             live = self.flow.live_in(merge)
             direct = merge in node.successors
             before = self._pack(live) if direct else "UNDEFINED, " * len(live)
@@ -280,7 +283,7 @@ class Translator(Emitter):
             written = self.flow.region_writes(node.index)
             positions = tuple(i for i, register in enumerate(live) if register in written)
             targets = self._pack(live[i] for i in positions)
-            # Values from before the fork matter only to a part that goes straight to the join.
+            # Values from before the fork only matter to a part that goes straight to the join.
             current = targets if direct else "UNDEFINED, " * len(positions)
             left = f"({targets}) = " if targets else ""
             self.emit(f"{left}{fork}.join({positions!r}, ({current}))")
@@ -345,9 +348,9 @@ _translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Parsed
 def translate(
     ptx: str, entry: str, *, observed: bool = False, fuse: bool = True
 ) -> tuple[Translated, ParsedModule]:
-    """Generated code of an entry, from the cache when the same text was translated before.
+    """The generated code of an entry, cached by the text of the PTX.
 
-    ``fuse=False`` runs every mma.sync on its own, in program order. EmulatorError names an opcode
+    ``fuse=False`` runs every mma.sync separately, in program order. EmulatorError names an opcode
     or modifier that is not supported.
     """
     key = (hashlib.blake2b(ptx.encode(), digest_size=16).hexdigest(), entry, observed, fuse)
