@@ -212,7 +212,7 @@ def test_the_command_says_how_many_and_builds_them(built: list[Any]) -> None:
     [
         (("--any-length",), "--any-length: goes with --for"),
         (("--for", f"b16 {TEXT}", "--any-length"), "'b16' is a batch or a length"),
-        (("--for", TEXT), "says no length; add one"),
+        (("--for", TEXT), "gives no length; add one"),
         (("--for", "h32:8 bf16", "--any-length"), "d missing"),
     ],
 )

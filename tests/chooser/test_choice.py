@@ -206,7 +206,7 @@ def test_few_ctas_turn_the_ranking_round() -> None:
     """64 CTAs of 128 rows leave half of the SMs idle; twice as many of 64 rows do not."""
     answer = ask("b1 s512 h16 d128 fp16", tuned_table())
     assert (str(answer.config), answer.evidence) == (SMALL, "nearest")
-    assert f"{BIG} won there, and would take" in answer.why
+    assert f"{BIG} won there, but would take" in answer.why
     assert any("128 CTAs for 132 SMs: 4 of them idle" in note for note in answer.notes)
 
 
@@ -304,7 +304,7 @@ def test_a_family_that_was_not_measured_gives_way_and_that_is_said() -> None:
     answer = ask(TUNED, tuned_table())
     assert (str(answer.config), answer.family) == (BIG, "mma_sync")
     said = answer.passed_over["wgmma"]
-    assert said.startswith("not measured here, and what was measured goes before")
+    assert said.startswith("not measured here, and measured configs take precedence")
     assert "3wg): tma" in said
     assert "should take 3.4" in said
     assert said in str(answer)
@@ -394,10 +394,10 @@ def test_what_was_measured_for_the_very_sizes_stands() -> None:
         ("b1 s1:65536 h32:8 d128 bf16", "seq_q = 1 of 4 heads fills"),
         ("b1 s128 h2 d64 fp16", "of them idle"),
         ("b8 s4096 h16 d72 fp16", "d = 72 runs on d_head 96: 25% of both products"),
-        ("b8 s1024 h16 d64 fp16 window", "the time is that of the last 512 keys"),
+        ("b8 s1024 h16 d64 fp16 window", "the time is for a window of 512 keys"),
         ("b8 s1024 h16 d64 fp16 packed", "as long as the longest"),
         ("b0 s64 h1 d64 fp16", "nothing is launched"),
-        ("b1 s34048 h1 d128 fp16", "of the places stay empty"),
+        ("b1 s34048 h1 d128 fp16", "of the slots stay empty"),
     ],
 )
 def test_what_is_bad_about_a_problem_is_said(text: str, words: str) -> None:
@@ -435,7 +435,7 @@ def test_one_that_was_not_among_the_fastest_may_fit_better(own_table: Path) -> N
     forget_choices()
     answer = choose("b1 s1024 h32 d128 fp16", H200)
     assert (answer.config.FAMILY, answer.config.B_r, answer.evidence) == ("wgmma", 128, "nearest")
-    assert f"{WGMMA} won there, and would take" in answer.why
+    assert f"{WGMMA} won there, but would take" in answer.why
     # Here it promises too little for that.
     assert str(choose("b16 s1100 h16 d128 fp16", H200).config) == WGMMA
 

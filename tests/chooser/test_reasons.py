@@ -20,7 +20,7 @@ def test_a_kernel_that_spills() -> None:
     assert kernel.spill_bytes > 0
     said = [note for note in caveats(SPILLING, PROBLEM, device) if "spills" in note]
     assert said == [
-        f"the kernel spills registers: {kernel.spill_bytes} bytes a thread are stored to local "
+        f"the kernel spills registers: {kernel.spill_bytes} bytes per thread are stored to local "
         "memory and loaded from it"
     ]
     assert not any("spills" in note for note in caveats(SPILLING, NOT_BUILT, device))

@@ -32,7 +32,7 @@ def test_two_canonical_configs_have_one_order() -> None:
     assert run(FORWARD, DECODE).splitlines() == [
         f"A  {FORWARD}: canonical-1",
         f"B  {DECODE}: canonical-1",
-        "one order: a row has the same bits by both",
+        "one order: a row has the same bits with both",
     ]
 
 
@@ -45,7 +45,7 @@ def test_the_first_operation_that_differs_is_named() -> None:
 
 
 def test_one_order_of_its_own_promises_no_bits() -> None:
-    assert "one order, but their own: bits may follow" in run(FREE, FREE)
+    assert "one order, but not canonical: bits may depend" in run(FREE, FREE)
     assert json.loads(run(FREE, FREE, "--json"))["equal_bits"] is False
 
 
@@ -66,7 +66,7 @@ def test_what_has_no_bits_to_compare_is_refused() -> None:
         run(FREE, "(FP16, 64, 64, 64, 4): backward")
     with pytest.raises(ArgumentError, match="B: dtype BF16, and A's is FP16"):
         run(FREE, TRAINED)
-    with pytest.raises(IllegalConfigError, match="canonical-1 has tiles of 128 keys"):
+    with pytest.raises(IllegalConfigError, match="B_c must be the tile of canonical-1: 128 keys"):
         run(DECODE, DECODE, "--device", "H200")
     with pytest.raises(ArgumentError, match="problem='hello'"):
         run(FREE, "hello")

@@ -131,7 +131,7 @@ def test_options_that_may_be_repeated_and_flags_are() -> None:
 @pytest.mark.parametrize("text", ["h32:8 d128 bf16 causal", "b16 h32:8 d128 bf16 causal"])
 def test_a_problem_without_lengths_is_told_of_any_length(text: str) -> None:
     assert refused("build", "--for", text) == (
-        f"problem='{text}': says no length; add one, as s4096, or build for every batch and "
+        f"problem='{text}': gives no length; add one, as s4096, or build for every batch and "
         "length with --for 'h32:8 d128 bf16 causal' --any-length"
     )
 

@@ -101,9 +101,9 @@ def test_a_name_that_contains_its_config_twice_is_one_config() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "no kernel name"),
-        ("tune", "no kernel name"),
-        ("void other_kernel<float>(float*)", "no kernel name"),
+        ("", "not a kernel name"),
+        ("tune", "not a kernel name"),
+        ("void other_kernel<float>(float*)", "not a kernel name"),
         ("(FP16, 64, 64, 4): load_0_0_0_tiles", "4 entries"),
         ("(FP16, 128, 64, 64, 4, 5): load_0_0_0_tiles", "6 entries"),
         ("(FP32, 128, 64, 64, 4): load_0_0_0_tiles", "dtype='FP32'"),
@@ -117,8 +117,8 @@ def test_a_name_that_contains_its_config_twice_is_one_config() -> None:
         ("(FP16, 128, 64, 64, 4): asynch+load_0_0_0_tiles", "unknown feature 'asynch'"),
         ("(FP16, 128, 64, 64, 4): async+load_0_0_tiles", "unknown feature 'load_0_0_tiles'"),
         ("(FP16, 128, 64, 64, 4): async_1+load_0_0_0_tiles", "unknown feature 'async_1'"),
-        ("(FP16, 128, 64, 64, 4): async+async+load_0_0_0_tiles", "'async' stands there twice"),
-        ("(FP16, 128, 64, 64, 4): load_0_0_0_tiles+load_2_2_2_tiles", "stands there twice"),
+        ("(FP16, 128, 64, 64, 4): async+async+load_0_0_0_tiles", "'async' is repeated"),
+        ("(FP16, 128, 64, 64, 4): load_0_0_0_tiles+load_2_2_2_tiles", "is repeated"),
         ("(FP16, 128, 64, 64, 4): async load_0_0_0_tiles", "unknown feature"),
         (f"| {LADDER_TOP} | {LADDER_TOP} |", "more than one config"),
         (demangled("(DType)5, 128, 64, 64, 4" + ", 1" * 18), "23 values"),

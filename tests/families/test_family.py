@@ -194,7 +194,7 @@ def test_a_set_that_is_another_s(csrc: Path) -> None:
     class Greedy(Abacus):
         sets: ClassVar[dict[str, ConfigSet]] = {"tune": ConfigSet("mine", list)}
 
-    with pytest.raises(ArgumentError, match="offers the sets tune, which are another's"):
+    with pytest.raises(ArgumentError, match="offers the sets tune, which are taken"):
         register_family(Greedy(), csrc)
 
 
@@ -222,11 +222,11 @@ class Copying(AbacusConfig):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"config_class": Unsaid}, "no short form of Unsaid says frames, so that two configs"),
+        ({"config_class": Unsaid}, "no short form of Unsaid has frames, so that two configs"),
         ({"config_class": Doubled}, "several knobs of Doubled have the word 'frame'; give each a"),
         ({"config_class": Plain}, r"frames of Plain is not declared with knob\(\)"),
         ({"config_class": Copying}, "Copying has the feature 'tma', which marks .* of wgmma"),
-        ({"__name__": "HopperForwardKernelConfig"}, "HopperForwardKernelConfig, as that of wgmma"),
+        ({"__name__": "HopperForwardKernelConfig"}, "HopperForwardKernelConfig, like that of wg"),
         ({"LEADING_WORD": "async"}, "LEADING_WORD='async' of AbacusConfig is a feature of mma_sy"),
         ({"LEADING_WORD": "load_0_2_2_tiles"}, "is a feature of mma_sync; choose another word"),
         ({"LEADING_WORD": "stages_2"}, "LEADING_WORD='stages_2' of AbacusConfig is a feature of"),
@@ -241,8 +241,8 @@ class Copying(AbacusConfig):
         ({"space_key": "tune"}, "space_key='tune' of 'abacus' is taken"),
         ({"space_key": "both"}, "space_key='both' of 'abacus' is taken"),
         ({"space_key": "known"}, "space_key='known' of 'abacus' is taken"),
-        ({"sets": {"all": ConfigSet("mine", list)}}, "offers the sets all, which are another's"),
-        ({"sets": {"both": ConfigSet("mine", list)}}, "offers the sets both, which are another's"),
+        ({"sets": {"all": ConfigSet("mine", list)}}, "offers the sets all, which are taken"),
+        ({"sets": {"both": ConfigSet("mine", list)}}, "offers the sets both, which are taken"),
         ({"sets": {"64, 64": ConfigSet("mine", list)}}, "'abacus' offers '64, 64'; a key of a set"),
     ],
 )  # fmt: skip

@@ -308,9 +308,9 @@ def test_an_unlisted_architecture_has_its_older_relatives_limits(
 @pytest.mark.parametrize(
     ("key", "problem"),
     [
-        ("sm_110", "arch='sm_110': no known GPU has it, or an older one of its generation"),
-        (110, "arch=110: no known GPU has it, or an older one of its generation"),
-        ("sm_75", "arch='sm_75': older than sm_80, the least that the kernels need"),
+        ("sm_110", "arch='sm_110': no known GPU has it or is an older one of its generation"),
+        (110, "arch=110: no known GPU has it or is an older one of its generation"),
+        ("sm_75", "arch='sm_75': older than sm_80, the oldest that the kernels support"),
         ("RTX 4070", "device='RTX 4070': no known GPU is called that; did you mean 'RTX 4090'?"),
         ("L40X", "device='L40X': no known GPU is called that; did you mean 'L40S'?"),
     ],

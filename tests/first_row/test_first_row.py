@@ -430,7 +430,7 @@ def test_its_space_is_for_its_own_problems(first_row: ModuleType) -> None:
 
 def test_notes_on_a_short_d_are_not_about_attention(first_row: ModuleType) -> None:
     notes = choose("b2 s5 h3 d40 fp16 first_row", A100).notes
-    assert "d = 40 runs on d_head 64: 38% are columns that are not there" in notes
+    assert "d = 40 runs on d_head 64: 38% are columns that do not exist" in notes
 
 
 # --- what cannot be registered -------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_another_architecture_is_refused_by_name(arch: int) -> None:
         run_forward(HOPPER, *drawn(), arch=arch)
     message = str(caught.value)
     assert f"config {HOPPER} is illegal:" in message
-    assert f"needs a GPU of compute capability 9.0: wgmma is sm_90a's alone (here {name}" in message
+    assert f"needs a GPU of compute capability 9.0: only sm_90a has wgmma (here {name}" in message
     assert f"no change of its knobs makes it legal on {name}; the mma_sync family has" in message
     with pytest.raises(IllegalConfigError, match=f"makes it legal on {name}"):
         plan_forward(HOPPER, Problem.parse("b1 s256 h2 d128 fp16"), device_spec(arch))

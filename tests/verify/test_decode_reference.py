@@ -209,7 +209,7 @@ def test_layouts_hold_the_same_numbers_in_memory_of_their_own(layout: str) -> No
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"rotary": "halves"}, "rotary='halves': is of what is appended; add append=True"),
+        ({"rotary": "halves"}, "rotary='halves': needs appended keys; add append=True"),
         ({"rotary": "both"}, "rotary='both': allowed are ''"),
         ({"layout": "odd"}, "layout='odd': allowed are 'dense'"),
         ({"causal": True}, "causal=True: the mask of"),

@@ -107,7 +107,7 @@ def test_inputs_of_whole_numbers_are_not_made_up() -> None:
     )
     try:
         problem = Problem.parse("s1 d8 fp16 counted")
-        with pytest.raises(ArgumentError, match="n: nothing is known of what its numbers mean"):
+        with pytest.raises(ArgumentError, match="n: the meaning of its numbers is unknown"):
             OperationReference.draw(reference_of(FORWARD), problem, "random", 0)
         with pytest.raises(ArgumentError, match="reference of the operation counted: ''"):
             reference_of(problem.computed)

@@ -1,4 +1,4 @@
-"""Which kernel for which problem: attention(), its chooser, and the table of winners."""
+"""The choice of a kernel for a problem: attention(), its chooser, and the table of winners."""
 
 from flashsmith.chooser.attention import attention, remember_attention
 from flashsmith.chooser.backward import backward

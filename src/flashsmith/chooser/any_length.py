@@ -1,9 +1,9 @@
-"""The kernels that serve any batch and any lengths: what an image must hold where nothing is built
-on first use.
+"""The kernels that serve any batch and any lengths, for images in which nothing is built on first
+use.
 
-The chooser has another best kernel for many sizes, most of them a percent or two apart. So of all
-that it chooses a few are taken, such that for every problem looked at one of them is expected to
-take at most TOLERANCE longer than the best; with FLASHSMITH_JIT=0 that one serves the call.
+The chooser prefers different kernels for many sizes, most of them a percent or two apart. A few of
+these kernels are enough if, for every problem examined, one of them is expected to take at most
+TOLERANCE longer than the best. With FLASHSMITH_JIT=0 that one serves the call.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from flashsmith.printable import quoted
 
 CallSizes = tuple[int, int, int]  # batch, seq_q, seq_k
 
-# What a call may take longer by a kernel of the few than by its own; within the model's error.
+# The share by which a call may take longer than with its best kernel; within the model's error.
 TOLERANCE = 0.02
 _LONGEST = 17
 _QUERIES = (*(4**power for power in range(_LONGEST // 2 + 1)), 2**_LONGEST)
 _KEYS = tuple(2**power for power in range(_LONGEST + 1))
 _BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
-# Powers of two, where tables have their buckets; of fewer keys than queries only some.
+# Powers of two, which are the buckets of the tables; only some sizes have fewer keys than queries.
 SIZES: tuple[CallSizes, ...] = tuple(
     (batch, seq_q, seq_k)
     for batch, seq_q, seq_k in itertools.product(_BATCHES, _QUERIES, _KEYS)
     if seq_k >= seq_q or seq_k in (1, 64, 1024)
 )
 
-# Of a part of the search, which then takes some tenths of a second.
+# Problems per part of the search; a part takes some tenths of a second.
 _PER_PART = 50
-# Called with how many of how many parts of the search are done.
+# Called with the number of finished parts and the number of all parts of the search.
 Searched = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class AnyLength:
-    """What serves a problem on a device with every batch and every length looked at.
+    """The configs that serve a problem on a device at every batch and length examined.
 
-    problem: its batch and lengths are of no consequence. count: of the problems that were looked
-    at. chosen: how many configs are chosen for them. configs: by what their kernels are compiled
-    for, those needed.
+    problem: its batch and lengths have no meaning. count: the number of problems examined. chosen:
+    the number of configs chosen for them. configs: the needed configs, by the semantics for which
+    their kernels are compiled.
     """
 
     problem: Problem
@@ -70,11 +70,11 @@ class AnyLength:
 
     @property
     def kernels(self) -> int:
-        """How many kernels these are."""
+        """The number of kernels."""
         return sum(map(len, self.configs.values()))
 
     def __str__(self) -> str:
-        """How many, in a sentence."""
+        """The counts as a sentence."""
         every = set(itertools.chain.from_iterable(self.configs.values()))
         families = Counter(config.FAMILY for config in every)
         of_families = ", ".join(f"{number} {family}" for family, number in families.items())
@@ -94,7 +94,7 @@ class AnyLength:
 def parse_any_length(text: str) -> Problem:
     """The problem of a text without batch and lengths: 'h32:8 d128 bf16 causal'; both are 1.
 
-    Raises ArgumentError when it names one, and what Problem.parse raises.
+    Raises ArgumentError if the text gives one of them, and what Problem.parse raises.
     """
     for word in text.lower().split():
         if re.fullmatch(r"[bs]\d+(:\d+)?", word):
@@ -108,7 +108,7 @@ def parse_any_length(text: str) -> Problem:
 def parse_with_lengths(text: str) -> Problem:
     """The problem of a text, as Problem.parse reads it.
 
-    Raises ArgumentError, which names --any-length where only the lengths are missing.
+    Raises ArgumentError, which mentions --any-length if only the lengths are missing.
     """
     try:
         return Problem.parse(text)
@@ -122,7 +122,7 @@ def parse_with_lengths(text: str) -> Problem:
             raise
     shown = quoted(" ".join(words))
     raise ArgumentError(
-        f"problem={quoted(text)}: says no length; add one, as s4096, or build for every batch and "
+        f"problem={quoted(text)}: gives no length; add one, as s4096, or build for every batch and "
         f"length with --for {shown} --any-length"
     )
 
@@ -135,14 +135,15 @@ def choose_for_any_length(
     searched: Searched | None = None,
     deterministic: bool = False,
 ) -> AnyLength:
-    """Few configs of which one takes at most TOLERANCE longer than what choose() gives on a device
-    for ``problem`` with each of ``sizes``, or the sizes of a bucket of the table of winners.
+    """A few configs, one of which takes at most TOLERANCE longer than the choice of choose() for
+    ``problem`` on a device, with each of ``sizes`` and the sizes in the table of winners.
 
-    Each is needed for whole tiles and for uneven lengths; where the problem is packed, for packed
-    sequences besides. ``deterministic``: the configs of deterministic=True. Over a cache those are
-    all that are chosen with split='invariant', since a sequence has the same bits in any batch.
+    Each config is needed for whole tiles and for uneven lengths, and for a packed problem also for
+    packed sequences. ``deterministic``: the configs of deterministic=True. Over a cache the result
+    has all configs chosen with split='invariant', since a sequence must have the same bits in any
+    batch.
 
-    Raises ArgumentError when no kernel serves the problem there.
+    Raises ArgumentError if no kernel serves the problem on the device.
     """
     dense = replace(problem.semantics, packed=False, uneven=False)
     kinds = [replace(problem, semantics=dense)]
@@ -172,8 +173,8 @@ def choose_for_any_length(
 def build_for_any_length(
     found: AnyLength, *, progress: Progress | None = None
 ) -> list[KernelLibrary]:
-    """The libraries with all those kernels, of which those are built that no cached one holds;
-    raises what ``build`` does."""
+    """The libraries with all these kernels; only kernels that no cached library holds are built.
+    Raises what ``build`` does."""
     arch = found.device.arch
     libraries: dict[Path, KernelLibrary] = {}
     for semantics, configs in found.configs.items():
@@ -191,8 +192,8 @@ def build_for_any_length(
 
 
 def _cover(found: Sequence[Expectation]) -> list[KernelConfig]:
-    """Few of the configs that are chosen, one of which serves each problem nearly as well as its
-    own: always the one next that serves most of those left."""
+    """A few of the chosen configs, one of which serves each problem nearly as well as its choice.
+    Greedy: the next config is the one that serves the most remaining problems."""
     chosen = dict.fromkeys(one.chosen.config for one in found)
     served = {
         config: {
@@ -213,7 +214,7 @@ def _cover(found: Sequence[Expectation]) -> list[KernelConfig]:
 def _over_a_cache(
     problem: Problem, kinds: Iterable[Problem], device: DeviceSpec, sizes: Sequence[CallSizes]
 ) -> AnyLength:
-    """All that is chosen where sequences keep their bits: by queries alone, so they are few."""
+    """All configs chosen over a cache; they depend only on the queries, so they are few."""
     needed: dict[Semantics, dict[KernelConfig, None]] = {}
     choose = DECODE_CHOOSERS[INVARIANT]
     count = 0
@@ -234,8 +235,8 @@ def _with_sizes(problem: Problem, sizes: CallSizes) -> Problem:
 
 
 def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
-    """Of every bucket for the problem's operation, d_head and the device's architecture, its own
-    sizes and those that were measured in it."""
+    """The key's sizes and the measured sizes of every entry for the problem's operation, its d_head
+    and the device's architecture."""
     found: set[CallSizes] = set()
     for entry in WinnersTable.merged():
         key = entry.key
@@ -250,6 +251,6 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
 
 
 def _compiled_for(kind: Semantics, d: int) -> list[Semantics]:
-    """What kernels of a kind are compiled for; no tile is whole where d does not fill d_head."""
+    """The semantics for which kernels are compiled; no tile is whole if d does not fill d_head."""
     uneven = replace(kind, uneven=True)
     return [uneven] if kind.uneven or d != compiled_d_head(d) else [kind, uneven]

@@ -1,4 +1,4 @@
-"""attention(q, k, v): a forward pass for people who do not care which kernel computes it."""
+"""attention(q, k, v): a forward pass with an automatically chosen kernel."""
 
 from __future__ import annotations
 
@@ -127,15 +127,15 @@ def attention(
     deterministic: bool | None = None,
     emulate: bool = False,
 ) -> Any:
-    """softmax(scale q k^T) v, masked and capped as asked for, by a kernel that suits the problem.
+    """softmax(scale q k^T) v with optional masks and softcap, by a kernel that suits the problem.
 
     Differentiable in PyTorch with respect to q, k, v and sinks, through the output and the
     log-sum-exp.
 
     Tensors on a GPU run there, on PyTorch's or CuPy's current stream for their device, and the call
-    does not wait (JAX lends no streams: its arrays are waited for); host tensors run in the
-    emulator. Query i of seq_q stands at key i + seq_k - seq_q: masks are aligned to the bottom
-    right. A row that sees no key gives 0.
+    returns without waiting. JAX exposes no stream, so the call blocks for its arrays. Host tensors
+    run in the emulator. Query i of seq_q is at key position i + seq_k - seq_q: masks are aligned to
+    the bottom right. A row that sees no key gives 0.
 
     Args:
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array
@@ -144,53 +144,53 @@ def attention(
             may be 0.
         k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q; heads_q must be a
             multiple of heads_k, and heads_q / heads_k heads of q share one of k and v.
-        causal: whether a query sees keys up to its own position only.
-        window: (left, right): how many keys before and after its own position a query sees; None
-            is no limit. With causal the right limit is 0.
+        causal: whether a query sees only keys up to its own position.
+        window: (left, right): the number of keys before and after its own position that a query
+            sees; None is no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: of q k^T, finite and > 0; None is 1/sqrt(d). It and softcap may be tensors of no
-            dimension, window one of two numbers, on the host.
-        sinks: (heads_q,) fp32, fp16 or bf16, one logit a head that joins the softmax of its rows;
-            may be None. Their gradient has their dtype.
+        scale: the factor of q k^T, finite and > 0; None is 1/sqrt(d). scale and softcap may be
+            0-dimensional tensors, and window a tensor of two numbers, on the host.
+        sinks: (heads_q,) fp32, fp16 or bf16, one logit per head that joins the softmax of its rows;
+            None for no sinks. Their gradient has their dtype.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
             rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
-            checked; a kernel clamps them, and leaves rows of out alone that they do not reach.
+            checked; a kernel clamps them, and does not write rows of out that they do not cover.
         max_seqlen_q, max_seqlen_k: at least the longest packed sequence's length; longer ones are
-            cut off. None finds it out, on a device at the price of waiting for it once.
+            cut off. None computes it, which on a device waits for it once.
         out: where to write the result, q's shape and dtype; None allocates it.
         return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
             or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
         return_row_max: also return the maximum of every row's scaled and capped scores, without
             the sink, in the same shape; -inf where a row sees nothing.
-        partial: whether o is a part, for ``flashsmith.merge_attention``: fp32, not rounded, without
-            sinks; (o, lse) is returned, without gradients. seqused_k and k_begin are of parts only.
-        seqused_k: (batch,) int32: how many keys of each sequence count; None is all from k_begin
-            on. Read where it lies.
-        k_begin: (batch,) int32: the row of k where a sequence's keys begin, of a packed k any,
-            cu_seqlens_k aside; None is its first. The last query has the position of the last key
-            that counts, k_begin + seqused_k - 1, for every mask.
-        bits: 'canonical' makes a row's output and log-sum-exp a function of its own query, the keys
-            and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype,
-            d). They have the same bits in training, prefill, any chunks of a prompt, and
-            attention_with_cache(), in any batch, whichever kernel is chosen. V must be finite.
-            'free' lets each kernel add up in its own order. None is FLASHSMITH_BITS, or 'free'.
-            docs/bits.md has the contract.
-        config: the kernel to use; None chooses one by dtype, d, lengths and device, and where it is
-            not built and may not be (FLASHSMITH_JIT=0, CUDA graph capture) another that is.
-        backward_config: the same of the kernel for the gradients, a FlashBackwardKernelConfig.
-        deterministic: True asks for gradients with the same bits in every run; None is True with
-            canonical bits, else PyTorch's are_deterministic_algorithms_enabled() at this call. All
-            but dq's have them anyway.
+        partial: whether o is a part for ``flashsmith.merge_attention``: fp32, not rounded, without
+            sinks. Then (o, lse) is returned, without gradients. seqused_k and k_begin require it.
+        seqused_k: (batch,) int32: the number of keys used of each sequence; None uses all from
+            k_begin on. It is read on its device.
+        k_begin: (batch,) int32: the row of k at which a sequence's keys begin; None is its first.
+            In a packed k it may be any row, regardless of cu_seqlens_k. For every mask the last
+            query has the position of the last key used, k_begin + seqused_k - 1.
+        bits: 'canonical' makes a row's output and log-sum-exp depend only on its own query, the
+            keys and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype,
+            d). The bits are then the same in training, prefill, any chunks of a prompt, and
+            attention_with_cache(), in any batch and with any kernel. V must be finite. 'free' lets
+            each kernel sum in its own order. None is FLASHSMITH_BITS, or 'free'. docs/bits.md has
+            the contract.
+        config: the kernel to use; None chooses one by dtype, d, lengths and device. If that is not
+            built and must not be (FLASHSMITH_JIT=0, CUDA graph capture), a built one is used.
+        backward_config: the kernel for the gradients, a FlashBackwardKernelConfig, or None.
+        deterministic: True requires gradients with the same bits in every run; None means True with
+            canonical bits, else PyTorch's are_deterministic_algorithms_enabled() at this call. Only
+            dq can vary otherwise.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
-        The output o, (o, lse), (o, row_max) or (o, lse, row_max), like q in framework and device.
+        o, (o, lse), (o, row_max) or (o, lse, row_max), in the framework and on the device of q.
 
     Raises:
-        ArgumentError: an argument is unusable, or no kernel serves these tensors.
+        ArgumentError: an argument is invalid, or no kernel serves these tensors.
         The other errors of ``flashsmith.forward``.
     """
-    if config is not None:  # a function call less for most
+    if config is not None:  # saves a function call in the usual case
         check_attention_config(config)
     check_backward_config("backward_config", backward_config)
     check_deterministic_flag(deterministic)
@@ -203,8 +203,8 @@ def attention(
 
 
 def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    """Has run_repeated serve calls like this one, which attention() has served: q, k, v and the
-    values of the keywords ``names``."""
+    """Let run_repeated serve calls like this one, which attention() has served. ``arguments`` are
+    q, k, v and the values of the keywords ``names``."""
     groups = cached_calls.repeated
     keywords = dict(zip(names, arguments[3:], strict=True))
     out, config = keywords.pop("out", None), keywords.pop("config", None)
@@ -214,11 +214,11 @@ def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> No
     tensors = (*arguments[:3], out)
     asked = attention_call(config or choose_config, tensors, ForwardOptions(**keywords), emulate)
     _, call = cached_calls.find(asked)
-    # Autograd follows some only where it is enabled: what holds now may not hold later.
+    # Autograd tracks a tensor only while it is enabled, so such a call is not remembered.
     if asked is not None and call is not None and not any(it.requires_grad for it in asked.given()):
         cached_calls.remember_repeated(groups, arguments, names, asked.tensors, call.run)
 
 
 def check_attention_config(config: KernelConfig | None) -> None:
-    """Raises ArgumentError unless ``config`` is one of the forward pass, or None."""
+    """Raise ArgumentError unless ``config`` is a config of the forward pass or None."""
     check_config_for(DEFAULT, "config", config)

@@ -1,4 +1,4 @@
-"""backward(do, q, k, v, o, lse): the gradients of attention(), by a kernel that suits them."""
+"""backward(do, q, k, v, o, lse): the gradients of attention(), with an automatic kernel choice."""
 
 from __future__ import annotations
 
@@ -45,34 +45,34 @@ def backward(
 ) -> Gradients:
     """The gradients of ``attention(q, k, v, ...)``, which returned ``o`` and ``lse``.
 
-    For PyTorch, where attention() differentiates by itself, this is the building block of loops
-    over parts of the keys: o and lse may be those of all keys where k and v are some of them, and
-    the gradients are then those parts' own. Gradients are dense, of their input's shape and dtype;
-    rows that belong to no sequence, or lie behind max_seqlen, have gradients of 0.
+    In PyTorch, attention() differentiates by itself; this function serves loops over parts of the
+    keys. o and lse may belong to all keys while k and v are only some of them; the gradients are
+    then those of this part. Gradients are dense, with their input's shape and dtype. Rows that
+    belong to no sequence, or lie beyond max_seqlen, have zero gradients.
 
     Args:
-        do: the gradient of o, of its shape and dtype, with any strides: a copy is made where a
+        do: the gradient of o, with its shape and dtype, and with any strides; it is copied if a
             kernel cannot read them.
         q, k, v, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
             max_seqlen_k: as given to attention().
-        o, lse: what attention(..., return_lse=True) returned.
+        o, lse: the results of attention(..., return_lse=True).
         dlse: the gradient of lse, of its shape, fp32; None is 0.
-        deterministic: True asks for a kernel that gives dq the same bits in every run; dk, dv and
-            dsinks always have them. None is True with FLASHSMITH_BITS=canonical, else PyTorch's
+        deterministic: True requires a kernel that gives dq the same bits in every run; dk, dv and
+            dsinks always have them. None means True with FLASHSMITH_BITS=canonical, else PyTorch's
             are_deterministic_algorithms_enabled() for its tensors, and False for others.
-        needs: which of dq, dk, dv and dsinks are needed; others take no memory.
-        grad_dtype: 'float32', or that dtype of PyTorch or NumPy, for dq, dk and dv that are not
-            rounded; None is their inputs' dtype.
+        needs: which of dq, dk, dv and dsinks are needed; the others take no memory.
+        grad_dtype: 'float32', or that dtype of PyTorch or NumPy, for unrounded dq, dk and dv; None
+            is their inputs' dtype.
         config: the kernel to use, a FlashBackwardKernelConfig; None chooses one.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
-        Gradients(dq, dk, dv, dsinks), like q in framework and device; None for those that are not
-        needed, and for dsinks without sinks, which is (heads_q,) of their dtype, or with grad_dtype
-        of fp32.
+        Gradients(dq, dk, dv, dsinks), in the framework and on the device of q. Those that are not
+        needed are None, as is dsinks without sinks. dsinks is (heads_q,) of the sinks' dtype, or
+        fp32 with grad_dtype.
 
     Raises:
-        ArgumentError: an argument is unusable, or no kernel serves these tensors.
+        ArgumentError: an argument is invalid, or no kernel serves these tensors.
         The other errors of ``flashsmith.forward``.
     """
     check_backward_config("config", config)
@@ -89,7 +89,7 @@ def backward(
 def backward_ahead(
     config: KernelConfig | None, deterministic: bool, dq: bool, dk: bool, dv: bool
 ) -> BackwardAhead:
-    """The backward pass that is to follow a forward pass, for those gradients."""
+    """The later backward pass of a forward pass, for the given gradients."""
     gradients = gradients_word(dq, dk, dv)
     if config is None:
         return _AHEAD[deterministic, gradients]
@@ -97,27 +97,27 @@ def backward_ahead(
 
 
 def check_backward_config(argument: str, config: KernelConfig | None) -> None:
-    """Raises ArgumentError unless ``config`` is one of the backward pass, or None."""
+    """Raise ArgumentError unless ``config`` is a config of the backward pass or None."""
     check_config_for(BACKWARD.name, argument, config)
 
 
 def check_config_for(operation: str, argument: str, config: Any) -> None:
-    """Raises ArgumentError unless ``config`` is one of the operation, or None."""
+    """Raise ArgumentError unless ``config`` is a config of the operation or None."""
     if config is None:
         return
     is_config = isinstance(config, KernelConfig)
-    # A config of no registered family is for the checks of a call.
+    # A config of an unregistered family is left to the checks of a call.
     if is_config and (not hasattr(config, "family") or config.family.operation == operation):
         return
     raise ArgumentError(
         f"{argument}: got {config if is_config else type(config).__name__}; give a "
-        f"{' or a '.join(config_class_names(operation))}, or None, and one is chosen"
+        f"{' or a '.join(config_class_names(operation))}, or None to have one chosen"
     )
 
 
 def resolve_deterministic(deterministic: Any, q: Any, bits: Any = None) -> bool:
-    """Whether gradients must be repeatable. None: where the forward pass has canonical ``bits``,
-    and where q is PyTorch's tensor and PyTorch asks for it.
+    """Whether gradients must be repeatable. None means yes if the forward pass has canonical
+    ``bits``, or if q is a PyTorch tensor and PyTorch requires determinism.
 
     Raises ArgumentError unless it is True, False or None.
     """
@@ -131,7 +131,7 @@ def resolve_deterministic(deterministic: Any, q: Any, bits: Any = None) -> bool:
 
 
 def check_deterministic_flag(deterministic: Any) -> None:
-    """Raises ArgumentError unless it is True, False or None."""
+    """Raise ArgumentError unless ``deterministic`` is True, False or None."""
     if not (deterministic is None or deterministic is True or deterministic is False):
         raise ArgumentError(
             f"deterministic={quoted(deterministic)}: allowed are True, False and None, which asks "
@@ -139,7 +139,7 @@ def check_deterministic_flag(deterministic: Any) -> None:
         )
 
 
-# By whether gradients must be repeatable.
+# The chooser, by whether gradients must be repeatable.
 CHOOSERS: dict[bool, Chooser] = {
     False: choose_config,
     True: partial(choose_config, deterministic=True),

@@ -1,4 +1,4 @@
-"""What the cost model chooses among where nothing was measured: few configs, each a sound one."""
+"""The configs from which the cost model chooses if nothing was measured: a few good ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flashsmith.families import DeviceSpec, DType, Family, KernelConfig, familie
 
 
 def by_preference(operation: str = "forward") -> tuple[Family, ...]:
-    """The families of an operation, those for the newest GPUs first."""
+    """The families of an operation, newest GPUs first."""
     return tuple(sorted(families(operation), key=lambda family: -family.oldest_arch))
 
 
@@ -20,14 +20,14 @@ def candidates(
     operation: str = "forward",
     gradients: str = "",
 ) -> tuple[KernelConfig, ...]:
-    """The configs of an operation's families worth weighing for a head dimension on a device, in
-    order of preference: a small gain on paper is not to make another kernel, which may have to be
-    built first. ``masked``: whether some rows see fewer keys than others. ``gradients``: a
-    problem's word for those needed."""
+    """The configs of an operation's families to compare for a head dimension on a device, in order
+    of preference. Preference keeps a small predicted gain from selecting another kernel, which may
+    have to be built first. ``masked``: whether some rows see fewer keys than others.
+    ``gradients``: the problem's word for the needed gradients."""
     return _candidates(by_preference(operation), dtype, d_head, device, masked, gradients)
 
 
-# By the families too: more may be registered at any time.
+# Cached by the families as well, since more may be registered at any time.
 @lru_cache(maxsize=512)
 def _candidates(
     asked: tuple[Family, ...],

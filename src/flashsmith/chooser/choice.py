@@ -1,5 +1,5 @@
-"""Choice: which kernel serves a problem on a device, for attention(), for people and ahead of
-time."""
+"""Choice: the kernel that serves a problem on a device, for attention(), for display, and for
+builds ahead of time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """A config that was weighed and not taken, with its expected time."""
+    """A config that was compared but not chosen, with its expected time."""
 
     config: KernelConfig
     family: str
@@ -56,12 +56,12 @@ class Choice:
     """The kernel for a problem on a device, and the evidence for it.
 
     evidence: 'table' (measured in this bucket), 'nearest' (another bucket), 'related' (another
-    mask, layout, dtype or GPU), 'cost model' (nothing was measured) or 'offered' (nor is there a
-    cost model). why: the same as a sentence. ms: the expected time, 0 where nothing says it;
-    tflops: the problem's attn_flop() over it, 0 where there is none.
-    repeatable: the config that gives the same bits in every run, where the chosen one does not.
-    runners_up: fastest first. passed_over: the families that were not chosen, each with why. notes:
-    what these kernels do badly here, and what was ignored.
+    mask, layout, dtype or GPU), 'cost model' (nothing was measured) or 'offered' (nothing was
+    measured and there is no cost model). why: the evidence as a sentence. ms: the expected time, 0
+    if unknown. tflops: the problem's attn_flop() over ms, 0 without a time.
+    repeatable: the config with the same bits in every run, if the chosen one varies.
+    runners_up: the other configs, fastest first. passed_over: the families that were not chosen,
+    each with the reason. notes: weaknesses of these kernels here, and entries that were ignored.
     """
 
     problem: Problem
@@ -77,13 +77,13 @@ class Choice:
 
     @property
     def family(self) -> str:
-        """Which kernels the config belongs to."""
+        """The family of the config."""
         return str(self.config.FAMILY)
 
     @property
     def order(self) -> str:
-        """The order in which the kernel adds up a row: 'canonical-1', or 'its own'; '' of
-        operations whose kernels compute no rows of attention."""
+        """The order in which the kernel computes a row: 'canonical-1' or 'its own'; '' for
+        operations whose kernels do not compute attention rows."""
         has_order = self.config.family.order(self.config, self.device.arch) is not None
         return order_name(self.config) if has_order else ""
 
@@ -116,7 +116,7 @@ class Choice:
         return f"no; with deterministic=True {self._beside(self.repeatable)}"
 
     def _beside(self, one: RunnerUp) -> str:
-        """A config and its time beside the choice's, if there are any."""
+        """A config, with its time relative to the choice if there are times."""
         if self.evidence == "offered":
             return str(one.config)
         behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
@@ -143,8 +143,8 @@ class Choice:
 
 
 def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[ExpectedTime]:
-    """The configs that serve the problem itself, with their expected times, where another stood for
-    it."""
+    """The configs that serve the problem itself, with expected times, if another problem
+    represented it."""
     found = []
     for one in evidence.expected:
         config = for_its_queries(one.config, problem, device)
@@ -166,18 +166,18 @@ def choose(
     table: WinnersTable | None = None,
     deterministic: bool = False,
 ) -> Choice:
-    """The kernel that attention() takes for a problem, why, and what the others would cost; of
-    another operation the one that the same kind of evidence favours.
+    """The kernel that attention() uses for a problem, why, and the expected times of others. For
+    another operation it is the kernel that the same kind of evidence favours.
 
     Args:
         problem: a Problem, or its text: 'b16 s4096 h32:8 d128 bf16 causal'.
         device: a DeviceSpec, a known GPU's name ('H200') or architecture (90, 'sm_90'); None is
-            this machine's first GPU, or the A100 where there is none.
-        table: the winners to go by; None takes the shipped ones and the user's own.
-        deterministic: choose among the kernels only that give the same bits in every run.
+            this machine's first GPU, or the A100 if there is none.
+        table: the winners to use; None uses the shipped ones and the user's.
+        deterministic: choose only among kernels that give the same bits in every run.
 
     Raises:
-        ArgumentError: the text or the name is unknown, or no kernel serves the problem there.
+        ArgumentError: the text or the name is unknown, or no kernel serves the problem on it.
     """
     problem = Problem.parse(problem) if isinstance(problem, str) else problem
     if device is None:
@@ -222,25 +222,25 @@ def choose_config(
     deterministic: bool = False,
     tolerance: float = 0.0,
 ) -> Any:
-    """The config of choose(problem, device), remembered; what attention() asks for each problem.
+    """The config of choose(problem, device), cached; attention() calls this for each problem.
 
-    ``family``: of these kernels only, where a call's tensors lie as the chosen ones cannot read.
-    ``among``: of these configs only, where no other is built: the first of them that takes at most
-    the share ``tolerance`` longer than the fastest, by the evidence or else on paper; those of
-    families that have no cost model last.
-    ``deterministic``: of those only that give the same bits in every run.
+    ``family``: choose only among its kernels, if the others cannot read the call's tensors.
+    ``among``: choose only among these configs, if no others are built. The first that is expected
+    to take at most ``tolerance`` (a share) longer than the fastest is chosen; times are from the
+    evidence, else estimated. Configs of families without a cost model come last.
+    ``deterministic``: choose only among kernels that give the same bits in every run.
 
-    Where nothing was measured for a GPU of this machine, and where part of a table had to be
-    ignored, that is warned of once.
+    Warns once if nothing was measured for this machine's GPU, and if part of a table had to be
+    ignored.
 
-    Raises ArgumentError when no kernel serves the problem there, or none of ``among`` is
+    Raises ArgumentError if no kernel serves the problem on the device, or none of ``among`` is
     deterministic.
     """
     noted = count_noted()
     return _choose_config(problem, device, family, among, deterministic, tolerance, noted)
 
 
-# ``noted``: how many kernels are known to be slow as compiled, since each may change a choice.
+# ``noted``: the number of kernels known to be slow as compiled, since each may change a choice.
 @lru_cache(maxsize=4096)
 def _choose_config(
     problem: Problem,
@@ -269,7 +269,7 @@ def _choose_config(
 
 
 class Expectation(NamedTuple):
-    """The evidence on a problem, and what it says of every config."""
+    """The evidence for a problem, and the expected time of every config."""
 
     problem: Problem
     device: DeviceSpec
@@ -281,9 +281,9 @@ class Expectation(NamedTuple):
         return self.evidence.expected[0]
 
     def ms(self, config: KernelConfig) -> float:
-        """A config's expected time: what is in evidence, or what the cost model gives it beside the
-        choice, and no less than that; infinite without a cost model. Of a family that is not in
-        evidence what is on paper is worth less than what was measured."""
+        """A config's expected time: the evidence's, else the model's estimate relative to the
+        choice, which is at least the choice's time. It is infinite without a cost model. Configs of
+        families not in the evidence are penalised, since estimates count less than measurements."""
         for one in self.evidence.expected:
             if one.config == config:
                 return one.ms
@@ -302,15 +302,15 @@ class Expectation(NamedTuple):
 def expectation(
     problem: Problem, device: DeviceSpec, *, deterministic: bool = False
 ) -> Expectation:
-    """What choose_config() goes by; raises what it does."""
+    """The evidence on which choose_config() decides; raises what it does."""
     _check_d(problem, "q")
     evidence = gather(problem, device, _winners(), deterministic=deterministic)
     return Expectation(problem, device, evidence)
 
 
 def forget_choices() -> None:
-    """Read the tables again at the next choice, also for calls like those made before."""
-    # In this order nothing that was read before can be remembered after.
+    """Read the tables again at the next choice, even for calls made before."""
+    # This order ensures that no outdated choice is cached again.
     _winners.cache_clear()
     _choose_config.cache_clear()
     forget_cached_launches()
@@ -324,10 +324,10 @@ def build_for(
     deterministic: bool = False,
     progress: Progress | None = None,
 ) -> list[KernelLibrary]:
-    """The libraries with the kernels that attention() uses for ``problem`` on ``device``, or the
-    first known GPU of ``arch`` (80 is sm_80), built unless they are cached; with ``deterministic``
-    those of deterministic=True. Where the compiler makes a slow kernel of the choice, the next best
-    is built as well, which attention() takes then.
+    """The libraries with the kernels that attention() uses for ``problem`` on ``device``, or on the
+    first known GPU of ``arch`` (80 is sm_80); they are built unless cached. ``deterministic``
+    selects the kernels of deterministic=True. If the chosen kernel compiles to slow code, the next
+    best is built as well, which attention() then uses.
 
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
@@ -356,7 +356,7 @@ def _check_d(problem: Problem, argument: str) -> None:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
-# What is said of a table that has more to be ignored.
+# The number of notes on a table to show; the rest is counted.
 _NOTES = 3
 _said: set[tuple[Hashable, str]] = set()
 
@@ -364,13 +364,13 @@ _said: set[tuple[Hashable, str]] = set()
 def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
     for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
         _warn_once(note, winners.versions)
-    # One of our own specs is of no GPU of this machine: the emulator's speed does not matter.
+    # A device of KNOWN_DEVICES stands for the emulator, whose speed does not matter.
     if evidence.fallback and device not in KNOWN_DEVICES:
         _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
 
 
 def _shortened(notes: Sequence[str]) -> list[str]:
-    """The first few of many notes on what a table has that cannot be used."""
+    """The first few of the notes on unusable table entries."""
     more = len(notes) - _NOTES
     if more <= 1:
         return list(notes)
@@ -378,7 +378,7 @@ def _shortened(notes: Sequence[str]) -> list[str]:
 
 
 def _warn_once(note: str, versions: Hashable = None) -> None:
-    """Once in a process; of files, once for each of their versions."""
+    """Warn once per process; about files, once per version of theirs."""
     if (versions, note) not in _said:
         _said.add((versions, note))
         warnings.warn(f"flashsmith: {printable(note)}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""attention_with_cache(q, k_cache, v_cache): attention over a KV cache, by a kernel that suits."""
+"""attention_with_cache(q, k_cache, v_cache): attention over a KV cache, with a kernel choice."""
 
 from __future__ import annotations
 
@@ -85,42 +85,41 @@ def attention_with_cache(
 ) -> Any:
     """Attention of q over the keys and values of a cache, to which k and v are appended first.
 
-    Lengths and page table are read where the tensors are: on a GPU the call copies nothing to the
-    host and does not wait, so that a CUDA graph may be replayed with other contents. With L the
-    length of a sequence after appending, query i of n stands at key L - n + i. A row without keys
-    gives 0. There are no gradients.
+    Lengths and page table are read on the tensors' device. On a GPU the call copies nothing to the
+    host and does not wait, so that a CUDA graph can be replayed with other contents. With L the
+    length of a sequence after appending, query i of n is at key position L - n + i. A row without
+    keys gives 0. There are no gradients.
 
-    With split='invariant' a sequence has the same bits in any batch, and with pages of any size and
-    order the bits of a dense cache.
+    With split='invariant' a sequence has the same bits in any batch. With pages of any size and
+    order it has the bits of a dense cache.
 
     Args:
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
             packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
             d), like q, with any such strides: both may be halves of one tensor. heads_q must be a
-            multiple of heads_k. What lies behind a sequence's length may be anything.
-        cache_lens: (batch,) int32, keys of each sequence before appending; the call does not
-            advance it. On the host a length that does not fit is an error; on a device reads are
-            clamped to the cache, and what does not fit is not appended.
+            multiple of heads_k. Rows beyond a sequence's length may hold anything.
+        cache_lens: (batch,) int32, the keys of each sequence before appending; the call does not
+            advance it. On the host a length that does not fit is an error. On a device reads are
+            clamped to the cache, and rows that do not fit are not appended.
         page_table: (batch, most pages of a sequence) int32: key i of a sequence is in slot
-            i % page of page page_table[., i // page]. Entries that are not used may be anything,
-            such as -1; others are errors on the host, and treated as lengths are on a device.
-        k, v: q's shape with heads_k heads: appended at cache_lens before attention; None appends
-            nothing. Sequences must not share the pages that they append to. JAX arrays cannot be
-            appended to.
+            i % page of page page_table[., i // page]. Unused entries may be anything, such as -1.
+            Other invalid entries are errors on the host; on a device they are clamped.
+        k, v: q's shape with heads_k heads; they are appended at cache_lens before attention. None
+            appends nothing. Sequences must not share the pages to which they append. JAX arrays
+            cannot be appended to.
         cos, sin: (positions, rotary_d / 2) of q's dtype or fp32: rotary embedding of the first
-            rotary_d elements of k and q, in fp32, rounded once. Row i of k turns by position
-            cache_lens + i, query i too with causal or a window, else by cache_lens.
+            rotary_d elements of k and q, in fp32, rounded once. Row i of k is rotated by position
+            cache_lens + i. Query i is too with causal or a window, else by cache_lens.
         rotary_interleaved: whether pairs are elements 2i and 2i + 1, not i and i + rotary_d / 2.
         cu_seqlens_q: (batch + 1,) int32: the rows of packed sequences, as for attention().
         max_seqlen_q: at least the longest packed sequence's queries; longer ones are cut off. None
-            finds it out on the host, and on a device takes total_q, which starts more CTAs.
+            computes it on the host; on a device it uses total_q, which starts more CTAs.
         causal, window, softcap, scale, sinks: as for attention().
-        split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may use the
-            batch, too, and may be faster.
+        split: 'invariant' splits a sequence's keys by its own length alone; 'free' may also depend
+            on the batch and may be faster.
         bits: 'canonical' gives each row the bits that attention(bits='canonical') gives it, in any
-            chunks, batch and pages, and with any split; as there. None is FLASHSMITH_BITS, or
-            'free'.
+            chunks, batch and pages, and with any split. None is FLASHSMITH_BITS, or 'free'.
         out: where to write the result, q's shape and dtype; None allocates it.
         return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
             or (heads_q, total_q); -inf where a row has no keys and there is no sink.
@@ -128,11 +127,11 @@ def attention_with_cache(
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
-        The output o, or (o, lse), like q in framework and device.
+        The output o, or (o, lse), in the framework and on the device of q.
 
     Raises:
-        ArgumentError: an argument is unusable, no kernel serves these tensors, or autograd would
-            have to follow one of them.
+        ArgumentError: an argument is invalid, no kernel serves these tensors, or autograd would
+            have to track one of them.
         The other errors of ``flashsmith.forward``.
     """
     check_config_for(DECODE.name, "config", config)
@@ -148,15 +147,15 @@ def attention_with_cache(
 
 
 def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    """Has run_repeated serve calls like this one, which attention_with_cache() has served: q,
-    k_cache, v_cache and the values of the keywords ``names``."""
+    """Let run_repeated serve calls like this one, which attention_with_cache() has served.
+    ``arguments`` are q, k_cache, v_cache and the values of the keywords ``names``."""
     groups = cached_calls.repeated
     keywords = dict(zip(names, arguments[3:], strict=True))
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
     emulate = keywords.pop("emulate", False)
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
     tensors = DecodeTensors(*arguments[:3], **keywords)
-    # Autograd follows some only where it is enabled: what holds now may not hold later.
+    # Autograd tracks a tensor only while it is enabled, so such a call is not remembered.
     if any(getattr(tensor, "requires_grad", False) for tensor in tensors):
         return
     _, call = cached_calls.find(decode_call(chosen, tensors, DecodeOptions(**options), emulate))
@@ -174,9 +173,9 @@ def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 
 def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:
     chosen = choose_config(alike, device, **how)
-    # Of kernels that are built the one for its queries may be none.
+    # Among built kernels there may be none for its queries.
     return chosen if how.get("among") else for_its_queries(chosen, problem, device)
 
 
-# By the split.
+# The chooser, by the split.
 CHOOSERS: dict[str, Chooser] = {INVARIANT: _choose_invariant, FREE: _choose_freely}

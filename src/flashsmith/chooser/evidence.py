@@ -1,15 +1,17 @@
-"""From a problem, a device and the table of winners to configs with expected times.
+"""Expected times of configs, from a problem, a device and the table of winners.
 
-A measured entry comes first, the nearest one that has a config this device can run. Its times are
-of another problem as a rule, so each config's is carried over:
+The nearest measured entry with a config that this device can run comes first. Its times are usually
+for another problem, so each is scaled:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
 
-The estimates' own error cancels as far as it is the same on both sides. What is left is what the
-cost model is sure of: how much work there is, and how it divides into waves. So a config that won
-with thousands of CTAs gives way where its large tiles would leave SMs idle; to one that was not
-among the fastest there, too, which is taken to have been as slow as the slowest that is named, and
-no faster beside the fastest than on paper.
+Errors that both estimates share cancel. The remainder is what the cost model predicts reliably: the
+amount of work and its division into waves. A config that won with thousands of CTAs is thus
+replaced if its large tiles would leave SMs idle.
+
+The replacement need not be among the fastest configs of the entry. Its measured time is then taken
+to be that of the slowest listed one, or the model's estimate relative to the fastest if that is
+more.
 """
 
 from __future__ import annotations
@@ -46,22 +48,22 @@ from flashsmith.operations import DEFAULT
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# What an estimate must promise for a config to be taken in place of the one that was measured
-# fastest, or of one that is preferred. Less is within its error, and a new kernel must be built.
+# The gain that an estimate must promise before a config replaces the one that was measured fastest,
+# or a preferred one. A smaller gain is within the estimate's error, and a new kernel must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
-# For one that splits keys, or has the heads of a group in a tile, where none was measured on the
-# very problem; and in milliseconds, since a second launch takes the host's time too.
+# The required gain of a config that splits keys or packs a group's heads into a tile, if none was
+# measured on exactly this problem; also in milliseconds, since a second launch takes host time.
 GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
-# And for one that was not among the fastest where they were measured.
+# The required gain of a config that was not among the fastest when those were measured.
 GAIN_UNMEASURED = 0.10
-# How much longer a deterministic config may take to be chosen before one that is not.
+# How much longer a deterministic config may take and still be preferred to a nondeterministic one.
 COST_OF_REPEATING = 0.03
 
 
 @dataclass(frozen=True)
 class ExpectedTime:
-    """A config and its expected time, 0 where nothing says it."""
+    """A config and its expected time, 0 if unknown."""
 
     config: Any
     ms: float
@@ -69,10 +71,10 @@ class ExpectedTime:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Configs by preference, the choice first and the others by time; and why.
+    """The configs with the choice first and the others by time, and the reason for the choice.
 
-    why: one sentence. fallback: what is to be said once where nothing was measured, else ''.
-    notes: what was ignored. entry: what was measured, if anything.
+    why: one sentence. fallback: the warning to give once if nothing was measured, else ''. notes:
+    entries that were ignored. entry: the measured entry, if any.
     """
 
     kind: EvidenceKind
@@ -84,8 +86,8 @@ class Evidence:
 
 
 class KernelFilter(NamedTuple):
-    """The kernels that are asked for: of a problem's gradients; of one family, deterministic ones,
-    or any."""
+    """A filter for kernels: those that compute a problem's gradients, optionally of one family or
+    only deterministic ones."""
 
     problem: Problem
     family: str | None = None
@@ -106,11 +108,11 @@ def gather(
     family: str | None = None,
     deterministic: bool = False,
 ) -> Evidence:
-    """The evidence on a problem on a device; ``family``: on these kernels only; ``deterministic``:
-    on those only that give the same bits in every run. Parts of the keys have that of whole
-    attention to as many.
+    """The evidence for a problem on a device. ``family`` restricts it to its kernels, and
+    ``deterministic`` to kernels that give the same bits in every run. A part of the keys has the
+    evidence of whole attention over as many keys.
 
-    Raises ArgumentError when no kernel serves the problem's d, or none fits on the device.
+    Raises ArgumentError if no kernel serves the problem's d, or none fits on the device.
     """
     if problem.bits:
         return _canonical(problem, device, table, family, deterministic)
@@ -141,8 +143,8 @@ def _canonical(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence on a problem whose rows keep the canonical order: what was measured of such
-    kernels or, where nothing was, the configs that take the place of those for any order."""
+    """The evidence for a problem with the canonical order: measurements of canonical kernels or, if
+    there are none, the canonical counterparts of the configs for any order."""
     asked = KernelFilter(problem, family, deterministic)
     notes: list[str] = []
     for found in table.lookup(problem, device):
@@ -182,9 +184,9 @@ def _canonical(
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
-    """The same with a config as the choice that splits keys, or has the heads of a group in one
-    tile, where so many rows or SMs are idle that it promises enough. What was measured for these
-    sizes stands."""
+    """The evidence with a config as the choice that splits keys or packs a group's heads into one
+    tile, if its predicted gain from idle rows or SMs is large enough. Measurements for these very
+    sizes take precedence."""
     entry, chosen = evidence.entry, evidence.expected[0]
     if evidence.kind == "offered" or (
         entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
@@ -194,14 +196,14 @@ def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> E
     if chosen.ms <= max(best.ms * (1 + GAIN_OF_PARTS), best.ms + LEAST_GAIN_OF_PARTS):
         return evidence
     rest = sorted(evidence.expected, key=lambda one: one.ms)
-    why = f"{evidence.why}; its tiles would leave rows or SMs idle, and {chosen.config} take "
-    why += f"{chosen.ms / best.ms - 1:.0%} longer on paper"
+    why = f"{evidence.why}; its tiles would leave rows or SMs idle, and {chosen.config} is "
+    why += f"estimated to take {chosen.ms / best.ms - 1:.0%} longer"
     return replace(evidence, expected=(best, *rest), why=why)
 
 
 def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Iterator[ExpectedTime]:
-    """Configs that share out the work of those in evidence in other tiles; with the heads of a
-    group in one also of the candidates of the choice's family, whose tiles have other heights."""
+    """Variants of the configs in evidence that split keys or pack heads. Packed variants also come
+    from the other candidates of the choice's family, whose tiles have other heights."""
     for one in evidence.expected:
         family = one.config.family
         found = (
@@ -229,7 +231,7 @@ def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Itera
 def _relative(
     known: ExpectedTime, configs: Sequence[Any], problem: Problem, device: DeviceSpec
 ) -> Iterator[ExpectedTime]:
-    """Configs with the times that the model gives them beside a known one."""
+    """Configs with the model's times, scaled so that the known config has its known time."""
     per_ms = known.ms / estimate(known.config, problem, device).ms
     for config in configs:
         yield ExpectedTime(config, estimate(config, problem, device).ms * per_ms)
@@ -238,16 +240,16 @@ def _relative(
 def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The same with another choice where this one's kernel is known to spill, and the other to be
-    as fast, or where its family has another for want of registers. The very kernel that was
-    measured for the problem's own class stands: there it did not spill."""
+    """The evidence with another choice, if the chosen kernel is known to spill and another was as
+    fast, or if its family replaces it for lack of registers. A kernel that was measured for the
+    problem's own class stays, since it did not spill there."""
     chosen, *others = evidence.expected
     if _was_measured(evidence, problem):
         return evidence
     known = known_spill(chosen.config, problem, device)
     if known is not None and known.timed:
         instead, ratio = known.instead, known.ratio
-        why = f"{known}, and took {ratio:.3f} times as long in turns"
+        why = f"{known}, and took {ratio:.3f} times as long in alternating timings"
     else:
         semantics = problem.required_semantics(chosen.config)
         instead, ratio = chosen.config.family.with_registers(chosen.config, semantics), 1.0
@@ -264,8 +266,8 @@ def _without_spills(
 
 
 def _was_measured(evidence: Evidence, problem: Problem) -> bool:
-    """Whether the choice was measured as compiled for the problem: an entry for whole tiles says
-    nothing of the kernel for uneven lengths, nor one of all keys of that for parts."""
+    """Whether the choice was measured as compiled for the problem. An entry for whole tiles does
+    not cover the kernel for uneven lengths, and one for all keys does not cover that for parts."""
     entry, config = evidence.entry, evidence.expected[0].config
     if entry is None or evidence.kind == "related":
         return False
@@ -275,9 +277,9 @@ def _was_measured(evidence: Evidence, problem: Problem) -> bool:
 def _soundly_built(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The same with the best of those that are not known to be slow as compiled as the choice,
-    where nothing was timed with the slow kernel: whatever the other takes where products wait for
-    one another, and where it spills only what is within the model's error."""
+    """The evidence with the best config not known to be slow as compiled as the choice, if nothing
+    was timed against the slow kernel. If the slow kernel's products are serialised, the replacement
+    may take any time; if it spills, only as much longer as the model's error."""
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)
     if known is None or known.timed:
@@ -300,8 +302,8 @@ def _on_paper(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The candidates of the choice's family that are not in evidence, with the times that the model
-    gives them beside it."""
+    """The candidates of the choice's family that are not in evidence, with the model's times
+    relative to the choice."""
     family = chosen.config.family
     if not family.has_cost_model or not chosen.ms:
         return []
@@ -319,7 +321,7 @@ def _on_paper(
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:
-    """The same with a deterministic config as the choice where that costs next to nothing."""
+    """The evidence with a deterministic config as the choice, if that costs next to nothing."""
     chosen, *others = evidence.expected
     if not chosen.ms or chosen.config.family.is_deterministic(chosen.config):
         return evidence
@@ -327,7 +329,7 @@ def _repeatable_first(evidence: Evidence) -> Evidence:
         near = one.ms <= chosen.ms * (1 + COST_OF_REPEATING)
         if near and one.config.family.is_deterministic(one.config):
             rest = sorted((it for it in evidence.expected if it is not one), key=lambda it: it.ms)
-            why = f"{evidence.why}; {chosen.config} is {one.ms / chosen.ms - 1:.1%} faster, and not"
+            why = f"{evidence.why}; {chosen.config} is {one.ms / chosen.ms - 1:.1%} faster but not"
             return replace(evidence, expected=(one, *rest), why=f"{why} deterministic")
     return evidence
 
@@ -338,7 +340,7 @@ def _repeatable_first(evidence: Evidence) -> Evidence:
 def _usable(
     entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
 ) -> list[tuple[Any, Ranked]]:
-    """The entry's configs that this version knows and this device runs, for the problem's dtype."""
+    """The entry's configs that this version knows and the device runs, with the problem's dtype."""
     usable: list[tuple[Any, Ranked]] = []
     for one in entry.ranked:
         config, reason = _checked(
@@ -355,8 +357,8 @@ def _usable(
 def _checked(
     text: str, family: str, d_head: int, dtype: DType, gradients: str, device: DeviceSpec
 ) -> tuple[Any, str]:
-    """The config of a short form, with ``dtype`` put in, for gradients; and why it is of no use, ''
-    if it is."""
+    """The config of a short form with ``dtype`` for ``gradients``, and why it cannot be used ('' if
+    it can)."""
     try:
         config = parse_kernel_name_into_config(text)
     except FlashsmithError as error:
@@ -385,9 +387,9 @@ def _measured(
     for usual, one in usable:
         config, ms = usual.family.for_heads(usual, problem), one.ms
         if config != usual and config in named:
-            continue  # it was measured itself
+            continue  # the other config was measured itself
         if not stands:
-            if entry.problem.gradients != problem.gradients:  # that of other gradients was measured
+            if entry.problem.gradients != problem.gradients:  # measured with other gradients
                 usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)
             ms *= _growth(config, entry.problem, there, problem, device, usual)
         expected.append(ExpectedTime(config, ms))
@@ -398,7 +400,7 @@ def _measured(
         ordered = _with_others(ordered, usable, entry.problem, there, problem, device, asked)
     if ordered[0] is not expected[0]:
         gain = expected[0].ms / ordered[0].ms - 1
-        why += f"; {expected[0].config} won there, and would take {gain:.0%} longer here"
+        why += f"; {expected[0].config} won there, but would take {gain:.0%} longer here"
     return Evidence(kind, tuple(ordered), why, notes=tuple(notes), entry=entry)
 
 
@@ -411,8 +413,8 @@ def _with_others(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The same, and first of all the best of those that were not named there, where that promises
-    enough: of the choice's family, since that is what was measured with it."""
+    """The configs, preceded by the best unlisted one if its predicted gain is large enough. Only
+    configs of the choice's family are considered, since the listed times are of that family."""
     family = ordered[0].config.FAMILY
     if not ordered[0].config.family.has_cost_model:
         return ordered
@@ -420,7 +422,7 @@ def _with_others(
     slowest = max(ms for _, ms in of_family)
     fastest, least = min(of_family, key=lambda one: one[1])
     before = _estimated_before(fastest, measured, there)
-    if not before:  # a table may name a problem that computes nothing
+    if not before:  # a table may contain a problem that computes nothing
         return ordered
     per_ms = least / before
     named = {config for config, _ in usable}
@@ -457,8 +459,8 @@ def _growth(
     here: DeviceSpec,
     measured_config: Any = None,
 ) -> float:
-    """How many times as long the problem takes as the measured one, there by another config if one
-    is given; the FLOP's ratio at least."""
+    """The ratio of the problem's time to the measured problem's, else of their FLOP.
+    ``measured_config`` is the config that was measured, if it is another."""
     if config.family.has_cost_model:
         now = estimate(config, problem, here).ms
         then = _estimated_before(measured_config or config, measured, there)
@@ -469,7 +471,7 @@ def _growth(
 
 @lru_cache(maxsize=4096)
 def _estimated_before(config: Any, measured: Problem, there: DeviceSpec) -> float:
-    """The same few configs and measured problems come again and again."""
+    """A cached estimate, since the same few configs and measured problems recur."""
     return estimate(config, measured, there).ms
 
 
@@ -487,9 +489,9 @@ def _why(found: Found, count: int, very_one: bool) -> str:
 
 
 def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
-    """The choice first: the fastest, or one before it in ``expected`` that is within ``gain``.
+    """The choice first: the fastest, or an earlier one in ``expected`` that is within ``gain``.
 
-    And the words for it where the choice is not the fastest.
+    The text explains a choice that is not the fastest; else it is ''.
     """
     fastest = min(expected, key=lambda one: one.ms)
     choice = next(one for one in expected if one.ms <= fastest.ms * (1 + gain))
@@ -497,7 +499,7 @@ def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[
     if choice.ms == fastest.ms:
         return [choice, *others], ""
     behind = f"{choice.ms / fastest.ms - 1:.1%}"
-    return [choice, *others], f"; what is {behind} faster on paper is no surer gain than its error"
+    return [choice, *others], f"; the estimated gain of {behind} over it is within the error"
 
 
 # --- estimated -----------------------------------------------------------------------------------
@@ -525,14 +527,14 @@ def _estimated(
     kernels = "kernels" if problem.operation == DEFAULT else f"{problem.operation} kernels"
     lacking = f"no measured {kernels} of d_head {d_head}" if known else "no table"
     fallback = f"{lacking} for {gpu_name(device.name)}: chosen by the cost model"
-    why = f"the best of {len(expected)} on paper; nothing was measured"
+    why = f"the best of {len(expected)} by estimate; nothing was measured"
     ordered, slower = _by_preference(expected, GAIN_OVER_PREFERRED)
     return Evidence("cost model", tuple(ordered), why + slower, fallback, tuple(notes))
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates of the smallest d_head that has some on the device: a d_head may be of a
-    family that runs elsewhere only."""
+    """The candidates of the smallest d_head that has some on the device; a d_head may belong to a
+    family that runs only elsewhere."""
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
     d_heads = {d_head for one in modelled for d_head in one.knob_values["d_head"]}
     masked = problem.semantics.key_mask.hides
@@ -566,7 +568,7 @@ def _why_nothing_fits(
 def _offered(
     problem: Problem, d_head: int, device: DeviceSpec, notes: Sequence[str], asked: KernelFilter
 ) -> Evidence:
-    """What families without a cost model offer, in their own order."""
+    """The configs that families without a cost model offer, in their own order."""
     masked = problem.semantics.key_mask.hides
     offered = [
         ExpectedTime(config, 0.0)

@@ -1,4 +1,4 @@
-"""merge_attention(outs, lses): attention over parts of the keys becomes attention over all."""
+"""merge_attention(outs, lses): merges attention over parts of the keys into attention over all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FP32 = "float32"
 _DTYPES = (_FP32, *DTYPES)
 
 
-# The operation's names of the tensors of a call, by how many parts it has.
+# The operation's tensor names, by the number of parts of a call.
 _NAMES = [
     (*(part_names(i)[0] for i in range(n)), *(part_names(i)[1] for i in range(n)), "sinks")
     for n in range(MOST_PARTS + 1)
@@ -39,11 +39,11 @@ def merge_attention(
     config: KernelConfig | None = None,
     emulate: bool = False,
 ) -> tuple[TensorT, TensorT]:
-    """Attention over all keys, from the outputs and LSEs of parts of them.
+    """Attention over all keys, merged from the outputs and LSEs of parts of the keys.
 
-    Parts are added up in their order, in fp32, and rounded once: the same parts give the same bits
-    in every run. A row without a key in any part (every LSE -inf) gives 0 and -inf, or its head's
-    sink; NaN in a part is NaN in the result, as in one kernel over all keys. There are no
+    Parts are summed in their given order, in fp32, and rounded once: the same parts give the same
+    bits in every run. A row without a key in any part (every LSE is -inf) gives 0 and -inf, or its
+    head's sink. NaN in a part gives NaN in the result, as in one kernel over all keys. There are no
     gradients: ``flashsmith.backward`` computes each part's from the merged output and LSE.
 
     Args:
@@ -51,18 +51,18 @@ def merge_attention(
             dtype: fp32, as ``attention(..., partial=True)`` returns them, fp16 or bf16. PyTorch
             tensors or NumPy, CuPy or JAX arrays, with any strides that attention() takes.
         lses: the parts' natural log-sum-exps, fp32, (batch, heads_q, seq_q) or (heads_q, total_q).
-        sinks: (heads_q,) fp32, fp16 or bf16, a logit a head that joins its rows once; None where
-            there are none, or they are in a part already.
-        dtype: of the output: 'float16', 'bfloat16' or 'float32', or such a dtype of PyTorch or
-            NumPy; None is that of ``outs``.
+        sinks: (heads_q,) fp32, fp16 or bf16, one logit per head, which joins each of its rows once;
+            None if there are no sinks or a part already includes them.
+        dtype: the output's: 'float16', 'bfloat16' or 'float32', or such a dtype of PyTorch or
+            NumPy; None uses that of ``outs``.
         config: the kernel to use; None chooses one.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
-        (o, lse), like the first part in framework and device; the LSE with the sinks.
+        (o, lse), in the framework and on the device of the first part; the LSE includes the sinks.
 
     Raises:
-        ArgumentError: an argument is unusable; nothing was launched.
+        ArgumentError: an argument is invalid; nothing was launched.
         The other errors of ``flashsmith.forward``.
     """
     check_config_for(MERGE.name, "config", config)
@@ -99,7 +99,7 @@ def _merge(
         (family, *_) = families(MERGE.name)
         (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
     named = dict(zip(("first_dtype", "parts_dtype", "dtype"), (given, given, wanted), strict=True))
-    # More than a launch takes: the first ones become one, which is then the first.
+    # There are more parts than one launch takes: merge the first ones into a new first part.
     while len(outs) > MOST_PARTS:
         named["dtype"] = _FP32
         few = _prepared(config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate)
@@ -129,8 +129,8 @@ def _output_dtype(dtype: object) -> str:
 
 
 def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
-    """The problem of parts like the first, for an output of ``wanted``; ``dtype`` is of kernels
-    for fp32 alone."""
+    """The problem of parts like the first, for an output of ``wanted``; ``dtype`` selects the
+    kernels if all of them are fp32."""
     shorter = {first.dtype, wanted} - {_FP32}
     if len(shorter) > 1:
         raise ArgumentError(
@@ -162,7 +162,7 @@ def _prepared(
     dtypes: Mapping[str, str],
     emulate: bool,
 ) -> PreparedCall:
-    """One launch for at most MOST_PARTS parts, the names of whose dtypes are given."""
+    """One launch for at most MOST_PARTS parts; ``dtypes`` names the dtypes of its tensors."""
     tensors = {} if sinks is None else {"sinks": sinks}
     for part, pair in enumerate(zip(outs, lses, strict=True)):
         tensors.update(zip(part_names(part), pair, strict=True))

@@ -1,4 +1,4 @@
-"""Whether two kernels compute a row in one order, and if not which operation differs first."""
+"""Comparison of the orders in which two kernels compute a row, and the first difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flashsmith.runtime.target import choose_target
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """Two configs on a device, and their orders."""
+    """Two configs on a device, with their orders."""
 
     device: DeviceSpec
     configs: tuple[KernelConfig, KernelConfig]
@@ -31,13 +31,13 @@ class OrderComparison:
 
     @property
     def difference(self) -> Difference | None:
-        """The first operation whose order differs; None where both keep one order."""
+        """The first operation whose order differs; None if both orders are equal."""
         return self.orders[0].difference(self.orders[1])
 
     @property
     def equal_bits(self) -> bool:
-        """Whether a row has the same bits by both, whatever is computed beside it: an order of
-        their own promises nothing."""
+        """Whether a row has the same bits with both configs, whatever else the calls compute. Equal
+        orders that are not canonical do not guarantee that."""
         return self.difference is None and all(map(version_of, self.configs))
 
     def __str__(self) -> str:
@@ -51,10 +51,10 @@ class OrderComparison:
                 f"B  {found.second}",
             ]
         elif self.equal_bits:
-            lines.append("one order: a row has the same bits by both")
+            lines.append("one order: a row has the same bits with both")
         else:
             lines.append(
-                "one order, but their own: bits may follow from other rows, and from idle SMs"
+                "one order, but not canonical: bits may depend on other rows and on idle SMs"
             )
         return "\n".join(map(printable, lines))
 
@@ -75,17 +75,17 @@ class OrderComparison:
 def compare_orders(
     first: str, second: str, device: DeviceSpec | str | int | None = None
 ) -> OrderComparison:
-    """The orders of two configs, or of those that attention() takes for two problems.
+    """The orders of two configs, or of those that attention() uses for two problems.
 
     Args:
         first, second: a config's short form, or a problem's text: 'b1 s4096 h32 d128 bf16 causal'.
-        device: as for ``choose``; None is this machine's first GPU or, beside a config, the first
-            architecture that both run on.
+        device: as for ``choose``; None is this machine's first GPU, or, if a config is given, the
+            first architecture on which both run.
 
     Raises:
         ArgumentError: a text is neither, no kernel serves a problem, the dtypes differ, or a
-        config's kernels compute no rows of attention.
-        IllegalConfigError: a config is not for the device.
+            config's kernels do not compute attention rows.
+        IllegalConfigError: a config is illegal on the device.
     """
     asked = [_parsed(text) for text in (first, second)]
     spec = _device_of(asked, device)
@@ -95,14 +95,14 @@ def compare_orders(
     a, b = configs
     if a.dtype is not b.dtype:
         raise ArgumentError(
-            f"B: dtype {b.dtype.name}, and A's is {a.dtype.name}: rows of two dtypes have no bits "
-            "to compare; give two of one dtype"
+            f"B: dtype {b.dtype.name}, but A has {a.dtype.name}: rows of different dtypes cannot "
+            "have equal bits; give two of one dtype"
         )
     return OrderComparison(spec, (a, b), (_order_of(a, spec), _order_of(b, spec)))
 
 
 def _parsed(text: str) -> Problem | KernelConfig:
-    # Of a problem's words none has a bracket.
+    # No word of a problem has a bracket.
     return parse_kernel_name_into_config(text) if "(" in text else Problem.parse(text)
 
 

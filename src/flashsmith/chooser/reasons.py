@@ -1,5 +1,5 @@
-"""Sentences that explain a choice: what is bad about the problem for these kernels, and why other
-families were passed over."""
+"""Sentences that explain a choice: why the kernels are slow on a problem, and why other families
+were not chosen."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from flashsmith.chooser.spills import known_spill
 from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
 
-# Below these shares it is worth saying.
+# Shares below these are mentioned.
 _FILLED = 0.8
 _OF_D_HEAD = 0.9
-# K and V of this many keys are worth a split among CTAs, which these kernels do not have.
+# From this many keys on, splitting K and V among CTAs is worthwhile.
 _LONG_K = 1024
 
 
 def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
-    """What makes ``config`` slower on ``problem`` than its FLOP would suggest."""
+    """The reasons why ``config`` is slower on ``problem`` than its FLOP suggest."""
     if 0 in (problem.batch, problem.seq_q):
         yield "there is no output: nothing is launched"
         return
@@ -30,11 +30,11 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
     if problem.window is not None and not problem.window_keys:
         keys = problem.window[0]
         yield (
-            f"the problem names no window's size: the time is that of the last {keys} keys; write "
+            f"the problem gives no window size: the time is for a window of {keys} keys; write "
             "window_4096 for about 4096"
         )
     if problem.semantics.packed:
-        yield "packed: every sequence is taken to be as long as the longest"
+        yield "packed: every sequence is assumed to be as long as the longest"
     yield from _about_spills(config, problem, device)
     if config.family.has_cost_model:
         guess = estimate(config, problem, device)
@@ -48,20 +48,20 @@ def _about_d(config: Any, problem: Problem) -> Iterator[str]:
         spent = "of both products are spent on" if problem.operation == DEFAULT else "are"
         yield (
             f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} {spent} columns that "
-            "are not there"
+            "do not exist"
         )
 
 
 def _about_spills(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
-    """Only the compiler knows: of a kernel that is not built yet, what is known of shipped ones."""
+    """Only the compiler can report spills; for an unbuilt kernel, known_spill() is used."""
     semantics = problem.required_semantics(config)
     library = find_library(config, arch=device.arch, semantics=semantics)
     known = known_spill(config, problem, device)
     spilled = library.entry(config).spill_bytes if library else known.size if known else 0
     if spilled:
         yield (
-            f"the kernel spills registers: {spilled} bytes a thread are stored to local memory and "
-            "loaded from it"
+            f"the kernel spills registers: {spilled} bytes per thread are stored to local memory "
+            "and loaded from it"
         )
 
 
@@ -72,7 +72,7 @@ def _about_rows(guess: Estimate, problem: Problem) -> Iterator[str]:
         many = f" of {guess.heads} heads" if guess.heads > 1 else ""
         yield (
             f"seq_q = {problem.seq_q}{many} fills {used / rows:.0%} of its tiles of "
-            f"{guess.rows} rows; the rest is computed and thrown away"
+            f"{guess.rows} rows; the rest is computed and discarded"
         )
 
 
@@ -93,17 +93,18 @@ def _about_waves(
     waves = -(-guess.ctas // slots)
     if guess.ctas < _FILLED * waves * slots and not problem.semantics.key_mask.is_triangular:
         yield (
-            f"{guess.ctas} CTAs come in {waves} waves of {slots}: "
-            f"{1 - guess.ctas / (waves * slots):.0%} of the places stay empty"
+            f"{guess.ctas} CTAs run in {waves} waves of {slots}: "
+            f"{1 - guess.ctas / (waves * slots):.0%} of the slots stay empty"
         )
 
 
 def passed_over(
     problem: Problem, device: DeviceSpec, expected: Sequence[ExpectedTime], measured: bool
 ) -> dict[str, str]:
-    """The families that were not chosen, each with why.
+    """The reason for each family that was not chosen.
 
-    expected: what was weighed, the choice first. measured: whether its times are of a table.
+    expected: the configs that were compared, the choice first. measured: whether the times are
+    from a table.
     """
     chosen = expected[0]
     return {
@@ -147,6 +148,6 @@ def _not_weighed(family: Family, problem: Problem, device: DeviceSpec, measured:
         return f"none of its kernels fits on {device.name}"
     ms, config = min(guesses, key=lambda guess: guess[0])
     return (
-        f"not measured here, and what was measured goes before what is estimated; {config} should "
+        f"not measured here, and measured configs take precedence over estimates; {config} should "
         f"take {ms:.3g} ms, and `flashsmith tune --problems '{problem}'` measures both families"
     )

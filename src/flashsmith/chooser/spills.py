@@ -1,10 +1,11 @@
-"""Chosen kernels that the compiler makes slow in some semantics, and what takes their place there.
+"""Chosen kernels that the compiler makes slow for some semantics, and their replacements.
 
 A config that was measured for one class of problems also serves others, for which its kernel is
 compiled again: softcap, windows, packed and partial sequences need more registers. ``spills.json``
-has a line for each choice that then spills, or whose products wait for one another; with a config
-that does not, if one was at least as fast in turns with it on a problem of those semantics.
-``tools/ci/kernel_losses.py`` finds them. What a build of this process showed counts as well.
+has a line for each choice that then spills or has serialised products. The line names a replacement
+without that fault, if one was at least as fast in alternating timings on such a problem.
+``tools/ci/kernel_losses.py`` finds these. Kernels that this process built are taken into account
+too.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ KNOWN = Path(__file__).with_name("spills.json")
 
 
 class Spill(NamedTuple):
-    """What is known of a kernel.
+    """The known facts about a slow kernel.
 
-    stored, loaded: spilled bytes a thread. instead: the config in its place, or None. ratio: the
-    kernel's time over that of the other, in turns; 0 without one. serialised: whether its products
-    wait for one another, which takes several times as long. timed: whether others were timed in
-    turns with it, so that without one in its place it is the fastest.
+    stored, loaded: spilled bytes per thread. instead: the replacement config, or None. ratio: the
+    kernel's time over the replacement's, timed alternately; 0 without one. serialised: whether its
+    products wait for each other, which takes several times as long. timed: whether others were
+    timed against it; a timed kernel without a replacement is the fastest.
     """
 
     stored: int
@@ -47,22 +48,22 @@ class Spill(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes stored and loaded, as KernelEntry.spill_bytes has them."""
+        """Bytes stored and loaded, as in KernelEntry.spill_bytes."""
         return self.stored + self.loaded
 
     def __str__(self) -> str:
-        """What is wrong with it, as the rest of a sentence."""
+        """The fault, as the rest of a sentence."""
         if self.serialised:
             return "has serialised products here"
         return f"spills {self.size} bytes here"
 
 
 def known_spill(config: Any, problem: Problem, device: DeviceSpec) -> Spill | None:
-    """What is known of a config's kernel for a problem on a device; None if that is not slow, or
-    was not looked at.
+    """The fault of a config's kernel for a problem on a device; None if it has none or was not
+    examined.
 
-    Over a cache what a build showed does not count: a sequence has the same bits in every batch,
-    whatever was built before.
+    Over a cache, faults found in this process's builds do not count: a sequence must have the same
+    bits in every batch, whichever kernels were built before.
     """
     semantics = problem.required_semantics(config)
     known = _known().get((device.arch, str(semantics), str(config)))
@@ -87,20 +88,20 @@ def _noted(config: Any, arch: int, semantics: Semantics) -> Spill | None:
 
 
 def replacements() -> Iterator[tuple[KernelConfig, Semantics]]:
-    """The configs that take another's place, with what they are compiled for there."""
+    """The replacement configs, with the semantics for which each is compiled."""
     for (_, semantics, _), known in _known().items():
         if known.instead is not None:
             yield known.instead, Semantics.parse(semantics)
 
 
 def forget_known() -> None:
-    """Has the file read again."""
+    """Read the file again at the next use."""
     _known.cache_clear()
 
 
 @cache
 def _known() -> Mapping[tuple[int, str, str], Spill]:
-    """By architecture, semantics and short form."""
+    """The known spills by architecture, semantics and short form."""
     return {
         (one["arch"], one["semantics"], one["config"]): Spill(
             one["stored"],

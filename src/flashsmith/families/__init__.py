@@ -1,4 +1,4 @@
-"""What a kernel is: families of configs, their names, their rules and the sets of them."""
+"""Kernel families: config classes, kernel names, rules and config sets."""
 
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import (

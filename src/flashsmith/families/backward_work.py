@@ -1,4 +1,4 @@
-"""What the cost models of the families of the backward pass share."""
+"""Common parts of the cost models of the backward families."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.tile_work import rates_of
 from flashsmith.operations.problem import Problem
 
-# Bytes that the sums of dq in L2 take of a load's rate, all SMs adding: measured on an H200.
+# The rate at which all SMs add fp32 dq in L2, as a share of the L2 load rate; measured on an H200.
 _SHARE_OF_L2 = 0.43
-# Milliseconds from the end of one launch to the work of the next, and of the first.
+# Milliseconds from the end of one launch to the first work of the next, and before the first one.
 _LAUNCH_MS = 0.003
 _NORM = 4.0
 _FLOAT_BYTES = 4
 
 
 def reduced_per_clock(device: DeviceSpec) -> float:
-    """Bytes of fp32 sums that an SM adds in L2, while all do."""
+    """Bytes of fp32 sums per clock that one SM adds in L2 while all SMs add."""
     return _SHARE_OF_L2 * rates_of(device).l2
 
 
 def joined(bounds: Sequence[float]) -> float:
-    """Cycles of work that several parts of an SM share: the longest, and a little of the others."""
+    """Cycles of work that overlaps on an SM: the longest part, and a little of the others."""
     return float(sum(bound**_NORM for bound in bounds) ** (1 / _NORM))
 
 
 def helpers_ms(problem: Problem, device: DeviceSpec, sums_dq: bool) -> float:
-    """Milliseconds of the launches around the products: D of all rows, and where dq is summed in
-    fp32 its zeros and its conversion; and of all launches' beginnings."""
+    """Milliseconds of the launches around the products, including all launch gaps. They compute D
+    of all rows and, where dq is summed in fp32, zero dq and convert it."""
     element = problem.dtype.element_size
     moved = 2 * element  # do and o
     if sums_dq:

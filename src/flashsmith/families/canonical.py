@@ -1,7 +1,8 @@
-"""canonical, the knob of kernels whose rows have the bits of one order of operations.
+"""canonical: the knob of kernels whose rows have the bits of one fixed order of operations.
 
-docs/bits.md is the specification, csrc/common/canonical.cuh what such kernels share. The tile of
-keys and the chunk follow from d and the architecture, so that a config's B_c must be that tile.
+docs/bits.md is the specification, and csrc/common/canonical.cuh is the kernels' common part. The
+head dimension and the architecture determine the tile of keys and the chunk, and B_c must be that
+tile.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.knob import knob
 from flashsmith.families.rule import Rule
 
-# The version that kernels keep, and its name in errors, tables and `flashsmith choose`.
+# The version that the kernels implement, and its name in errors, tables and `flashsmith choose`.
 VERSION = 1
 ORDER = f"canonical-{VERSION}"
-# Keys of a chunk: csrc/common/canonical_sizes.cuh has the same.
+# Keys per chunk; csrc/common/canonical_sizes.cuh has the same value.
 CHUNK = 4096
 _HOPPER = 90
 
 
 def canonical_tile(d: int, arch: int) -> int:
-    """Keys of a tile, by the d of the call and the architecture (90 for 9.0)."""
+    """Keys per tile, by the head dimension of the call and the architecture (90 for 9.0)."""
     tile = 64 if d <= 128 else 32
     return 2 * tile if arch >= _HOPPER else tile
 
 
 def version_of(cfg: Any) -> int:
-    """The version of the order that a config's rows keep; 0: none, as of families without it."""
+    """The version of the order that a config's rows keep; 0 for none or without the knob."""
     return int(getattr(cfg, "canonical", 0))
 
 
 def emulated_arch(cfg: Any) -> int:
-    """The architecture whose kernel the emulator runs where none is named: the first that the
-    config's family has kernels for or, if canonical, the first with tiles of its B_c."""
+    """The architecture whose kernel the emulator runs by default: the oldest for which the config's
+    family has kernels or, if canonical, the oldest with tiles of its B_c."""
     oldest = int(cfg.OLDEST_ARCH)
     is_of_oldest = not version_of(cfg) or cfg.B_c == canonical_tile(cfg.d_head, oldest)
     return oldest if is_of_oldest else _HOPPER
@@ -55,7 +56,7 @@ def canonical_knob() -> Any:
 
 def _in_words(cfg: Any) -> str:
     if not cfg.canonical:
-        return "a row's bits are those of this config"
+        return "a row's bits depend on this config"
     return f"a row has the bits of {ORDER}, whichever config, batch and split computes it"
 
 
@@ -63,8 +64,8 @@ def canonical_rules(*other: tuple[str, str, Callable[[Any], bool]]) -> tuple[Rul
     """The rules of a family's canonical configs.
 
     Args:
-        other: of a knob that changes the order: its name, its reason, and whether a config's value
-            keeps the order.
+        other: for each knob that changes the order: its name, its reason, and whether a config's
+            value keeps the order.
     """
     return (
         Rule(
@@ -75,8 +76,8 @@ def canonical_rules(*other: tuple[str, str, Callable[[Any], bool]]) -> tuple[Rul
         ),
         Rule(
             "canonical_tile",
-            f"{ORDER} has tiles of 128 keys up to d_head 128 and of 64 above, before sm_90 of half "
-            "as many: B_c must be that",
+            f"B_c must be the tile of {ORDER}: 128 keys up to d_head 128, 64 above; half of that "
+            "before sm_90",
             lambda cfg, device: (
                 not cfg.canonical or cfg.B_c == canonical_tile(cfg.d_head, device.arch)
             ),

@@ -1,4 +1,4 @@
-"""KernelConfig: what the configs of all kernel families have in common, and an SM's limits."""
+"""KernelConfig: the common base of all families' configs, and the resource limits of an SM."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from flashsmith.semantics.dtype import DType
 
 THREADS_PER_WARP = 32
 
-# One SM (CUDA occupancy rules). Some GPUs allow fewer threads or CTAs; there shared memory or the
-# registers are the tighter limit for every config, but for one tile shape of d_head 32 that would
-# have to do with 32 registers a thread.
+# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs, but
+# there shared memory or registers are the tighter limit for every config. The one exception is a
+# tile shape of d_head 32, which would have to run with 32 registers per thread.
 RESERVED_SMEM_PER_CTA = 1024
 REGISTERS_PER_SM = 65536
 REGISTERS_PER_THREAD_UNIT = 8
 MAX_THREADS_PER_SM = 2048
 MAX_CTAS_PER_SM = 32
 
-# The widest value a C++ int field holds.
+# The largest value of a C++ int field.
 INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, order=True)
 class KernelConfig:
-    """A frozen, ordered dataclass of knobs that identifies one kernel; a family's class adds the
+    """A frozen, ordered dataclass of knobs that identifies one kernel. A family's class adds the
     knobs.
 
     Every config has a dtype (a DType) and a d_head, the widest head dimension that its kernel
-    takes; any other field is a flag, a member of an enumeration or a number. Each is declared with
-    `knob`. A family's class defines n_threads and smem_bytes, which registering it checks.
+    supports. Any other field is a flag, a member of an enumeration or a number. Each is declared
+    with `knob`. A family's class defines n_threads and smem_bytes; registering the family checks
+    that.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -46,8 +47,8 @@ class KernelConfig:
     # The family's name, and the first compute capability its kernels run on (80 for 8.0).
     FAMILY: ClassVar[str]
     OLDEST_ARCH: ClassVar[int]
-    # The short form: the knobs in the tuple, the text after the last of them, the first feature,
-    # and the features that combine several knobs.
+    # The parts of the short form: the knobs in the tuple, the text after the last of them, the
+    # first feature, and the features that combine several knobs.
     SHAPE: ClassVar[tuple[str, ...]] = ()
     SHAPE_SUFFIX: ClassVar[str] = ""
     LEADING_WORD: ClassVar[str] = ""
@@ -123,11 +124,11 @@ class KernelConfig:
         return f"{type(self).__name__}{{{values}}}"
 
     def to_ints(self) -> tuple[int, ...]:
-        """The fields in order as ints; the class called with them gives the config back."""
+        """The fields in order as ints; calling the class with them recreates the config."""
         return tuple(int(getattr(self, knob.name)) for knob in fields(self))
 
     def with_knobs(self, **values: Any) -> Any:
-        """The config with other values of these knobs, checked as any."""
+        """A copy of the config with these knobs replaced and checked."""
         return replace(self, **values)
 
     # --- resources -------------------------------------------------------------------------------
@@ -143,12 +144,12 @@ class KernelConfig:
 
     @property
     def rows_per_warp(self) -> int:
-        """Rows of Q that one warp owns; by default those of a CTA's tile."""
+        """Rows of Q that one warp owns; the default is all rows of the CTA's tile."""
         rows, _ = self.family.loop_tiles(self) or (1, 1)
         return rows
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether a kernel for whole tiles serves these sizes."""
+        """Whether a kernel without bounds checks can compute these sizes."""
         return d == self.d_head
 
     def cta_limits(
@@ -159,12 +160,12 @@ class KernelConfig:
         max_threads: int = MAX_THREADS_PER_SM,
         max_ctas: int = MAX_CTAS_PER_SM,
     ) -> dict[str, int]:
-        """How many CTAs each resource of one SM has room for, by the resource's name.
+        """How many CTAs fit into each resource of one SM, by the resource's name.
 
         Args:
             max_smem_bytes: shared memory of one SM, bytes.
-            registers: the compiler's count per thread; None (or 0) leaves registers out.
-            max_threads, max_ctas: what one SM runs at once.
+            registers: the compiler's count per thread; None or 0 leaves registers out.
+            max_threads, max_ctas: what one SM can hold at once.
         """
         limits = {
             "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),
@@ -172,20 +173,19 @@ class KernelConfig:
             "CTAs": max_ctas,
         }
         if registers:
-            # A warp's registers are handed out 8 per thread at a time: 256 per warp.
+            # Registers are allocated to a warp in units of 8 per thread, 256 per warp.
             per_thread = -(-registers // REGISTERS_PER_THREAD_UNIT) * REGISTERS_PER_THREAD_UNIT
             limits["registers"] = REGISTERS_PER_SM // (per_thread * self.n_threads)
         return limits
 
     def num_ctas_per_sm(self, max_smem_bytes: int, registers: int | None = None) -> int:
-        """CTAs resident on one SM; the arguments are cta_limits' first. 0: it does not fit."""
+        """CTAs resident on one SM; for the arguments see cta_limits. 0: a CTA does not fit."""
         return min(self.cta_limits(max_smem_bytes, registers).values())
 
 
 @dataclass(frozen=True, order=True)
 class ForwardConfig(KernelConfig):
-    """The base of the configs of families of the forward operation: d_head, and B_c keys per loop
-    step."""
+    """The base of the configs of forward families: they have d_head and B_c, keys per loop step."""
 
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
@@ -196,13 +196,14 @@ class ForwardConfig(KernelConfig):
     def total_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """attn_flop plus the softmax's own, as if O were rescaled for every K/V tile.
+        """attn_flop plus the FLOP of the softmax, counted as if each K/V tile rescaled O.
 
-        Each score costs 5 (scale, subtract the maximum, exp2, running maximum, running sum). Each
-        K/V tile multiplies the O rows once, d per B_c scores, and the end divides them once more.
+        Each score costs 5 FLOP: scale, subtract the maximum, exp2, running maximum, running sum.
+        Each K/V tile multiplies the O rows once, which is d FLOP per B_c scores. The end divides
+        the O rows once.
         """
         scores = _scores(batch, seq_q, seq_k, heads, causal)
-        tile: Any = self  # whose B_c is a field of the family's class
+        tile: Any = self  # B_c is a field of the family's class
         rescale = scores * self.d_head // tile.B_c
         normalise = batch * heads * seq_q * self.d_head
         return 4 * self.d_head * scores + 5 * scores + rescale + normalise
@@ -214,10 +215,10 @@ def _scores(batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int
 
 
 def checked_value(declared: Field[Any], value: object) -> object:
-    """`value` as the knob's own type.
+    """`value` converted to the knob's type.
 
     Raises:
-        ArgumentError: it is none of the knob's.
+        ArgumentError: the knob does not accept the value.
     """
     if declared.name == "dtype":
         return value if isinstance(value, DType) else DType.parse(value)

@@ -1,5 +1,5 @@
-"""Covering arrays: few configs that contain every pair of knob values that some legal config
-has."""
+"""Covering arrays: a few configs that together contain every pair of knob values that occurs in
+some legal config."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
 from flashsmith.families.legal_space import legal_completions
 
-# Two knobs with a value each.
+# Two knobs, each with a value.
 KnobPair = tuple[tuple[str, object], tuple[str, object]]
 
-# How many open pairs are tried as the seed of the next config; more makes the set hardly smaller.
+# The number of open pairs to try as the seed of the next config; more hardly shrinks the set.
 _SEEDS = 12
 
 
 @lru_cache(maxsize=8)
 def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """A pairwise covering array over a family's legal knob values, sorted; the same everywhere.
+    """A pairwise covering array over a family's legal knob values, sorted and deterministic.
 
-    Each pair of values of two knobs that occurs in some config legal on `device` occurs in one of
-    these. Greedy: seed a config with an open pair, choose each further knob's value for most gain.
+    Every pair of values of two knobs that occurs in a config legal on `device` occurs in at least
+    one of these. The search is greedy: it seeds a config with an open pair, then picks each further
+    knob's value to close the most open pairs.
     """
     open_pairs = _legal_pairs(family, device)
     chosen: list[KernelConfig] = []
@@ -40,7 +41,7 @@ def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 
 
 def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
-    """Leaves out configs whose pairs the others contain already: a greedy choice can make such."""
+    """Drop configs whose pairs the others already contain; a greedy choice can produce some."""
     holders = Counter(pair for cfg in chosen for pair in knob_pairs(cfg))
     kept = []
     for cfg in chosen:
@@ -75,7 +76,7 @@ def _grow(
     chosen: Sequence[KernelConfig],
     device: DeviceSpec,
 ) -> KernelConfig:
-    """A legal config with the seed in it that closes many open pairs."""
+    """A legal config that contains the seed and closes many open pairs."""
     order = {knob: index for index, knob in enumerate(family.covered_values)}
 
     def pair_of(knob: str, value: object, other: str, other_value: object) -> KnobPair:
@@ -86,7 +87,7 @@ def _grow(
         def rank(value: object) -> tuple[int, int]:
             pairs = (pair_of(knob, value, other, getattr(cfg, other)) for other in settled)
             gain = sum(pair in open_pairs for pair in pairs)
-            # Among equals the value seen least, so that the set is varied beyond pairs too.
+            # Ties go to the value used least so far, which varies the set beyond pairs.
             return (-gain, sum(getattr(known, knob) == value for known in chosen))
 
         return sorted(family.covered_values[knob], key=rank)
@@ -96,7 +97,7 @@ def _grow(
 
 
 def _with(family: Family, pair: KnobPair) -> KernelConfig:
-    """A config with these two values; its other knobs are not chosen yet."""
+    """A config with these two values; its other knobs have placeholder values."""
     values = {knob: choices[0] for knob, choices in family.covered_values.items()} | dict(pair)
     config: KernelConfig = family.config_class(**values)
     return config

@@ -1,4 +1,4 @@
-"""DeviceSpec: the properties of a GPU that planning uses, with the known GPUs by name."""
+"""DeviceSpec: the properties of a GPU that planning uses, and the known GPUs by name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One GPU's limits. Memory in bytes; arch 80 is compute capability 8.0.
+    """One GPU's limits. Memory is in bytes; arch 80 is compute capability 8.0.
 
-    max_smem_per_block is the most dynamic shared memory a kernel can opt in to.
+    max_smem_per_block is the most dynamic shared memory that a kernel can opt in to.
     """
 
     name: str
@@ -43,11 +43,11 @@ def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
     return DeviceSpec(name, arch, sm_count, 232448, 233472, 2048, 32, l2_mib * _MIB)
 
 
-# Shared memory, threads, CTAs and registers of an SM: the CUDA Programming Guide's table of
-# technical specifications per compute capability. SMs and L2: NVIDIA's papers on the architectures
-# (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell), for B200 and B300 its tuning guide and
-# page on Blackwell; of A10G, H200 and what shares their chips as the driver reports them.
-# The first GPU of an architecture is used where only the architecture is given.
+# Shared memory, threads, CTAs and registers of an SM come from the table of technical
+# specifications in the CUDA Programming Guide. SM counts and L2 sizes come from NVIDIA's papers on
+# the architectures (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). Those of B200 and
+# B300 come from its tuning guide and Blackwell page. Those of A10G, H200 and GPUs with the same
+# chips are the driver's. If only an architecture is given, its first GPU in this list is used.
 KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _ampere("A100", sm_count=108, l2_mib=40),
     _graphics("A10", 86, sm_count=72, max_ctas=16, l2_mib=6),
@@ -67,29 +67,29 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _graphics("RTX PRO 6000 Blackwell", 120, sm_count=188, max_ctas=24, l2_mib=128),
 )
 
-# Boards with fewer SMs than others of their name: NVIDIA's data sheets.
+# Boards with fewer SMs than others of the same name, from NVIDIA's data sheets.
 _SM_COUNT_OF_BOARD = {"h100pcie": ("H100 PCIe", 114)}
 
-# The device of legality and planning where there is no GPU and none is named.
+# The device for legality and planning if there is no GPU and none is named.
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 
 def default_device(oldest_arch: int) -> DeviceSpec:
-    """The default device, without a GPU, of kernels that need `oldest_arch`."""
+    """The default device, if there is no GPU, for kernels that need `oldest_arch`."""
     return next(device for device in KNOWN_DEVICES if device.arch >= oldest_arch)
 
 
 def device_spec(name_or_arch: str | int) -> DeviceSpec:
-    """A known GPU by name ('A100', 'rtx 4090', or as nvidia-smi has it: 'NVIDIA A100-SXM4-80GB') or
-    architecture (80, '80', 'sm_80').
+    """A known GPU by architecture (80, '80', 'sm_80') or by name: 'A100', 'rtx 4090', or in
+    nvidia-smi's form, 'NVIDIA A100-SXM4-80GB'.
 
     Case, spaces, '-', '_', and words for maker, memory and board are ignored. An architecture gives
-    the first known GPU that has it; one that no known GPU has (87, 121) gets the limits of the
-    newest known one before it of the same generation, whose kernels it runs.
+    the first known GPU that has it. If none has it (87, 121), the result has the limits of the
+    newest older known GPU of the same generation, whose kernels also run on it.
 
     Raises:
-        ArgumentError: no known GPU has that name or architecture; the message lists them, and says
-        where a GPU is too old or not NVIDIA's.
+        ArgumentError: no known GPU has that name or architecture. The message lists the known ones
+            and says so if a GPU is too old or not NVIDIA's.
     """
     arch = architecture_number(name_or_arch)
     if arch is None:
@@ -108,7 +108,7 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
 
 
 def architecture_number(text: object) -> int | None:
-    """The number of an architecture (80 of 80, '80', 'sm_80' or 'sm_80a'); None for other texts."""
+    """The number of an architecture (80 for 80, '80', 'sm_80', 'sm_80a'); None for other texts."""
     plain = re.sub(r"[\s_-]+", "", str(text)).lower()
     match = re.fullmatch(r"(?:sm)?(\d{2,3})", plain, re.ASCII) or re.fullmatch(
         r"sm(\d{2,3})[af]", plain, re.ASCII
@@ -140,9 +140,9 @@ def _named(name: str | int) -> DeviceSpec:
 def _why_unknown(arch: int) -> str:
     oldest = min(device.arch for device in KNOWN_DEVICES)
     if arch < oldest:
-        return f"older than sm_{oldest}, the least that the kernels need"
+        return f"older than sm_{oldest}, the oldest that the kernels support"
     return (
-        "no known GPU has it, or an older one of its generation, so that its limits are not known "
+        "no known GPU has it or is an older one of its generation, so its limits are not known "
         "and nothing is built for it"
     )
 

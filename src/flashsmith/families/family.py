@@ -1,6 +1,6 @@
-"""Family: what differs between families of kernels, and the registry of them.
+"""Family: everything that differs between families of kernels, and the registry of families.
 
-Everything else asks `cfg.family`; docs/add-a-family.md builds one step by step.
+All other code asks `cfg.family`. docs/add-a-family.md builds a family step by step.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 
 ENTRY_POINT_GROUP = "flashsmith.families"
-# A C identifier in small letters: it names a folder of sources and stands in manifests.
+# A C identifier in lower case: it names a source folder and appears in manifests.
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-# A key of KERNELS that cannot be a path, 'B_r,B_c' or a short form.
+# A set or search-space key, which cannot be mistaken for a path, 'B_r,B_c' or a short form.
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
-# The sets and the spaces of all families together.
+# Keys that stand for the sets or search spaces of all families together.
 _RESERVED_KEYS = {"all", "both", "known"}
 _CSRC = Path(__file__).parents[1] / "csrc"
 
 
 class ConfigSet(NamedTuple):
-    """A set that KERNELS can name: what it is, in words, and its configs."""
+    """A set that KERNELS can name: its description and its configs."""
 
     meaning: str
     make: Callable[[], Sequence[Any]]
@@ -48,24 +48,24 @@ class ConfigSet(NamedTuple):
 
 @dataclass(frozen=True)
 class SmemRegion:
-    """A half-open range of a CTA's shared memory, bytes, and what it holds."""
+    """A half-open range of a CTA's shared memory in bytes, and what it holds."""
 
     tile: str
     begin: int
     end: int
-    rows: int  # 0 of what is no tile
+    rows: int  # 0 if the region is not a tile
     columns: int
 
 
 def smem_regions(
     cfg: Any, tiles: Iterable[tuple[str, int, int]], rest: str = ""
 ) -> tuple[SmemRegion, ...]:
-    """Tiles of d_head columns one after another, and what follows them.
+    """The regions of consecutive tiles of d_head columns, and of what follows them.
 
     Args:
-        cfg: with d_head, dtype and smem_bytes().
-        tiles: a tile's name, how many buffers it has, and their rows.
-        rest: what lies between the last tile and the end.
+        cfg: a config with d_head, dtype and smem_bytes().
+        tiles: a tile's name, its number of buffers, and its rows.
+        rest: the name of the region between the last tile and the end.
     """
     regions, begin = [], 0
     for tile, count, rows in tiles:
@@ -81,9 +81,9 @@ def smem_regions(
 
 @dataclass(frozen=True)
 class Intensity:
-    """FLOP per byte moved, in the long run of a sequence.
+    """FLOP per byte moved, in the limit of a long sequence.
 
-    `shared`: read from shared memory; `global_memory`: read by CTAs, mostly from L2.
+    `shared`: bytes read from shared memory. `global_memory`: bytes read by CTAs, mostly from L2.
     """
 
     shared: float
@@ -91,64 +91,64 @@ class Intensity:
 
 
 class Family:
-    """One family of kernels: a config class, the C++ that it instantiates, and all that differs
-    between families.
+    """One family of kernels: a config class, the C++ that it instantiates, and everything else that
+    differs between families.
 
-    A subclass sets the attributes without a value here and overrides the methods that apply to its
-    kernels; the defaults are for a family without that feature. `cfg` is always a config of the
+    A subclass sets the attributes that have no value here and overrides the methods that apply to
+    its kernels. Each default suits a family without that feature. `cfg` is always a config of the
     family.
     """
 
     # The class of its configs; its FAMILY is the family's name.
     config_class: Any
-    # The family in a sentence: 'mma.sync'.
+    # The family in a few words: 'mma.sync'.
     title: str
-    # What its kernels compute, by the operation's name.
+    # The name of the operation that its kernels compute.
     operation: str = "forward"
-    # Which configs a kernel can be built for.
+    # The conditions on a config for which a kernel can be built.
     rules: tuple[Rule, ...] = ()
-    # The knobs that are chosen first when a config is completed: those that many rules read.
+    # The knobs to choose first when a config is completed: those that many rules read.
     settled_first: tuple[str, ...] = ()
-    # For some knobs the values to try when an illegal config is corrected; other knobs try all.
+    # The values to try for some knobs when an illegal config is corrected; other knobs try all.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # The folder of its C++ sources, which bears the family's name: includes begin with it, and its
-    # .cc files are compiled into every library.
+    # The folder of its C++ sources, named like the family. Include paths start with that name, and
+    # its .cc files are compiled into every library.
     csrc: Path
-    # The C++ names in them.
+    # The C++ names in these sources.
     cpp: Cpp
-    # The suffix of its compile target, such as 'a' for sm_90a, where it uses instructions of one
-    # architecture only.
+    # The suffix of its compile target, such as 'a' for sm_90a, if it uses architecture-specific
+    # instructions.
     target_suffix: str = ""
-    # Whether TMA must be able to copy the tensors: then no stride may be 0 or negative.
+    # Whether TMA must be able to copy the tensors, which rules out strides of 0 or below.
     needs_tma: bool = False
-    # Whether a CTA may compute several tiles, one after the other.
+    # Whether a CTA can compute several tiles in sequence.
     persistent: bool = False
-    # Whether spilling makes its kernels too slow to use: none that spills is measured or shipped.
+    # Whether spilling makes its kernels too slow: then spilling ones are not measured or shipped.
     must_not_spill: bool = False
-    # The key of its search space in `flashsmith tune`; '' if it has none of its own.
+    # The key of its search space in `flashsmith tune`; '' if it has no search space.
     space_key: str = ""
-    # Its sets that KERNELS can name, by key.
+    # The sets that KERNELS can name, by key.
     sets: ClassVar[Mapping[str, ConfigSet]] = {}
 
     @property
     def name(self) -> str:
-        """Its name in manifests, tables and rows."""
+        """The family's name in manifests, tables and rows."""
         return str(self.config_class.FAMILY)
 
     @property
     def oldest_arch(self) -> int:
-        """The first compute capability that its kernels run on, 90 for 9.0."""
+        """The first compute capability that its kernels run on; 90 is 9.0."""
         return int(self.config_class.OLDEST_ARCH)
 
     @cached_property
     def knob_values(self) -> dict[str, tuple[Any, ...]]:
-        """Every value that a knob has in some legal config, in the order of the fields."""
+        """Every value that each knob has in some legal config, in the order of the fields."""
         return {knob.name: knob.metadata["values"] for knob in fields(self.config_class)}
 
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
-        """Of them those that a covering array has: all whose legality is the same on every GPU that
-        the config's other knobs are legal on."""
+        """The knob_values that a covering array contains: those whose legality is the same on every
+        GPU on which the config's other knobs are legal."""
         values = self.knob_values
         return values | {"canonical": (0,)} if "canonical" in values else values
 
@@ -158,52 +158,52 @@ class Family:
         return LegalSpace(self.rules, self.knob_values, self.settled_first, self.repairs)
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
-        """The templates of the kernels that a config's plans launch, by a word for what they do;
-        the main one first."""
+        """The kernel templates that a config's plans launch, by a word for their purpose; the main
+        kernel comes first."""
         return {"main": self.cpp.kernel}
 
     def runs_on(self, device: DeviceSpec) -> bool:
-        """Whether some config of it can be legal on a device."""
+        """Whether any of its configs can be legal on a device."""
         if device.arch < self.oldest_arch:
             return False
         return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
 
     def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
-        """The reason why it has no kernels for a problem on a device; None where it has."""
+        """Why it has no kernels for a problem on a device; None if it has some."""
         return None
 
     def gradients_of(self, cfg: Any) -> str:
-        """The word of the problems that a config's kernels are for, where they compute no other
-        gradients; '' where they compute whichever are needed."""
+        """The `gradients` word of the only problems that the config's kernels can compute; '' if
+        they compute whichever gradients are needed."""
         return ""
 
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
-        """The config that computes the gradients of a problem's word in place of `cfg`, which was
-        chosen for all: one without the others' work; mostly `cfg` itself."""
+        """The config for a problem that needs only these gradients, in place of `cfg`, which was
+        chosen for all of them. It skips the others' work; mostly it is `cfg` itself."""
         return cfg
 
     def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
-        """The legal config that computes in the canonical order what `cfg` does in its own: `cfg`
-        itself if it does; None where there is none."""
+        """The legal config that computes the same as `cfg` in the canonical order: `cfg` itself if
+        it is canonical; None if there is none."""
         return None
 
     def order(self, cfg: Any, arch: int) -> Order | None:
-        """The order in which a kernel that is compiled for an architecture computes a row; None of
-        families whose kernels compute no rows of attention."""
+        """The order in which a kernel compiled for an architecture computes a row; None for
+        families whose kernels do not compute attention rows."""
         return None
 
     def is_deterministic(self, cfg: Any) -> bool:
-        """Whether all that a kernel writes has the same bits in every run."""
+        """Whether everything that a kernel writes has the same bits in every run."""
         return True
 
     def for_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
-        """The config that serves a problem in place of `cfg`, which was chosen for any number of
-        queries: one that gives sequences of few queries the same bits."""
+        """The config for a problem in place of `cfg`, which was chosen for any number of queries.
+        The result gives the same bits and suits sequences of few queries."""
         return cfg
 
     def with_registers(self, cfg: Any, semantics: Semantics) -> Any:
-        """The config that takes the place of one whose kernel has too few registers for these
-        semantics, where nothing was measured for them; mostly `cfg` itself."""
+        """The replacement of a config whose kernel has too few registers for these semantics, for
+        use where nothing was measured for them; mostly `cfg` itself."""
         return cfg
 
     # --- which configs ---------------------------------------------------------------------------
@@ -213,24 +213,24 @@ class Family:
         return ()
 
     def block_size_set(self) -> Sequence[Any]:
-        """The configs from which the key 'B_r,B_c' selects."""
+        """The configs among which the key 'B_r,B_c' selects."""
         return ()
 
     def shipped(self) -> Sequence[tuple[Any, Semantics]]:
-        """The kernels that it ships, independently of the table of winners."""
+        """The kernels that are shipped regardless of the table of winners."""
         return ()
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
     ) -> Sequence[Any]:
-        """The configs to consider where nothing was measured, in order of preference.
+        """The configs to consider if nothing was measured, in order of preference.
 
         masked: whether some rows see fewer keys than others.
         """
         return ()
 
     def search_space(self, dtype: DType, d_head: int, masked: bool) -> Sequence[Any]:
-        """The configs that `flashsmith tune` tries first; () where there are no such kernels."""
+        """The configs that `flashsmith tune` tries first; () if there are no such kernels."""
         return ()
 
     def moved(self, cfg: Any) -> Iterable[Any]:
@@ -243,7 +243,7 @@ class Family:
 
     def neighbours(self, cfg: Any) -> list[Any]:
         """The configs one search step away that are worth measuring and legal on the roomiest
-        device; of a canonical config those that are canonical, too."""
+        device. The neighbours of a canonical config are canonical too."""
         found = dict.fromkeys(other for other in self.moved(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
         return [
@@ -255,56 +255,56 @@ class Family:
         ]
 
     def for_heads(self, cfg: Any, problem: Problem) -> Any:
-        """The config that takes the place of one whose tiles are of other groups of heads than the
+        """The replacement of a config whose tiles hold groups of another number of heads than the
         problem has; mostly `cfg` itself."""
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
         """Legal configs that compute the problem as `cfg` does, but with a group's query heads as
-        rows of one tile, in parts of the keys or not; none where such tiles are not much fewer."""
+        rows of one tile, split into key parts or not; () if packing would not save many tiles."""
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether a kernel may compute tiles in parts of their keys, as split_variants' do."""
+        """Whether a kernel may split tiles into parts of their keys, as split_variants' do."""
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal configs that compute the problem as `cfg` does, but in parts of its keys; none
-        where its tiles fill the device."""
+        """Legal configs that compute the problem as `cfg` does, but in parts of its keys; () if its
+        tiles already fill the device."""
         return ()
 
     @cached_property
     def roomiest_device(self) -> DeviceSpec:
-        """The known GPU with the most shared memory that it runs on."""
+        """The known GPU with the most shared memory among those that the family runs on."""
         served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
         return max(served, key=lambda device: device.max_smem_per_block)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
-        """A few configs for head dimension d that cover the features a proof should exercise."""
+        """A few configs for head dimension d that cover the features that a proof exercises."""
         return ()
 
     # --- costs -----------------------------------------------------------------------------------
 
     has_cost_model: bool = False
 
-    # Seconds that the emulator takes on one core to translate a kernel.
+    # Seconds that the emulator needs to translate a kernel on one core.
     translation_seconds: float = 0.1
 
     def plan_costs(self, gpu: str) -> Sequence[float]:
-        """Numbers of the cost model by which the family's C++ plans calls on a GPU, by its name, as
-        its flashsmith_set_plan_costs() takes them; none where plans have no such model."""
+        """The cost model's numbers with which the family's C++ plans calls on the GPU of this name,
+        in the form of its flashsmith_set_plan_costs(); () if its plans use no cost model."""
         return ()
 
     def compile_cost(self, cfg: Any) -> float:
-        """Relative compile time of one config; 1,000 are about 1.4 s."""
+        """Relative compile time of one config; 1,000 is about 1.4 s."""
         return 500.0
 
     def tile_work(
         self, cfg: Any, device: DeviceSpec, registers: int | None, spill: int | None
     ) -> TileWork:
-        """The work of one tile on an SM, for families that have a cost model.
+        """The work of one tile on an SM; only families with a cost model implement it.
 
-        registers, spill: per thread, bytes, as compiled; None estimates them.
+        registers and spill: registers and spilled bytes per thread; None estimates them.
         """
         raise ArgumentError(f"cfg: no cost model for the family {self.name!r}")
 
@@ -316,31 +316,31 @@ class Family:
         registers: int | None = None,
         spill: int | None = None,
     ) -> Sequence[TileWork]:
-        """The same of all launches of a call that have such a loop, the main one first."""
+        """The tile_work of every launch of a call that has such a loop, the main launch first."""
         return (self.tile_work(cfg, device, registers, spill),)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-        """Milliseconds of a call's launches that have no such loop."""
+        """Milliseconds of a call's launches without such a loop."""
         return 0.0
 
     def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork | None:
-        """What a whole call takes, of families whose model does not go by tiles of queries; None:
-        its time follows from tile_work."""
+        """The work of a whole call, for families whose cost model does not count tiles of queries;
+        None if the time follows from tile_work."""
         return None
 
     # --- descriptions ----------------------------------------------------------------------------
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:
-        """The tiles that must divide a length of queries and keys, by their knobs."""
+        """The tile sizes that must divide the number of queries and keys, by knob."""
         return {}
 
     def smem_map(self, cfg: Any) -> Sequence[SmemRegion]:
-        """Where things lie in a CTA's dynamic shared memory."""
+        """The layout of a CTA's dynamic shared memory."""
         size = cfg.smem_bytes()
         return (SmemRegion("all", 0, size, 0, 0),) if size else ()
 
     def intensity(self, cfg: Any) -> Intensity | None:
-        """FLOP per byte in the main loop; None where there is no such loop."""
+        """FLOP per byte in the main loop; None if there is no such loop."""
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
@@ -349,45 +349,45 @@ class Family:
         return {}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
-        """The registers per thread, in words."""
+        """The registers per thread as text."""
         return f"{registers} of 255"
 
     def multiplies_with(self, cfg: Any) -> tuple[str, ...]:
-        """The names of the roofline's ceilings for the kernels' MMA instruction."""
+        """The names of the roofline ceilings of the kernels' MMA instruction."""
         return ()
 
     def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
-        """Rows of a CTA's tile and keys of a step of its loop; None where there is no such loop."""
+        """Rows of a CTA's tile and keys per loop step; None if there is no such loop."""
         return None
 
-    # Whether all loop steps of a launch do the same work, so that counts scale with the steps.
+    # Whether all loop steps of a launch do the same work, so that counters scale with the steps.
     equal_steps: bool = False
 
 
 # --- the registry --------------------------------------------------------------------------------
 
-# By name, in the order of their registration.
+# Families by name, in the order of registration.
 FAMILIES: dict[str, Family] = {}
 _log = logging.getLogger("flashsmith")
-# The errors of installed packages that failed to register.
+# The errors of installed packages whose families failed to register.
 _failures: list[str] = []
 _installed_are_loaded = False
-# Reentrant: an entry point may itself ask for families.
+# Reentrant, because an entry point may itself call families().
 _loading = threading.RLock()
 
 
 def register_family(family: Family, csrc: Path | None = None) -> Family:
-    """Registers a family: its configs then parse, build, run, and can be proven and tuned.
+    """Register a family: its configs can then be parsed, built, run, proven and tuned.
 
     Args:
-        family: its config class has a FAMILY that is not taken.
-        csrc: the folder of its C++ sources, with the family's name; None: the family's own `csrc`.
+        family: an object whose config class has a FAMILY that is not taken.
+        csrc: the folder of its C++ sources, named like the family; None: the family's own `csrc`.
 
     Raises:
-        ArgumentError: it is no Family; the name is no small C identifier or taken, a class, a
-            folder or the operation is missing; no known GPU runs its kernels; its short forms leave
-            a knob out or look like another family's; or the name of its config class, of a set or
-            of its search space is taken.
+        ArgumentError: the argument is not a Family; its name is taken or not a lower-case C
+            identifier; a class, a folder or the operation is missing; or no known GPU runs its
+            kernels. Also if its short forms omit a knob or look like another family's, or if the
+            name of its config class, of a set or of its search space is taken.
     """
     if not isinstance(family, Family):
         raise ArgumentError(
@@ -435,7 +435,7 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
 
 
 def _check_knobs(config_class: Any) -> None:
-    """Raises ArgumentError for a config class with invalid knobs or OLDEST_ARCH."""
+    """Raise ArgumentError for a config class with invalid knobs or OLDEST_ARCH."""
     name = config_class.__name__
     knobs = {declared.name: declared for declared in fields(config_class)}
     if missing := [wanted for wanted in ("dtype", "d_head") if wanted not in knobs]:
@@ -447,14 +447,14 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
             "field with it"
         )
-    # Checked here and not by an abstract base class: at registration, before any config is made.
+    # Checked here rather than by an abstract base class, so that registration already fails.
     if silent := [
         member
         for member in ("n_threads", "smem_bytes")
         if getattr(getattr(config_class, member), "__isabstractmethod__", False)
     ]:
         raise ArgumentError(
-            f"family: {name} does not define {' and '.join(silent)}; say the threads of a CTA and "
+            f"family: {name} does not define {' and '.join(silent)}; give the threads of a CTA and "
             "the bytes of its dynamic shared memory"
         )
     said = {*config_class.SHAPE, *(knob for group in config_class.GROUPS for knob in group.knobs)}
@@ -464,7 +464,7 @@ def _check_knobs(config_class: Any) -> None:
         if knob not in said and declared.metadata["word"] is None
     ]:
         raise ArgumentError(
-            f"family: no short form of {name} says {', '.join(unsaid)}, so that two configs would "
+            f"family: no short form of {name} has {', '.join(unsaid)}, so that two configs would "
             "have one name; give the knob a word, or add it to SHAPE or to one of GROUPS"
         )
     words = Counter(word for declared in knobs.values() for word in feature_words(declared))
@@ -483,7 +483,7 @@ def _check_knobs(config_class: Any) -> None:
 
 
 def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
-    """Raises ArgumentError where its short forms could be read as another family's."""
+    """Raise ArgumentError if the short forms could be read as another family's."""
     name, word, suffix = config_class.__name__, config_class.LEADING_WORD, config_class.SHAPE_SUFFIX
     is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
     if not is_first and not word and not suffix:
@@ -495,7 +495,7 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
         theirs = other.config_class
         if name == theirs.__name__:
             raise ArgumentError(
-                f"family: its config class is called {name}, as that of {other.name}; demangled "
+                f"family: its config class is called {name}, like that of {other.name}; demangled "
                 "names could not distinguish them; rename it"
             )
         if suffix and suffix == theirs.SHAPE_SUFFIX:
@@ -516,7 +516,7 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
 
 
 def _check_keys(family: Family, others: Sequence[Family]) -> None:
-    """Raises ArgumentError for an invalid or taken key of its sets or search space."""
+    """Raise ArgumentError for an invalid or taken key of its sets or search space."""
     keys = {*family.sets, *([family.space_key] if family.space_key else ())}
     if odd := sorted(key for key in keys if not _KEY.fullmatch(key)):
         raise ArgumentError(
@@ -526,7 +526,7 @@ def _check_keys(family: Family, others: Sequence[Family]) -> None:
     taken = {key for other in others for key in (*other.sets, other.space_key)} | _RESERVED_KEYS
     if doubled := sorted(taken & set(family.sets)):
         raise ArgumentError(
-            f"family: {family.name!r} offers the sets {', '.join(doubled)}, which are another's; "
+            f"family: {family.name!r} offers the sets {', '.join(doubled)}, which are taken; "
             "rename them"
         )
     if family.space_key in taken - {""}:
@@ -537,18 +537,17 @@ def _check_keys(family: Family, others: Sequence[Family]) -> None:
 
 
 def load_installed_families() -> bool:
-    """Registers the families of installed packages: entry points of the group flashsmith.families,
-    each of them a callable that registers families. Returns whether there was anything to load.
+    """Register the families of installed packages. Each entry point of the group
+    flashsmith.families is a callable that registers families. Returns whether there were any.
 
-    A failure is logged once as a warning; the other families work without it. `installed_failures`
-    adds it to errors about unknown names.
+    A failure is logged once as a warning; the other families work without it. Errors about unknown
+    names include it through `installed_failures`.
     """
     global _installed_are_loaded
     with _loading:
         if _installed_are_loaded:
             return False
-        # Set before loading: an entry point may itself ask for families, or for an operation's
-        # name.
+        # Set before loading, because an entry point may itself look up families or an operation.
         _installed_are_loaded = True
         # importlib.metadata takes longer to import than all of families.
         from importlib.metadata import entry_points
@@ -568,7 +567,7 @@ def load_installed_families() -> bool:
 
 
 def installed_failures() -> str:
-    """The errors of installed families that failed to register, '' if there are none."""
+    """The errors of installed families that failed to register; '' if there are none."""
     return "; ".join(_failures)
 
 
@@ -576,16 +575,16 @@ find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:
-    """All families, including those of installed packages; only those of `operation` if given."""
+    """All families, including those of installed packages, or only those of `operation`."""
     load_installed_families()
     return tuple(family for family in FAMILIES.values() if operation in (None, family.operation))
 
 
 def family_named(name: str) -> Family:
-    """The family of that name.
+    """The family with this name.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: no family has this name.
     """
     if name not in FAMILIES:
         load_installed_families()
@@ -598,5 +597,5 @@ def family_named(name: str) -> Family:
 
 
 def config_class_names(operation: str | None = None) -> list[str]:
-    """The names of the config classes of families, of one operation or of all, for messages."""
+    """The names of the families' config classes, of one operation or all, for messages."""
     return [family.config_class.__name__ for family in families(operation)]

@@ -1,20 +1,20 @@
-"""What drivers, nvidia-smi and people call a GPU, and which GPU that is."""
+"""The names that drivers, nvidia-smi and users give a GPU, and which GPU each one means."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-# What drivers write around a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6 AC'), and what does
-# not change how fast a kernel is: memory ('144G'; '3g' is a part of a GPU), and a board's cooling.
+# Words that drivers add to a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6 AC'), and words that
+# do not affect a kernel's speed: the memory size ('144G', but '3g' is a MIG slice) and the cooling.
 _VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
 _MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
 _EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
-# How a board is connected and cooled: another clock, and as a rule as many SMs.
+# The words for a board's connection and cooling: the clock differs, the SM count usually does not.
 _BOARD = {"pcie", "nvl", "max", "q", "liquid", "cooled"}
 _SPACES = re.compile(r"[\s_-]+")
 
-# GPUs before sm_80, without spaces, with their architecture. 'RTX 2000 Ada' is none of them.
+# GPUs older than sm_80, without spaces, with their architecture. 'RTX 2000 Ada' matches none.
 _TOO_OLD = (
     (r"t4g?|t[46]00|t1000|rtx20[678]0(?:ti|super)?|titanrtx|quadrortx\d+|gtx16\d\d\w*", 75),
     (r"v100s?|gv100|titanv|quadrogv100", 70),
@@ -22,7 +22,7 @@ _TOO_OLD = (
     (r"p4|p6|p40|gtx10\d\d\w*|titanxp?|quadrop\d+", 61),
     (r"m4|m6|m10|m40|m60|gtx9\d\d\w*|gtx7\d\d\w*|k20x?|k40m?|k80", 52),
 )
-# What is not NVIDIA's, without spaces, with whose it is.
+# Names of other makers' devices, without spaces, with the maker.
 _OTHERS = (
     (r"(?:amd)?(?:instinct)?mi\d{2,3}[axp]?|(?:amd)?radeon\w*|rx\d{4}\w*|gfx\w+|amd\w*", "AMD"),
     (r"(?:intel)?(?:gaudi\d?|arc\w*|(?:datacentergpu)?max1\d{3}|pontevecchio)|intel\w*", "Intel"),
@@ -34,9 +34,9 @@ _OTHERS = (
 
 @lru_cache(maxsize=256)
 def gpu_name(text: str) -> str:
-    """A GPU's name without its maker, memory and socket: 'NVIDIA H100 80GB HBM3' is 'H100'.
+    """A GPU's name without maker, memory and socket: 'NVIDIA H100 80GB HBM3' becomes 'H100'.
 
-    What changes the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) stays.
+    Words that change the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) stay.
     """
     words = [word for word in _SPACES.split(_EDITION.sub("", text.strip())) if word]
     kept = [w for w in words if w.lower() not in _VENDOR and not _MEMORY.fullmatch(w)]
@@ -44,31 +44,31 @@ def gpu_name(text: str) -> str:
 
 
 def same_gpu(one: str, other: str) -> bool:
-    """Whether two names mean the same GPU, however they are written."""
+    """Whether two spellings name the same GPU."""
     return gpu_name(one).lower() == gpu_name(other).lower()
 
 
 def plain_name(text: str) -> str:
-    """A GPU's name in small letters without spaces, for comparisons: 'h100pcie'."""
+    """A GPU's name in lower case without spaces, for comparisons: 'h100pcie'."""
     return gpu_name(text).lower().replace(" ", "")
 
 
 def without_board(text: str) -> str:
-    """The same without the words for how a board is connected and cooled: 'a100'."""
+    """plain_name without the words for a board's connection and cooling: 'a100'."""
     kept = [word for word in gpu_name(text).lower().split() if word not in _BOARD]
     return "".join(kept)
 
 
 def why_not_served(text: str) -> str:
-    """Why no kernel runs on what has this name: too old, not NVIDIA's, or a part of a GPU, which
-    has no limits of its own here; '' if none of that is known of it."""
+    """Why no kernel runs on the device of this name: it is too old, not NVIDIA's, or a MIG slice,
+    whose limits are not known here. '' if no such reason is known."""
     name = without_board(text)
     for pattern, arch in _TOO_OLD:
         if re.fullmatch(pattern, name):
-            return f"is of sm_{arch}, older than sm_80, the least that the kernels need"
+            return f"is of sm_{arch}, older than sm_80, the oldest that the kernels support"
     for pattern, maker in _OTHERS:
         if re.fullmatch(pattern, name):
-            return f"is {maker}'s, and the kernels are for GPUs of NVIDIA's"
+            return f"is {maker}'s, and the kernels are for NVIDIA GPUs"
     if "mig" in gpu_name(text).lower().split():
         return "is a part of a GPU (MIG); name the GPU itself"
     return ""

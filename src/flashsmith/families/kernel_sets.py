@@ -1,4 +1,4 @@
-"""The config sets, and how the KERNELS key chooses among them."""
+"""The config sets, and how a KERNELS key selects configs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from flashsmith.untrusted import whole_number
 
 
 def get_kernels_to_build() -> list[KernelConfig]:
-    """The set 'all', sorted: what a plain `flashsmith build` compiles.
+    """The set 'all', sorted: the configs that a plain `flashsmith build` compiles.
 
     To add a config to the package, add a line here:
 
         configs.add(parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): ..."))
 
-    A set of your own needs no change here: give KERNELS a file or an entry point's name.
+    Your own set does not need this change: set KERNELS to a file or to an entry point's name.
     """
     configs: set[KernelConfig] = set()
     for family in families():
@@ -51,12 +51,13 @@ def config_sets() -> Mapping[str, ConfigSet]:
 
 
 def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
-    """The configs that `key`, else the environment variable KERNELS, stands for.
+    """The configs that `key` selects; without `key` the environment variable KERNELS is read.
 
-    Keys: prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, hopper-dq,
-    decode; "B_r,B_c" (the configs of tune with these block sizes); short forms separated by ';';
-    the name of an installed set (entry point group 'flashsmith.kernel_sets'); the path of a file
-    with one short form a line. Doubles count once.
+    `key` is one of: the name of a built-in set (prog, prog-all, tune, space, cover, all, hopper,
+    backward, hopper-backward, hopper-dq, decode); "B_r,B_c", for the configs of tune with these
+    block sizes; or short forms separated by ';'. It can also be the name of an installed set (entry
+    point group 'flashsmith.kernel_sets') or the path of a file with one short form per line.
+    Duplicates are removed.
 
     Raises:
         SelectionError: the key is unset, empty or unknown, or selects nothing.
@@ -93,8 +94,8 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
 
 
 def _why_unknown(key: str) -> str:
-    """What a key is that selects nothing we know, as far as can be said: a path, a family, a slip
-    of the pen."""
+    """Why `key` selects nothing, as far as can be determined: it is a folder, a missing file, a
+    family's name or a typo."""
     if os.path.isdir(key):
         return "is a folder; give a file in it;"
     if os.sep in key or os.path.splitext(key)[1]:
@@ -111,7 +112,7 @@ def _with_block_sizes() -> list[Any]:
 
 
 def kernel_set_sizes() -> dict[str, int | None]:
-    """Every key that names a set, with the number of its configs; None: it cannot be loaded."""
+    """Every key that names a set, with its number of configs; None if it cannot be loaded."""
     sizes: dict[str, int | None] = {
         name: len(offered.make()) for name, offered in config_sets().items()
     }
@@ -128,7 +129,7 @@ def kernel_set_sizes() -> dict[str, int | None]:
 
 
 def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
-    """The configs of each family together, as a kernel library holds them; in their order."""
+    """The configs grouped by family, as a kernel library holds them; their order is kept."""
     groups: dict[str, list[KernelConfig]] = {}
     for cfg in configs:
         groups.setdefault(cfg.FAMILY, []).append(cfg)

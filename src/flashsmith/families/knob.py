@@ -1,8 +1,8 @@
 """Knob: one field of a config, declared once.
 
-A knob's declaration is its field: type and neutral default, meaning, word in the short form, values
+The field's declaration holds its type and neutral default, meaning, word in the short form, values
 in legal configs, and each value's effect in the kernel. The short form, the parser, the rules of
-supported values, the search and the explanation all read it.
+supported values, the search and the explanation all read that declaration.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def knob(
     """A dataclass field that is a knob.
 
     Args:
-        meaning: what it is, for `flashsmith explain` and the docs.
-        values: every value that it has in some legal config, in the order in which a search tries
-            them; a flag's by default. Members of an enumeration are written by their names.
-        word: its name in the short form, for an enumeration a prefix of the value's name; None if
+        meaning: what the knob is, for `flashsmith explain` and the docs.
+        values: every value that the knob has in some legal config, in the order in which a search
+            tries them; the default is a flag's. Members of an enumeration are written by name.
+        word: its name in the short form; for an enumeration a prefix of the value's name. None if
             the tuple or a group of knobs contains it.
-        default: the neutral value, which the short form leaves out; without one it must be given.
+        default: the neutral value, which the short form omits; without one the knob is required.
         lowest: the smallest number that the class accepts.
-        always: whether the short form contains it even where it is neutral.
-        effect: a function from a config to the effect of the knob's value; None: its meaning.
-        where: the name in csrc/ that implements it.
+        always: whether the short form contains the knob even at its neutral value.
+        effect: a function from a config to a text on the effect of the knob's value; None: meaning.
+        where: the name in csrc/ that implements the knob.
     """
     metadata = {
         "meaning": meaning,
@@ -57,8 +57,8 @@ def knob(
 class KnobGroup(NamedTuple):
     """Knobs that the short form combines in one word, such as load_0_2_2_tiles.
 
-    word: the word with {} for each number; knobs: their names; what: their name in errors.
-    example: numbers for an error's example.
+    word: the word with {} for each number. knobs: their names. letters: the letters that stand for
+    the numbers in `form`. what: their name in errors. example: numbers for an error's example.
     """
 
     word: str
@@ -68,12 +68,12 @@ class KnobGroup(NamedTuple):
     example: tuple[int, ...]
 
     def write(self, values: tuple[int, ...]) -> str:
-        """The word for these values."""
+        """The word with these values."""
         return self.word.format(*values)
 
     @property
     def form(self) -> str:
-        """The word with letters for the numbers."""
+        """The word with letters in place of the numbers."""
         return self.word.format(*self.letters)
 
 
@@ -83,7 +83,7 @@ def is_flag(declared: Field[Any]) -> bool:
 
 
 def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
-    """The type of a knob whose values have names; None for numbers, flags and the dtype."""
+    """The enumeration type of a knob; None for numbers, flags and the dtype."""
     values = declared.metadata["values"]
     if declared.name == "dtype" or not values or not isinstance(values[0], IntEnum):
         return None
@@ -91,7 +91,7 @@ def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
 
 
 def feature_words(declared: Field[Any]) -> tuple[str, ...]:
-    """The words of a knob in short forms, without the number of one that has a number."""
+    """The words of a knob in short forms; the word of a numeric knob is without its number."""
     word = declared.metadata["word"]
     if word is None:
         return ()
@@ -100,8 +100,8 @@ def feature_words(declared: Field[Any]) -> tuple[str, ...]:
 
 
 def feature_of(config_class: Any, word: str) -> dict[str, Any] | None:
-    """The fields that one feature of a config class's short forms sets, numbers as their digits;
-    {} of its leading word, None of a word that is no feature of it."""
+    """The fields that one feature word of a config class's short forms sets, numbers as digits.
+    {} for the leading word, None for a word that is not a feature of the class."""
     if word and word == config_class.LEADING_WORD:
         return {}
     for group in config_class.GROUPS:

@@ -1,4 +1,4 @@
-"""The space of a family's legal configs: how to complete a partial choice."""
+"""Completion of a partial choice of knobs within a family's space of legal configs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.rule import LegalSpace, Rule
 
-# A config of a family, and the same one again.
+# A config class of a family; the result has the same class.
 AnyConfig = TypeVar("AnyConfig", bound=KernelConfig)
 ValueOrder = Callable[[str, Any, Sequence[str]], Sequence[object]]
 
 
 def with_knob(cfg: AnyConfig, knob: str, value: object) -> AnyConfig:
-    """`cfg` with another of its knob's values: dataclasses.replace without its checks, at 1% of its
-    cost.
+    """`cfg` with another value of one knob. It skips the checks of dataclasses.replace, which makes
+    it 100 times cheaper.
 
-    A search makes a million of these.
+    A search makes a million such configs.
     """
     changed = object.__new__(type(cfg))
     changed.__dict__.update(cfg.__dict__)
@@ -35,9 +35,9 @@ def legal_completions(
 ) -> Iterator[AnyConfig]:
     """Legal configs that agree with `base` on the `settled` knobs, depth first.
 
-    value_order(knob, config so far, settled knobs) returns the order in which a knob's values are
-    tried; by default as they are listed. A rule is evaluated as soon as its last knob is settled,
-    so dead ends are left early.
+    value_order(knob, config so far, settled knobs) returns a knob's values in the order in which to
+    try them; the default is their listed order. A rule is evaluated as soon as its last knob is
+    settled, so that dead ends are abandoned early.
     """
     space, known = base.family.legal_space, set(settled)
     if all(rule.predicate(base, device) for rule in space.rules if set(rule.knobs) <= known):
@@ -46,7 +46,7 @@ def legal_completions(
 
 @cache
 def rules_due(space: LegalSpace, settled: frozenset[str], knob: str) -> tuple[Rule, ...]:
-    """The rules that can be evaluated once `knob` is settled too, and not before."""
+    """The rules that can be evaluated once `knob` is settled too, but not earlier."""
     now = settled | {knob}
     return tuple(rule for rule in space.rules if knob in rule.knobs and set(rule.knobs) <= now)
 

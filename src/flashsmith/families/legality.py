@@ -1,4 +1,4 @@
-"""Legality: which configs a kernel can be built for, by the rules of their families."""
+"""Legality: the configs for which a kernel can be built, by the rules of their families."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import DEFAULT
 
-# Elements in 16 bytes: every tensor's row must be a multiple of this.
+# Elements in 16 bytes; the head dimension must be a multiple of this.
 D_STEP = 8
 
 
 def supported_d_heads() -> tuple[int, ...]:
-    """The head dimensions that forward kernels are compiled for, smallest first: of families with a
-    cost model, since attention() chooses among these only."""
+    """The head dimensions for which forward kernels are compiled, smallest first. Only families
+    with a cost model count, because attention() chooses only among these."""
     modelled = (family for family in families("forward") if family.has_cost_model)
     values = (family.knob_values["d_head"] for family in modelled)
     return tuple(sorted({d_head for listed in values for d_head in listed}))
@@ -26,7 +26,7 @@ def compiled_d_head(d: int) -> int:
     """The smallest d_head whose kernels serve head dimension `d`.
 
     Raises:
-        ArgumentError: `d` is no multiple of 8 from 8 to 256.
+        ArgumentError: `d` is not a multiple of 8 from 8 to 256.
     """
     d_heads = supported_d_heads()
     largest = d_heads[-1]
@@ -41,10 +41,10 @@ def compiled_d_head(d: int) -> int:
 
 
 def d_head_for(problem: Problem) -> int:
-    """The smallest d_head whose kernels, of the problem's operation, serve its head dimension.
+    """The smallest d_head of the kernels of the problem's operation that fits its head dimension.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: no such kernel exists.
     """
     if problem.operation == DEFAULT:
         return compiled_d_head(problem.d)
@@ -75,8 +75,8 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """The advice where a tensor ('k', 'v', 'k_cache' or 'v_cache') has another d than q. The scale
-    is named because its default is of the d that a kernel is given."""
+    """The advice if a tensor ('k', 'v', 'k_cache' or 'v_cache') has another d than q. It names the
+    scale because the default scale depends on the d that the kernel receives."""
     keys = "k_cache" if name.endswith("_cache") else "k"
     if name != keys and d < d_q:
         return f"pad {name} with zeros to d {d_q} and keep the output's first {d} columns"
@@ -103,7 +103,7 @@ def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
 
 
 def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[BrokenRule]:
-    """The rules that `cfg` breaks on `device` (None: its family's first), in their order."""
+    """The rules that `cfg` breaks, in order; device None is the default device of its family."""
     device = device or default_device(cfg.OLDEST_ARCH)
     return [
         BrokenRule(rule.name, rule.message(cfg, device))
@@ -113,7 +113,7 @@ def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[Br
 
 
 def rule_bitmask(cfg: KernelConfig, device: DeviceSpec | None = None) -> int:
-    """The broken rules as bits, rule i as bit i; 0 is legal."""
+    """The broken rules as a bit mask, rule i as bit i; 0 means legal."""
     device = device or default_device(cfg.OLDEST_ARCH)
     return sum(
         1 << bit for bit, rule in enumerate(rules_of(cfg)) if not rule.predicate(cfg, device)
@@ -121,6 +121,6 @@ def rule_bitmask(cfg: KernelConfig, device: DeviceSpec | None = None) -> int:
 
 
 def is_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> bool:
-    """Whether a kernel can be built for `cfg` on `device` (None: its family's first)."""
+    """Whether a kernel can be built for `cfg`; device None is the default device of its family."""
     device = device or default_device(cfg.OLDEST_ARCH)
     return all(rule.predicate(cfg, device) for rule in rules_of(cfg))

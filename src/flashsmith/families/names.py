@@ -1,4 +1,4 @@
-"""Text -> config: short forms and the kernel names that demanglers print."""
+"""The parser from text to configs: short forms, and kernel names that demanglers print."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ EXAMPLES = (
 # Far longer than any kernel name or row of a table.
 MOST_CHARACTERS = 10_000
 
-# rich draws its columns with the box characters.
+# rich draws its column borders with the box characters.
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
-# No two parts of it can match the same character: a text is read once, however long it is.
+# No two parts can match the same character, so matching takes linear time.
 _SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:([\w+\s]*)")
 # Demanglers write a value with or without its type: (flashsmith::DType)5, (bool)1, (int)128, 128.
 _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
@@ -41,12 +41,12 @@ def parse_kernel_name_into_config(
 
     Args:
         text: a short form, alone or as one cell of a `| ... |` table row; or a demangled kernel
-            name with a config's `ClassName{...}` in it, as c++filt and Nsight Compute print it.
-            Trailing fields that are missing there are zero: demanglers drop trailing zeros.
-        mma_sync_class: a class to make instead of the family's own that it is derived from.
+            name with a config's `ClassName{...}` in it, as printed by c++filt and Nsight Compute.
+            Trailing fields that are missing there are zero, since demanglers drop trailing zeros.
+        mma_sync_class: a subclass of a family's config class to instantiate in place of that class.
 
     Raises:
-        ConfigParseError: neither, or a feature is unknown, doubled or out of range.
+        ConfigParseError: the text is neither, or a feature is unknown, repeated or out of range.
     """
     try:
         return _parse(text, mma_sync_class)
@@ -75,18 +75,17 @@ def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
     cells = [cell.strip().strip("`") for cell in _TABLE_COLUMNS.split(text)]
     matches = [match for match in map(_SHORT_FORM.fullmatch, cells) if match]
     if len(matches) != 1:
-        _fail(text, "it names more than one config" if matches else "this is no kernel name")
+        _fail(text, "it names more than one config" if matches else "it is not a kernel name")
     shape, features = matches[0].groups()
     parts = [part.strip() for part in shape.split(",")]
     words = [word.strip() for word in features.split("+")]
-    # A text that matches no other family's form is read as the first family's.
+    # A text that matches no other family's form is parsed as the first family's.
     like = (cls for cls in classes[1:] if _is_like(parts, words, cls))
     return _from_short_form(text, parts, words, next(like, classes[0]))
 
 
 def _is_like(parts: list[str], words: list[str], config_class: ConfigClass) -> bool:
-    """Whether a short form has the class's mark: the end of its tuple, or else its first
-    feature."""
+    """Whether a short form has the class's mark: the suffix of its tuple or its first feature."""
     suffix = config_class.SHAPE_SUFFIX
     if suffix:
         return whole_number(parts[-1].removesuffix(suffix)) is not None and parts[-1].endswith(
@@ -101,7 +100,7 @@ def _from_short_form(
     names, suffix = config_class.SHAPE, config_class.SHAPE_SUFFIX
     if len(parts) != len(names):
         form = ", ".join(names[:-1] + ((f"N{suffix}",) if suffix else names[-1:]))
-        _fail(text, f"the tuple has {len(parts)} entries; it is ({form})")
+        _fail(text, f"the tuple has {len(parts)} entries; it must be ({form})")
     parts[-1] = parts[-1].removesuffix(suffix)
     knobs = {declared.name: declared for declared in fields(config_class)}
     values: dict[str, object] = {
@@ -111,7 +110,7 @@ def _from_short_form(
     for word in words:
         found = _feature_values(text, word, config_class)
         if word in seen or found.keys() & values.keys():
-            _fail(text, f"the feature {quoted(word)} stands there twice, or contradicts another")
+            _fail(text, f"the feature {quoted(word)} is repeated or contradicts another")
         seen.add(word)
         values.update(found)
     for group in config_class.GROUPS:
@@ -157,7 +156,7 @@ def _from_values(text: str, listed: str, config_class: ConfigClass) -> KernelCon
     parts = listed.split(",")
     if len(parts) > len(knobs):
         _fail(text, f"{len(parts)} values for the {len(knobs)} fields of {config_class.__name__}")
-    # Missing values are zero; the class then refuses a shape of zero.
+    # Missing values are zero; the class then rejects a shape of zero.
     values: dict[str, object] = {declared.name: 0 for declared in knobs}
     for declared, part in zip(knobs, parts, strict=False):
         match = _VALUE.fullmatch(part.strip())
@@ -176,7 +175,7 @@ def _construct(text: str, values: dict[str, object], config_class: ConfigClass) 
 
 
 def _value(text: str, declared: Field[Any], part: str) -> object:
-    """One knob's value, as a tuple or a demangler writes it."""
+    """One knob's value, as written in a tuple or by a demangler."""
     if declared.name == "dtype":
         try:
             return DType.parse(part)
@@ -187,7 +186,7 @@ def _value(text: str, declared: Field[Any], part: str) -> object:
             _fail(text, f"{declared.name} is {quoted(part)}; allowed are true, false, 1 and 0")
         return part in ("true", "1")
     members = enumeration(declared)
-    # A member's number or its name.
+    # An enumeration accepts a member's number or its name.
     if members and part.upper() in members.__members__:
         return members[part.upper()]
     return _number(text, declared.name, part)

@@ -1,4 +1,4 @@
-"""The error about an illegal config: every broken rule, and the nearest configs that break none."""
+"""The error for an illegal config: every broken rule, and the nearest legal configs."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from flashsmith.families.legal_space import AnyConfig, rules_due, with_knob
 from flashsmith.families.legality import broken_rules
 from flashsmith.families.rule import LegalSpace
 
-# The changes to a config: knobs with their new values.
+# The changes to a config: the changed knobs with their new values.
 Changes = frozenset[tuple[str, object]]
-# A config that breaks many rules has too many neighbours to search them all.
+# The search stops after this many; a config that breaks many rules has too many neighbours.
 _MOST_COMPARED = 5000
 
 
 def nearest_legal(
     cfg: AnyConfig, device: DeviceSpec | None = None, count: int = 3
 ) -> list[AnyConfig]:
-    """Up to `count` legal configs of its family, the fewest changes from `cfg` first.
+    """Up to `count` legal configs of the family of `cfg`, fewest changes first.
 
-    Among equally many changes, the smallest of each choice of knobs come before the next ones of
-    the same choice. A legal config is its own nearest. No listed change is idle: undoing a part of
-    it would make the config illegal again. d_head changes only when no kernel has it, since the
-    problem sets it. `device` None is the family's first.
+    Among configs with equally many changes, the smallest change of each set of knobs comes before
+    the next one of the same set. The nearest config to a legal config is the config itself. Every
+    listed change is necessary: undoing a part of it would make the config illegal. d_head changes
+    only if no kernel has it, since the problem sets it. `device` None is the family's default one.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
     space = cfg.family.legal_space
     if not all(rule.predicate(cfg, device) for rule in space.rules if not rule.knobs):
-        return []  # it depends on no knob
+        return []  # the broken rule depends on no knob
     fixed = _fixed_knobs(cfg, space, device)
     search = _Search(space, device)
     found: list[tuple[Changes, AnyConfig]] = []
@@ -44,7 +44,7 @@ def nearest_legal(
         legal = search.with_changes(cfg, frozenset(fixed), frozenset(), n_changes, known)
         compared = islice(legal, _MOST_COMPARED)
         found += _varied(sorted(compared, key=lambda pair: _distance(cfg, pair[1])))
-        # Nothing is nearer than a legal config itself.
+        # A legal config is its own nearest one.
         if len(found) >= count or n_changes == 0 < len(found):
             break
     return [candidate for _, candidate in found[:count]]
@@ -65,9 +65,9 @@ class _Search:
         left: int,
         known: Sequence[Changes],
     ) -> Iterator[tuple[Changes, AnyConfig]]:
-        """The legal configs that differ from `cfg` in `left` of the knobs not settled yet.
+        """The legal configs that differ from `cfg` in `left` of the unsettled knobs.
 
-        `made` is what was changed so far; one of the `known` changes and more is not worth listing.
+        `made` holds the changes so far. Supersets of `known` changes are not listed.
         """
         values = self.space.values
         unsettled = [knob for knob in self.space.order if knob not in settled]
@@ -90,7 +90,7 @@ class _Search:
 
 
 def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, AnyConfig]]:
-    """The nearest config for each choice of knobs, then the next for each, and so on."""
+    """The nearest config of each choice of knobs, then the second nearest of each, and so on."""
     seen: Counter[frozenset[str]] = Counter()
     ranks = []
     for changes, _ in nearest:
@@ -101,10 +101,10 @@ def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, Any
 
 
 def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
-    """Return if a kernel can be built for `cfg` on `device` (None: its family's first).
+    """Return if a kernel can be built for `cfg`; device None is the default device of its family.
 
     Raises:
-        IllegalConfigError: it breaks rules; the message has every one, and the nearest legal
+        IllegalConfigError: it breaks rules; the message lists all of them and the nearest legal
             configs.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
@@ -124,7 +124,7 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """The families that run on a device that this one does not run on, for the message."""
+    """For the message: another family that runs on a device that the config's family does not."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [
@@ -136,8 +136,8 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """Knobs that no correction changes: those without a connection to a broken rule, directly or
-    through other rules, and a d_head that has kernels."""
+    """Knobs that no correction changes: those that no chain of shared rules connects to a broken
+    rule, and a d_head that has kernels."""
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
     while grown - touched:
@@ -151,6 +151,6 @@ def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> li
 def _distance(cfg: KernelConfig, other: KernelConfig) -> tuple[object, ...]:
     pairs = list(zip(cfg.to_ints(), other.to_ints(), strict=True))
     n_changes = sum(before != after for before, after in pairs)
-    # Sizes double from one to the next; +1 because load counts begin at 0.
+    # Sizes double from one value to the next; + 1 because load counts begin at 0.
     steps = sum(abs(log2(after + 1) - log2(before + 1)) for before, after in pairs)
     return (n_changes, steps, other.to_ints())

@@ -1,7 +1,7 @@
-"""Order: in which order a kernel's operations compute a row, as values that can be compared.
+"""Order: the order of the operations with which a kernel computes a row, as comparable values.
 
-Where two orders are equal a row goes through the same operations. Of canonical-1 its bits are equal
-then; an order of a config's own may follow what other rows hold, or how many SMs are idle.
+If two orders are equal, a row goes through the same operations in both. With canonical-1 it then
+also has the same bits. A config-specific order may depend on other rows' values or on idle SMs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ O_BY_SUM = "o = O (w / sum)"
 
 
 def outgrown(log2_growth: int) -> str:
-    """An offset that is some row's of the warp to change."""
+    """An offset that changes when a row of the warp requires it."""
     return f"an older maximum, until a row of the warp outgrows it by its weight or 2^{log2_growth}"
 
 
 class Difference(NamedTuple):
-    """The first operation whose order differs, and how both orders have it."""
+    """The first operation that differs between two orders, as described by each."""
 
     operation: str
     first: str
@@ -40,16 +40,17 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """What decides a row's bits, in the order of the computation; sigma is scale x log2(e), m and
-    m' the row's maximum before and after a tile.
+    """What determines a row's bits, in the order of the computation. sigma is scale x log2(e), and
+    m and m' are the row's maximum before and after a tile.
 
-    tensor_cores: how they add up a step of products. tiles: how many keys. direction: which tile of
-    a chunk is first. states: of how many sets of keys a row has a maximum and sums of their own
-    until they are merged. scale: where scores are multiplied with sigma. offset: what exponents are
-    relative to. factor: what sums are multiplied with where it changes. exponentials: what computes
-    them. row_sums: how a lane adds up a tile's. lanes: how the row's four lanes add up theirs.
-    chunks: where new states begin. merge: how chunks become one. end: the final formula. rounding:
-    who says which products and sums are fused.
+    tensor_cores: how the tensor cores add up a step of products. tiles: the number of keys.
+    direction: which tile of a chunk comes first. states: the number of key sets for which a row has
+    a separate maximum and separate sums before they are merged. scale: where scores are multiplied
+    by sigma. offset: what exponents are relative to. factor: what sums are multiplied by when the
+    offset changes. exponentials: the instruction that computes them. row_sums: how a lane adds up
+    its values of a tile. lanes: how the row's four lanes combine their sums. chunks: where new
+    states begin. merge: how chunks are merged. end: the final formula. rounding: how it is decided
+    which products and sums are fused.
     """
 
     tensor_cores: str
@@ -69,9 +70,10 @@ class Order:
 
     @classmethod
     def own(cls, arch: int, keys: int, **differing: str) -> Order:
-        """A config's own, with tiles of so many keys: as most have it where nothing else is said.
+        """A config-specific order with tiles of `keys` keys; unspecified fields have the usual
+        values.
 
-        arch: that the kernel is compiled for, 90 for 9.0.
+        arch: the architecture for which the kernel is compiled; 90 is 9.0.
         """
         usual = {
             "direction": LAST_TILE,
@@ -85,13 +87,13 @@ class Order:
             "chunks": NO_CHUNKS,
             "merge": NO_MERGE,
             "end": O_BY_SUM,
-            "rounding": "products and sums are fused as ptxas likes",
+            "rounding": "ptxas decides which products and sums are fused",
         }
         return cls(_tensor_cores(arch), _tiles(keys), **{**usual, **differing})
 
     @classmethod
     def canonical(cls, arch: int, keys: int) -> Order:
-        """That of the specification, docs/bits.md, whose tiles have so many keys."""
+        """The order of the specification, docs/bits.md, with tiles of `keys` keys."""
         return cls(
             tensor_cores=_tensor_cores(arch),
             tiles=_tiles(keys),
@@ -101,16 +103,16 @@ class Order:
             offset=RUNNING_MAXIMUM,
             factor=DIFFERENCE_OF_PRODUCTS,
             exponentials=EX2,
-            row_sums="of 16 keys by pairs, a tile's for itself",
+            row_sums="pairwise over 16 keys, separately for each tile",
             lanes="xor 1, then xor 2",
             chunks=f"of {CHUNK} keys, from the sequence's first on",
             merge="from the first chunk on, relative to the larger offset",
             end=f"{O_BY_SUM} + 0",
-            rounding="each product, sum and FMA for itself",
+            rounding="each product, sum and FMA is rounded separately",
         )
 
     def difference(self, other: Order) -> Difference | None:
-        """The first operation that the other has in another order; None where the orders are
+        """The first operation for which `other` has a different order; None if the orders are
         equal."""
         for field in fields(self):
             first, second = (str(getattr(it, field.name)) for it in (self, other))
@@ -126,7 +128,7 @@ def order_name(cfg: Any) -> str:
 
 def _tensor_cores(arch: int) -> str:
     if arch >= _BLACKWELL:
-        return f"those of sm_{arch}"
+        return f"as on sm_{arch}"
     products = 16 if arch >= _HOPPER else 8
     return f"{products} products and the accumulator in one sum"
 

@@ -1,7 +1,7 @@
-"""pack_gqa, the knob of forward kernels whose tiles hold the query heads of a group as rows.
+"""pack_gqa: the knob of forward kernels whose tile rows are the query heads of a group.
 
-Query heads that share a K/V head see the same keys. As rows of one tile, token after token, they
-read K and V once for all, and few queries fill more of a tile.
+Query heads that share a K/V head attend to the same keys. As rows of one tile, token after token,
+they share one read of K and V, and a few queries fill more of a tile.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flashsmith.families.split_keys import split_variants
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.problem import Problem
 
-# Tiles of one head for each of a group that make the group worth trying.
+# Packing is considered only if the tile count shrinks by at least this ratio.
 _LEAST_RATIO = 1.25
 
 
 def pack_gqa_knob(default: bool) -> Any:
-    """The knob: whether a tile's rows are the heads of a group; else they are of one head."""
+    """The knob: whether a tile's rows are the heads of a group or those of one head."""
     return knob(
         "rows of a tile are the query heads of a group, token after token",
         word="pack_gqa",
@@ -38,8 +38,8 @@ def _in_words(cfg: Any) -> str:
 
 
 def pack_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-    """The configs that compute a problem as `cfg` does, but in tiles whose rows are the heads of a
-    group, whole or in parts of the keys; none where such tiles are not much fewer."""
+    """The configs that compute a problem as `cfg` does, but with a group's query heads as tile
+    rows, split into key parts or not. Empty if packing would not save many tiles."""
     packed = work._replace(packs_gqa=True, parts=0)
     are_fewer = packed.tiles(problem) * _LEAST_RATIO < work.tiles(problem)
     if cfg.pack_gqa or not work.resident or not are_fewer:

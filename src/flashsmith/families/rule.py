@@ -1,4 +1,4 @@
-"""Rules: conditions on a config with their reasons, and the space of configs that they leave."""
+"""Rules: conditions on a config, with reasons, and the space of configs that satisfies them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.families.device import DeviceSpec
 # A predicate of a config of the rule's family and a device.
 Predicate = Callable[[Any, DeviceSpec], bool]
 
-# How many values are tried of a knob that shares no rule with another one.
+# The number of replacement values to try for a knob that shares no rule with another knob.
 _LONE_REPAIRS = 3
 
 
@@ -39,7 +39,7 @@ class Rule:
         return ", ".join(values)
 
     def message(self, cfg: Any, device: DeviceSpec) -> str:
-        """The reason, with the values that `cfg` has."""
+        """The reason, with the values in `cfg`."""
         return f"{self.reason} (here {self.values(cfg, device)})"
 
 
@@ -49,11 +49,11 @@ def supported(
     must_be: str = "{}: there are kernels for these only",
     name: str = "",
 ) -> Rule:
-    """The rule that a knob has one of its declared values.
+    """The rule that a knob must have one of its declared values.
 
     Args:
-        must_be: the text after '... must be'; {} is replaced by the values in words.
-        name: the rule's name; '' is the knob's with '_supported'.
+        must_be: the text after '... must be'; {} is replaced by the list of values.
+        name: the rule's name; '' stands for the knob's name plus '_supported'.
     """
     allowed = config_class.__dataclass_fields__[knob].metadata["values"]
     *others, last = map(str, allowed)
@@ -68,7 +68,7 @@ def supported(
 
 @dataclass(frozen=True)
 class BrokenRule:
-    """A rule that a config breaks; message is the reason with the config's own values."""
+    """A rule that a config breaks; message is the rule's reason plus the config's values."""
 
     name: str
     message: str
@@ -76,8 +76,11 @@ class BrokenRule:
 
 @dataclass(frozen=True, eq=False)
 class LegalSpace:
-    """A family's rules, the values of its knobs in legal configs, those to try when a config is
-    corrected, and the knobs to settle first."""
+    """A family's rules and the values that its knobs have in legal configs.
+
+    first: the knobs to settle first. repairs: for some knobs, the values to try when a config is
+    corrected; the other knobs try all their values.
+    """
 
     rules: tuple[Rule, ...]
     values: Mapping[str, tuple[Any, ...]]
@@ -96,7 +99,7 @@ class LegalSpace:
         return frozenset(self.values) - bound
 
     def replacements(self, knob: str, old: Any) -> Sequence[Any]:
-        """The values to try instead of a knob's `old` one."""
+        """The values to try in place of `old`."""
         others = [new for new in self.repairs.get(knob, self.values[knob]) if new != old]
         if knob not in self.lone:
             return others

@@ -1,7 +1,7 @@
-"""split_keys, the knob of forward kernels whose tiles may be computed in parts of their keys.
+"""split_keys: the knob of forward kernels that can split a tile's keys into parts (split-KV).
 
-Where the tiles of a call leave SMs idle, several CTAs compute a tile, each a share of the K/V
-blocks that it sees, and a second launch merges the parts (csrc/common/split_keys.cuh).
+If the tiles of a call leave SMs idle, several CTAs compute a tile. Each takes a share of the K/V
+blocks that the tile attends to, and a second launch merges the parts (csrc/common/split_keys.cuh).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from flashsmith.operations.problem import Problem
 
 _PARTS = (2, 4, 8, 16, 32)
 _FLOAT_BYTES = 4
-# Milliseconds from the end of a launch to the work of the next.
+# Milliseconds from the end of a launch to the first work of the next.
 _LAUNCH_MS = 0.003
-# Steps of a part at least: fewer are not worth its beginning and end.
+# The minimum number of steps per part; with fewer, a part's prologue and epilogue cost too much.
 _LEAST_STEPS = 2
-# Rounds of tiles at most for which parts are worth trying: of more, the last is a small share.
+# Splitting is tried up to this many waves of tiles; with more, the last wave is a small share.
 _MOST_ROUNDS = 2
 
 
 def split_keys_knob(default: int) -> Any:
-    """The knob: parts of a tile; 0: tiles are computed whole."""
+    """The knob: the parts of a tile; 0: tiles are computed whole."""
     return knob(
-        "parts that a tile's keys are split into where tiles leave SMs idle; 0: none",
+        "parts that a tile's keys are split into if tiles leave SMs idle; 0: none",
         values=(0, *_PARTS),
         word="split",
         default=default,
@@ -48,7 +48,7 @@ def _in_words(cfg: Any) -> str:
 
 
 def order_of_parts(split_keys: int) -> dict[str, str]:
-    """The fields of an Order that parts decide."""
+    """The fields of an Order that splitting keys determines."""
     if split_keys == 0:
         return {}
     return {
@@ -58,18 +58,18 @@ def order_of_parts(split_keys: int) -> dict[str, str]:
 
 
 def with_merge(templates: Mapping[str, str], split_keys: int, merge: str) -> Mapping[str, str]:
-    """A family's kernel templates with that of the merge where the config splits keys."""
+    """A family's kernel templates, plus the merge kernel if the config splits keys."""
     return {**templates, "merge": merge} if split_keys else templates
 
 
-# --- what it takes -------------------------------------------------------------------------------
+# --- costs ---------------------------------------------------------------------------------------
 
 
 def tiles_to_split(
     problem: Problem, parts: int, tokens: int, keys: int, tiles: int, at_once: int
 ) -> int:
-    """How many of a problem's tiles are computed in parts: tiles_to_split() in
-    csrc/host/forward_problem.cc, for the cost model."""
+    """How many of a problem's tiles are computed in parts. This is the cost model's copy of
+    tiles_to_split() in csrc/host/forward_problem.cc."""
     seq_q, seq_k = problem.seq_q, problem.seq_k
     if parts == 0 or seq_k <= keys or tiles == 0:
         return 0
@@ -86,7 +86,7 @@ def tiles_to_split(
 
 
 def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
-    """The work of a config's tile with that of its parts, whose fp32 rows go to memory."""
+    """The work of a config's tile plus that of its parts, whose fp32 rows go to memory."""
     if cfg.split_keys == 0:
         return work
     cycles = cfg.B_r * cfg.d_head * _FLOAT_BYTES / rates_of(device).l2
@@ -94,7 +94,7 @@ def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
 
 
 def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-    """Milliseconds of the launch that merges a problem's parts, 0 where it has none."""
+    """Milliseconds of the launch that merges a problem's parts; 0 if it has none."""
     if work.parts == 0:
         return 0.0
     at_once = device.sm_count * work.resident
@@ -109,7 +109,7 @@ def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> 
 
 
 def split_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-    """The configs that compute a problem of few tiles as `cfg` does, but in parts of its keys."""
+    """The configs that compute a problem with few tiles as `cfg` does, but in parts of its keys."""
     if cfg.split_keys or not work.resident:
         return ()
     tiles, at_once = work.tiles(problem), device.sm_count * work.resident

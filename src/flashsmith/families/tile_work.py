@@ -1,4 +1,4 @@
-"""The parts of a family's cost model: the rates of an SM, and the work of one tile."""
+"""The building blocks of a family's cost model: the rates of an SM, and the work of one tile."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flashsmith.operations.problem import Problem
 
 
 class Rates(NamedTuple):
-    """Per SM and clock, and the clock under load in GHz.
+    """Rates per SM and clock cycle, and the clock under load in GHz.
 
-    mma: FLOP of mma.sync with fp32 accumulators. l2 and dram: bytes read from L2 and from memory
-    while all SMs read. wgmma and wgmma_clock: FLOP of wgmma, and the clock that its power leaves; 0
-    where there is none.
+    mma: FLOP of mma.sync with fp32 accumulators. l2 and dram: bytes read from L2 and from device
+    memory while all SMs read. wgmma: FLOP of wgmma. wgmma_clock: the clock in GHz that wgmma's
+    power draw allows. Both are 0 on GPUs without wgmma.
     """
 
     mma: float
@@ -25,13 +25,13 @@ class Rates(NamedTuple):
     wgmma_clock: float = 0.0
 
 
-# The same on all GPUs, per SM and clock: 128 bytes of shared memory, 16 exp2 of the special
-# function units, and one instruction for each of the four schedulers.
+# These are the same on all GPUs, per SM and clock: 128 bytes of shared memory, 16 exp2 of the
+# special function units, and one instruction for each of the four schedulers.
 SMEM_BYTES = 128.0
 EXP2 = 16.0
 QUARTERS = 4
 
-# sm_90 is measured on an H200 (docs/results.md names the figures); the others are data sheets'.
+# sm_90 is measured on an H200 (docs/results.md names the figures); the rest are from data sheets.
 _OF_ARCH = {
     80: Rates(2048, 40, 1.35, 13),
     86: Rates(1024, 32, 1.6, 5),
@@ -46,7 +46,7 @@ _CONSUMER_MMA = 512.0
 
 @lru_cache(maxsize=64)
 def rates_of(device: DeviceSpec) -> Rates:
-    """The rates of a GPU; one of an unknown architecture gets those of the last known before it."""
+    """The rates of a GPU; an unknown architecture has those of the newest known one before it."""
     known = [arch for arch in _OF_ARCH if arch <= device.arch] or [min(_OF_ARCH)]
     rates = _OF_ARCH[max(known)]
     if "rtx 30" in device.name.lower() or "rtx 40" in device.name.lower():
@@ -55,20 +55,19 @@ def rates_of(device: DeviceSpec) -> Rates:
 
 
 class TileWork(NamedTuple):
-    """One kernel's tile on one GPU.
+    """The work of one kernel's tile on one GPU.
 
-    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys; with ``of_keys`` it has ``rows``
-    rows of K, and steps over ``keys`` queries of every head of q that shares theirs. An SM holds
-    ``resident`` CTAs.
-    ``step_cycles[n]`` are the cycles in which each of n CTAs on an SM does one step, for n from 0
-    to resident; ``cta_cycles`` those of a CTA apart from its steps. ``clock`` is the SM's under
-    this work, GHz.
+    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys. With ``of_keys`` it computes
+    ``rows`` rows of K instead, in steps of ``keys`` queries, over every head of q that shares its
+    K/V head. An SM holds ``resident`` CTAs.
+    ``step_cycles[n]`` is the number of cycles of one step while n CTAs share an SM, for n from 0 to
+    resident. ``cta_cycles`` are the cycles of a CTA outside its steps. ``clock`` is the SM clock
+    under this work, GHz.
 
     ``masked_rows``: a mask skips a CTA's work in blocks of this many rows; 0: of all its rows.
-    ``longest_first``: the longest tiles of many heads begin first, so that the short ones fill up
-    the end.
-    ``parts``: tiles that would leave SMs idle are computed in so many parts of their keys; each
-    takes ``part_cycles`` more than its steps and a CTA's own.
+    ``longest_first``: the longest tiles of many heads start first, and short ones fill the end.
+    ``parts``: tiles that would leave SMs idle are split into this many parts of their keys. Each
+    part takes ``part_cycles`` in addition to its steps and ``cta_cycles``.
     ``packs_gqa``: rows are the query heads of a group, token after token.
     """
 
@@ -86,24 +85,24 @@ class TileWork(NamedTuple):
     packs_gqa: bool = False
 
     def group(self, problem: Problem) -> int:
-        """Rows of a token."""
+        """The number of rows per token."""
         return problem.heads_q // max(1, problem.heads_k) if self.packs_gqa else 1
 
     def tokens(self, problem: Problem) -> int:
-        """Tokens whose rows are in a tile, at least in part."""
+        """The number of tokens with at least one row in a tile."""
         return -(-self.rows // self.group(problem))
 
     def tiles(self, problem: Problem) -> int:
-        """Tiles of all queries."""
+        """The number of tiles of all queries."""
         group = self.group(problem)
         return problem.batch * problem.heads_q // group * -(-problem.seq_q * group // self.rows)
 
 
 class CallWork(NamedTuple):
-    """All launches of a call on one GPU, of kernels whose CTAs are no tiles of queries.
+    """All launches of a call on one GPU, for kernels whose CTAs are not tiles of queries.
 
-    ms: what they take; ctas: of the main launch; resident: of its CTAs on an SM; rows: of a CTA;
-    heads: of q, whose queries share these rows.
+    ms: the time of all launches. ctas: those of the main launch. resident: its CTAs per SM. rows:
+    the rows of one CTA. heads: the heads of q whose queries share these rows.
     """
 
     ms: float

@@ -1,4 +1,4 @@
-"""Users' sets of configs: from a text file or from an installed package."""
+"""Users' config sets, which come from a text file or an installed package."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ ENTRY_POINT_GROUP = "flashsmith.kernel_sets"
 
 
 def read_set_file(path: str) -> list[KernelConfig]:
-    """The configs of a text file: one short form a line; blank lines and '# ...' do not count.
+    """The configs of a text file with one short form per line; blank lines and '#' comments are
+    skipped.
 
     Raises:
-        ConfigParseError: a line is no short form; the message names file and line.
+        ConfigParseError: a line is not a short form; the message names file and line.
         SelectionError: the file cannot be read as text.
     """
     try:
@@ -48,13 +49,13 @@ def installed_set_names() -> list[str]:
 
 
 def load_installed_set(name: str) -> list[KernelConfig]:
-    """The configs of an installed set: its entry point names a callable that returns them.
+    """The configs of an installed set, whose entry point names a callable that returns them.
 
     The callable may return configs, short forms, or both.
 
     Raises:
-        SelectionError: two packages offer the name, or the entry point fails or returns other
-            things.
+        SelectionError: two packages offer the name, the entry point fails, or it returns something
+            other than configs and short forms.
     """
     entries = [entry for entry in _entry_points() if entry.name == name]
     targets = sorted({entry.value for entry in entries})

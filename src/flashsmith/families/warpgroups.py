@@ -1,5 +1,5 @@
-"""What families of warpgroup kernels share: they multiply with wgmma, and one warpgroup, the
-producer, copies by TMA while the others, the consumers, have its registers (setmaxnreg)."""
+"""Common parts of the warpgroup families. Their kernels multiply with wgmma. One warpgroup, the
+producer, copies by TMA; the others, the consumers, take over its registers (setmaxnreg)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 REGISTER_COUNTS = tuple(range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT))
-# Registers of a thread beside its accumulators: addresses, row statistics, loop state.
+# Registers of a thread in addition to its accumulators: addresses, row statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
-# 65,536 registers over the 128 threads of a warpgroup.
+# The register file of 65,536 registers divided by the 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
 
 # --- the knobs producer_registers and consumer_registers -----------------------------------------
@@ -38,7 +38,7 @@ REGISTERS_WORD = KnobGroup(
 def registers_knob(
     role: str, default: int, kernel: str, values: Sequence[int] = REGISTER_COUNTS
 ) -> Any:
-    """The field of a config that says how many registers a thread of the role has."""
+    """The config field for the number of registers per thread of the role."""
     return knob(
         f"registers per {role} thread",
         values=tuple(values),
@@ -52,7 +52,7 @@ def registers_knob(
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
-    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
+    """Registers per thread at launch, in a CTA of these consumer warpgroups and the producer."""
     threads = ctas_per_sm * (n_warpgroups + 1)
     return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
 
@@ -61,10 +61,10 @@ def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
 
 
 def arch_rule(family: str) -> Rule:
-    """The rule that the device has wgmma."""
+    """The rule that the device must have wgmma."""
     return Rule(
         "arch_is_hopper",
-        f"the {family} family needs a GPU of compute capability 9.0: wgmma is sm_90a's alone",
+        f"the {family} family needs a GPU of compute capability 9.0: only sm_90a has wgmma",
         lambda cfg, device: device.arch == HOPPER_ARCH,
         (),
         lambda cfg, device: f"{device.name} is sm_{device.arch}",
@@ -72,13 +72,13 @@ def arch_rule(family: str) -> Rule:
 
 
 def register_rules() -> tuple[Rule, ...]:
-    """The rules that setmaxnreg takes the registers of both roles."""
+    """The rules that setmaxnreg must accept the register counts of both roles."""
 
     def rule(knob: str) -> Rule:
         return Rule(
             f"{knob}_supported",
             f"{knob} must be a multiple of {REGISTER_UNIT} from {MIN_REGISTERS} to "
-            f"{MAX_REGISTERS}: setmaxnreg takes no other",
+            f"{MAX_REGISTERS}: setmaxnreg accepts no other",
             lambda cfg, device: getattr(cfg, knob) in REGISTER_COUNTS,
             (knob,),
         )
@@ -86,10 +86,10 @@ def register_rules() -> tuple[Rule, ...]:
     return tuple(map(rule, REGISTERS_WORD.knobs))
 
 
-# Of the backward families, whose CTAs have an SM each.
+# A rule of the backward families, which run one CTA per SM.
 REGISTERS_WITHIN_FILE = Rule(
     "registers_within_file",
-    "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
+    "producer_registers + n_warpgroups consumer_registers must not exceed what the warpgroups "
     "start with, 512 / (n_warpgroups + 1) each, rounded down to a multiple of 8",
     lambda cfg, device: (
         cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
@@ -109,12 +109,12 @@ PINGPONG_NEEDS_TWO = Rule(
 
 
 class WarpgroupFamily(Family):
-    """A family of such kernels."""
+    """A family of warpgroup kernels."""
 
-    # wgmma and TMA's multicast are in the architecture's own instructions.
+    # wgmma and TMA multicast are architecture-specific instructions.
     target_suffix = "a"
     needs_tma = True
-    # A kernel that spills computes correct results at a fraction of its speed.
+    # A kernel that spills is correct but runs at a fraction of its speed.
     must_not_spill = True
 
     def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
@@ -125,7 +125,7 @@ class WarpgroupFamily(Family):
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        # TMA copies tiles, which is no warp's access.
+        # TMA copies the tiles, and the counters only cover the accesses of warps.
         return {"ldmatrix": (), "copy st": (), "O st": ("stmatrix",), "O ld": ()}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
@@ -136,13 +136,13 @@ class WarpgroupFamily(Family):
 
 
 class WarpgroupBackwardFamily(WarpgroupFamily):
-    """One of the backward pass, with kernels of few head dimensions."""
+    """A warpgroup family of the backward pass, with kernels for few head dimensions."""
 
     operation = "backward"
     has_cost_model = True
     d_heads: ClassVar[tuple[int, ...]]
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
+        # Only fewer producer registers can help, and the producer needs at least 24.
         "producer_registers": (24, 32, 40),
     }
 
@@ -159,7 +159,7 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
         return self.proven_configs(dtype, served[0], self.roomiest_device) if served else ()
 
     def proven_configs(self, dtype: DType, d_head: int, device: DeviceSpec) -> Sequence[Any]:
-        """The proof_configs of one of the family's d_heads."""
+        """The proof_configs for one of the family's d_heads."""
         return self.candidates(dtype, d_head, device, False)
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:

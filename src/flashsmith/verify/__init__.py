@@ -1,4 +1,4 @@
-"""Proofs: seeded inputs, float64 references, the tolerance rule, the verdict on one config."""
+"""Proofs: seeded inputs, float64 references, the tolerance rule, and the verdict on a config."""
 
 from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.operation_reference import Case, OperationReference
@@ -13,7 +13,7 @@ from flashsmith.verify.tolerance import (
     heads_for_enough_outputs,
 )
 
-# The name in earlier documents.
+# The name used in earlier documents.
 prove_problem = prove
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Attention: the function of q, k and v that a forward pass computes, in forward()'s terms."""
+"""Attention: the function of q, k and v that a forward pass computes, with forward()'s terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashsmith.semantics.score import capped_by
 
 Lens = tuple[int, ...]
 Window = tuple[int | None, int | None]
-# Of each sequence the first key that counts, and how many.
+# For each sequence the first key used and the number of keys used.
 Ranges = tuple[tuple[int, int], ...]
 NO_WINDOW: Window = (None, None)
 
@@ -33,9 +33,9 @@ class Attention:
     """The meaning of a forward pass; the defaults are plain attention.
 
     ``lens_q`` and ``lens_k`` are the lengths of packed sequences, None for dense tensors. Masks are
-    aligned to the bottom right: query i of seq_q stands at key i + seq_k - seq_q. ``ranges``, of
-    partial attention, are the keys of each sequence that count, in place of its own: the first, as
-    a row of k, and how many.
+    aligned to the bottom right: query i of seq_q is at key position i + seq_k - seq_q. ``ranges``,
+    for partial attention, replaces each sequence's keys by a range: its first key, as a row of k,
+    and its number of keys.
     """
 
     scale: float
@@ -48,24 +48,24 @@ class Attention:
 
     @property
     def packed(self) -> bool:
-        """Whether sequences lie one after the other in tensors of rank 3."""
+        """Whether sequences are concatenated in tensors of rank 3."""
         return self.lens_q is not None
 
     @property
     def mask(self) -> Mask:
-        """Which keys a row sees; a window may be causal, too."""
+        """The mask, which determines the keys that a row sees; a window may be causal, too."""
         if self.window != NO_WINDOW:
             return WINDOW
         return CAUSAL if self.causal else NONE
 
     @property
     def masked(self) -> bool:
-        """Whether some query may not see some key."""
+        """Whether some key is masked for some query."""
         return self.mask.hides
 
     @property
     def score(self) -> Score:
-        """What scaled scores become before the softmax."""
+        """The function of scaled scores before the softmax."""
         return capped_by(self.softcap)
 
     @property
@@ -111,14 +111,14 @@ def offsets(lens: Lens) -> np.ndarray:
 
 
 def row_slices(lens: Lens) -> list[slice]:
-    """Where each packed sequence's rows lie."""
+    """The slice of each packed sequence's rows."""
     cu_seqlens = offsets(lens).tolist()
     return [slice(begin, end) for begin, end in itertools.pairwise(cu_seqlens)]
 
 
 def unequal_lens(count: int, longest: int, draw: random.Random, empty: int = 0) -> Lens:
-    """Lengths of ``count`` packed sequences, the longest somewhere among them, and of ``empty``
-    ones that have no rows."""
+    """Lengths of ``count`` packed sequences in random order, one of them the longest, and of
+    ``empty`` ones without rows."""
     others = (draw.randint(min(1, longest), longest) for _ in range(count - 1))
     lens = [longest, *others, *[0] * empty]
     draw.shuffle(lens)

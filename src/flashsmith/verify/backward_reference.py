@@ -1,4 +1,4 @@
-"""BackwardReference: the inputs of a proof of the operation backward, and what judges gradients."""
+"""BackwardReference: the inputs of a proof of the operation backward, and its tolerance rule."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import Comparison, Expected, heads_for_enough_outputs
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
-# Kinds of inputs by the kind that q, k and v are of. 'large_do' are do and dlse as loss scaling
-# makes them, whose dS fp16 cannot hold. Of 'neighbours' every second head of a sequence is NaN or
+# Kinds of inputs, each with the kind of its q, k and v. 'large_do' has do and dlse as loss scaling
+# makes them, whose dS overflows fp16. In 'neighbours' every second head of a sequence is NaN or
 # inf.
 _OF_QKV = {
     "random": "random",
@@ -43,14 +43,14 @@ _OF_QKV = {
     "neighbours": "random",
 }
 LARGE_DO = {DType.FP16: 2.0**13, DType.BF16: 2.0**60}
-# Elements of dq up to which heads are repeated for those of dk and dv: of float64, 64 MiB.
+# Up to this many elements of dq, heads are repeated for dk and dv: in float64 they are 64 MiB.
 MOST_REPEATED = 2**23
 
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors that a backward kernel reads, by the operation's names, where their sequences
-    lie, and o and lse in float64, never rounded."""
+    """The tensors that a backward kernel reads, by the operation's names; the location of their
+    sequences; and o and lse in float64, never rounded."""
 
     tensors: Mapping[str, np.ndarray]
     attention: Attention
@@ -60,15 +60,15 @@ class BackwardInputs:
 
 
 class BackwardReference(OperationReference):
-    """The gradients of attention. Options, beside those of the operation:
+    """The gradients of attention. Its options, in addition to those of the operation:
 
-    - ``lens_q`` and ``lens_k``: lengths of packed sequences. The problem's lengths are the largest
-      that count: rows of longer sequences beyond them get 0.
-    - ``spare``: rows behind the last packed sequence, in q's tensors and in k's.
+    - ``lens_q`` and ``lens_k``: lengths of packed sequences. The problem's lengths are the longest
+      that are used: rows of longer sequences beyond them get 0.
+    - ``spare``: rows after the last packed sequence, in q's tensors and in k's.
     - ``sinks``, ``dlse``: whether there are any.
-    - ``more_keys``: o and lse are those of so many keys more, which every row sees.
-    - ``unneeded``: names of gradients that are not asked for, beside those that no call of the
-      problem has.
+    - ``more_keys``: o and lse cover this many further keys, which every row sees.
+    - ``unneeded``: names of gradients that are not requested, in addition to those that no call of
+      the problem has.
 
     Rows that belong to no sequence hold NaN, inf and the largest numbers in all tensors; do is NaN
     where a row sees no key.
@@ -92,7 +92,7 @@ class BackwardReference(OperationReference):
         deterministic: bool = False,
         **asked: Any,
     ) -> dict[str, Any]:
-        """``asked`` as of options_by_limits()."""
+        """The options; ``asked`` is for options_by_limits()."""
         unknown = [name for name in unneeded if name not in GRADIENTS]
         if unknown or (set(unneeded) >= set(GRADIENTS[:3]) and not asked.get("sinks")):
             raise ArgumentError(
@@ -138,8 +138,8 @@ class BackwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> Expected:
-        """The gradients of the inputs; o and lse are computed anew, in float64, unless they are of
-        more keys than k holds."""
+        """The gradients for the inputs; o and lse are recomputed in float64, unless they cover more
+        keys than k holds."""
         attention, sequences = attention_of(problem, options), sequences_of(problem, options)
         exact = inputs["o"].astype(np.float64), inputs["lse"].astype(np.float64)
         on_gpu = _gpu_pays(problem)
@@ -162,9 +162,9 @@ class BackwardReference(OperationReference):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> Case:
-        """One proof of ``cfg``'s kernel: the problem with its heads repeated until each gradient is
-        enough, and the semantics that the kernel is compiled for."""
-        # Lengths of packed sequences, for example, where a caller said nothing of them.
+        """One proof of ``cfg``'s kernel: the problem with its heads repeated until each gradient
+        has enough elements, and the semantics for which the kernel is compiled."""
+        # Fill in what the caller left out, such as the lengths of packed sequences.
         options = self.options(problem, seed=seed, **options)
         problem = repeated_for_gradients(problem, options)
         frozen = tuple(sorted(options.items()))
@@ -200,7 +200,7 @@ def _gpu_pays(problem: Problem) -> bool:
 
 
 def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ...]:
-    """Where the sequences of a problem lie, cut where they are longer than the problem's."""
+    """The location of a problem's sequences, which are cut to the problem's lengths."""
     lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
     if lens_q is None or lens_k is None:
         return tuple(
@@ -219,9 +219,9 @@ def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ..
 
 
 def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Problem:
-    """The problem with its heads, grouped as they are, repeated until there is enough of dq, and
-    of dk and dv where they are asked for, which may be much smaller: but for no more than
-    MOST_REPEATED elements of dq."""
+    """The problem with its grouped heads repeated until dq has enough elements, and dk and dv too,
+    if they are requested. dk and dv may be much smaller than dq, which gets at most MOST_REPEATED
+    elements."""
     problem = repeated_over_heads(problem, options.get("lens_q"))
     if {"dk", "dv"} <= set(options.get("unneeded", ())):
         return problem
@@ -237,7 +237,7 @@ def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Prob
 def draw_backward_inputs(
     problem: Problem, kind: str, seed: int, options: Mapping[str, Any], on_gpu: bool = False
 ) -> BackwardInputs:
-    """Draws the tensors of a call. ``on_gpu``: whether a GPU may compute o and lse.
+    """Draw the tensors of a call. ``on_gpu``: whether a GPU may compute o and lse.
 
     Raises ArgumentError for an unknown kind.
     """
@@ -285,7 +285,7 @@ def draw_backward_inputs(
 def _drawn_case(
     problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
 ) -> tuple[BackwardInputs, Expected]:
-    """Inputs and expected gradients, read-only; kept, because a set of configs shares them."""
+    """Inputs and expected gradients, read-only and cached, because a set of configs shares them."""
     asked = dict(options)
     drawn = draw_backward_inputs(problem, kind, seed, asked, on_gpu)
     expected = compute_gradients(
@@ -303,14 +303,14 @@ def _drawn_case(
 
 
 def _longer(array: np.ndarray, rows: int) -> np.ndarray:
-    """A packed tensor with more rows behind its last."""
+    """A packed tensor with ``rows`` more rows at its end."""
     return np.concatenate([array, np.zeros((rows, *array.shape[1:]), array.dtype)])
 
 
 def _spoil_neighbours(
     drawn: Mapping[str, np.ndarray], sequences: tuple[Rows, ...], rng: np.random.Generator
 ) -> None:
-    """Fills do, q, k and v of some heads of each sequence with what must not get out of them."""
+    """Fill do, q, k and v of some heads of each sequence with values that must not leak out."""
     heads_k = drawn["k"].shape[-2]
     group = drawn["q"].shape[-2] // heads_k
     for i, rows in enumerate(sequences):
@@ -328,8 +328,8 @@ def _poison(
     sequences: tuple[Rows, ...],
     keep_do: bool,
 ) -> None:
-    """Puts NaN, inf and the largest numbers into the rows that belong to no sequence, and NaN into
-    do where a row sees no key; keep_do leaves do as it is, since o is not 0 there."""
+    """Put NaN, inf and the largest numbers into the rows that belong to no sequence, and NaN into
+    do where a row sees no key. keep_do leaves do unchanged, since o is not 0 there."""
     worst = np.array([math.nan, math.inf, float(ml_dtypes.finfo(drawn["q"].dtype).max)])
     outside = {name: np.ones(drawn[name].shape[:-2], bool) for name in ("q", "k")}
     for rows in sequences:
@@ -353,9 +353,9 @@ def _forward(
     more: tuple[np.ndarray, np.ndarray] | None,
     on_gpu: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """o and lse in float64; NaN where there is no sequence.
+    """o and lse in float64; NaN in rows of no sequence.
 
-    ``more`` are keys and values, (1, keys, heads_k, d), that every row sees besides.
+    ``more`` has keys and values, (1, keys, heads_k, d), that every row also sees.
     """
     q, sinks = inputs["q"], inputs.get("sinks")
     statistics = (*q.shape[:-3], q.shape[-2], q.shape[-3])

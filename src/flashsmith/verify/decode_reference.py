@@ -1,4 +1,4 @@
-"""DecodeReference: the inputs of a proof of the operation decode, and what judges its outputs."""
+"""DecodeReference: the inputs of a proof of the operation decode, and the rule for its outputs."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
 # Kernels split keys at multiples of a power of two.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
-# Elements of K that stand in float64 at once, of one head at least: 128 MiB.
+# Elements of K that are held in float64 at once, for at least one head: 128 MiB.
 MOST_EXPANDED = 1 << 24
-# Pages that no sequence has, and what stands in entries that no sequence uses.
+# The number of pages that belong to no sequence, and the values of unused page-table entries.
 _SPARE_PAGES = 3
 _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """What a kernel is to write: o and LSE with the sequences' rows one after another, and the
+    """The expected outputs of a kernel: o and LSE with the sequences' rows concatenated, and the
     caches after appending."""
 
     references: References
@@ -51,18 +51,19 @@ class _Expected:
 
 
 class DecodeReference(OperationReference):
-    """Attention over a cache. Options, beside those of the operation:
+    """Attention over a cache. Its options, in addition to those of the operation:
 
-    - ``lens_q``: queries of each packed sequence. ``lens_k``: keys of each sequence, those included
-      that are appended; the longest is the problem's seq_k.
-    - ``append``: whether k and v are appended first; ``rotary``: '' or the style in which they and
-      q are rotated, 'halves' or 'interleaved'; ``rotary_half``: how many pairs (None: d / 2).
-    - ``sinks``: whether there are any. ``capacity``: keys, or pages, more than fit the longest.
-    - ``layout``: 'dense', 'interleaved' (k and v in one tensor) or 'heads first' (each with strides
-      of its own, and so what is appended), how the caches lie on the host.
+    - ``lens_q``: queries of each packed sequence. ``lens_k``: keys of each sequence, including
+      appended ones; the longest is the problem's seq_k.
+    - ``append``: whether k and v are appended first. ``rotary``: '' or the style of the rotation of
+      k and q, 'halves' or 'interleaved'. ``rotary_half``: the number of pairs (None: d / 2).
+    - ``sinks``: whether there are any. ``capacity``: keys, or pages, beyond what the longest
+      sequence needs.
+    - ``layout``: the caches' layout on the host: 'dense', 'interleaved' (k and v in one tensor) or
+      'heads first' (different strides for each, and for the appended k and v).
 
-    Slots behind the lengths, pages that no sequence has and the rest of last pages hold NaN.
-    Sequences share pages of equal beginnings, and pages lie in random order.
+    Slots beyond the lengths, unassigned pages and the rest of last pages hold NaN. Sequences share
+    pages of equal beginnings, and pages are in random order.
     """
 
     kinds = (
@@ -87,10 +88,10 @@ class DecodeReference(OperationReference):
         split: str | None = None,
         **asked: Any,
     ) -> dict[str, Any]:
-        """``asked`` as of options_by_limits(). Lengths that are not given are drawn: some are 0 and
-        1, and next to the boundaries of pages and of parts.
+        """The options; ``asked`` is for options_by_limits(). Lengths that are not given are drawn:
+        some are 0 and 1, and some are next to the boundaries of pages and of parts.
 
-        Raises ArgumentError for what makes no call.
+        Raises ArgumentError for options that do not make a call.
         """
         for name, value, allowed in (("rotary", rotary, ROTARY), ("layout", layout, LAYOUTS)):
             if value not in allowed:
@@ -98,7 +99,7 @@ class DecodeReference(OperationReference):
                     f"{name}={quoted(value)}: allowed are {', '.join(map(repr, allowed))}"
                 )
         if rotary and not append:
-            raise ArgumentError(f"rotary={quoted(rotary)}: is of what is appended; add append=True")
+            raise ArgumentError(f"rotary={quoted(rotary)}: needs appended keys; add append=True")
         found = options_by_limits(problem, seed=seed, **asked)
         if problem.semantics.packed:
             lens_q = lens_q or found["lens_q"]
@@ -112,8 +113,8 @@ class DecodeReference(OperationReference):
             check_lens(queries, lens_k)
         if append and any(keys < n for n, keys in zip(queries, lens_k, strict=True)):
             raise ArgumentError(
-                f"lens_k={lens_k}: shorter than what is appended, {queries}; give as many keys at "
-                "least"
+                f"lens_k={lens_k}: shorter than what is appended, {queries}; give at least as many "
+                "keys"
             )
         said = {
             "scale": scale,
@@ -149,8 +150,8 @@ class DecodeReference(OperationReference):
         return ", ".join(said)
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        """The inputs of a kind with the problem's typical options, as measurements have them: every
-        sequence has all keys, since these are what FLOP and bytes count."""
+        """The inputs of a kind with the problem's typical options, as for measurements: every
+        sequence has all keys, since FLOP and bytes count them."""
         lens_k = (problem.seq_k,) * problem.batch
         options = self.options(problem, seed=seed, lens_k=lens_k)
         return draw_decode_inputs(problem, kind, seed, options)
@@ -158,7 +159,7 @@ class DecodeReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> Expected:
-        """o, LSE and the caches, as the operation's tensors have them."""
+        """o, LSE and the caches, in the shapes of the operation's tensors."""
         found = expected_of(problem, inputs, options)
         o, lse = found.references.o, found.references.lse
         same = found.references.same_precision
@@ -184,8 +185,8 @@ class DecodeReference(OperationReference):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> Case:
-        """One proof of ``cfg``'s kernel: the problem with its heads, grouped as they are, repeated
-        until its outputs are enough, and the semantics that the kernel is compiled for."""
+        """One proof of ``cfg``'s kernel: the problem with its grouped heads repeated until it has
+        enough outputs, and the semantics for which the kernel is compiled."""
         options = self.options(problem, seed=seed, **options)
         problem = repeated_over_heads(problem, queries_of(problem, options))
         frozen = tuple(sorted(options.items()))
@@ -196,7 +197,7 @@ class DecodeReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Runs the kernel on caches of its own, since it may append to them."""
+        """Run the kernel on copies of the caches, since it may append to them."""
         inputs = dict(case.inputs)
         layout = case.options.get("layout", LAYOUTS[0])
         inputs["k_cache"], inputs["v_cache"] = laid_out(
@@ -217,8 +218,8 @@ class DecodeReference(OperationReference):
     def compare(
         self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
-        """The forward pass's rule for o and the LSE; caches must have the bits of the expected
-        ones. Of a case that another made, the rule of any operation."""
+        """The forward pass's rule for o and the LSE; caches must be bitwise equal. A case that
+        another reference made is judged by the rule for any operation."""
         if not isinstance(case.expected, _Expected):
             return super().compare(kernel, case, outputs)
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
@@ -245,7 +246,7 @@ class DecodeReference(OperationReference):
 
 
 def _differing_bits(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Elements of other bits; one NaN is as good as another."""
+    """Elements whose bits differ; all NaN count as equal."""
     bits = (np.ascontiguousarray(array).view(np.uint16) for array in (got, wanted))
     both_nan = np.isnan(got.astype(np.float32)) & np.isnan(wanted.astype(np.float32))
     return (next(bits) != next(bits)) & ~both_nan
@@ -256,7 +257,7 @@ def _first(wrong: np.ndarray) -> tuple[int, ...]:
 
 
 def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
-    """The first row of o (of all sequences' rows) that breaks the rule, or that is furthest off."""
+    """The first row of o (of all sequences' rows) that breaks the rule, else the worst one."""
     with np.errstate(invalid="ignore"):
         error = np.abs(o.astype(np.float64) - exact)
     wrong = (error > bound) | (np.isfinite(error) != np.isfinite(exact))
@@ -268,13 +269,13 @@ def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
 
 
 def queries_of(problem: Problem, options: Mapping[str, Any]) -> Lens:
-    """How many queries each sequence has."""
+    """The number of queries of each sequence."""
     found: Lens = options.get("lens_q") or (problem.seq_q,) * problem.batch
     return found
 
 
 def _lengths(problem: Problem, draw: random.Random) -> Lens:
-    """Keys of each sequence: the longest somewhere, and others where kernels go wrong."""
+    """Keys of each sequence: the longest at a random place, others at lengths prone to errors."""
     longest, steps = problem.seq_k, []
     step = _SMALLEST_STEP
     while step <= min(longest, _LARGEST_STEP):
@@ -345,9 +346,9 @@ def _draw_table(
     most_pages: int,
     contents: tuple[list[np.ndarray], list[np.ndarray]],
 ) -> tuple[np.ndarray, int]:
-    """A page table for sequences of these lengths, and how many pages there are.
+    """A page table for sequences of these lengths, and the number of pages.
 
-    Sequences share whole pages of their beginnings, which get equal contents.
+    Sequences share whole pages at their beginnings, whose contents are made equal.
     """
     batch = len(lens_k)
     used = [-(-keys // page) for keys in lens_k]
@@ -372,7 +373,7 @@ def _draw_table(
 def write_keys(
     cache: np.ndarray, table: np.ndarray | None, sequence: int, first: int, rows: np.ndarray
 ) -> None:
-    """Writes keys, or values, of one sequence into its cache, from number ``first`` on."""
+    """Write keys or values of one sequence into its cache, from position ``first`` on."""
     if table is None:
         cache[sequence, first : first + len(rows)] = rows
         return
@@ -383,7 +384,7 @@ def write_keys(
 def read_keys(
     cache: np.ndarray, table: np.ndarray | None, sequence: int, length: int
 ) -> np.ndarray:
-    """The first ``length`` keys, or values, of a sequence."""
+    """The first ``length`` keys or values of a sequence."""
     if table is None:
         return cache[sequence, :length]
     at = np.arange(length)
@@ -393,8 +394,8 @@ def read_keys(
 def laid_out(
     k_cache: np.ndarray, v_cache: np.ndarray, layout: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Copies of dense caches that lie in memory as ``layout`` names it, amid NaN. With heads first
-    each has strides of its own, V's smaller than K's: by those it would end behind its memory."""
+    """Copies of dense caches in the memory layout ``layout``, surrounded by NaN. With heads first
+    each has different strides, V's smaller than K's: with K's, V would extend beyond its memory."""
     if layout == "interleaved":
         both = np.stack((k_cache, v_cache), axis=1)
         return both[:, 0], both[:, 1]
@@ -406,8 +407,8 @@ def laid_out(
 
 
 def _apart(array: np.ndarray, gap: int) -> np.ndarray:
-    """A copy amid NaN: so many more heads, or rows, lie between those of the next, and elements
-    for so many more vectors between rows. The first dimension has no gap."""
+    """A copy surrounded by NaN: inner dimensions have ``gap`` more heads or rows, and rows have
+    elements for ``gap`` more vectors between them. The first dimension has no gap."""
     first, *middle, d = array.shape
     whole = np.full((first, *(n + gap for n in middle), d + 8 * gap), np.nan, array.dtype)
     inside = whole[tuple(map(slice, array.shape))]
@@ -415,13 +416,13 @@ def _apart(array: np.ndarray, gap: int) -> np.ndarray:
     return inside
 
 
-# --- what is right -------------------------------------------------------------------------------
+# --- expected outputs ----------------------------------------------------------------------------
 
 
 def rotated(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """x (rows, heads, d) with its first pairs turned by the angles of each row's position: fp32
+    """x (rows, heads, d) with its first pairs rotated by the angles of each row's position: fp32
     products and sums, rounded once."""
     half = cos.shape[1]
     x1, x2 = slice(0, half), slice(half, 2 * half)
@@ -441,9 +442,9 @@ def expected_of(
     options: Mapping[str, Any],
     on_gpu: bool = False,
 ) -> _Expected:
-    """What is right for inputs whose lengths and page tables are right; caches that nothing is
-    appended to are the inputs' own. Keys of one sequence, and of few heads of a long one, are read
-    and expanded at once."""
+    """The expected outputs for inputs with valid lengths and page tables. Caches to which nothing
+    is appended are the inputs themselves. The keys of one sequence, or of a few heads of a long
+    one, are read and expanded at once."""
     lens_q, table = queries_of(problem, options), inputs.get("page_table")
     caches = {name: inputs[f"{name}_cache"] for name in "kv"}
     new = {
@@ -483,7 +484,7 @@ def expected_of(
 
 
 def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
-    """Heads of the cache, with those of q that share them, whose keys are expanded at once."""
+    """Heads of the cache whose keys are expanded at once, with the heads of q that share them."""
     group = problem.heads_q // problem.heads_k
     step = max(1, MOST_EXPANDED // max(1, keys * problem.d))
     for first in range(0, problem.heads_k, step):
@@ -492,7 +493,7 @@ def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
 
 
 class _Found:
-    """References put together from those of sequences and heads, packed."""
+    """References assembled from those of sequences and heads, packed."""
 
     def __init__(self, q: np.ndarray, heads_q: int) -> None:
         self.o, self.same = np.empty(q.shape), np.empty_like(q)
@@ -500,7 +501,7 @@ class _Found:
         self.tainted: np.ndarray | None = None
 
     def put(self, part: References, rows: slice, heads: slice) -> None:
-        """Notes those of some rows and heads."""
+        """Store the references of some rows and heads."""
         self.o[rows, heads], self.same[rows, heads] = part.o, part.same_precision
         self.lse[heads, rows], self.row_max[heads, rows] = part.lse, part.row_max
         if part.tainted is not None:
@@ -509,7 +510,7 @@ class _Found:
             self.tainted[rows, heads] = part.tainted
 
     def references(self) -> References:
-        """The whole."""
+        """The assembled references."""
         return References(self.o, self.lse, self.same, self.row_max, self.tainted)
 
 
@@ -517,7 +518,7 @@ class _Found:
 def _drawn_case(
     problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
 ) -> tuple[dict[str, np.ndarray], _Expected]:
-    """Kept, because a set of configs shares them."""
+    """Inputs and expected outputs; cached, because a set of configs shares them."""
     said = dict(options)
     inputs = draw_decode_inputs(problem, kind, seed, said)
     for array in inputs.values():

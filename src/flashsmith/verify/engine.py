@@ -1,8 +1,8 @@
 """The array library of the references: NumPy, or PyTorch on a GPU.
 
-The formulas are written once: both libraries have the same function names (``xp``), and the
-differences are here. On a GPU float64 scores of long sequences take milliseconds instead of
-seconds.
+The formulas are written once: both libraries use the same function names (``xp``), and the
+differences are in this module. On a GPU, float64 scores of long sequences take milliseconds rather
+than seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# Scores held at once, bytes: a block of rows is processed so that long sequences fit in memory.
+# Bytes of scores held at once: rows are processed in blocks, so that long sequences fit in memory.
 SCORE_BYTES = 64 << 20
 SCORE_BYTES_ON_GPU = 256 << 20
-# Below this number of scores NumPy takes less time than the import of PyTorch.
+# Below this number of scores, NumPy takes less time than importing PyTorch.
 SCORES_WORTH_A_GPU = 1 << 24
-# Of a float64: all but the 29 digits that fp32 lacks.
+# A mask for a float64: it clears the 29 binary digits that fp32 lacks.
 _BITS_OF_FP32 = -1 << 29
 _EXPONENT_OF_FLOAT64 = 0x7FF << 52
 # PyTorch's current GPU.
@@ -29,7 +29,7 @@ GPU = "cuda"
 
 
 def gpu_engine_pays(scores: int) -> bool:
-    """Whether PyTorch can compute references on a GPU here, faster than NumPy."""
+    """Whether PyTorch can compute references on a GPU here, and faster than NumPy."""
     if scores < SCORES_WORTH_A_GPU and "torch" not in sys.modules:
         return False
     if importlib.util.find_spec("torch") is None:
@@ -40,14 +40,14 @@ def gpu_engine_pays(scores: int) -> bool:
 
 
 class NumpyEngine:
-    """Arrays are NumPy's own."""
+    """The engine for NumPy arrays."""
 
     xp: Any = np
     score_bytes = SCORE_BYTES
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        """Full precision, and no warnings of what is not finite, inside the block."""
+        """Full precision inside the block, without warnings about non-finite values."""
         # log(0) is the LSE of a row that sees nothing, and inputs may hold NaN and inf.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             yield
@@ -57,16 +57,16 @@ class NumpyEngine:
         return array
 
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
-        """The array in ``dtype``: its name, or another array's dtype."""
+        """The array in ``dtype``, which is a name or another array's dtype."""
         return np.ascontiguousarray(array, dtype)
 
     def truncate(self, array: np.ndarray) -> None:
-        """Rounds float64 numbers towards zero to the digits of fp32, in place."""
+        """Round float64 numbers towards zero to the digits of fp32, in place."""
         bits = array.view(np.int64)
         bits &= _BITS_OF_FP32
 
     def power_of_two(self, array: np.ndarray) -> np.ndarray:
-        """Of each float64 number the largest power of two within its size: 0 for 0."""
+        """The largest power of two within each float64 number's magnitude: 0 for 0."""
         powers: np.ndarray = (array.view(np.int64) & _EXPONENT_OF_FLOAT64).view(np.float64)
         return powers
 
@@ -80,7 +80,7 @@ class NumpyEngine:
 
 
 class TorchEngine:
-    """Arrays are PyTorch tensors on a GPU; the methods are NumpyEngine's."""
+    """The engine for PyTorch tensors on a GPU; its methods are NumpyEngine's."""
 
     score_bytes = SCORE_BYTES_ON_GPU
 

@@ -1,4 +1,4 @@
-"""ForwardReference: the reference of attention, in the terms of forward()'s keywords."""
+"""ForwardReference: the reference of attention, with options like forward()'s keywords."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class _Expected(NamedTuple):
 
 
 class ForwardReference(OperationReference):
-    """Attention: options are ``causal``, ``window``, ``softcap``, ``scale``, ``lens_q`` and
-    ``lens_k`` as in prove(), ``ranges`` of partial attention, ``sinks`` (whether there are any) and
-    ``row_max`` (whether to return it). Keys that do not count are NaN."""
+    """Attention. The options are ``causal``, ``window``, ``softcap``, ``scale``, ``lens_q`` and
+    ``lens_k`` as in prove(), ``ranges`` for partial attention, ``sinks`` (whether there are any)
+    and ``row_max`` (whether to return it). Keys outside ``ranges`` are NaN."""
 
     kinds = INPUT_KINDS
 
@@ -84,9 +84,9 @@ class ForwardReference(OperationReference):
     ) -> Case:
         """The case of some rows of a problem, whose output is (rows, heads, d).
 
-        ``parts`` are q (rows, heads, d), and k and v (keys, heads_k, d) that end where those end
-        that the last row may see. They are taken one after the other: an iterator may copy each to
-        the host when it is asked for it.
+        ``parts`` are q (rows, heads, d), and k and v (keys, heads_k, d), which end at the last key
+        that the last row may see. They are consumed one at a time, so an iterator may copy each to
+        the host when needed.
         """
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         references = joined(
@@ -97,7 +97,7 @@ class ForwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> Expected:
-        """Separate from case(), whose references are shared by a set of configs."""
+        """Computed separately from case(), whose references a set of configs shares."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         q, k, v = (inputs[name] for name in "qkv")
         found = references_of(attention, q, k, v, inputs.get("sinks"))
@@ -107,7 +107,7 @@ class ForwardReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Runs run_forward, as a caller's own call does."""
+        """Run run_forward, as a caller's call does."""
         attention: Attention = case.expected.attention
         packed: dict[str, Any] = {}
         if attention.lens_q is not None and attention.lens_k is not None:
@@ -162,7 +162,7 @@ def _attention(scale: float, options: Mapping[str, Any]) -> Attention:
 
 
 def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.ndarray:
-    """The array with NaN where no part of it is."""
+    """The array with NaN outside its parts."""
     found = np.full_like(array, np.nan)
     for part in parts:
         found[part] = array[part]
@@ -170,14 +170,14 @@ def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.nda
 
 
 def semantics_of(attention: Attention) -> Semantics:
-    """The compiled-in semantics, regardless of lengths."""
+    """The semantics to compile for, regardless of lengths."""
     packed, partial = attention.packed, attention.ranges is not None
     mask = check_mask(attention.causal, attention.window).kind
     return Semantics(mask, attention.softcap > 0, packed, packed or partial, partial)
 
 
 def check_lens(lens_q: Lens, lens_k: Lens) -> None:
-    """Raises ArgumentError unless these can be the lengths of packed sequences."""
+    """Raise ArgumentError unless these can be the lengths of packed sequences."""
     if len(lens_q) != len(lens_k) or not lens_q or min(*lens_q, *lens_k) < 0:
         raise ArgumentError(
             f"lens_q={lens_q}, lens_k={lens_k}: give as many of both, at least one, none negative"
@@ -185,7 +185,7 @@ def check_lens(lens_q: Lens, lens_k: Lens) -> None:
 
 
 def repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
-    """The problem with its heads, grouped as they are, repeated until its outputs are enough."""
+    """The problem with its grouped heads repeated until it has enough outputs."""
     rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
     heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d)
     repeats = heads // problem.heads_q

@@ -21,7 +21,7 @@ from flashsmith.verify.tolerance import (
     expected_outputs,
 )
 
-# Half a step of the numbers below 1: what rounding o and do to the dtype takes from a product.
+# Half a step of the numbers below 1: the relative error of a product with o or do rounded to dtype.
 UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 
 
@@ -32,7 +32,7 @@ class ExpectedGradients(Expected):
     ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that may be
     NaN or inf though they are finite. ``idle``: elements to which nothing is added, which must be
     0. ``sinks_size``: per head, the sum of exp(sink - lse) sum |do o| over the rows. ``recompute``
-    makes ``further``.
+    computes ``further``.
     """
 
     tainted: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -42,13 +42,13 @@ class ExpectedGradients(Expected):
 
     @cached_property
     def further(self) -> ExpectedGradients:
-        """The same with more that is honest in ``rounded``, which takes longer: itself, or of each
-        element the furthest off."""
+        """The gradients with a further summation order in ``rounded``, which takes longer: for each
+        element the order with the largest error. Without ``recompute`` the object itself."""
         return self if self.recompute is None else self.recompute()
 
     @classmethod
     def zeros(cls, inputs: Mapping[str, np.ndarray], dtype: np.dtype) -> ExpectedGradients:
-        """Of problems without any sequence; dsinks where there are sinks."""
+        """The gradients of problems without sequences, including dsinks if there are sinks."""
         shapes = {f"d{name}": inputs[name].shape for name in ("q", "k", "v")}
         exact: dict[str, np.ndarray] = {name: np.zeros(shape) for name, shape in shapes.items()}
         rounded = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
@@ -78,20 +78,22 @@ def _only_further(expected: ExpectedGradients, names: Collection[str]) -> Expect
 def compare_gradients(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedGradients
 ) -> Comparison:
-    """Judges every gradient that is expected.
+    """Judge every expected gradient.
 
-    Rule, for dq, dk and dv each: the largest error is at most twice that of the rounded reference
-    plus 1e-5 max(1, largest reference). The relative L2 error is at most 1e-3 (fp16) or 5e-3
-    (bf16), or the error's norm at most twice the rounded reference's plus 1e-5 sqrt(elements):
-    where every row sees one key, dq and dk are 0. Elements to which nothing is added are 0. NaN and
-    inf stand where no kernel can avoid them; they may stand where the rounded reference has them,
-    or the sequence itself holds one.
-    dsinks: within u sum of exp(sink - lse) sum |do o| over the rows, plus 1e-5; u is 2^-11 or 2^-8.
-    What is wrong is judged once more by ``expected.further``.
+    The rule for each of dq, dk and dv: the largest error is at most twice that of the rounded
+    reference plus 1e-5 max(1, largest reference). The relative L2 error is at most 1e-3 (fp16) or
+    5e-3 (bf16), or the error's norm is at most twice the rounded reference's plus 1e-5
+    sqrt(elements). The norm matters if every row sees one key, since dq and dk are then 0.
 
-    The figures are those of the gradient that is furthest off its bound.
+    Elements to which nothing is added must be 0. NaN and inf must be where no kernel can avoid
+    them; they may be where the rounded reference has them, or if the sequence itself has one.
 
-    Raises ArgumentError when a gradient is missing, or of another shape than expected.
+    dsinks must be within u sum of exp(sink - lse) sum |do o| over the rows, plus 1e-5, where u is
+    2^-11 (fp16) or 2^-8 (bf16). A failure is judged again with ``expected.further``.
+
+    The figures are those of the gradient with the largest error relative to its bound.
+
+    Raises ArgumentError if a gradient is missing or has another shape than expected.
     """
     found = _comparison(dtype, outputs, expected)
     return found if found.ok else _comparison(dtype, outputs, expected.further)
@@ -114,7 +116,7 @@ def _judge_gradient(
     exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
     lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
     misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
-    # Where rounding overflows, an order of sums that does not is not judged.
+    # Where the reference's rounding overflows, another summation order may not; it is not judged.
     judged = np.isfinite(got) & ~lost & np.isfinite(rounded)
     error = np.where(judged, np.abs(got - exact), 0.0)
     honest = np.where(np.isfinite(rounded) & ~lost, np.abs(rounded - exact), 0.0)
@@ -146,7 +148,7 @@ def _judge_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGra
     exact, rounded = expected.exact[name], expected.rounded[name]
     bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + MAX_ERROR_SLACK
     finite = np.isfinite(exact)
-    # What is not finite has no order: only that it is not is judged.
+    # Non-finite values are only checked for being non-finite.
     misplaced = np.where(np.isfinite(got), ~finite, finite & np.isfinite(rounded))
     error = np.where(finite & np.isfinite(got), np.abs(got - exact), 0.0)
     wrong = misplaced | (error > np.where(finite, bounds, math.inf))
@@ -163,5 +165,5 @@ def _judge_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGra
 
 
 def _most(values: np.ndarray) -> float:
-    """The largest of non-negative numbers; 0 when there are none."""
+    """The largest of non-negative numbers; 0 if there are none."""
     return float(values.max(initial=0.0))

@@ -1,4 +1,4 @@
-"""The gradients of attention by their formula: in float64, and in a kernel's own precision."""
+"""The gradients of attention by their formula: in float64, and in a kernel's precision."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.engine import Engine, engine_for
 from flashsmith.verify.gradient_tolerance import ExpectedGradients
 
-# Numbers this close to the largest of a dtype may round to inf in one order of a sum and not in
+# Numbers above this share of a dtype's largest may round to inf in one summation order and not in
 # another.
 NEARLY_TOO_LARGE = 0.99
 LOG2_E = math.log2(math.e)
-# Products that a tensor core adds to a sum at once: 8 on sm_80, 16 on sm_90.
+# The number of products that a tensor core adds to a sum at once: 8 on sm_80, 16 on sm_90.
 TENSOR_CORE_PRODUCTS = 8
-# Of sm_90: how many, and the smallest bit that it keeps of each, as a share of the largest power of
-# two among them and the sum before them.
+# For sm_90: the number of products, and the smallest bit kept of each, relative to the largest
+# power of two among them and the previous sum.
 ALIGNED_PRODUCTS = 16
 ALIGNED_BIT = 2.0**-25
-# Arrays of a block's scores that live at the same time.
+# The number of arrays of a block's scores that exist at the same time.
 _ARRAYS_OF_SCORES = 8
 
 
 class Rows(NamedTuple):
-    """Where the rows of one sequence lie: in (batch, seq, heads, d) tensors ``batch`` is their
-    number in the batch, in packed (total, heads, d) ones None."""
+    """The location of one sequence's rows. ``batch`` is its number in (batch, seq, heads, d)
+    tensors, and None in packed (total, heads, d) ones."""
 
     batch: int | None
     q: slice
@@ -61,26 +61,27 @@ def compute_gradients(
     on_gpu: bool = False,
     aligned: bool = False,
 ) -> ExpectedGradients:
-    """What a backward kernel is to write for ``inputs``, by the operation's names.
+    """The expected outputs of a backward kernel for ``inputs``, by the operation's names.
 
-    With P = exp(scores - lse), D = rowsum(do o) - dlse and dS = P (do v^T - D), of the uncapped
-    scores with a factor 1 - tanh^2 of the cap: dv = P^T do, dk = scale dS^T q, dq = scale dS k,
-    dsinks = -sum of exp(sink - lse) D over all rows. Heads that share one of k are added up.
+    P = exp(scores - lse) and D = rowsum(do o) - dlse. dS = P (do v^T - D) is for uncapped scores; a
+    softcap adds the factor 1 - tanh^2. Then dv = P^T do, dk = scale dS^T q, dq = scale dS k, and
+    dsinks = -sum of exp(sink - lse) D over all rows. Heads that share a key head are summed.
 
-    The exact ones are float64, of ``exact_o`` and ``exact_lse``, which may be of more keys than k
-    holds. The rounded ones are of the o and lse among the inputs, which a kernel reads: P and dS
-    rounded to the dtype, sums and D in fp32, the result rounded once, or not where ``unrounded``.
-    Scores are brought to base 2 by constants rounded to fp32. Scores and dP are summed twice: as
-    tensor cores do, which cut off what fp32 cannot hold of each sum of 8 products, and rounded in
-    another order. Of each element the one counts that is further off, since of few rows the error
-    of one order may be small by chance.
+    The exact gradients are float64, from ``exact_o`` and ``exact_lse``, which may cover more keys
+    than k holds. The rounded ones use the o and lse among the inputs, which a kernel reads. P and
+    dS are rounded to the dtype, sums and D are fp32, and the result is rounded once unless
+    ``unrounded``. Scores are converted to base 2 by constants rounded to fp32.
 
-    ``aligned``: a third time, with each product cut off as sm_90 does before it adds. That is ten
-    operations for each product, so ``ExpectedGradients.further`` does it where a kernel is wrong
-    without.
+    Scores and dP are summed in two ways: as tensor cores do, which truncate each sum of 8 products
+    to fp32, and with rounding in another order. For each element the result with the larger error
+    counts, since over few rows the error of one order may be small by chance.
+
+    ``aligned`` adds a third way, in which each product is truncated before the sum, as on sm_90. It
+    takes ten operations per product, so ``ExpectedGradients.further`` does it only for a kernel
+    that is wrong without it.
 
     A row that sees no key, or whose lse is -inf, contributes nothing to dq, dk and dv, whatever do
-    and q hold there. Where o is 0, do does not count in D. An lse of -inf reads as +inf.
+    and q hold there. Where o is 0, do does not count in D. An lse of -inf is read as +inf.
     """
     dtype = inputs["q"].dtype
     engine = engine_for(on_gpu)
@@ -115,7 +116,7 @@ def compute_gradients(
 def _enter(
     found: ExpectedGradients, rows: Rows, exact: _Sequence, orders: Sequence[_Sequence]
 ) -> None:
-    """Computes a sequence's gradients, exact and by each order of the sums, and enters them."""
+    """Compute a sequence's gradients, exact and in each summation order, and store them."""
     for one in (exact, *orders):
         one.run()
     for name, part in (("dq", rows.of_queries), ("dk", rows.of_keys), ("dv", rows.of_keys)):
@@ -137,7 +138,7 @@ def _enter(
 
 
 def _further_off(exact: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of each element the one that is further from exact, or not finite."""
+    """Elementwise, the value that is further from exact, or not finite."""
     further = np.abs(other - exact) > np.abs(one - exact)
     return np.where(further | ~np.isfinite(other), other, one)
 
@@ -147,18 +148,18 @@ def _largest(dtype: np.dtype) -> float:
 
 
 # --- a b in fp32, a (..., rows, d) and b (..., d, keys) -------------------------------------------
-# Where dP and D cancel, as for a row that sees one key, the errors of its sums are what is left.
+# Where dP and D cancel, as for a row that sees one key, only the errors of these sums remain.
 
 _Product = Callable[[Engine, Any, Any], Any]
 
 
 def _plain_product(engine: Engine, a: Any, b: Any) -> Any:
-    """By sums that round, in whatever order the library has."""
+    """The product by sums that round, in the library's order."""
     return a @ b
 
 
 def _cut_product(engine: Engine, a: Any, b: Any) -> Any:
-    """As tensor cores sum: what fp32 cannot hold of each sum of some products is cut off."""
+    """The product as tensor cores sum: each sum of some products is truncated to fp32."""
     a, b = engine.cast(a, "float64"), engine.cast(b, "float64")
     products = TENSOR_CORE_PRODUCTS
     sums = a[..., :products] @ b[..., :products, :]
@@ -171,8 +172,8 @@ def _cut_product(engine: Engine, a: Any, b: Any) -> Any:
 
 
 def _aligned_product(engine: Engine, a: Any, b: Any) -> Any:
-    """As those of sm_90 do: each of 16 products and the sum before them is cut off at one bit, then
-    their sum to fp32."""
+    """The product as sm_90's tensor cores sum: each of 16 products and the previous sum is
+    truncated at a common bit, then their sum is truncated to fp32."""
     xp = engine.xp
     a, b = engine.cast(a, "float64"), engine.cast(b, "float64")
     exact = a @ b
@@ -195,8 +196,8 @@ def _aligned_product(engine: Engine, a: Any, b: Any) -> Any:
 class _Sequence:
     """One sequence's gradients in one precision, a block of rows at a time.
 
-    Heads of q that share one of k stand in a dimension of their own: arrays are (heads_k, group,
-    rows, keys or d), k and v's with a group of 1.
+    Query heads that share a key head get a separate dimension: arrays are (heads_k, group, rows,
+    keys or d), and those of k and v have a group of 1.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class _Sequence:
         precision: str,
         product: _Product = _plain_product,
     ) -> None:
-        """``product``: how S and dP are summed."""
+        """``product``: the way in which S and dP are summed."""
         self.engine, self.attention, self.precision = engine, attention, precision
         self.product = product
         self.dtype = inputs["q"].dtype
@@ -262,8 +263,8 @@ class _Sequence:
         return self.engine.to_device(np.zeros(shape, self.precision))
 
     def _find_nonfinite(self) -> None:
-        """Notes which gradients a kernel may return as NaN or inf because something in the sequence
-        is: dq because of a key that a row loads and does not see, dk and dv because of a row."""
+        """Mark the gradients that a kernel may return as NaN or inf because the sequence holds such
+        a value: dq because of a masked key that a row loads, dk and dv because of a row."""
         xp = self.engine.xp
         keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
         rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))
@@ -271,7 +272,7 @@ class _Sequence:
         if self.dlse is not None:
             lse = lse | ~xp.isfinite(self.dlse)
         rows = (rows | lse) & self.alive
-        # Rows whose lse is -inf though they see keys: a kernel multiplies what they hold by 0.
+        # Rows whose lse is -inf though they see keys: a kernel multiplies their values by 0.
         lost = self.engine.to_device(self.seeing) & ~self.alive
         lost_bad = lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do))
         self.taints["dq"] |= self.engine.to_host(lost_bad)
@@ -288,7 +289,7 @@ class _Sequence:
     # --- gradients -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Computes dq, dk and dv."""
+        """Compute dq, dk and dv."""
         for rows in self._blocks():
             live = self.seeing[rows, 0]
             if live.any():
@@ -335,7 +336,7 @@ class _Sequence:
             None if self.all_finite else self._certainly_nonfinite(weights, d_scores, seen, do)
         )
         if certain is not None and self.precision == "float64":
-            # A product includes pairs that are not seen, and 0 x NaN is NaN.
+            # A product includes masked pairs, and 0 x NaN is NaN.
             weights, d_scores, q, do, k = (
                 xp.where(xp.isfinite(x), x, 0.0) for x in (weights, d_scores, q, do, k)
             )
@@ -356,8 +357,9 @@ class _Sequence:
         return self.product(self.engine, a, self.engine.xp.swapaxes(b, -1, -2))
 
     def _exponents(self, scores: Any, factor: float, lse: Any) -> Any:
-        """Of P in base 2. Kernels multiply a score by factor log2(e) and subtract log2(e) lse, both
-        rounded to fp32, in one fma: for scores of thousands that is most of P's error."""
+        """The exponents of P in base 2. Kernels compute score x factor log2(e) - log2(e) lse in one
+        fma, with both constants rounded to fp32: for scores of thousands that is most of P's
+        error."""
         if self.precision == "float64":
             return (scores * factor - lse) * LOG2_E
         cast, log2_e = self.engine.cast, np.float32(LOG2_E)
@@ -366,7 +368,7 @@ class _Sequence:
         return cast(exponents, self.precision)
 
     def _row_sums(self, rows: slice, do: Any) -> Any:
-        """D: rowsum(do o) - dlse, where o is not 0."""
+        """D: rowsum(do o) - dlse, in which elements with o = 0 do not count."""
         xp, o = self.engine.xp, self.o[:, :, rows]
         sums = xp.sum(xp.where(o == 0.0, 0.0, do * o), axis=-1, keepdims=True)
         return sums if self.dlse is None else sums - self.dlse[:, :, rows]
@@ -378,7 +380,7 @@ class _Sequence:
     def _certainly_nonfinite(
         self, weights: Any, d_scores: Any, seen: Any, do: Any
     ) -> tuple[Any, Any, Any]:
-        """Rows of dq, and of dk and of dv in the block that no kernel can return finite."""
+        """Rows of dq, and of the block's dk and dv, that no kernel can return as finite."""
         xp, cast = self.engine.xp, self.engine.cast
         bad = ~xp.isfinite(d_scores)
         of_dq = xp.any(bad, axis=-1)[..., None]
@@ -390,8 +392,8 @@ class _Sequence:
         return of_dq, of_dk, of_dv | bad_do
 
     def of_sinks(self) -> tuple[np.ndarray, np.ndarray]:
-        """This sequence's part of dsinks, and the sums of exp(sink - lse) sum |do o| that its error
-        is measured by."""
+        """This sequence's part of dsinks, and the sums of exp(sink - lse) sum |do o| that bound its
+        error."""
         xp = self.engine.xp
         share = xp.where(self.sinks == -math.inf, 0.0, xp.exp(self.sinks - self.lse))
         products = xp.where(self.o == 0.0, 0.0, self.do * self.o)
@@ -402,18 +404,18 @@ class _Sequence:
         host = self.engine.to_host
         return -host((share * sums).sum(2)).reshape(-1), host(size).reshape(-1)
 
-    # --- what is found ---------------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------------
 
     def result(self, name: str) -> np.ndarray:
         """A gradient on the host: (rows, heads, d)."""
         return self._rows_first(self.engine.to_host(getattr(self, name)))
 
     def tainted(self, name: str) -> np.ndarray:
-        """Which elements may be NaN or inf though they are finite here: (rows, heads, 1)."""
+        """The elements that may be NaN or inf though they are finite here: (rows, heads, 1)."""
         return self._rows_first(self.taints[name])
 
     def idle(self, name: str) -> np.ndarray:
-        """Where nothing is added up, (rows, 1, 1): rows without keys, keys without rows."""
+        """Where nothing is summed, (rows, 1, 1): rows without keys, keys without rows."""
         return ~(self.seeing[:, 0] if name == "dq" else self.some_row_sees)[:, None, None]
 
     def _rows_first(self, array: np.ndarray) -> np.ndarray:
@@ -427,7 +429,7 @@ def _all_finite(xp: Any, array: Any) -> Any:
 
 
 def _covered(first: np.ndarray, end: np.ndarray, count: int) -> np.ndarray:
-    """Which of ``count`` keys lie within some of the ranges."""
+    """Which of ``count`` keys are in at least one of the ranges."""
     ranges = np.zeros(count + 1, np.int64)
     some = end > first
     np.add.at(ranges, first[some], 1)

@@ -14,13 +14,13 @@ from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.tolerance import Expected
 
-# Of rows without a key in a part, and of rows without one in any.
+# The share of rows without a key in a part, and of rows without a key in any part.
 _EMPTY_SHARE, _ALL_EMPTY_SHARE = 0.2, 0.05
 
 
 class MergeReference(OperationReference):
-    """Parts with LSEs some nats apart, of which some have no key. ``nonfinite``: NaN and infinities
-    among outputs and LSEs, and NaN where a part has no key."""
+    """Parts whose LSEs differ by some nats, and some rows without keys. ``nonfinite`` has NaN and
+    infinities among outputs and LSEs, and NaN where a part has no key."""
 
     kinds = ("random", "nonfinite")
 
@@ -67,7 +67,7 @@ class MergeReference(OperationReference):
 def merged(
     outs: list[np.ndarray], lses: list[np.ndarray], sinks: np.ndarray | None, precision: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Output (..., rows, heads, d) and LSE (..., heads, rows) of parts, computed in a precision."""
+    """The merged output (..., rows, heads, d) and LSE (..., heads, rows), in a given precision."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         logits = [lse.astype(precision) for lse in lses]
         top = np.maximum.reduce(logits)

@@ -18,16 +18,16 @@ from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, Expected, compare_tensors
 
-# Places a proof's arrays: on the host as they are, or on a GPU.
+# Places a proof's arrays: unchanged on the host, or on a GPU.
 ToDevice = Callable[[np.ndarray], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem of a proof or a benchmark: its inputs, the expected outputs, and the verdict.
+    """One problem of a proof or a benchmark: its inputs and its expected outputs, with the verdict.
 
-    ``inputs`` are host arrays by the operation's names; ``expected`` is for the reference that made
-    the case and judges by it.
+    ``inputs`` are host arrays by the operation's names. ``expected`` is understood only by the
+    reference that made the case.
     """
 
     problem: Problem
@@ -39,9 +39,10 @@ class Case:
     def verdict(
         self, outputs: Mapping[str, np.ndarray], kernel: KernelConfig | None = None
     ) -> Comparison:
-        """On outputs by name. With a kernel's config, the first mismatch is located in its tiles.
+        """The verdict on outputs by name. With a kernel's config, the first mismatch is located in
+        its tiles.
 
-        Raises ArgumentError when an output is missing, or of another shape than expected.
+        Raises ArgumentError if an output is missing or has another shape than expected.
         """
         assert self.reference is not None, "made by prove() or OperationReference.given()"
         return self.reference.compare(kernel or self.problem.dtype, self, outputs)
@@ -61,15 +62,15 @@ class OperationReference(ABC):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> Expected:
-        """The expected outputs: each in float64, never rounded, and as a plain implementation
-        computes it that rounds where a kernel must."""
+        """The expected outputs: each in float64, never rounded, and from a plain implementation
+        that rounds where a kernel must."""
 
     # --- optional ----------------------------------------------------------------------------
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        """The inputs of a kind, by name: here standard normal numbers, of every required input.
+        """The inputs of a kind, by name; by default standard normal numbers for every required one.
 
-        Raises ArgumentError for an input of whole numbers, whose meaning only a subclass has.
+        Raises ArgumentError for an integer input, whose meaning only a subclass knows.
         """
         rng = np.random.default_rng(seed)
         drawn = {}
@@ -79,7 +80,7 @@ class OperationReference(ABC):
             dtype = NUMPY_DTYPES[tensor.dtype_of(problem)]
             if dtype.kind in "iu":
                 raise ArgumentError(
-                    f"{tensor.name}: nothing is known of what its numbers mean; the reference of "
+                    f"{tensor.name}: the meaning of its numbers is unknown; the reference of "
                     f"{problem.operation} must draw them"
                 )
             shape = problem.computed.shape(tensor, problem)
@@ -89,7 +90,7 @@ class OperationReference(ABC):
     def options(self, problem: Problem, *, seed: int = 0, **asked: Any) -> dict[str, Any]:
         """The options of a proof of ``problem``: those of ``asked`` that are not None or False.
 
-        Raises ArgumentError for one that the operation does not have.
+        Raises ArgumentError for an option that the operation does not have.
         """
         said = {name: value for name, value in asked.items() if value not in (None, False)}
         known = problem.computed.options
@@ -102,7 +103,7 @@ class OperationReference(ABC):
         return said
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a call among those of a proof, which may say more of its inputs."""
+        """The options of a call among those of a proof, which may also describe its inputs."""
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
@@ -120,7 +121,7 @@ class OperationReference(ABC):
         on_gpu: bool = False,
     ) -> Case:
         """One proof of ``cfg``'s kernel: the problem with its heads repeated until MIN_OUTPUTS
-        outputs are compared, and the semantics that the kernel is compiled for.
+        outputs are compared, and the semantics for which the kernel is compiled.
 
         ``on_gpu``: whether a GPU may compute the expected outputs.
         """
@@ -137,13 +138,13 @@ class OperationReference(ABC):
     def given(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> Case:
-        """The case of inputs that exist already, a benchmark's for example."""
+        """The case of existing inputs, for example a benchmark's."""
         return Case(problem, inputs, options, self.expected(problem, inputs, options), self)
 
     def run(
         self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Runs the kernel, every output NaN before; ``how`` are run_operation's keywords."""
+        """Run the kernel, with every output NaN before; ``how`` are run_operation's keywords."""
         operation = case.problem.computed
         given = {name: to_device(array) for name, array in case.inputs.items()}
         return run_operation(
@@ -159,11 +160,11 @@ class OperationReference(ABC):
     def compare(
         self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
-        """The verdict on outputs by name: rule.compare_tensors."""
+        """The verdict on outputs by name, by compare_tensors()."""
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
         return compare_tensors(dtype, outputs, case.expected)
 
 
 def outputs_of(operation: Operation, problem: Problem) -> int:
-    """Elements of the first output, which a proof counts."""
+    """The number of elements of the first output, which a proof counts."""
     return math.prod(operation.shape(operation.outputs[0], problem))

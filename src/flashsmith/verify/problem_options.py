@@ -1,4 +1,4 @@
-"""A problem in prove()'s terms: values for all that its semantics leave open."""
+"""prove()'s options for a problem: values for everything that its semantics leave open."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ def problem_options(
     sinks: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Values for all that an attention problem's semantics leave open, as prove()'s keywords.
+    """Values for everything that an attention problem's semantics leave open, as prove() takes
+    them.
 
-    Packed, one sequence has the problem's lengths, and the others shorter ones, drawn from seed;
-    and so are the keys that count, of partial attention.
+    One packed sequence has the problem's lengths; the others' shorter ones are drawn from seed. So
+    are the key ranges of partial attention.
 
     Args:
-        problem: what the kernel computes; packed, ``batch`` is how many sequences.
+        problem: what the kernel computes; if packed, ``batch`` is the number of sequences.
         window, softcap: None is the problem's typical one, if its semantics have one.
         sinks: whether every head has a sink logit.
-        seed: of the lengths.
+        seed: for drawing the lengths.
 
     Raises:
-        ArgumentError: a window or a softcap where the semantics have none, one that masks or caps
-        nothing, or packed without a sequence.
+        ArgumentError: a window or softcap is given but not in the semantics, or masks or caps
+            nothing; or a packed problem has no sequence.
     """
     p, semantics = problem, problem.semantics
     if window is not None:
@@ -69,7 +70,7 @@ def options_by_limits(
     **asked: Any,
 ) -> dict[str, Any]:
     """The same for an operation whose options are a window's limits, ``left`` and ``right``, which
-    may be given as ``window``. ``causal`` is what the problem's semantics are.
+    may be given as ``window``. ``causal`` must agree with the problem's semantics.
 
     Raises what problem_options() raises, and ArgumentError for another ``causal``.
     """
@@ -85,7 +86,7 @@ def options_by_limits(
 
 
 def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
-    """What such options, scale among them, have computed, in the terms of forward()'s keywords."""
+    """The Attention that such options describe, including scale."""
     return Attention(
         check_scale(options.get("scale"), problem.d),
         problem.semantics.causal,
@@ -97,7 +98,7 @@ def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
 
 
 def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that say something: a window's limit of 0 does, and no other 0."""
+    """The options with an effect: a window's limit of 0 has one, no other 0 does."""
     return {
         name: value
         for name, value in options.items()
@@ -106,8 +107,8 @@ def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn_ranges(batch: int, rows: int, longest: int, draw: random.Random) -> Ranges:
-    """Keys that count of each sequence, at most ``longest`` of ``rows``; they may overlap. All in
-    one, and of several none in another."""
+    """Key ranges of each sequence, at most ``longest`` of ``rows``; they may overlap. The first
+    sequence has all keys, and of several sequences one has none."""
     ranges = [(0, min(rows, longest))]
     for index in range(1, batch):
         begin = draw.randint(0, rows)

@@ -16,17 +16,18 @@ from flashsmith.verify.attention_semantics import Attention, Lens
 
 # |scaled score| that 'large_scores' reaches; rounding to bf16 must not carry it over 1,000.
 LARGE_SCORE = 990.0
-# How far the first tile's scaled scores lie below (or above) the others'.
+# How far the first tile's scaled scores are below (or above) the others'.
 TILE_GAP = 200.0
-# Largest scaled score of 'far_scores'. From four times as much on, the largest probability, exactly
-# 1, is computed as 2^e with e the rounding error of the logit, and then rounded to 16 bits.
+# Largest scaled score of 'far_scores'. From four times this value on, the largest probability,
+# which is exactly 1, is computed as 2^e with e the rounding error of the logit, and then rounded to
+# 16 bits.
 FAR_SCORE = 4e3
-# Of 'growing_maxima', standard deviation of the scaled scores within a key tile.
+# Standard deviation of the scaled scores within a key tile, for 'growing_maxima'.
 GROWING_NOISE = 0.1
 
 
 def check_seed(seed: int) -> None:
-    """Raises ArgumentError unless random numbers can be drawn from `seed`."""
+    """Raise ArgumentError unless random numbers can be drawn from `seed`."""
     if seed < 0:
         raise ArgumentError(f"seed={seed!r}: give a whole number, at least 0")
 
@@ -35,11 +36,11 @@ def check_seed(seed: int) -> None:
 class InputSpec:
     """Everything that determines a set of inputs; equal specs give equal bits.
 
-    ``heads`` are the query's; ``heads_k`` None means as many. ``first_tile`` is the number of
-    leading keys that two kinds of inputs lower or raise, and the size of every key tile of a third:
-    the kernel's B_c, so that the running maximum moves exactly between two tiles. With ``lens_q``
-    and ``lens_k`` every sequence is drawn like a batch of one and packed behind the one before;
-    batch, seq_q and seq_k do not matter then.
+    ``heads`` are the query's; ``heads_k`` None means as many. ``first_tile`` is the kernel's B_c,
+    so that the running maximum moves exactly between two tiles. It is the number of leading keys
+    that two kinds of inputs lower or raise, and every key tile's size for a third. With ``lens_q``
+    and ``lens_k`` every sequence is drawn like a batch of one and packed after the previous one;
+    batch, seq_q and seq_k are then ignored.
     """
 
     kind: str
@@ -61,7 +62,7 @@ class InputSpec:
     def of(
         cls, problem: Problem, attention: Attention, kind: str, seed: int, sinks: Any, tile: int = 0
     ) -> InputSpec:
-        """That of a problem's tensors; ``tile`` is its first_tile."""
+        """The spec of a problem's tensors; ``tile`` is its first_tile."""
         sizes = problem.batch, problem.seq_q, problem.seq_k, problem.heads_q, problem.d
         lens = attention.lens_q, attention.lens_k
         given = kind, problem.dtype, *sizes, attention.scale, seed, tile, problem.heads_k, *lens
@@ -108,7 +109,7 @@ def _normal(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Every row of q and k has one length, so scores lie in +-LARGE_SCORE; both ends are met."""
+    """Every row of q and k has the same norm, so scores are within +-LARGE_SCORE and reach both."""
     q, k, v = _normal(rng, spec)
     radius = math.sqrt(LARGE_SCORE / spec.scale)
     q *= radius / np.linalg.norm(q, axis=-1, keepdims=True)
@@ -119,7 +120,7 @@ def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _constant(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """One constant a head: every weight is equal and the output is v's constant."""
+    """One constant per head: every weight is equal, and the output is v's constant."""
     q, k, v = _normal(rng, spec)
     levels = rng.choice([-1.5, -0.75, 0.375, 0.5, 1.25], size=(3, spec.batch, 1, spec.heads, 1))
     for array, level in zip((q, k, v), levels, strict=True):
@@ -128,11 +129,12 @@ def _constant(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Row i sees only key pi(i): a wrong column, row or permutation of v cannot average out."""
+    """Row i sees only key pi(i), so that a wrong column, row or permutation of v cannot average
+    out."""
     q, k, v = _normal(rng, spec)
     k[:] = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=k.shape)
     chosen = rng.permutation(np.arange(spec.seq_q) % spec.seq_k)
-    # A code's product with itself is d, with another rarely above d/2: of 60 nats, 30 remain.
+    # A code's product with itself is d, and with another rarely above d/2: of 60 nats, 30 remain.
     q[:] = np.repeat(k[:, chosen], spec.group, axis=2) * (60.0 / (spec.scale * spec.d))
     return q, k, v
 
@@ -159,9 +161,9 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """From key tile to key tile, the last first, a row's scores grow by 0.75 to 0.95 of
-    log2(B_c / 16) octaves: just too little for what is summed up so far to ask a kernel that
-    rescales lazily for a new maximum, so that only its bound on growth does.
+    """A row's scores grow from key tile to key tile, the last tile first. They grow by 0.75 to 0.95
+    of log2(B_c / 16) octaves per tile. That is just too little for the sums so far to make a kernel
+    that rescales lazily take a new maximum, so only its bound on growth does.
     """
     q, k, v = _normal(rng, spec)
     tile = spec.first_tile
@@ -178,8 +180,8 @@ def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """A few NaN and infinities in v, in a row of q, and in one problem of three in a key; more of
-    them lie between what belongs to the arrays.
+    """A few NaN and infinities in v, in a row of q, and in one problem of three in a key. More NaN
+    fill the gaps between the arrays' elements.
     """
     q, k, v = _normal(rng, spec)
     values = np.array([math.nan, math.inf, -math.inf], dtype=np.float32)
@@ -190,7 +192,7 @@ def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Scores of -inf: of all keys from one on, which are visited first, and of half the rest."""
+    """Scores of -inf for all keys from one on, which are visited first, and for half the others."""
     q, k, v = _normal(rng, spec)
     q[:] = np.abs(q) + 0.1
     lost = np.arange(spec.seq_k) >= spec.seq_k - rng.integers(1, spec.seq_k + 1)
@@ -200,8 +202,8 @@ def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _huge(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Values at the end of the dtype's range: q large and k small, so that scores are not, and v
-    as large as fp32 sums of it allow.
+    """Values at the end of the dtype's range: q is large and k small, so that scores are moderate,
+    and v is as large as its fp32 sums allow.
     """
     q, k, v = _normal(rng, spec)
     large, largest_v = (1e4, 8e3) if spec.dtype is DType.FP16 else (1e18, 1e30)
@@ -236,10 +238,10 @@ TILE_KINDS = ("low_first_tile", "high_first_tile", "growing_maxima")
 
 
 def make_inputs(spec: InputSpec) -> Inputs:
-    """Draws the inputs of ``spec``.
+    """Draw the inputs of ``spec``.
 
     Raises ArgumentError for an unknown kind, and for a tile kind whose first tile is not a proper
-    part of the keys (there would be no later tile to differ from).
+    part of the keys, since there would be no later tile to differ from.
     """
     if spec.kind not in _DRAWS:
         raise ArgumentError(f"inputs={spec.kind!r}: allowed are {', '.join(INPUT_KINDS)}")
@@ -261,7 +263,7 @@ def make_inputs(spec: InputSpec) -> Inputs:
 
 
 def _amid_nan(array: np.ndarray, columns: int) -> np.ndarray:
-    """The array as part of a larger one of NaN: more batches, rows, heads, and ``columns``."""
+    """The array as part of a larger one of NaN, with more batches, rows, heads and ``columns``."""
     more = (*(size + 1 for size in array.shape[:-1]), array.shape[-1] + columns)
     inside = tuple(slice(size) for size in array.shape)
     whole = np.full(more, math.nan, array.dtype)
@@ -270,7 +272,7 @@ def _amid_nan(array: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _sequences(spec: InputSpec) -> list[InputSpec]:
-    """The dense problems that are drawn one by one: itself, or each packed sequence."""
+    """The dense problems that are drawn separately: the problem itself or each packed sequence."""
     if spec.lens_q is None or spec.lens_k is None:
         return [spec]
     return [
@@ -280,7 +282,7 @@ def _sequences(spec: InputSpec) -> list[InputSpec]:
 
 
 def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """One dense problem's arrays in its dtype; of a packed one the batch dimension is dropped."""
+    """One dense problem's arrays in its dtype; for a packed one the batch dimension is dropped."""
     # Without queries or keys there are no scores to arrange.
     kind = spec.kind if spec.batch and spec.seq_q and spec.seq_k else "random"
     q, k, v = (array.astype(numpy_dtype(spec.dtype)) for array in _DRAWS[kind](rng, spec))
@@ -288,6 +290,6 @@ def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def draw_sinks(spec: InputSpec) -> np.ndarray:
-    """A logit per head, fp32, about as large as a row's largest, so that both get weight."""
+    """A logit per head, fp32, about as large as a row's largest, so that both have weight."""
     rng = np.random.default_rng([spec.seed, spec.heads])
     return rng.normal(1.0, 2.0, spec.heads).astype(np.float32)

@@ -28,11 +28,11 @@ from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.tolerance import Comparison
 
 BACKENDS = ("emulator", "gpu")
-# One mistake in a kernel makes a finding at every instruction that it reaches.
+# Findings to show; one mistake in a kernel causes a finding at every instruction that it reaches.
 _FINDINGS_SHOWN = 8
-# What options are that say nothing.
+# Option values without an effect.
 _NOT_SAID = (None, False, 0.0, NO_WINDOW)
-# By the operations' names; those of others join them as they are loaded.
+# By operation name; the references of other operations are added as they are loaded.
 _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
     BACKWARD.name: BackwardReference(),
@@ -43,10 +43,11 @@ _REFERENCES: dict[str, OperationReference] = {
 
 @dataclass(frozen=True)
 class Verdict(Comparison):
-    """What a proof found out about one kernel on one problem: the comparison, and how it ran.
+    """The result of a proof of one kernel on one problem: the comparison, and how it ran.
 
-    ``problem`` is what ran, heads repeated included, and ``meaning`` what was computed, in words;
-    ``findings`` are the emulator's checks', and ``emulation`` its counts (None on a GPU).
+    ``problem`` is what ran, including repeated heads, and ``meaning`` describes the computation.
+    ``findings`` are those of the emulator's checks, and ``emulation`` has its counts (None on a
+    GPU).
     """
 
     config: KernelConfig
@@ -59,12 +60,12 @@ class Verdict(Comparison):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the emulator's checks saw."""
+        """The findings of the emulator's checks."""
         return tuple(self.emulation.findings) if self.emulation else ()
 
     @property
     def ok(self) -> bool:
-        """Whether the output is right and no check found anything."""
+        """Whether the output is correct and no check found anything."""
         return not self.reasons and not self.findings
 
     def __str__(self) -> str:
@@ -100,28 +101,27 @@ def prove(
     sm_count: int | None = None,
     **described: Any,
 ) -> Verdict:
-    """Runs ``cfg``'s kernel on seeded inputs of ``problem``, of whatever operation, and compares
-    what it wrote with the operation's reference.
+    """Run ``cfg``'s kernel on seeded inputs of ``problem``, for any operation, and compare its
+    outputs with the operation's reference.
 
-    Outputs are NaN before the launch. A problem of fewer than 4,096 outputs is repeated over heads
-    until it has that many.
+    Outputs are NaN before the launch. The heads of a problem with fewer than 4,096 outputs are
+    repeated until it has that many.
 
     Args:
-        problem: what is computed; None is what ``described`` says, ``describe_problem``'s keywords:
-            ``prove(cfg, seq=300, causal=True)``.
-        options: what the operation's reference takes for a proof; None is what it takes for
-            typical of the problem.
-        inputs: 'random' or another kind that the reference draws (of attention, ``INPUT_KINDS``).
+        problem: what to compute; None builds it from ``described``, the keywords of
+            ``describe_problem``: ``prove(cfg, seq=300, causal=True)``.
+        options: the reference's options for a proof; None uses its typical ones for the problem.
+        inputs: 'random' or another kind that the reference draws (for attention ``INPUT_KINDS``).
         backend: 'emulator' (as on ``arch``; None: the oldest that the config runs on) or 'gpu'
             (GPU ``device``).
-        checks: run the emulator's checks; what they find fails the verdict.
+        checks: run the emulator's checks; their findings fail the verdict.
         observers: further observers of the emulation, such as measurements.
-        seed: of the inputs.
-        schedule_seed: of the emulator's schedule; None is the fixed one.
-        sm_count: plan as for a device with so many SMs; None is what the device has.
+        seed: for the inputs.
+        schedule_seed: for the emulator's schedule; None is the fixed one.
+        sm_count: plan for a device with this number of SMs; None is the device's number.
 
     Raises:
-        ArgumentError: an unknown backend or kind of inputs, a negative seed, or a problem the
+        ArgumentError: an unknown backend or kind of inputs, a negative seed, or a problem that the
             config cannot serve.
         EmulatorError, LaunchError: the kernel did not finish.
     """
@@ -129,7 +129,7 @@ def prove(
         problem, options = describe_problem(cfg, seed=seed, **described)
     elif described:
         raise ArgumentError(
-            f"{next(iter(described))}: problem='{problem}' says it itself; leave it out"
+            f"{next(iter(described))}: problem='{problem}' already sets it; leave it out"
         )
     if backend not in BACKENDS:
         raise ArgumentError(f"backend={backend!r}: allowed are {', '.join(BACKENDS)}")
@@ -195,24 +195,24 @@ def describe_problem(
     partial: bool = False,
     seed: int = 0,
 ) -> tuple[Problem, dict[str, Any]]:
-    """The problem for a config that sizes and options name, and the options of its proof.
+    """The problem that sizes and options describe for a config, and the options of its proof.
 
     Args:
         seq, seq_k: query and key length; seq_k None means as long as seq.
         heads, heads_k: of q, and of k and v; heads_k None means as many.
         d: of the tensors; None is the config's d_head.
-        causal, window, softcap: as in ``forward``. A config of another operation takes those of
-            its options alone, and its reference says what they mean.
+        causal, window, softcap: as in ``forward``. A config of another operation accepts only those
+            among its options, and its reference defines their meaning.
         scale: None is 1/sqrt(d).
         sinks: whether every head has a sink logit (drawn with the inputs).
         lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
             means as long as lens_q.
-        row_max: whether the row maxima are asked for: kernels that rescale lazily then do not.
-        page: keys of a page of the cache, of an operation that has pages; 0 is a dense cache.
-        partial: whether only some of the keys count, drawn from seed; then without sinks.
-        seed: of what the operation draws beside inputs.
+        row_max: whether to return the row maxima; kernels then do not rescale lazily.
+        page: keys per page of the cache, for an operation that has pages; 0 is a dense cache.
+        partial: whether only some of the keys are used, drawn from seed; sinks must then be False.
+        seed: for anything that the operation draws in addition to inputs.
 
-    Raises ArgumentError for sizes that make no problem.
+    Raises ArgumentError for sizes that do not make a problem.
     """
     if lens_q is not None:
         lens_k = lens_q if lens_k is None else lens_k
@@ -257,9 +257,9 @@ def describe_problem(
 
 
 def reference_of(operation: Operation) -> OperationReference:
-    """What an operation's outputs are compared with: the package's own reference, or what it names.
+    """The reference for an operation's outputs: the package's, or the one that the operation names.
 
-    Raises ArgumentError when that cannot be loaded, or is no OperationReference.
+    Raises ArgumentError if that cannot be loaded or is not an OperationReference.
     """
     known = _REFERENCES.get(operation.name)
     if known is None:

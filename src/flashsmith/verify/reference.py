@@ -1,4 +1,4 @@
-"""The references of attention: in float64, and in the kernel's own precision."""
+"""The references of attention: in float64, and in the kernel's precision."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from flashsmith.verify.proof_inputs import Inputs, InputSpec, draw_sinks, make_i
 class References:
     """The two references of one problem.
 
-    ``o`` float64, never rounded, q's shape; ``lse`` float64, natural logarithm, and ``row_max``
-    float64, the largest scaled and capped score: (batch, heads, seq_q), packed (heads, total_q);
-    ``same_precision`` o as 16-bit arithmetic gives it, in the dtype. ``tainted`` marks elements of
-    o that a kernel may return as NaN or inf though they are finite here: v holds such a value in a
-    key that the row does not see, but may load. None where there are none.
+    ``o`` is float64, never rounded, of q's shape. ``lse`` is float64, a natural logarithm, and
+    ``row_max`` float64, the largest scaled and capped score; both are (batch, heads, seq_q), packed
+    (heads, total_q). ``same_precision`` is o as 16-bit arithmetic gives it, in the dtype.
+
+    ``tainted`` marks elements of o that a kernel may return as NaN or inf though they are finite
+    here, because v holds such a value in a masked key that a kernel may load. None if there are no
+    such elements.
     """
 
     o: np.ndarray
@@ -48,14 +50,14 @@ def compute_references(
     ranges: Ranges | None = None,
     on_gpu: bool = False,
 ) -> References:
-    """Both references for 16-bit q, k, v of shape (batch, seq, heads, d), with lens_q and lens_k
-    packed (total, heads, d); k and v may have fewer heads.
+    """Both references for 16-bit q, k, v of shape (batch, seq, heads, d), or packed (total, heads,
+    d) with lens_q and lens_k; k and v may have fewer heads.
 
-    The same-precision one follows a textbook kernel: fp32 scores and softmax from the 16-bit
-    inputs, weights rounded to the dtype before the product with v, fp32 sums, o rounded; that of
-    ``ranges`` of the keys is not. A row that sees no key, or scores of -inf alone, gives 0 and
-    -inf, or its head's sink as LSE. Where a score is NaN or +inf, o and the LSE are NaN; the row
-    maximum is +inf if some score is, else NaN.
+    The same-precision reference follows a textbook kernel: fp32 scores and softmax from the 16-bit
+    inputs, weights rounded to the dtype before the product with v, fp32 sums, and o rounded. With
+    ``ranges`` of the keys o is not rounded. A row that sees no key, or only scores of -inf, gives 0
+    and an LSE of -inf, or of its head's sink. If a score is NaN or +inf, o and the LSE are NaN; the
+    row maximum is then +inf if some score is, else NaN.
     ``on_gpu`` computes with PyTorch on the GPU; the arrays come from and return to the host.
     """
     attention = Attention(scale, causal, window, softcap, lens_q, lens_k, ranges)
@@ -71,7 +73,7 @@ def references_of(
     *,
     on_gpu: bool = False,
 ) -> References:
-    """compute_references() of what ``attention`` says."""
+    """compute_references() for the computation that ``attention`` describes."""
     rows, heads = q.shape[:-2], q.shape[-2]
     statistics = (*rows[:-1], heads, rows[-1])
     tainted = None
@@ -95,7 +97,7 @@ def references_of(
 
 
 def joined(references: Iterable[References]) -> References:
-    """References of (1, rows, heads, d) outputs, one after the other and without the batch."""
+    """The concatenated references of (1, rows, heads, d) outputs, without the batch dimension."""
     parts = list(references)
     return References(
         **{
@@ -106,7 +108,7 @@ def joined(references: Iterable[References]) -> References:
 
 
 def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
-    """Where rows ``block`` of a sequence lie in o: behind its batch, or within its packed rows."""
+    """The index in o of the rows ``block`` of a sequence, in its batch or its packed rows."""
     (first,) = at
     if isinstance(first, int):
         return (first, block)
@@ -114,7 +116,7 @@ def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
 
 
 def _statistics(rows: tuple[int | slice, ...]) -> tuple[Any, ...]:
-    """Where the same rows lie in the statistics, whose heads come before the rows."""
+    """The index of the same rows in the statistics, whose heads precede the rows."""
     *batch, block = rows
     return (*batch, slice(None), block)
 
@@ -122,8 +124,8 @@ def _statistics(rows: tuple[int | slice, ...]) -> tuple[Any, ...]:
 class _Sequence:
     """The references of one sequence, a block of rows at a time.
 
-    q, k, v are (seq, heads, d). Heads of q that share one of k stand in a dimension of their own:
-    arrays below are (heads_k, group, rows, keys or d).
+    q, k, v are (seq, heads, d). Query heads that share a key head get a separate dimension: arrays
+    below are (heads_k, group, rows, keys or d).
     """
 
     def __init__(self, engine: Engine, attention: Attention, q: Any, k: Any, v: Any) -> None:
@@ -133,7 +135,7 @@ class _Sequence:
         self.dtype, self.heads_q = q.dtype, heads_q
         self.q = engine.xp.moveaxis(q.reshape(self.seq_q, heads_k, heads_q // heads_k, d), 0, 2)
         self.k, self.v = (engine.xp.moveaxis(x, 0, 1)[:, None] for x in (k, v))
-        # A product with 0 is wrong only for NaN and inf, and most problems have neither.
+        # NaN and inf need special treatment in products with 0; most problems have neither.
         self.all_finite = bool(engine.xp.isfinite(engine.cast(v, "float32")).all())
 
     def run(self, sinks: Any) -> Iterator[tuple[slice, Any, Any, Any, Any, Any]]:
@@ -171,7 +173,7 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of a sequence and the keys they may see; ``seen`` is None where all see all."""
+    """Rows of a sequence and the keys that they may see; ``seen`` is None if all see all."""
 
     sequence: _Sequence
     rows: slice
@@ -180,7 +182,7 @@ class _Block:
     sinks: Any
 
     def weighted(self, weights: Any, row_max: Any, precision: str) -> Any:
-        """The rows' sums of v, of which only keys count that a row sees; 0 without a maximum."""
+        """The rows' weighted sums of v over visible keys; 0 for rows without a maximum."""
         engine = self.sequence.engine
         xp, values = engine.xp, engine.cast(self.sequence.v[:, :, self.keys], precision)
         if self.sequence.all_finite:
@@ -188,13 +190,13 @@ class _Block:
         if self.seen is None:
             o = weights @ values
         else:
-            # A product includes unseen keys, and 0 x NaN is NaN: handle non-finite values
+            # A product includes masked keys, and 0 x NaN is NaN, so non-finite values are handled
             # separately.
             def some(rows: Any, keys: Any) -> Any:
                 rows = engine.cast(rows & self.seen, precision)
                 return rows @ engine.cast(keys, precision) > 0
 
-            seen = weights == weights  # NaN weights make o NaN by themselves
+            seen = weights == weights  # NaN weights make o NaN anyway
             o = weights @ xp.where(xp.isfinite(values), values, xp.zeros_like(values))
             for sign in (math.inf, -math.inf):
                 o = xp.where(some(seen, values == sign), o + sign, o)
@@ -203,8 +205,7 @@ class _Block:
         return xp.where(row_max == -math.inf, xp.zeros_like(o), o)
 
     def tainted(self, row_max: Any) -> Any:
-        """Elements of o that an unseen key of the sequence may affect: (heads_k, group, rows,
-        d)."""
+        """Elements of o that a masked key of the sequence may affect: (heads_k, group, rows, d)."""
         engine = self.sequence.engine
         bad = engine.cast(self.sequence.v, "float32")
         bad = engine.cast(~engine.xp.isfinite(bad), "float32")
@@ -226,7 +227,7 @@ class _Block:
         if self.keys.start == self.keys.stop:
             row_max = engine.full_like(q[..., :1], -math.inf)
         else:
-            row_max = xp.amax(scores, axis=-1, keepdims=True)  # NaN if any is
+            row_max = xp.amax(scores, axis=-1, keepdims=True)  # NaN if any score is
             infinite = xp.any(scores == math.inf, axis=-1, keepdims=True)
             row_max = xp.where(infinite, engine.full_like(row_max, math.inf), row_max)
         sinks = None
@@ -247,11 +248,11 @@ class _Block:
 
 
 def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[Any, Any]:
-    """exp(scores) over the row's sum, sink included, and that sum's logarithm."""
+    """exp(scores) divided by the row's sum, which includes the sink, and that sum's logarithm."""
     xp = engine.xp
     top = row_max if sinks is None else xp.maximum(row_max, sinks)
-    # A row that sees nothing has no maximum. Scores of +inf, of which one is as large as another,
-    # have no weights: inf - inf is NaN.
+    # A row that sees nothing has no maximum. Equal scores of +inf have no weights, since inf - inf
+    # is NaN.
     known = xp.isfinite(row_max) | (row_max == math.inf)
     base = xp.where(xp.isfinite(top), top, xp.where(known, row_max, xp.zeros_like(row_max)))
     weights = xp.exp(scores - base)
@@ -267,8 +268,8 @@ def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[
 def inputs_and_references(
     spec: InputSpec, attention: Attention | None = None, on_gpu: bool = False
 ) -> tuple[Inputs, References]:
-    """Inputs of ``spec`` and the references of ``attention`` to them, None is plain; read-only, and
-    kept, because a set of configs shares them."""
+    """Inputs of ``spec`` and the references of ``attention`` for them; None is plain attention.
+    They are read-only and cached, because a set of configs shares them."""
     inputs = _tensors(replace(spec, sinks=False))
     if spec.sinks:
         inputs = replace(inputs, sinks=draw_sinks(spec))
@@ -282,7 +283,7 @@ def inputs_and_references(
     return inputs, references
 
 
-# Apart from the references: one set of tensors serves every mask, in as many threads as there are.
+# Cached apart from the references, so that one set of tensors serves every mask and all threads.
 @lru_cache(maxsize=16)
 def _tensors(spec: InputSpec) -> Inputs:
     return make_inputs(spec)

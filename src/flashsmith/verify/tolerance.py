@@ -1,4 +1,4 @@
-"""The tolerance rule: when an output is correct, and the first element that is not."""
+"""The tolerance rule: when an output is correct, and which element first breaks the rule."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from flashsmith.verify.reference import References
 MAX_ERROR_FACTOR = 2.0
 MAX_ERROR_SLACK = 1e-5
 RELATIVE_L2_BOUND = {DType.FP16: 1e-3, DType.BF16: 5e-3}
-# The distance of neighbouring numbers close to 0. Where a sink takes nearly all of a row's weight,
+# The distance of neighbouring numbers close to 0. If a sink takes nearly all of a row's weight,
 # outputs are so small that rounding alone is many times RELATIVE_L2_BOUND.
 SMALLEST_STEP = {DType.FP16: 2.0**-24, DType.BF16: 2.0**-133}
-# The norm of an all but zero reference is taken as if its elements were this large.
+# The norm of a nearly zero reference is computed as if its elements had this magnitude.
 L2_FLOOR = 1e-6
-# Training computes P as exp(score - LSE): an error of the LSE is a relative one of a row of P. This
-# is a quarter of fp16's unit roundoff; the polynomial for exp2 is off by up to 1.02e-4. The
-# relative part is what sums of tensor cores cost, up to 8.7e-4 at scores of 990 and d 256.
+# Training computes P as exp(score - LSE), so that an absolute error of the LSE is a relative error
+# of a row of P. The absolute bound is a quarter of fp16's unit roundoff; the polynomial for exp2 is
+# off by up to 1.02e-4. The relative part covers the sums of tensor cores, up to 8.7e-4 at scores of
+# 990 and d 256.
 LSE_ABSOLUTE = 2.0**-13
 LSE_RELATIVE = 1e-6
 # With fewer outputs than this the maximum error is mostly chance.
@@ -34,12 +35,12 @@ MIN_OUTPUTS = 4096
 
 @dataclass(frozen=True)
 class Location:
-    """One element of o or of a row's statistics, in problem and in kernel terms.
+    """One element of o or of a row's statistics, by problem and by kernel coordinates.
 
-    ``batch`` is the sequence's number in the batch and ``row`` counts within the sequence;
+    ``batch`` is the sequence's number in the batch, and ``row`` counts within the sequence.
     ``packed_row`` is the row of the packed tensor, None for dense ones. ``column`` is None for a
-    statistic, which ``what`` names. ``tile`` is the Q tile, ``warp`` the warp of its CTA that owns
-    the row.
+    statistic, which ``what`` names. ``tile`` is the Q tile, and ``warp`` the warp of its CTA that
+    owns the row.
     """
 
     batch: int
@@ -84,14 +85,14 @@ class Element:
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected outputs by name: ``exact`` in float64, never rounded, and ``rounded`` as a plain
-    implementation computes them that rounds where a kernel must."""
+    """The expected outputs by name. ``exact`` is float64, never rounded. ``rounded`` comes from a
+    plain implementation that rounds where a kernel must."""
 
     exact: Mapping[str, np.ndarray]
     rounded: Mapping[str, np.ndarray]
 
     def only(self, names: Collection[str]) -> Expected:
-        """The same of these outputs alone."""
+        """The expected outputs of these names only."""
         return Expected(
             {name: array for name, array in self.exact.items() if name in names},
             {name: array for name, array in self.rounded.items() if name in names},
@@ -100,7 +101,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An output compared with its references. ``reasons`` is empty when it is correct."""
+    """An output compared with its references; ``reasons`` is empty if it is correct."""
 
     reasons: tuple[str, ...]
     max_error: float
@@ -120,14 +121,14 @@ class Comparison:
 
     @property
     def mismatch_share(self) -> float:
-        """Mismatching elements of o as a share of all; 0 when there are none."""
+        """Mismatching elements of o as a share of all; 0 if o is empty."""
         return self.mismatches / max(1, self.outputs)
 
 
 def heads_for_enough_outputs(batch: int, seq_q: int, heads: int, d: int) -> int:
     """The smallest multiple of ``heads`` that gives at least MIN_OUTPUTS outputs.
 
-    A packed problem counts as a batch of one. ``heads`` itself when there are no rows at all.
+    A packed problem counts as a batch of one. The result is ``heads`` if there are no rows.
     """
     per_repeat = batch * seq_q * heads * d
     return heads * -(-MIN_OUTPUTS // per_repeat) if per_repeat else heads
@@ -140,7 +141,7 @@ def _same_nonfinite(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _finite_difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b| where both are finite, else 0."""
+    """|a - b| where both are finite, elsewhere 0."""
     finite = np.isfinite(a) & np.isfinite(b)
     return np.abs(np.subtract(a, b, out=np.zeros(a.shape), where=finite))
 
@@ -162,8 +163,8 @@ class _Judge:
     def locate(
         self, what: str, wrong: np.ndarray, got: np.ndarray, expected: np.ndarray
     ) -> Location:
-        """The first element of ``wrong``: of o (..., row, head, column) or of a statistic (...,
-        head, row), where ... is the batch unless sequences are packed."""
+        """The first element of ``wrong``, which has o's shape (..., row, head, column) or a
+        statistic's (..., head, row); ... is the batch unless sequences are packed."""
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
         column = None
         *batch, row, head = index
@@ -199,16 +200,17 @@ def compare(
     row_max: np.ndarray | None = None,
     lens_q: Lens | None = None,
 ) -> Comparison:
-    """Judges o (batch, seq_q, heads, d) and, unless None, the LSE and the row maximum, (batch,
-    heads, seq_q); with lens_q packed: (total, heads, d) and (heads, total). For other libraries'
-    kernels, of which only the dtype is known, no mismatch is located.
+    """Judge o (batch, seq_q, heads, d) and, unless None, the LSE and the row maximum, (batch,
+    heads, seq_q); with lens_q they are packed, (total, heads, d) and (heads, total). For other
+    libraries' kernels only the dtype is known, and no mismatch is located.
 
-    Rule: NaN and inf stand where the float64 reference has them, or, NaN in place of inf say, as
-    the same-precision one has them (where a weight rounds to 0 and v is inf, or o is beyond the
-    dtype); an output that is tainted may be either. The largest error is at most twice the
-    same-precision reference's plus 1e-5; the relative L2 error is at most 1e-3 (fp16) or 5e-3
-    (bf16), unless no output is further off than the dtype's smallest step; the statistics are
-    within 2^-13 + 1e-6 |value|.
+    NaN and inf must be where the float64 reference has them, or as the same-precision one has them,
+    for example NaN in place of inf. The latter happens where a weight rounds to 0 and v is inf, or
+    where o exceeds the dtype's range. A tainted output may be finite or not.
+
+    The largest error may be twice the same-precision reference's plus 1e-5. The relative L2 error
+    may be 1e-3 (fp16) or 5e-3 (bf16); it may be more if no output is off by more than the dtype's
+    smallest step. The statistics must be within 2^-13 + 1e-6 |value|.
     """
     dtype = kernel if isinstance(kernel, DType) else kernel.dtype
     judge = None if isinstance(kernel, DType) else _Judge(kernel, lens_q)
@@ -250,10 +252,11 @@ def compare(
 def compare_tensors(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: Expected
 ) -> Comparison:
-    """Judges every output that is expected, by compare()'s rule for o with the bounds of ``dtype``;
-    whole numbers must be equal. The figures are those of the output that is furthest off its bound.
+    """Judge every expected output by compare()'s rule for o with the bounds of ``dtype``; whole
+    numbers must be equal. The figures are those of the output with the largest error relative to
+    its bound.
 
-    Raises ArgumentError when an output is missing, or of another shape than expected.
+    Raises ArgumentError if an output is missing or has another shape than expected.
     """
     judged = {
         name: _judge_output(dtype, got, expected.exact[name], expected.rounded[name])
@@ -265,9 +268,9 @@ def compare_tensors(
 def expected_outputs(
     outputs: Mapping[str, np.ndarray], expected: Expected
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The outputs that are expected, by name.
+    """The expected outputs, by name.
 
-    Raises ArgumentError when one is missing, or of another shape than expected.
+    Raises ArgumentError if one is missing or has another shape than expected.
     """
     for name, exact in expected.exact.items():
         got = outputs.get(name)
@@ -285,8 +288,8 @@ def comparison_of(
     *,
     named: bool = True,
 ) -> Comparison:
-    """What is known of several outputs together, with the figures of the one that is furthest off
-    its bound. ``named``: whether reasons begin with an output's name."""
+    """The joint comparison of several outputs, with the figures of the one with the largest error
+    relative to its bound. ``named``: whether reasons begin with an output's name."""
     reasons = tuple(
         f"{name}: {reason}" if named else reason
         for name, found in judged.items()
@@ -317,8 +320,8 @@ def comparison_of(
 
 
 class Judged(NamedTuple):
-    """One output: ``wrong`` marks the elements that break the rule or, where only a norm breaks it,
-    holds each element's error."""
+    """The verdict on one output. ``wrong`` marks the elements that break the rule; if only a norm
+    breaks it, ``wrong`` holds each element's error."""
 
     reasons: tuple[str, ...]
     wrong: np.ndarray
@@ -340,7 +343,7 @@ def _judge_output(
     rounded: np.ndarray,
     tainted: np.ndarray | None = None,
 ) -> Judged:
-    """compare()'s rule on one output."""
+    """The verdict on one output by compare()'s rule."""
     if output.dtype.kind in "iub":
         differ = output != exact
         said = (f"{int(differ.sum())} numbers differ",) if differ.any() else ()
@@ -372,12 +375,12 @@ def _judge_output(
 
 
 def _largest(errors: np.ndarray) -> float:
-    """The largest of non-negative numbers; 0 when there are none."""
+    """The largest of non-negative numbers; 0 if there are none."""
     return float(errors.max(initial=0.0))
 
 
 def _judge_statistic(values: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
-    """Which rows' statistic is wrong, and the largest finite error."""
+    """The rows with a wrong statistic, and the largest finite error."""
     error = _finite_difference(values.astype(np.float64), reference)
     magnitude = np.where(np.isfinite(reference), np.abs(reference), 0.0)
     allowed = LSE_ABSOLUTE + LSE_RELATIVE * magnitude

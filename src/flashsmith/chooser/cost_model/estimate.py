@@ -11,9 +11,12 @@ from flashsmith.families.tile_work import TileWork
 
 
 class Estimate(NamedTuple):
-    """ms: the expected time of all launches; of the main one, ctas: of the problem; resident: CTAs
-    that an SM holds; waves: ctas over what all SMs hold at a time; rows: of one CTA's tile; heads:
-    of q, whose queries share them."""
+    """The expected time of a call.
+
+    ms: the time of all launches. The others describe the main launch. ctas: CTAs of the problem.
+    resident: CTAs that an SM holds. waves: ctas over the CTAs that all SMs hold at once. rows: rows
+    of one CTA's tile. heads: the heads of q whose queries share these rows.
+    """
 
     ms: float
     ctas: int
@@ -31,14 +34,14 @@ def estimate(
     registers: int | None = None,
     spill_bytes: int | None = None,
 ) -> Estimate:
-    """What a config should take on a problem.
+    """The expected time of a config on a problem.
 
     Args:
-        cfg: of a family that has a cost model.
+        cfg: a config of a family that has a cost model.
         registers, spill_bytes: per thread, from the compiler's report; None estimates them too.
 
     Raises:
-        ArgumentError: no model of the config's family.
+        ArgumentError: the config's family has no cost model.
     """
     call = cfg.family.call_work(cfg, problem, device)
     if call is not None:

@@ -1,10 +1,10 @@
-"""From one tile to a whole problem: how many CTAs there are, how long each, and who is last.
+"""From one tile to a whole problem: the number of CTAs, their lengths, and which finish last.
 
-CTAs are handed out in order, as many at a time as all SMs hold: a wave. Where all are of one
-length the last wave is as long as a full one, however few are in it, except that fewer CTAs to an
-SM run faster. A causal head's CTAs differ, and the longest goes first: the others fill up behind
-it, and only the last head's longest is left over at the end, or a few short ones where the longest
-of many heads go first. A CTA that computes one tile after the other counts as many.
+CTAs start in order, as many at a time as all SMs hold; this is a wave. If all have the same length,
+the last wave takes as long as a full one however few CTAs it has, except that fewer CTAs per SM run
+faster. The CTAs of a causal head differ, and the longest starts first, so that the others fill in
+behind it. At the end only the last head's longest CTA remains, or a few short ones if the longest
+of many heads start first. A CTA that computes several tiles counts as several.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flashsmith.families import Problem
 from flashsmith.families.split_keys import tiles_to_split
 from flashsmith.families.tile_work import TileWork
 
-# What is left over at the end where the longest tiles went first, in shortest ones.
+# The work left at the end if the longest tiles start first, in units of the shortest one.
 _TAIL = 3.0
 
 
 class CtaSchedule(NamedTuple):
-    """ctas: of the whole problem; waves: that over what all SMs hold at a time; cycles: in all."""
+    """ctas: of the whole problem. waves: ctas over the CTAs that all SMs hold. cycles: in total."""
 
     ctas: int
     waves: float
@@ -29,7 +29,7 @@ class CtaSchedule(NamedTuple):
 
 
 def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The problem's CTAs on ``sm_count`` SMs; no CTA takes no time."""
+    """The schedule of the problem's CTAs on ``sm_count`` SMs; no CTA takes no time."""
     if work.of_keys:
         return _schedule_of_keys(work, problem, sm_count)
     group, tokens = work.group(problem), work.tokens(problem)
@@ -49,7 +49,7 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
             shares = mean / work.parts, -(-longest // work.parts)
             cycles = _uneven_cycles(part, *shares, ctas * work.parts, blocks * work.parts, sm_count)
         else:
-            # The last tiles are the shortest: what their parts save is within the model's error.
+            # The last tiles are the shortest: the gain of splitting them is within the error.
             cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
         if problem.window is not None:
@@ -63,7 +63,7 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
 
 
 def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The same for CTAs that keep keys, and step over the queries of a group of heads."""
+    """The schedule for CTAs that keep keys and step over the queries of a group of heads."""
     blocks = -(-problem.seq_k // work.rows)
     ctas = problem.batch * problem.heads_k * blocks
     if ctas == 0 or problem.seq_q == 0:
@@ -82,8 +82,9 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSch
 
 
 def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:
-    """Steps of all blocks of keys of one head. The last is seen by as many queries as it has keys,
-    each before by so many more, until it is all of them; on average they round up half a step."""
+    """Steps of all blocks of keys of one head. As many queries see the last block as it has keys,
+    and each earlier block is visible to a block more, up to all queries. On average a block rounds
+    up by half a step."""
     growing = min(blocks, problem.seq_q // work.rows)
     seeing = work.rows * growing * (growing + 1) / 2
     rounded_up = growing * (work.keys - gcd(work.rows, work.keys)) / 2
@@ -91,7 +92,7 @@ def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest
 
 
 def _steps_of_window(rows: int, keys: int, left: int) -> int:
-    """Steps of a CTA all of whose rows see `left` keys before their own."""
+    """Steps of a CTA whose rows all see `left` keys before their own position."""
     return -(-(left + rows) // keys) + 1
 
 
@@ -119,10 +120,11 @@ def _uneven_cycles(
 
 
 def _causal_steps(rows: int, keys: int, problem: Problem, blocks: int) -> float:
-    """Steps of all blocks of so many rows of Q of one head.
+    """Steps of all blocks of `rows` rows of Q of one head.
 
-    Block i sees (i + 1) rows + seq_k - seq_q keys, none where that is negative, and the last block
-    all. Each rounds up to whole steps, on average by what the arithmetic sequence's remainders are.
+    Block i sees (i + 1) rows + seq_k - seq_q keys, none if that is negative, and the last block
+    sees all. Each block rounds up to whole steps, by the average remainder of the arithmetic
+    sequence.
     """
     beyond = problem.seq_k - problem.seq_q
     blind = max(0, -beyond) // rows

@@ -1,7 +1,7 @@
-"""The table of winners: which configs were fastest, for which problems, on which GPUs.
+"""The table of winners: the fastest configs, by problem and GPU.
 
-A table is JSON with a schema version. The package ships one file per GPU (chooser/tables); what a
-user measures goes to a table of the user's own, whose entries replace the shipped ones.
+A table is JSON with a schema version. The package ships one file per GPU (chooser/tables). A user's
+measurements are written to the user's table, whose entries replace the shipped ones.
 """
 
 from flashsmith.chooser.winners.entry import Entry, Ranked

@@ -1,4 +1,4 @@
-"""Entry: what was measured of one problem, best config first."""
+"""Entry: the measured configs of one problem, fastest first."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.families.gpu_names import gpu_name
 from flashsmith.printable import quoted
 
-# Of a time in milliseconds and of TFLOP/s: wider than anything that was ever measured, and narrow
-# enough for every product and ratio of them.
+# The range of times in milliseconds and of TFLOP/s: wider than any measurement, and narrow enough
+# that all their products and ratios are finite.
 SMALLEST, LARGEST = 1e-12, 1e12
-# The fastest of a ranking, of any shape.
+# Configs that are kept of a ranking regardless of their shape.
 KEPT = 8
-# Of an entry in a file; the tuner keeps the best of every shape, a few dozen.
+# Configs of an entry in a file; the tuner keeps the best of every shape, a few dozen.
 MOST_RANKED = 1000
-# Several times what any config's name has.
+# Characters of a name; several times the length of any config's.
 MOST_CHARACTERS = 1000
 MOST_CHARACTERS_OF_A_TIME = 100
 
 
 def time_of(environment: Mapping[str, Any]) -> str:
-    """When an environment's figures were measured; '' when it does not say so in a short text."""
+    """When an environment's figures were measured; '' if it has no short text for that."""
     time = environment.get("time")
     return time if is_name(time, MOST_CHARACTERS_OF_A_TIME) else ""
 
@@ -42,13 +42,13 @@ def time_of(environment: Mapping[str, Any]) -> str:
 class Ranked:
     """One config's measured time.
 
-    family: which kernels the config belongs to; config: its short form; ms: the median time;
-    tflops: the problem's attn_flop() over it; environment: where and when it was measured, with
-    'time' in ISO 8601.
+    family: the config's family. config: its short form. ms: the median time. tflops: the problem's
+    attn_flop() over that time. environment: where and when it was measured, with 'time' in ISO
+    8601.
 
     Raises:
         ValueError: a field has another type, a name is not printable or has more than
-            MOST_CHARACTERS, or a figure is not from SMALLEST to LARGEST.
+            MOST_CHARACTERS, or a figure is outside SMALLEST to LARGEST.
     """
 
     family: str
@@ -65,10 +65,10 @@ class Ranked:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{name} is {quoted(value, 80)}, not a number")
-            # Not NaN either, which compares to nothing.
+            # NaN is rejected too, since every comparison with it is false.
             if not SMALLEST <= value <= LARGEST:
                 raise ValueError(
-                    f"{name} is {quoted(value, 80)}; it is finite and above 0, from {SMALLEST:g} "
+                    f"{name} is {quoted(value, 80)}; it must be finite and from {SMALLEST:g} "
                     f"to {LARGEST:g}"
                 )
         if not isinstance(self.environment, Mapping):
@@ -76,15 +76,15 @@ class Ranked:
 
     @property
     def time(self) -> str:
-        """When it was measured, ISO 8601; '' when that is not known."""
+        """When it was measured, ISO 8601; '' if unknown."""
         return time_of(self.environment)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One measured problem and its configs, fastest first, at least one.
+    """One measured problem and its configs, at least one, fastest first.
 
-    A key is a bucket of many problems. Times are of one of them, which is kept here.
+    A key is a bucket of many problems. The times are for one of them, which is kept here.
     """
 
     key: WinnerKey
@@ -102,23 +102,24 @@ class Entry:
 
     @property
     def time(self) -> str:
-        """When the newest of its figures was measured."""
+        """When its newest figure was measured."""
         return max(one.time for one in self.ranked)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Rows of queries, keys and batch x heads as measured: sizes_of()."""
+        """The measured sizes, by sizes_of(): rows of queries, keys and batch x heads."""
         return sizes_of(self.problem)
 
     @property
     def families(self) -> frozenset[str]:
-        """Which kernels were measured."""
+        """The families that were measured."""
         return frozenset(one.family for one in self.ranked)
 
     def beside(self, older: Entry | None) -> Entry:
-        """This entry with the figures of another of its place, for the families it lacks itself.
+        """This entry plus another's figures for the families that this entry lacks. The other entry
+        has the same place.
 
-        Measuring one family again says nothing about another.
+        Measuring one family again does not affect the figures of another.
         """
         if older is None or older.families <= self.families:
             return self
@@ -127,12 +128,12 @@ class Entry:
 
     @property
     def place(self) -> tuple[WinnerKey, tuple[int, int, int]]:
-        """What a table has only one entry of: a key's bucket may hold 1536 and 2048."""
+        """The identity of an entry in a table; one bucket may hold 1536 and 2048."""
         return self.key, self.sizes
 
 
 def by_time(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Fastest first, each config once with its best time."""
+    """The configs, fastest first, each once with its best time."""
     found: dict[tuple[str, str], Ranked] = {}
     for one in sorted(ranked, key=lambda r: r.ms):
         found.setdefault((one.family, one.config), one)
@@ -140,12 +141,11 @@ def by_time(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def worth_keeping(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """The best KEPT of a ranking (fastest first), and the best of every tile shape; of kernels that
-    are not deterministic and of those that are, each.
+    """The best KEPT configs of a ranking (fastest first) and the best of every tile shape, both of
+    deterministic kernels and of others.
 
-    A shape that loses here wins where there are more or fewer CTAs for the SMs: a lookup for
-    another size compares them again, and must find them. One for a deterministic kernel must find
-    those, too.
+    A shape that loses here wins where the CTAs per SM are more or fewer. A lookup for another size
+    compares the shapes again and must find them, as must a lookup for deterministic kernels.
     """
     kept = list(ranked[:KEPT])
     shapes = {_shape(one) for one in kept}
@@ -158,8 +158,8 @@ def worth_keeping(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def _shape(one: Ranked) -> tuple[object, ...]:
-    """Family, rows of a tile (of queries and keys, where a CTA's are not of queries), threads, and
-    whether it is deterministic; a config that no longer parses has a shape of its own."""
+    """Family, rows of a tile, threads, and determinism. The rows are of queries, or of queries and
+    keys if CTAs do not own queries. A config that no longer parses has a unique shape."""
     try:
         config = parse_kernel_name_into_config(one.config)
     except FlashsmithError:
@@ -178,8 +178,8 @@ def _shape(one: Ranked) -> tuple[object, ...]:
 
 
 def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
-    """The entry as a file has it; ``environments``, which many figures share, gets those that it
-    names."""
+    """The entry as it is stored in a file. The environments that it names are added to
+    ``environments``, which many figures share."""
     ranked = []
     for one in entry.ranked:
         name = _short_digest(one.environment)
@@ -197,13 +197,13 @@ def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short_digest(environment: Mapping[str, Any]) -> str:
-    """A name for an environment, from its content."""
+    """A name for an environment, derived from its content."""
     text = json.dumps(environment, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def entry_from_json(record: Any, environments: Mapping[str, Any]) -> Entry:
-    """The entry that a file has as ``record``; raises ValueError, which says why it is unusable."""
+    """The entry stored as ``record``; raises ValueError with the reason if it is unusable."""
     key = WinnerKey(**_members("it", record, _KEY))
     key = replace(key, gpu=gpu_name(key.gpu), dtype=key.element.name.lower())
     parse_class(key.semantics)
@@ -213,7 +213,7 @@ def entry_from_json(record: Any, environments: Mapping[str, Any]) -> Entry:
     if not isinstance(listed, list):
         raise ValueError(f"ranked is {quoted(listed, 80)}, not a list")
     if len(listed) > MOST_RANKED:
-        raise ValueError(f"ranked has {len(listed):,} configs; it has at most {MOST_RANKED:,}")
+        raise ValueError(f"ranked has {len(listed):,} configs; at most {MOST_RANKED:,} are allowed")
     ranked = [_ranked(rank, one, environments) for rank, one in enumerate(listed, 1)]
     return Entry(key, Problem.parse(problem), tuple(ranked))
 
@@ -230,7 +230,7 @@ def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> Ranked:
 
 
 def _members(what: str, record: Any, names: Sequence[str]) -> dict[str, Any]:
-    """The members of a record by these names; raises ValueError unless it has them all."""
+    """The members of a record with these names; raises ValueError if one is missing."""
     if not isinstance(record, dict):
         raise ValueError(f"{what} is {quoted(record, 80)}, not a mapping")
     lacking = [name for name in names if name not in record]

@@ -1,4 +1,4 @@
-"""WinnerKey: the GPU, kind of kernel and bucket of sizes that an entry of the table is for."""
+"""WinnerKey: the GPU, kind of kernel and bucket of sizes of an entry in the table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flashsmith.operations import ProblemKind, parse_kind
 from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
 
-# Of a GPU, a dtype or a class; no name of theirs comes near it.
+# Characters of a GPU, a dtype or a class; their names are far shorter.
 MOST_CHARACTERS_OF_A_NAME = 200
-# Of a size: more than the product of two numbers that a problem's text can name.
+# The largest size, which exceeds the product of two numbers in a problem's text.
 LARGEST_NUMBER = 1 << 128
 
 
@@ -24,13 +24,13 @@ LARGEST_NUMBER = 1 << 128
 class WinnerKey:
     """One cell of the table; sizes are bucketed.
 
-    gpu: its name as gpu_name() writes it; arch: 90 is sm_90; dtype: 'fp16' or 'bf16'; d_head: the
-    head dimension compiled for; semantics: see kind_class(); seq_q, seq_k, batch_heads: buckets of
+    gpu: its name as gpu_name() gives it. arch: 90 is sm_90. dtype: 'fp16' or 'bf16'. d_head: the
+    head dimension compiled for. semantics: see kind_class(). seq_q, seq_k, batch_heads: buckets of
     sizes_of().
 
     Raises:
         ValueError: a field has another type, a name is not printable or too long, a number is out
-            of range, or a size is no bucket.
+            of range, or a size is not a bucket.
     """
 
     gpu: str
@@ -53,17 +53,17 @@ class WinnerKey:
                 raise ValueError(f"{knob.name} is {quoted(value, 80)}, not a name")
             if isinstance(value, int) and not 1 <= value <= LARGEST_NUMBER:
                 raise ValueError(
-                    f"{knob.name} is {quoted(value, 80)}; it is from 1 to {LARGEST_NUMBER:.0e}"
+                    f"{knob.name} is {quoted(value, 80)}; it must be 1 to {LARGEST_NUMBER:.0e}"
                 )
         for name in ("seq_q", "seq_k", "batch_heads"):
             if bucket(getattr(self, name)) != getattr(self, name):
-                raise ValueError(f"{name} is {getattr(self, name)}, which is no power of two")
+                raise ValueError(f"{name} is {getattr(self, name)}, which is not a power of two")
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceSpec) -> WinnerKey:
-        """The cell that a problem on a device falls into.
+        """The key of a problem on a device.
 
-        Raises ArgumentError when no kernel is made for the problem's d.
+        Raises ArgumentError if there is no kernel for the problem's d.
         """
         rows, keys, batch_heads = sizes_of(problem)
         return cls(
@@ -79,7 +79,7 @@ class WinnerKey:
 
     @property
     def element(self) -> DType:
-        """The dtype as configs hold it."""
+        """The dtype as used by configs."""
         return DType.parse(self.dtype)
 
     def to_json(self) -> dict[str, Any]:
@@ -94,20 +94,20 @@ class WinnerKey:
 
 
 def is_name(value: object, most: int) -> TypeGuard[str]:
-    """Whether a value is a text that can be printed, not empty, of at most ``most`` characters."""
+    """Whether a value is a non-empty printable text of at most ``most`` characters."""
     return isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
 
 
 def bucket(size: int) -> int:
-    """The power of two nearest to ``size`` in its logarithm: 1536 is 2048's, 10000 is 8192's."""
+    """The power of two nearest to ``size`` on a log scale: 2048 for 1536, 8192 for 10000."""
     return int(2 ** round(math.log2(max(1, size))))
 
 
 def sizes_of(problem: Problem) -> tuple[int, int, int]:
-    """What a problem's entry is found by: rows of queries, keys, and batch x heads.
+    """The sizes by which a problem's entry is found: rows of queries, keys, and batch x heads.
 
-    Over a cache the query heads of a group are rows of one tile, so that these are of K's heads:
-    32 heads over 8 and over 1 want tiles of other heights.
+    Over a cache the query heads of a group are rows of one tile, so heads and rows are counted per
+    K/V head: 32 query heads over 8 or over 1 of them need tiles of different heights.
     """
     p = problem
     if p.operation == DECODE.name and p.heads_k:
@@ -116,8 +116,8 @@ def sizes_of(problem: Problem) -> tuple[int, int, int]:
 
 
 def kind_class(problem: Problem) -> str:
-    """What a problem computes but for uneven, which follows from lengths, and for its page, which
-    kernels do not depend on: 'causal+packed', 'plain', 'first_row'."""
+    """The class of what a problem computes, such as 'causal+packed', 'plain' or 'first_row'. It
+    omits `uneven`, which follows from lengths, and the page, on which kernels do not depend."""
     kind = replace(problem, page=0).kind
     words = [word for word in kind.split("+") if word != "uneven"]
     return "+".join(words) or "plain"
@@ -125,9 +125,9 @@ def kind_class(problem: Problem) -> str:
 
 @lru_cache(maxsize=64)
 def parse_class(text: str) -> ProblemKind:
-    """The kind that kind_class() wrote, which has no page.
+    """The kind that kind_class() wrote; it has no page.
 
-    Raises ArgumentError when a word is unknown.
+    Raises ArgumentError if a word is unknown.
     """
     kind = parse_kind(text + "+uneven" if "packed" in text.split("+") else text)
     if kind.page:

@@ -1,20 +1,20 @@
-"""Which entries speak about a problem, and how near each is.
+"""The entries that are relevant to a problem, and the distance of each.
 
-The distance of an entry is counted in octaves, doublings of a size:
+The distance of an entry is a sum, measured in octaves, that is, doublings of a size:
 
-    |log2 of the ratio of seq_q| + the same of seq_k + half of that of batch x heads
-    + what its relation costs: 0 for the same GPU, dtype and semantics class; else 3 for other
-      gradients, 4 for the other dtype, 6 for packed, 8 for softcap, 10 for another mask (5 between
-      causal and a window), half an octave for windows of twice as many keys, and 20 for another
-      GPU of the same architecture, 1.5 if it has as many SMs, plus the octaves between their
-      numbers of SMs and between their L2s, so that the most similar GPU comes first.
+- The sizes add |log2| of the ratio of seq_q, the same of seq_k, and half of that of batch x heads.
+- Other semantics add 3 for other gradients, 6 for packed, 8 for softcap and 10 for another mask (5
+  between causal and a window). The other dtype adds 4.
+- A window adds half an octave if it has twice as many keys.
+- Another GPU of the same architecture adds 20, or 1.5 if it has as many SMs. The octaves between
+  the numbers of SMs and between the L2 sizes are added, so that the most similar GPU comes first.
 
-Sizes are the measured problem's own. An entry of the problem's very key comes before all others.
-Operation, d_head and architecture must agree, and whether dq alone is needed, which other kernels
-compute. A relation costs so much that an entry of another
-class counts only where the problem's own class was not measured, or nowhere near. A GPU with as
-many SMs costs so little that a table of few problems does not hide that of its sister: what the
-H200's table chose on an H100 was at most 1.3% slower than the fastest of 16 kernels.
+Sizes are those of the measured problem. Entries with exactly the problem's key come before all
+others. Operation, d_head and architecture must agree; whether only dq is needed must too, since
+other kernels compute that. The costs are so large that an entry of another class counts only if the
+problem's own class was not measured at all, or only far away. A GPU with as many SMs costs so
+little that a table of few problems does not hide its sister GPU's. On an H100, choices from the
+H200's table were at most 1.3% slower than the fastest of 16 kernels.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class Found(NamedTuple):
-    """An entry, how far it is from the problem (octaves), and in what it differs ('' in nothing).
+    """An entry, its distance from the problem (octaves), and how it differs ('' if it does not).
 
-    ``exact``: whether it stands under the problem's own key.
+    ``exact``: whether the entry has the problem's key.
     """
 
     entry: Entry
@@ -66,12 +66,12 @@ class _Kind(NamedTuple):
 
 class _Placed(NamedTuple):
     entry: Entry
-    logs: tuple[float, float, float]  # of its sizes as measured
+    logs: tuple[float, float, float]  # log2 of the measured sizes
     buckets: LoggedSizes
 
 
 class Index:
-    """Entries, put so that finding the nearest of hundreds takes microseconds."""
+    """Entries, arranged so that finding the nearest of hundreds takes microseconds."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._kinds: dict[tuple[int, int], dict[_Kind, list[_Placed]]] = defaultdict(dict)
@@ -86,7 +86,7 @@ class Index:
     def by_distance(self, problem: Problem, device: DeviceSpec) -> list[Found]:
         """Every entry of the problem's d_head and the device's architecture, nearest first.
 
-        Raises ArgumentError when no kernel is made for the problem's d.
+        Raises ArgumentError if there is no kernel for the problem's d.
         """
         kinds = self._kinds.get((device.arch, d_head_for(problem)), {})
         wanted = _Kind(gpu_name(device.name), problem.dtype.name.lower(), kind_class(problem))
@@ -126,7 +126,7 @@ def _logs(sizes: LoggedSizes) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
-    """In what a kind of entries differs from the problem's, in words, and what that costs."""
+    """How a kind of entries differs from the problem's, in words, and the cost of that."""
     kind_there, kind_here = parse_class(measured.semantics), parse_class(wanted.semantics)
     there, here = kind_there.semantics, kind_here.semantics
     differences = []
@@ -146,7 +146,7 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
     if len({there.mask, here.mask}) > 1:
         differences.append((_mask_words(there), _mask_cost(there, here)))
     keys = kind_there.window_keys, kind_here.window_keys
-    # Any window is every class; an entry of the very class comes before it.
+    # The class "any window" matches every window; an entry of exactly the problem's class wins.
     if all(keys) and keys[0] != keys[1]:
         differences.append((f"with windows of {keys[0]} keys", abs(log2(keys[0] / keys[1])) / 2))
     return ", ".join(words for words, _ in differences), sum(cost for _, cost in differences)
@@ -154,12 +154,12 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
 
 @lru_cache(maxsize=1024)
 def _cost_of_gpu(gpu: str, device: DeviceSpec) -> float:
-    """What it costs that an entry was measured on a GPU, by what kernels notice of it."""
+    """The cost of an entry measured on another GPU, by the figures that affect kernels."""
     if same_gpu(gpu, device.name):
         return 0.0
     try:
         other = device_spec(gpu)
-    except ArgumentError:  # not known
+    except ArgumentError:  # an unknown GPU
         return OTHER_GPU
     sizes = (other.sm_count, device.sm_count), (other.l2_bytes, device.l2_bytes)
     unlike = sum(abs(log2(max(1, there)) - log2(max(1, here))) for there, here in sizes)

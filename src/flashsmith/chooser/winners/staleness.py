@@ -1,4 +1,4 @@
-"""Whether figures were measured with the CUDA sources that are here."""
+"""Whether figures were measured with the installed CUDA sources."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Family, family_named
 
-# Of the sources' hash, as figures carry it.
+# Digits of the sources' hash that figures contain.
 DIGITS = 12
 _PREFIX = "csrc "
 _HASH = re.compile(r"[0-9a-f]{1,64}")
 
 
 def measured_sources(environment: Mapping[str, Any]) -> str:
-    """The hash of the CUDA sources that a figure was measured with; '' when that is not known."""
+    """The hash of the CUDA sources with which a figure was measured; '' if unknown."""
     revision = str(environment.get("revision", ""))
     known = revision.removeprefix(_PREFIX) if revision.startswith(_PREFIX) else ""
     found = str(environment.get("csrc", known))
@@ -28,17 +28,17 @@ def measured_sources(environment: Mapping[str, Any]) -> str:
 
 
 def is_of_other_sources(environment: Mapping[str, Any], family: str) -> bool:
-    """Whether a figure of a family's kernel is known to be of other CUDA sources than this
-    installation's, and of none that compile to the same kernels; so is every figure of a family
-    that is not here."""
+    """Whether a figure is known to be of other CUDA sources than the installed ones and of none
+    that compile to the same kernels. This includes every figure of a family that is not
+    installed."""
     measured, here = measured_sources(environment), _whole_hash(family)
     return bool(measured) and not (here and measured in _as_good_as(family, here))
 
 
 def remarks(entries: Iterable[Entry]) -> list[str]:
-    """What is to be said of entries whose best figure is of other CUDA sources; they serve all the
-    same, since most changes of the sources do not change which kernel is fastest. Of several
-    versions each family's are counted, not named: a table grows over many."""
+    """Remarks on entries whose best figure is of other CUDA sources. Such entries stay in use,
+    since most changes of the sources do not change which kernel is fastest. Several versions are
+    counted per family and not named, since a table accumulates many."""
     best = [entry.best for entry in entries]
     found = [one for one in best if is_of_other_sources(one.environment, one.family)]
     if not found:
@@ -47,7 +47,7 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
     if len(theirs) > 1:
         return [
             f"{len(found)} of {len(best)} entries were measured with other CUDA sources than those "
-            f"here, and serve all the same: {_by_family(found)}; most changes leave the ranking as "
+            f"here and stay in use: {_by_family(found)}; most changes leave the ranking as "
             "it is, and `flashsmith tune` measures them again on that GPU"
         ]
     ours = sorted({sources_here(one.family) or f"none of {one.family}" for one in found})
@@ -59,7 +59,7 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
 
 
 def _by_family(found: Iterable[Ranked]) -> str:
-    """'wgmma 136 (6 versions), ...', most first."""
+    """'wgmma 136 (6 versions), ...', the most frequent family first."""
     versions: dict[str, list[str]] = {}
     for one in found:
         versions.setdefault(one.family, []).append(measured_sources(one.environment))
@@ -70,8 +70,8 @@ def _by_family(found: Iterable[Ranked]) -> str:
 
 
 def sources_here(family: str) -> str:
-    """The hash of a family's CUDA sources in this installation, as figures carry it; '' where there
-    is no such family."""
+    """The hash of a family's installed CUDA sources, as figures contain it; '' if there is no such
+    family."""
     return _whole_hash(family)[:DIGITS]
 
 
@@ -84,12 +84,12 @@ def _whole_hash(family: str) -> str:
 
 @cache
 def _hash_of(family: Family) -> str:
-    # Of the family and not of its name, which another may be registered under.
+    # Keyed by the family, since another may later be registered under its name.
     return source_hash(family.name)
 
 
 @cache
 def _as_good_as(family: str, here: str) -> frozenset[str]:
-    """Hashes of sources whose kernels are those of ``here``: itself, and older ones."""
+    """Hashes of sources with the same kernels as ``here``: that hash and older ones."""
     older = (then for then, now in equivalent_sources().items() if now.get(family) == here)
     return frozenset(known[:DIGITS] for known in (here, tree_hash(), *older))

@@ -1,4 +1,4 @@
-"""Where tables are, and reading and writing their JSON so that no crash leaves half a file."""
+"""The paths of tables, and their JSON, written so that a crash never leaves half a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def user_table_path() -> Path | None:
     chosen = env.TABLE.raw()
     if chosen is not None:
         path = Path(chosen)
-        # Of a user who is not known, or in a folder that is gone: reading it will say so.
+        # Unknown user or deleted working directory: reading the path reports the error.
         with contextlib.suppress(RuntimeError, OSError):
             path = path.expanduser().absolute()
         return path
@@ -43,7 +43,7 @@ def user_table_path() -> Path | None:
 
 
 def require_user_table_path() -> Path:
-    """The user's table, to write it; raises TableError when there is no place for one."""
+    """The path of the user's table, for writing; raises TableError if there is no place for one."""
     path = user_table_path()
     if path is None:
         raise TableError(
@@ -54,7 +54,7 @@ def require_user_table_path() -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is anything at a path: True also where looking fails, as reading then does."""
+    """Whether a path exists; also True if checking fails, since reading then fails as well."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -65,7 +65,7 @@ def is_there(path: Path) -> bool:
 
 
 def file_version(path: Path) -> tuple[object, ...]:
-    """What changes when a file's content does."""
+    """A value that changes when the file's content changes."""
     try:
         facts = os.stat(path)
     except (OSError, ValueError):
@@ -74,7 +74,7 @@ def file_version(path: Path) -> tuple[object, ...]:
 
 
 def read_json(path: Path) -> Any:
-    """A file's JSON; raises TableError when it cannot be read."""
+    """A file's JSON; raises TableError if it cannot be read."""
     try:
         return untrusted.read_json(path)
     except UnusableTextError as error:
@@ -82,7 +82,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """``data`` in place of the file: written beside it, flushed, renamed."""
+    """Replace the file by ``data``: write a temporary file next to it, flush, and rename it."""
     text = json_lines(data)
     if is_there(path) and not os.path.isfile(path):
         raise TableError(f"{path}: cannot be written: it is no regular file; name another file")
@@ -106,8 +106,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def json_lines(data: Mapping[str, Any]) -> str:
-    """A mapping as JSON in which each item of its values is one line, so that a change of one
-    entry of a table is a change of one line."""
+    """A mapping as JSON with each item of its values on one line, so that a changed entry changes
+    one line."""
     members = (f"{json.dumps(name)}: {_a_line_each(value)}" for name, value in data.items())
     return "{\n" + ",\n".join(members) + "\n}\n"
 

@@ -1,4 +1,4 @@
-"""WinnersTable: the entries, by key and measured sizes; finding, merging and recording them."""
+"""WinnersTable: the entries by key and measured sizes, with lookup, merging and recording."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from flashsmith.families.gpu_names import same_gpu
 from flashsmith.printable import printable, quoted
 from flashsmith.system_errors import is_from_system
 
-# Raised when an older reader would misread a table.
+# Increased when an older reader would misread a table.
 SCHEMA = 1
 
 PREFERENCES = ("newer", "faster")
-# Of entries that are ignored; more are counted.
+# Notes on ignored entries; more of them are only counted.
 MOST_NOTES = 200
-# A process holds a table's lock for one read and one write.
+# Seconds to wait for a table's lock; a process holds it for one read and one write.
 LOCK_PATIENCE = 30.0
 
 
 class WinnersTable:
     """Entries, one for each key and measured sizes (Entry.place).
 
-    ``notes`` say what was ignored when the table was read, and why; ``versions`` are those of the
-    files that it was read from, see storage.file_version().
+    ``notes`` lists what was ignored when the table was read, and why. ``versions`` are those of the
+    files from which it was read; see storage.file_version().
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class WinnersTable:
         self._entries = {entry.place: entry for entry in entries}
         self.notes = list(notes)
         self.versions = tuple(versions)
-        # What a file has beside its entries, to be written back as it was: records that cannot be
-        # read, of a later version perhaps, and the environments that they name.
+        # Further content of the file, to be written back unchanged: unreadable records, perhaps of
+        # a later version, and the environments that they name.
         self._unread: list[Any] = []
         self._their_environments: dict[str, Any] = {}
-        self._index: Index | None = None  # of the entries as they are now
+        self._index: Index | None = None  # of the current entries
 
-    # --- where tables come from ------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     @classmethod
     def load(cls, path: Path | str) -> WinnersTable:
-        """The table in a file. What cannot be used of it is left out and noted.
+        """The table in a file. Unusable parts are left out and noted.
 
-        Raises TableError when the file cannot be read, is no table, or has another schema.
+        Raises TableError if the file cannot be read, is not a table, or has another schema.
         """
         version = storage.file_version(Path(path))
         table = cls.from_json(storage.read_json(Path(path)), source=printable(str(path)))
@@ -76,20 +76,20 @@ class WinnersTable:
 
     @classmethod
     def shipped(cls) -> WinnersTable:
-        """The tables that came with the package, one file per GPU, as one."""
+        """The shipped tables, one file per GPU, as one table."""
         return _joined(storage.shipped_files())
 
     @classmethod
     def user(cls) -> WinnersTable:
-        """The user's own table; empty when there is none, or with a note when it is unusable."""
+        """The user's table; empty if there is none, and with a note if it is unusable."""
         path = storage.user_table_path()
         return _joined([path] if path is not None and is_there(path) else [])
 
     @classmethod
     def merged(cls) -> WinnersTable:
-        """The shipped tables, with the user's own entries in place of shipped ones.
+        """The shipped tables, in which the user's entries replace shipped ones.
 
-        Of a family that the user did not measure the shipped figures stay.
+        The shipped figures of a family that the user did not measure stay.
         """
         table, own = cls.shipped(), cls.user()
         for entry in own:
@@ -100,7 +100,7 @@ class WinnersTable:
     def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
         """The table that to_json() wrote; raises TableError as load() does.
 
-        ``data`` is any value of JSON: all that is used of it is checked here.
+        ``data`` may be any JSON value: everything that is used of it is checked here.
         """
         if not isinstance(data, dict) or "schema" not in data or "entries" not in data:
             raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")
@@ -139,7 +139,7 @@ class WinnersTable:
         }
         return table
 
-    # --- what is in it ---------------------------------------------------------------------------
+    # --- content ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(sorted(self._entries.values(), key=lambda entry: entry.place))
@@ -149,15 +149,15 @@ class WinnersTable:
 
     @property
     def ignored(self) -> int:
-        """How many entries of its file cannot be used."""
+        """The number of unusable entries of its file."""
         return len(self._unread)
 
     def select(
         self, gpu: str | None = None, dtype: str | None = None, d_head: int | None = None
     ) -> WinnersTable:
-        """The entries of one GPU (however written), dtype and d_head; None is any.
+        """The entries of one GPU (in any spelling), dtype and d_head; None means any.
 
-        Raises ArgumentError when there is no such dtype.
+        Raises ArgumentError if there is no such dtype.
         """
         element = None if dtype is None else DType.parse(dtype)
         return WinnersTable(
@@ -173,41 +173,41 @@ class WinnersTable:
         )
 
     def lookup(self, problem: Problem, device: DeviceSpec) -> list[Found]:
-        """The entries that say something about a problem on a device, nearest first.
+        """The entries that are relevant to a problem on a device, nearest first.
 
-        See flashsmith.chooser.winners.lookup for what near means.
+        flashsmith.chooser.winners.lookup defines the distance.
         """
         if self._index is None:
             self._index = Index(self._entries.values())
         return self._index.by_distance(problem, device)
 
     def validate(self) -> list[str]:
-        """What is wrong with the table, one sentence each; empty when nothing is."""
+        """The table's faults, one sentence each; empty if there are none."""
         return [*self.notes, *(text for entry in self for text in validation.problems_of(entry))]
 
     def remarks(self) -> list[str]:
-        """What is worth knowing of the table though nothing is wrong with it."""
+        """Remarks on the table that are not faults."""
         return staleness.remarks(self)
 
-    # --- changing it -----------------------------------------------------------------------------
+    # --- changes ---------------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> None:
-        """Set an entry; one of the same place is replaced."""
+        """Set an entry, replacing one at the same place."""
         self._entries[entry.place] = entry
         self._index = None
 
     def remove(self, entry: Entry) -> None:
-        """Take out the entry at the place of this one."""
+        """Remove the entry at the place of this one."""
         self._entries.pop(entry.place, None)
         self._index = None
 
     def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[Ranked]) -> Entry:
-        """Enter what was measured of ``problem`` on ``device``, in place of what was there of the
-        same families.
+        """Enter what was measured of ``problem`` on ``device``, replacing figures of the same
+        families.
 
-        Of a long ranking the best are kept, and the best of every tile shape.
+        Of a long ranking, the best configs and the best of every tile shape are kept.
 
-        Raises ArgumentError when ``ranked`` is empty or no kernel is made for the problem's d.
+        Raises ArgumentError if ``ranked`` is empty or there is no kernel for the problem's d.
         """
         if not ranked:
             raise ArgumentError("ranked=[]: give at least one measured config")
@@ -218,11 +218,11 @@ class WinnersTable:
         return entry
 
     def merge(self, other: WinnersTable, prefer: str = "newer") -> int:
-        """Take over the entries of ``other`` that are new or win their place; how many.
+        """Adopt the entries of ``other`` that are new or win against this table's; return how many.
 
-        'newer': the entry with the later time of measurement; of two alike, other's. 'faster': the
-        one whose best config reaches more TFLOP/s, in any environment. Of a family that
-        only one of the two measured, its figures stay.
+        'newer' prefers the entry that was measured later, or other's if both times are equal.
+        'faster' prefers the one whose best config reaches more TFLOP/s, in any environment. The
+        figures of a family that only one of the two measured stay.
         """
         if prefer not in PREFERENCES:
             raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
@@ -241,9 +241,9 @@ class WinnersTable:
     # --- writing ---------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The table as JSON values; environments, which many figures share, are there once.
+        """The table as JSON values; environments, which many figures share, are stored once.
 
-        Records that from_json() could not read follow as they were.
+        Records that from_json() could not read follow unchanged.
         """
         environments: dict[str, Any] = dict(self._their_environments)
         entries = [entry_to_json(entry, environments) for entry in self]
@@ -254,9 +254,9 @@ class WinnersTable:
         }
 
     def save(self, path: Path | str) -> None:
-        """Write the table: beside its place, flushed, renamed.
+        """Write the table to a temporary file, flush it, and rename it into place.
 
-        Raises TableError when that fails; the file is then as it was.
+        Raises TableError if that fails; the file is then unchanged.
         """
         storage.write_json(Path(path), self.to_json())
 
@@ -268,7 +268,7 @@ def _wins(entry: Entry, mine: Entry, prefer: str) -> bool:
 
 
 def _joined(paths: Sequence[Path]) -> WinnersTable:
-    """All files' entries, later ones first; a file that is unusable becomes a note."""
+    """All files' entries; later files replace earlier ones, and unusable files become notes."""
     table = WinnersTable()
     for path in paths:
         try:
@@ -284,17 +284,17 @@ def _joined(paths: Sequence[Path]) -> WinnersTable:
     return table
 
 
-# --- tables on disk, where other processes may change them too ------------------------------------
+# --- tables on disk, which other processes may change too ----------------------------------------
 
 
 def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTable:
-    """Read the table at ``path`` (or begin one), ``change`` it and write it, under its lock.
+    """Read the table at ``path`` (or start one), ``change`` it and write it, holding its lock.
 
-    Raises TableError when it cannot be read, locked or written: a table that this version cannot
-    read is never overwritten.
+    Raises TableError if it cannot be read, locked or written. A table that this version cannot read
+    is never overwritten.
     """
     if is_there(path):
-        WinnersTable.load(path)  # before a lock is put beside what is no table
+        WinnersTable.load(path)  # no lock file is created next to a file that is not a table
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = wait_for_lock(
@@ -316,9 +316,9 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
 
 
 def check_table(path: Path) -> None:
-    """That a table can be read, if there is one, and written.
+    """Check that a table can be written, and read if it exists.
 
-    Raises TableError when it cannot.
+    Raises TableError if it cannot.
     """
     if is_there(path):
         WinnersTable.load(path)
@@ -339,12 +339,12 @@ def join_winners(
     path: Path,
     shipped: WinnersTable | None = None,
 ) -> None:
-    """Enter a measured ranking in the table at ``path``, beside what is there for the problem.
+    """Enter a measured ranking in the table at ``path``, keeping other figures of the problem.
 
-    What was not measured again stays: of the same environment always, of another one until its
-    best is measured again. Where the table has nothing, the same goes for ``shipped``, which it
-    would otherwise hide. The configs in ``wrong`` are taken out. A ranking that is older than what
-    is there changes nothing else.
+    Figures that were not measured again stay: those of the same environment always, those of
+    another one until its best config is measured again. If the table has no entry, the same applies
+    to the entry of ``shipped``, which the new entry would otherwise hide. The configs in ``wrong``
+    are removed. A ranking older than the existing one changes nothing else.
 
     Raises TableError, and what WinnersTable.add raises.
     """
@@ -368,13 +368,13 @@ def join_winners(
 
 
 def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entry | None:
-    """What a table has at the problem's very place."""
+    """The entry of a table at exactly the problem's place."""
     place = WinnerKey.of(problem, device), sizes_of(problem)
     return next((entry for entry in table if entry.place == place), None)
 
 
 def _untried(older: Entry, ranked: Sequence[Ranked], wrong: Collection[str]) -> list[Ranked]:
-    """The figures of an entry that a new ranking leaves standing."""
+    """The figures of an entry that a new ranking does not replace."""
     tried = {one.config for one in ranked} | set(wrong)
     environments = [_undated(one.environment) for one in ranked]
     return [
@@ -397,8 +397,8 @@ def record_winners(
 ) -> Entry:
     """Enter a measured ranking in the user's table, or in the one at ``path``.
 
-    A figure whose environment does not say when it was measured was measured now. Returns the
-    entry as it is then. Raises TableError, and what WinnersTable.add raises.
+    A figure without a time in its environment gets the current time. Returns the resulting entry.
+    Raises TableError, and what WinnersTable.add raises.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     dated = [replace(one, environment={"time": now, **one.environment}) for one in ranked]

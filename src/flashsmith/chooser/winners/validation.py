@@ -1,4 +1,4 @@
-"""What can be wrong with an entry of a table."""
+"""The faults that an entry of a table can have."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, broken_rules, device_spec, parse_kernel_name_into_config
 from flashsmith.families.gpu_names import same_gpu
 
-# More than any GPU's dense 16-bit peak: a time that implies it was not a kernel's.
+# More than any GPU's dense 16-bit peak: no kernel can have taken a time that implies it.
 IMPOSSIBLE_TFLOPS = 5000.0
-# What rounding in a file may change.
+# The relative change that rounding in a file may cause.
 TOLERANCE = 0.01
 
 
 def problems_of(entry: Entry) -> Iterator[str]:
-    """A sentence for each thing that makes an entry unusable or doubtful."""
+    """One sentence for each fault that makes an entry unusable or doubtful."""
     for text in (*_about_key(entry), *_about_ranking(entry)):
         yield f"{entry.key}: {text}"
 
 
 def device_of(key: WinnerKey) -> DeviceSpec | None:
-    """The known GPU that a key names, else one of its architecture; None when neither is known."""
+    """The known GPU that a key names, else one of its architecture; None if neither is known."""
     for wanted in (key.gpu, key.arch):
         try:
             return device_spec(wanted)
@@ -36,7 +36,7 @@ def device_of(key: WinnerKey) -> DeviceSpec | None:
 def _about_key(entry: Entry) -> Iterator[str]:
     device = device_of(entry.key)
     if device is None:
-        yield f"sm_{entry.key.arch} is no architecture this version knows"
+        yield f"sm_{entry.key.arch} is not an architecture that this version knows"
     elif same_gpu(device.name, entry.key.gpu) and device.arch != entry.key.arch:
         yield f"{device.name} is sm_{device.arch}"
     else:
@@ -53,7 +53,7 @@ def _about_key(entry: Entry) -> Iterator[str]:
 def _about_ranking(entry: Entry) -> Iterator[str]:
     for first, second in pairwise(entry.ranked):
         if first.ms > second.ms:
-            yield f"the ranking is not sorted: {first.ms} ms stands before {second.ms} ms"
+            yield f"the ranking is not sorted: {first.ms} ms comes before {second.ms} ms"
     names = [(one.family, one.config) for one in entry.ranked]
     for _, config in sorted({name for name in names if names.count(name) > 1}):
         yield f"{config} is ranked twice"

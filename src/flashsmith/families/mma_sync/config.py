@@ -18,7 +18,7 @@ from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.semantics.dtype import DType
 
 K_TILE_COLUMNS = 8
-# K-tiles that the registers can hold of a streamed operand: at d_head 256 not all of them.
+# The most K-tiles of a streamed operand that fit in registers; at d_head 256 not all of them do.
 MAX_LOAD_COUNT = 16
 LOAD_COUNTS = (0, 2, 4, 8, MAX_LOAD_COUNT)
 LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
@@ -28,9 +28,9 @@ LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
 class FlashForwardKernelConfig(ForwardConfig):
     """One forward kernel of the mma.sync family (sm_80 and later), ordered field by field.
 
-    Any positive tile sizes and non-negative load counts can be written down; whether a kernel can
-    be built for them is for flashsmith.families.legality to say. A later knob goes at the end with
-    a zero default that means today's behaviour.
+    Any positive tile sizes and non-negative load counts are accepted here;
+    flashsmith.families.legality determines whether a kernel can be built for them. Add a new knob
+    at the end, with a zero default that means today's behaviour.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of an int's range.
@@ -102,7 +102,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         where="SmemLayout",
     )
     Q_mma_load_K_tiles: int = knob(
-        "K-tiles of Q fetched per step; 0: all before",
+        "K-tiles of Q fetched per step; 0: all in advance",
         values=LOAD_COUNTS,
         default=0,
         lowest=0,
@@ -110,7 +110,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         where="StreamedOperand",
     )
     K_mma_load_K_tiles: int = knob(
-        "K-tiles of K fetched per step; 0: all before",
+        "K-tiles of K fetched per step; 0: all in advance",
         values=LOAD_COUNTS,
         default=0,
         lowest=0,
@@ -118,7 +118,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         where="StreamedOperand",
     )
     V_mma_load_K_tiles: int = knob(
-        "K-tiles of V fetched per step; 0: all before",
+        "K-tiles of V fetched per step; 0: all in advance",
         values=LOAD_COUNTS,
         default=0,
         lowest=0,
@@ -139,7 +139,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         effect=lambda cfg: (
             "the scale is folded into the FMA before exp2; the first tile is peeled"
             if cfg.optimized_softmax
-            else "scores are scaled first; every tile rescales O, the first too"
+            else "scores are scaled first; every tile rescales O, including the first"
         ),
         where="OnlineSoftmax",
     )
@@ -153,12 +153,12 @@ class FlashForwardKernelConfig(ForwardConfig):
         where="MultiStageLoop",
     )
     lazy_rescale: bool = knob(
-        "O is rescaled only for a new maximum of some weight",
+        "O is rescaled only if the new maximum has enough weight",
         word="lazy_rescale",
         default=False,
         effect=lambda cfg: (
-            "O is rescaled only once some row's new maximum has much of its weight, or is 2^8 "
-            "times the old one"
+            "O is rescaled only once a row's new maximum has a large share of its weight, or is "
+            "2^8 times the old one"
             if cfg.lazy_rescale
             else "O is rescaled for every K/V block"
         ),
@@ -184,16 +184,16 @@ class FlashForwardKernelConfig(ForwardConfig):
         effect=lambda cfg: (
             f"registers are capped for {cfg.min_ctas_per_sm} CTAs per SM"
             if cfg.min_ctas_per_sm
-            else "registers are the compiler's choice, up to 255"
+            else "the compiler chooses the registers, up to 255"
         ),
         where="flash_forward_kernel",
     )
     trim_masks: bool = knob(
-        "masks have code of their own, which skips what a warp misses",
+        "masked blocks have separate code, which skips what a warp cannot see",
         word="trim",
         default=False,
         effect=lambda cfg: (
-            "masked blocks run code of their own, which skips what a warp sees nothing of"
+            "masked blocks run separate code, which skips what a warp cannot see"
             if cfg.trim_masks
             else "every block tests whether it needs its mask"
         ),
@@ -231,16 +231,16 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def kv_tiles(self) -> int:
-        """Tiles of K, and as many of V, in shared memory."""
+        """The number of K tiles, and also of V tiles, in shared memory."""
         return self.kv_stages or 1
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one CTA, bytes: a Q tile, the K and V tiles. O reuses Q's.
-        Canonical configs keep the rows' state over the chunks that are done beside them."""
+        """Dynamic shared memory of one CTA in bytes: a Q tile, which O reuses, and the K and V
+        tiles. Canonical configs also keep the rows' state over the finished chunks."""
         tiles = (self.B_r + 2 * self.B_c * self.kv_tiles) * self.d_head * elem_size
         return tiles + (self.B_r * (self.d_head + 8) * 4 if self.canonical else 0)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether a kernel for whole tiles serves these sizes."""
+        """Whether a kernel without bounds checks can compute these sizes."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0

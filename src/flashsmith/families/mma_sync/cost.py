@@ -1,12 +1,12 @@
 """The mma.sync family's cost model: the time of one step of a CTA's loop on an SM.
 
-A step multiplies B_r rows with B_c keys, twice. Five parts of the SM work on it in parallel: the
-tensor cores, shared memory, the exp2 units, the issue slots and the way to L2. The busiest bounds
-the throughput of all resident warps; one warp's own chain (load, GEMM, softmax, GEMM) bounds its
-latency. Neither bound is sharp, so they are joined by a norm of the fourth power.
+A step multiplies B_r rows by B_c keys, twice. Five parts of the SM work in parallel: the tensor
+cores, shared memory, the exp2 units, the issue slots and the path to L2. The busiest part bounds
+the throughput of all resident warps. One warp's own chain (load, GEMM, softmax, GEMM) bounds its
+latency. Neither bound is sharp, so they are combined by a 4-norm.
 
-The constants without a data sheet behind them (_PER_SCORE and below) are fitted to 173 timings of
-an H200, benchmarks/h200/factory-run-*.json.
+The constants from _PER_SCORE on are not from a data sheet. They are fitted to 173 timings on an
+H200, benchmarks/h200/factory-run-*.json.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _CHUNK = 16
 
 # Instructions: per score of a lane, per product with its fragments, and per step.
 _PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
-# A 16-byte chunk that goes through registers instead of cp.async, with its wait.
+# Extra instructions, including the wait, for a 16-byte chunk copied through registers instead of
+# by cp.async.
 _PER_SYNC_CHUNK = 55.0
 # The share of a warp's own dependency chain that the hardware does not overlap.
 _PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
-# Barriers and copies that were waited for: eager ones ran under a product.
+# Barriers and waits for copies, in cycles: eager copies overlapped with a product.
 _EAGER_LATENCY, _LATENCY = 550.0, 1550.0
-# Cycles per spilled byte of a thread.
+# Cycles per spilled byte of a thread in one step.
 _SPILL = 3.2
 _NORM = 4.0
-# Launch, Q's copy and the first K's, the epilogue.
+# Launch, the first copies of Q and K, and the epilogue.
 CTA_CYCLES = 3000.0
 
 
@@ -46,7 +47,7 @@ CTA_CYCLES = 3000.0
 def tile_work(
     cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
 ) -> TileWork:
-    """The kernel's tile on ``device``; registers and spilled bytes as built, None: estimated."""
+    """The kernel's tile on ``device``; None for registers or spill (bytes) estimates them."""
     per_thread = estimated_registers(cfg) if registers is None else registers
     spilled = estimated_spill_bytes(cfg) if spill is None else spill
     resident, rates = resident_ctas(cfg, device, per_thread), rates_of(device)
@@ -64,7 +65,7 @@ def tile_work(
 def _step_cycles(
     cfg: FlashForwardKernelConfig, rates: Rates, spilled: float, resident: int
 ) -> float:
-    """SM cycles in which each of ``resident`` CTAs does one step of its loop."""
+    """SM cycles of one loop step while ``resident`` CTAs each do one on an SM."""
     warps = resident * cfg.n_warps / QUARTERS  # that share one quarter of the SM
     element = cfg.dtype.element_size
     scores = cfg.rows_per_warp * cfg.B_c / _WARP  # of a lane
@@ -97,29 +98,28 @@ def _step_cycles(
 
 
 def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
-    """Bytes that one warp reads from shared memory in a step; bank conflicts count as more
-    bytes."""
+    """Bytes that one warp reads from shared memory per step; a bank conflict multiplies them."""
     read = float(tile_bytes)
     if cfg.Q_mma_load_K_tiles:
         read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
-    # Unswizzled, the eight rows of an 8x8 matrix begin in the same bank, or in few.
+    # Unswizzled, the eight rows of an 8x8 matrix start in the same bank or in a few banks.
     return read * (1 if cfg.swizzled or not conflicts else min(8, cfg.d_head / 8))
 
 
-# --- what a kernel takes of an SM, before it is built --------------------------------------------
+# --- resources of a kernel, estimated before it is built -----------------------------------------
 
 MAX_REGISTERS = 255
-# A kernel still compiles with next to no spills when the estimate is above 255 by this much.
+# An estimate may exceed 255 by this much before a kernel has more than negligible spills.
 _SLACK = 28
 
 
 def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
     """Registers per thread that the kernel needs; above 255 it spills.
 
-    The fp32 accumulators of O and S with their row statistics and addresses, and Q's fragments
-    where they stay in registers. Fitted to 498 kernels of all head dimensions and semantics as
-    ptxas built them for sm_80 and sm_90: 10 registers root mean square, 34 at most; every kernel
-    that spills more than 16 bytes is estimated above 255.
+    The sum has the fp32 accumulators of O and S with row statistics and addresses, plus Q's
+    fragments if they stay in registers. It is fitted to 498 kernels of all head dimensions and
+    semantics, as ptxas built them for sm_80 and sm_90. The error is 10 registers root mean square
+    and 34 at most. Every kernel that spills more than 16 bytes is estimated above 255.
     """
     of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
     registers = 25 + 6.5 * cfg.rows_per_warp / 16
@@ -135,7 +135,7 @@ def estimated_spill_bytes(cfg: FlashForwardKernelConfig) -> float:
 
 
 def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: float) -> int:
-    """CTAs that one SM of ``device`` holds at a time; 0: not even one."""
+    """CTAs that one SM of ``device`` can hold; 0: not even one."""
     unit = REGISTERS_PER_THREAD_UNIT
     per_thread = -(-int(min(registers, MAX_REGISTERS)) // unit) * unit
     warps = device.registers_per_sm // (per_thread * THREADS_PER_WARP)
@@ -149,17 +149,17 @@ def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: 
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# The cost of everything but the MMAs, in MMAs: over the 80 configs of tune a kernel took 0.25 s +
-# 1.4 ms for each.
+# The compile time of everything except the MMAs, expressed in MMAs. Over the 80 configs of tune a
+# kernel took 0.25 s plus 1.4 ms per MMA.
 _FIXED_COST = 180.0
 
 
 def compile_cost(cfg: FlashForwardKernelConfig) -> float:
     """Relative compile time of one config (no unit).
 
-    Both compilers spend their time on the unrolled body of the KV loop, whose length is the
-    number of m16n8k16 products one warp issues for one KV block: rows per warp / 16, times B_c / 8,
-    times d_head / 16, once for Q K^T and once for P V. A peeled first tile is a second body.
+    Both compilers spend their time on the unrolled body of the KV loop. Its length is the number of
+    m16n8k16 products that one warp issues per KV block: rows per warp / 16 x B_c / 8 x d_head / 16,
+    once for Q K^T and once for P V. A peeled first tile is a second body.
     """
     products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
     bodies = 2 if cfg.optimized_softmax else 1

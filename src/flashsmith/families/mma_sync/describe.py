@@ -11,7 +11,7 @@ from flashsmith.families.split_keys import order_of_parts
 
 Effect = Callable[[Any], str]
 
-# The emulator's kinds of access, by what the kernels use them for.
+# The emulator's kinds of access for each use of shared memory in the kernels.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async", "st.shared.16B"),
@@ -21,16 +21,16 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """Where the tiles lie in a CTA's dynamic shared memory; O replaces Q."""
+    """The layout of a CTA's dynamic shared memory; O replaces Q."""
     tiles = [("Q, then O", 1, cfg.B_r), ("K", cfg.kv_tiles, cfg.B_c), ("V", cfg.kv_tiles, cfg.B_c)]
     return smem_regions(cfg, tiles)
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over K and V; what happens once per CTA does not count.
+    """FLOP per byte in the loop over K and V; work outside the loop does not count.
 
     A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
-    shared memory once per warp; Q too, unless its fragments stay in registers.
+    shared memory once per warp. It also reads Q, unless Q's fragments stay in registers.
     """
     flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
     tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
@@ -41,7 +41,7 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def order(cfg: Any, arch: int) -> Order:
-    """In which order a row is computed."""
+    """The order of operations with which a row is computed."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     own: dict[str, str] = order_of_parts(cfg.split_keys)
@@ -52,7 +52,7 @@ def order(cfg: Any, arch: int) -> Order:
     return Order.own(arch, cfg.B_c, **own)
 
 
-# --- what a knob's value does --------------------------------------------------------------------
+# --- the effects of knob values ------------------------------------------------------------------
 
 
 def loads(operand: str, depth: str, unit: str) -> Effect:
@@ -66,7 +66,7 @@ def loads(operand: str, depth: str, unit: str) -> Effect:
             return f"all of {operand}'s fragments are in registers before the GEMM begins"
         total = getattr(cfg, depth)
         part = f"{8 * count} of {total} {unit}"
-        return f"{operand}'s fragments come {count} K-tiles ({part}) at a time"
+        return f"{operand}'s fragments are loaded {count} K-tiles ({part}) at a time"
 
     return effect
 
@@ -76,17 +76,17 @@ def buffer(cfg: Any) -> str:
         return "nothing: every operand is loaded whole"
     if cfg.mma_double_buffer_loads:
         return "streamed fragments have two register sets: one is loaded while the other multiplies"
-    return "streamed fragments are loaded right before they multiply"
+    return "streamed fragments are loaded right before they are multiplied"
 
 
 def ring(cfg: Any) -> str:
     if cfg.kv_stages == 0:
         return (
             "one K and one V tile, each filled once the last GEMM on it has finished; two barriers "
-            "a block"
+            "per block"
         )
     ahead = cfg.kv_stages - (2 if cfg.ping_pong else 1)
-    return f"a ring of {cfg.kv_stages} K/V tiles, filled {ahead} ahead; one barrier a block"
+    return f"a ring of {cfg.kv_stages} K/V tiles, filled {ahead} ahead; one barrier per block"
 
 
 def group(cfg: Any) -> str:
@@ -97,16 +97,16 @@ def group(cfg: Any) -> str:
 
 def eager(cfg: Any) -> str:
     if not cfg.eager_load_blocks:
-        return "a tile's copy is issued where the tile is needed, and waited for at once"
+        return "a tile's copy is issued where the tile is needed, which stalls until it arrives"
     if not cfg.async_copy:
         return "the next tile is copied as soon as its buffer is free, by ordinary loads"
-    return "the next tile's copy is issued as soon as its buffer is free, under the other GEMM"
+    return "the next tile's copy is issued once its buffer is free and overlaps the other GEMM"
 
 
 def swizzle(cfg: Any) -> str:
     if not cfg.swizzled:
-        return "rows lie as they are: the eight rows of an ldmatrix share their banks"
-    # As panels of 64 columns, and of 32 for what is left.
+        return "rows are stored unswizzled: the eight rows of an ldmatrix share their banks"
+    # The layout has panels of 64 columns, and one of 32 for the remainder.
     wide, narrow = "c xor (r mod 8)", "c xor (r / 2 mod 4)"
     if cfg.d_head % 64 == 0:
         where = wide
@@ -114,4 +114,4 @@ def swizzle(cfg: Any) -> str:
         where = narrow
     else:
         where = f"{wide}, in the last 32 columns {narrow}"
-    return f"chunk c of row r lies at chunk {where}: ldmatrix meets no bank conflict"
+    return f"chunk c of row r lies at chunk {where}: ldmatrix has no bank conflicts"

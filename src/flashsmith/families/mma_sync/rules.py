@@ -1,5 +1,5 @@
-"""Which configs of the mma.sync family a kernel can be built for. One rule, one predicate, one
-reason."""
+"""The rules of the mma.sync family: the configs for which a kernel can be built. Each rule has one
+predicate and one reason."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from flashsmith.families.rule import Rule, supported
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 MAX_THREADS_PER_CTA = 1024
-# With 32 rows a warp, O alone takes d_head registers a thread; 192 would leave too few for the
-# rest.
+# With 32 rows per warp, O alone takes d_head registers per thread; 192 would leave too few for the
+# other values.
 MAX_D_HEAD_OF_32_ROWS = 128
-# The least that a thread needs beside O: scores, fragments and addresses.
+# The fewest registers that a thread needs in addition to O: scores, fragments and addresses.
 MIN_REGISTERS_BESIDE_O = 48
-# An SM has four schedulers; half of the warps must put one on each.
+# An SM has four schedulers, and each half of the warps must put one warp on each of them.
 WARPS_PER_HALF = 4
 MIN_PING_PONG_STAGES = 3
 
@@ -34,7 +34,7 @@ _supported = partial(
 
 
 def _is_load_count(count: int, extent: int) -> bool:
-    """Whether `count` K-tiles at a time walk an operand that is `extent` elements deep."""
+    """Whether loading `count` K-tiles at a time evenly covers an operand `extent` elements deep."""
     power_of_two = 2 <= count <= MAX_LOAD_COUNT and count & (count - 1) == 0
     return count == 0 or (power_of_two and extent % (K_TILE_COLUMNS * count) == 0)
 
@@ -149,8 +149,8 @@ RULES: tuple[Rule, ...] = (
     _supported("min_ctas_per_sm", name="min_ctas_supported"),
     Rule(
         "min_ctas_fit_registers",
-        "min_ctas_per_sm must leave a thread 48 registers beside O, which takes B_r d_head / "
-        "(32 n_warps): an SM has 65,536",
+        "min_ctas_per_sm must leave a thread 48 registers in addition to O, which takes B_r d_head "
+        "/ (32 n_warps): an SM has 65,536",
         lambda cfg, device: (
             cfg.min_ctas_per_sm == 0
             or REGISTERS_PER_SM // (cfg.n_threads * cfg.min_ctas_per_sm)
@@ -161,7 +161,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "min_ctas_fit_smem",
         "min_ctas_per_sm CTAs must fit in the shared memory of one SM, each with its tiles and "
-        "1,024 bytes of the system's",
+        "1,024 bytes that the system reserves",
         lambda cfg, device: (
             cfg.min_ctas_per_sm == 0
             or cfg.smem_bytes() + RESERVED_SMEM_PER_CTA
@@ -180,13 +180,13 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "lazy_rescale",
-            "no lazy_rescale: rows are relative to their maximum",
+            "no lazy_rescale: rows are relative to their current maximum",
             lambda cfg: not cfg.lazy_rescale,
         ),
         ("ping_pong", "no ping_pong: that loop has no chunks", lambda cfg: not cfg.ping_pong),
         (
             "split_keys",
-            "split_keys 0: parts end where chunks do not",
+            "split_keys 0: parts and chunks end at different keys",
             lambda cfg: cfg.split_keys == 0,
         ),
     ),

@@ -1,4 +1,4 @@
-"""The sets of the mma.sync family: tune, prog, what is chosen and what is proven."""
+"""The config sets of the mma.sync family: tune, prog, cover, candidates and proof configs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TUNE_SPACE: dict[str, tuple[int, ...]] = {
 
 
 def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether a config is worth an autotuner's time; a narrower question than legality."""
+    """Whether a config is worth an autotuner's time, which is a narrower question than legality."""
     if cfg.eager_load_blocks and not cfg.async_copy:
         return False
     if cfg.Q_mma_load_K_tiles not in (0, cfg.K_mma_load_K_tiles):
@@ -45,7 +45,7 @@ def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
         wrong_for_32 = cfg.B_c == 32 and q_in_registers
         wrong_for_64 = cfg.B_c == 64 and not q_in_registers
         return not (cfg.n_warps == 8 or wrong_for_32 or wrong_for_64)
-    # With 32 rows a warp O takes 128 registers a thread; Q's 64 more would spill.
+    # With 32 rows per warp, O takes 128 registers per thread, and 64 more for Q would spill.
     return not (cfg.B_r == 128 and q_in_registers)
 
 
@@ -61,7 +61,7 @@ def get_autotuning_kernel_configs(
     return [cfg for cfg in configs if should_autotune_config(cfg)]
 
 
-# --- prog: the ladder, one optimisation a step ---------------------------------------------------
+# --- prog: the ladder, one optimisation per step -------------------------------------------------
 
 PROGRESSION_STEPS = (
     "async+load_0_0_0_tiles",
@@ -79,7 +79,7 @@ def get_kernel_progression_configs(
 ) -> list[FlashForwardKernelConfig]:
     """The sets 'prog' (the seven steps at 64 x 64, 4 warps) and 'prog-all' (at every block size).
 
-    Without all_block_sizes in the order of the steps; with it, step by step over the block sizes.
+    Without all_block_sizes they are in the order of the steps; with it, each step lists all sizes.
     """
     blocks = _progression_blocks() if all_block_sizes else [(64, 64, 4)]
     configs = (
@@ -103,21 +103,21 @@ def _progression_blocks() -> list[tuple[int, int, int]]:
 
 
 def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKernelConfig]:
-    """The set 'cover': a pairwise covering array over all legal knob values, sorted; the same on
-    every machine.
+    """The set 'cover': a pairwise covering array over all legal knob values, sorted, and the same
+    on every machine.
 
-    Each pair of values of two knobs that occurs in some config legal on `device` (None: the A100)
-    occurs in one of these: cp.async off, eager without async, loads 4 to 16, 8 warps, d_head 64,
-    both dtypes.
+    Every pair of values of two knobs that occurs in a config legal on `device` (None: the A100)
+    occurs in at least one of these. They include cp.async off, eager without async, loads 4 to 16,
+    8 warps, d_head 64 and both dtypes.
     """
     found = cover(FlashForwardKernelConfig.family, device or DEFAULT_DEVICE)
     return [cfg for cfg in found if isinstance(cfg, FlashForwardKernelConfig)]
 
 
-# --- what the grid of proofs runs ----------------------------------------------------------------
+# --- the configs of the proof grid ---------------------------------------------------------------
 
-# Together they cover both softmaxes, both kinds of copy, both layouts, 16 and 32 rows a warp, tiles
-# of every size, the ring of K and V, ping-pong, lazy rescaling and split keys.
+# Together they cover both softmaxes, both kinds of copy, both layouts, 16 and 32 rows per warp,
+# tiles of every size, the ring of K and V, ping-pong, lazy rescaling and split keys.
 _PROOF_CONFIGS = (
     "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
     "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3"
@@ -130,7 +130,7 @@ _PROOF_CONFIGS = (
 
 @cache
 def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
-    """The configs that problems of a dtype and head dimension are proven with."""
+    """The configs with which problems of a dtype and head dimension are proven."""
     d_head = compiled_d_head(d)
     B_c = 128 if d_head <= 64 else 64
     texts = _PROOF_CONFIGS if d_head <= 128 else _PROOF_CONFIGS[:-1]
@@ -140,10 +140,10 @@ def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
     )
 
 
-# --- what is chosen where nothing was measured ---------------------------------------------------
+# --- candidates if nothing was measured ----------------------------------------------------------
 
-# An earlier shape is preferred, so that a small gain on paper does not make another
-# kernel, which may have to be built first. B_r, B_c, n_warps.
+# Earlier shapes are preferred, so that a small predicted gain does not select another kernel, which
+# may have to be built first. Each shape is B_r, B_c, n_warps.
 SHAPES = (
     (128, 64, 4),
     (128, 64, 8),
@@ -160,7 +160,7 @@ SHAPES = (
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec
 ) -> tuple[FlashForwardKernelConfig, ...]:
-    """Those of SHAPES that are legal on the device."""
+    """The SHAPES that are legal on the device."""
     configs = (_of_shape(dtype, d_head, *shape) for shape in SHAPES)
     return tuple(config for config in configs if is_legal(config, device))
 
@@ -168,11 +168,11 @@ def candidates(
 def _of_shape(
     dtype: DType, d_head: int, rows: int, keys: int, n_warps: int
 ) -> FlashForwardKernelConfig:
-    """The kernel of this shape with the optimisations that paid on an H200.
+    """The kernel of this shape with the optimisations that paid off on an H200.
 
-    Q stays in registers where that leaves enough of them: 4-7% at d 64, a loss beyond. Where O
-    takes half of all registers, the peeled first tile of optimized_softmax costs more spills than
-    it saves (causal, d 128: 325 against 338 TFLOP/s).
+    Q stays in registers if that leaves enough of them; this gains 4-7% at d 64 and loses beyond.
+    The peeled first tile of optimized_softmax costs more spills than it saves if O takes half of
+    all registers (causal, d 128: 325 against 338 TFLOP/s).
     """
     of_a_warp = rows // n_warps * d_head
     q_loads = 0 if of_a_warp <= 32 * 64 else 2
@@ -186,8 +186,8 @@ def _of_shape(
 
 
 def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForwardKernelConfig | None:
-    """The config that keeps the canonical order in place of `cfg`: with its tiles' keys and no
-    knob that changes the order, and as many rows, sixteen a warp, as shared memory has room for."""
+    """The canonical config in place of `cfg`. It has the canonical tile of keys and no knob that
+    changes the order. Its rows, sixteen per warp, are as many as fit in shared memory."""
     made = (
         FlashForwardKernelConfig(
             cfg.dtype, cfg.d_head, 16 * warps, canonical_tile(cfg.d_head, device.arch), warps,

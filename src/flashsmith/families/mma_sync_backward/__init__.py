@@ -1,4 +1,4 @@
-"""The mma_sync_backward family (sm_80 and later): gradients of attention by mma.sync."""
+"""The mma_sync_backward family (sm_80 and later): gradients of attention with mma.sync."""
 
 from __future__ import annotations
 

@@ -20,15 +20,15 @@ _FLOAT_BYTES = 4
 
 
 class DqMode(IntEnum):
-    """How dq is summed over the CTAs that have parts of it."""
+    """How dq is summed over the CTAs that compute parts of it."""
 
     TWO_KERNELS = 0
     ATOMICS = 1
 
 
 _DQ_MODES = {
-    DqMode.TWO_KERNELS: "a kernel of its own computes dq, scores once more: always the same bits",
-    DqMode.ATOMICS: "each block of keys adds its part to fp32 sums, in whatever order",
+    DqMode.TWO_KERNELS: "a second kernel recomputes the scores for dq: the same bits in every run",
+    DqMode.ATOMICS: "each block of keys adds its part to fp32 sums, in no fixed order",
 }
 
 
@@ -36,7 +36,7 @@ _DQ_MODES = {
 class FlashBackwardKernelConfig(KernelConfig):
     """One backward pass of the mma_sync_backward family (sm_80 and later), ordered field by field.
 
-    A later knob goes at the end with a zero default that means today's behaviour.
+    Add a new knob at the end, with a zero default that means today's behaviour.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of an int's range.
@@ -94,14 +94,14 @@ class FlashBackwardKernelConfig(KernelConfig):
         where="KeysBlock::store_scores",
     )
     stages: int = knob(
-        "tiles of what is streamed in shared memory",
+        "stages of the streamed tiles in shared memory",
         values=(1, 2),
         word="stages",
         default=1,
         effect=lambda cfg: (
-            "a step's tiles are copied once all have left the last step's"
+            "a step's tiles are copied once all warps have finished the previous step"
             if cfg.stages == 1
-            else "the next step's tiles are copied under this step's products"
+            else "the copy of the next step's tiles overlaps this step's products"
         ),
         where="KeysBlock::run",
     )
@@ -133,29 +133,29 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def scores(self) -> int:
-        """fp32 elements of S that a lane computes in a step, and as many of dP."""
+        """fp32 elements of S that a lane computes per step; dP has as many."""
         return self.B_r * self.B_c // self.n_threads
 
     @property
     def dq_rows(self) -> int:
-        """Query rows of a CTA of the kernel that computes dq alone."""
+        """Query rows of a CTA in the kernel that computes only dq."""
         return MMA_ROWS * self.n_warps
 
     def keys_smem_bytes(self, elem_size: int = 2) -> int:
-        """Shared memory of a CTA that keeps keys, bytes: K and V, the stages of Q and do with their
-        rows' statistics, and what of dS and P goes from warp to warp; with atomics dS of two
-        steps, since dq comes a step later."""
+        """Shared memory in bytes of a CTA that keeps keys: K and V, the stages of Q and do with
+        their row statistics, and the parts of dS and P that warps exchange. With atomics it holds
+        dS of two steps, since dq is computed one step later."""
         streamed = self.stages * 2 * self.B_r * (self.d_head * elem_size + _FLOAT_BYTES)
         shared = self.column_warps > 1
         exchanged = shared + (2 if self.dq == DqMode.ATOMICS else shared)
         return (2 * self.d_head + exchanged * self.B_r) * self.B_c * elem_size + streamed
 
     def queries_smem_bytes(self, elem_size: int = 2) -> int:
-        """Shared memory of a CTA that keeps queries, bytes: Q and do, the stages of K and V."""
+        """Shared memory in bytes of a CTA that keeps queries: Q, do, and the stages of K and V."""
         return 2 * (self.dq_rows + self.stages * self.B_r) * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """The most dynamic shared memory that a CTA of any of the kernels has, bytes."""
+        """The most dynamic shared memory in bytes that a CTA of any of the kernels uses."""
         keys = self.keys_smem_bytes(elem_size)
         if self.dq == DqMode.ATOMICS:
             return keys
@@ -163,10 +163,10 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def divisors(self) -> tuple[int, int]:
-        """What lengths of queries and of keys must be multiples of for whole tiles."""
+        """The multiples that the lengths of queries and keys must be of for whole tiles."""
         return lcm(self.B_r, self.dq_rows), lcm(self.B_r, self.B_c)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether kernels for whole tiles serve these sizes."""
+        """Whether kernels without bounds checks can compute these sizes."""
         rows, keys = self.divisors
         return seq_q % rows == 0 and seq_k % keys == 0 and d == self.d_head and seq_k > 0

@@ -1,12 +1,12 @@
-"""The mma_sync_backward family's cost model: the time of one step of a CTA's loop on an SM, in the
-kernel that keeps keys and in the one that computes dq alone.
+"""The mma_sync_backward family's cost model: the time of one loop step of a CTA on an SM, for the
+kernel that keeps keys and for the one that computes only dq.
 
-As in the mma_sync family's, the busiest part of the SM bounds the throughput of all resident warps,
-and one warp's own chain of products its latency. Sums of dq in memory are one more part.
+As in the mma_sync family, the busiest part of the SM bounds the throughput of all resident warps,
+and one warp's own chain of products bounds its latency. The sums of dq in memory are another part.
 
-The constants without a data sheet behind them are fitted to 212 timings of an H200, of d 64 and 128
-at 4096, full and causal (benchmarks/h200/mma-sync-backward.csv), of a loop with one barrier more
-and dq in its own step. Other head dimensions follow by arithmetic only.
+The constants without a data sheet are fitted to 212 timings on an H200
+(benchmarks/h200/mma-sync-backward.csv) of d 64 and 128 at length 4096, full and causal. The timed
+loop had one more barrier and computed dq in its own step. Other head dimensions are extrapolated.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _FLOAT_BYTES = 4
 _PER_SCORE, _PER_PRODUCT, _PER_SUM, _PER_STEP = 9.0, 1.6, 25.0, 180.0
 # The share of a warp's own dependency chain that the hardware does not overlap.
 _ALONE = 0.83
-# Barriers, of each exchange between warps too, and copies that were waited for.
+# Cycles per barrier, including those of exchanges between warps, and per wait for copies.
 _BARRIER, _LATENCY = 100.0, 620.0
-# Launch, the first copies, the epilogue.
+# Launch, the first copies and the epilogue.
 _CTA_CYCLES = 6000.0
-# Registers of a thread beside its accumulators.
+# Registers of a thread in addition to its accumulators.
 _BESIDE, _MOST_REGISTERS = 50, 255
 
 
@@ -49,8 +49,8 @@ def tile_work(
     registers: int | None,
     gradients: str = "",
 ) -> TileWork:
-    """The work of the kernel that keeps keys, for the gradients that a problem's word names;
-    ``registers`` as built, None: estimated."""
+    """The work of the kernel that keeps keys, for the named gradients; ``registers`` None estimates
+    them."""
     needed = cfg.accumulators + 2 * cfg.scores + _BESIDE
     resident = _resident(cfg, device, cfg.keys_smem_bytes(), registers or needed)
     rates, element = rates_of(device), cfg.dtype.element_size
@@ -58,7 +58,7 @@ def tile_work(
     atomics = cfg.dq == DqMode.ATOMICS and gradients != NO_DQ
     products = (n_products(gradients) if atomics else 4) * scores * cfg.d_head * 2 / _MMA_FLOP
     queries = cfg.B_r // columns
-    # A warp's: K, V, Q and do for the scores; do and Q by columns; P and dS where they are shared.
+    # Reads of a warp: K, V, Q and do for the scores; do and Q by columns; P and dS if shared.
     read = 2 * (cfg.keys_per_warp + queries) * cfg.d_head
     read += 2 * cfg.B_r * cfg.d_head // columns
     if columns > 1:
@@ -66,7 +66,7 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # dS and K, by the way to share dQ that reads least.
+        # Reads of dS and K, with the split of dQ that reads the least.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)
@@ -92,7 +92,7 @@ def tile_work(
 
 @lru_cache(maxsize=4096)
 def queries_work(cfg: FlashBackwardKernelConfig, device: DeviceSpec) -> TileWork:
-    """The work of the kernel that computes dq alone: each warp has 16 queries."""
+    """The work of the kernel that computes only dq, in which each warp has 16 queries."""
     needed = cfg.d_head // 2 + cfg.B_r + _BESIDE
     resident = _resident(cfg, device, cfg.queries_smem_bytes(), needed)
     element, scores = cfg.dtype.element_size, cfg.dq_rows * cfg.B_r
@@ -131,8 +131,8 @@ def _work(
     barriers: int,
     rates: Rates,
 ) -> TileWork:
-    """A step's work from its counts: mma, scores, bytes of shared memory, fp32 sums, and bytes from
-    L2."""
+    """A step's work from its counts: products, scores, bytes of shared memory, fp32 sums, and bytes
+    from L2."""
     mma, shared = products * _MMA_FLOP / rates.mma, smem / SMEM_BYTES
     lanes = scores / _WARP
     exp2 = scores / EXP2
@@ -147,7 +147,7 @@ def _work(
         sums * _FLOAT_BYTES / reduced_per_clock(device),
         streamed / rates.l2,
     )
-    # Of the warps that share a quarter of the SM one is alone with its chain.
+    # One of the warps that share a quarter of the SM has its dependency chain unoverlapped.
     chain = QUARTERS / cfg.n_warps * (mma + shared + exp2 + issue) * _ALONE
     waits = barriers * _BARRIER + (_LATENCY if cfg.stages == 1 else 0.0)
     steps = (joined([*(n * bound for bound in bounds), chain + waits]) for n in range(resident + 1))
@@ -165,7 +165,7 @@ def _work(
 def _resident(
     cfg: FlashBackwardKernelConfig, device: DeviceSpec, smem_bytes: int, registers: int
 ) -> int:
-    """CTAs that one SM holds of a kernel with so much shared memory; 0: not even one."""
+    """CTAs that one SM holds of a kernel with this much shared memory; 0: not even one."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(registers, _MOST_REGISTERS),
@@ -178,13 +178,13 @@ def _resident(
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# Everything but the products, of five kernels, in products.
+# The compile time of everything except the products, for five kernels, expressed in products.
 _FIXED_COST = 600.0
 
 
 def compile_cost(cfg: FlashBackwardKernelConfig) -> float:
-    """Relative compile time of one config (no unit): the m16n8k16 products of one step of a warp in
-    each kernel's loop, whose bodies are unrolled."""
+    """Relative compile time of one config (no unit): the m16n8k16 products of one unrolled step of
+    a warp in each kernel's loop."""
     elements = cfg.B_r * cfg.B_c * cfg.d_head / cfg.n_warps / (16 * 8 * 16)
     if cfg.dq == DqMode.ATOMICS:
         return _FIXED_COST + 5 * elements

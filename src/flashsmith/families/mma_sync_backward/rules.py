@@ -1,5 +1,5 @@
-"""Which configs of the mma_sync_backward family kernels can be built for. One rule, one predicate,
-one reason."""
+"""The rules of the mma_sync_backward family: the configs for which kernels can be built. Each rule
+has one predicate and one reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flashsmith.families.mma_sync_backward.config import (
 )
 from flashsmith.families.rule import Rule, supported
 
-# fp32 accumulators of a thread, beside fragments and addresses in 255 registers: more spill.
+# fp32 accumulators of a thread. With more, the fragments and addresses spill out of 255 registers.
 MAX_ACCUMULATORS = 192
-# Columns of a panel of shared memory, which four warps that take 16 by turns fill.
+# Columns of a shared-memory panel, which four warps fill with 16 columns each.
 PANEL_COLUMNS = 64
 
 _supported = partial(
@@ -25,7 +25,7 @@ _supported = partial(
 
 
 def shares_dq(cfg: FlashBackwardKernelConfig, row_warps: int) -> bool:
-    """Whether row_warps warps can share the rows of dQ = dS K and the others its columns."""
+    """Whether row_warps warps can divide the rows of dQ = dS K and the others its columns."""
     if row_warps > cfg.n_warps or cfg.n_warps % row_warps:
         return False
     columns = cfg.n_warps // row_warps
@@ -44,8 +44,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "warp_queries_in_mma_steps",
-        "B_r / column_warps, the queries of one warp, must be 16 or more: fragments come two tiles "
-        "of 8 at a time",
+        "B_r / column_warps, the queries of one warp, must be 16 or more: fragments are loaded two "
+        "tiles of 8 at a time",
         lambda cfg, device: cfg.B_r >= MMA_ROWS * cfg.column_warps,
         ("B_r", "column_warps"),
     ),
@@ -74,8 +74,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "warps_share_dq",
-        "with dq_atomics, the warps must be able to share dQ, B_r x d_head, 16 rows and 16 columns "
-        "at a time",
+        "with dq_atomics, the warps must be able to split dQ, B_r x d_head, into multiples of 16 "
+        "rows and 16 columns",
         lambda cfg, device: (
             cfg.dq != DqMode.ATOMICS or any(shares_dq(cfg, rows) for rows in (1, 2, 4))
         ),

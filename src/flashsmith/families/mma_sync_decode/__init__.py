@@ -1,4 +1,4 @@
-"""The mma_sync_decode family (sm_80 and later): attention over a KV cache by mma.sync."""
+"""The mma_sync_decode family (sm_80 and later): attention over a KV cache with mma.sync."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncDecodeFamily(Family):
-    """Kernels whose CTAs read a part of a sequence's keys, and a kernel that merges the parts."""
+    """Kernels whose CTAs each read a part of a sequence's keys, and a kernel that merges parts."""
 
     config_class = FlashDecodeKernelConfig
     title = "mma.sync decode"
@@ -75,7 +75,7 @@ class MmaSyncDecodeFamily(Family):
         first, *others, last = sets.candidates(dtype, min(d_heads), device)
         last = replace(last, chunk_rows=64, cluster=8, full_tiles=True)
         chunks = (replace(first, chunk_rows=128), *others, last)
-        # As the entries of the default mode are.
+        # Similar to the entries of the default mode.
         entry = replace(first, parts_per_sm=2, early=True, cluster=8)
         own_rows = replace(entry, B_r=32, B_c=64, n_warps=2, own_rows=True)
         return [first, *(cfg for cfg in (*chunks, entry, own_rows) if is_legal(cfg, device))]

@@ -14,11 +14,11 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-# Of the usual config: no part is worth less, and no SM more.
+# Values of the usual config: no part has fewer keys, and no SM has more parts.
 MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
-_STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
-_TARGET_BYTES = 80  # where the states of a CTA's run belong, and its next searches
+_STATISTICS_BYTES = 8  # per row of a warp: its maximum and its sum
+_TARGET_BYTES = 80  # where the states of a CTA's run are stored, and the CTA's next searches
 
 
 @dataclass(frozen=True, order=True)
@@ -26,7 +26,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     """Attention over a cache by the mma_sync_decode family (sm_80 and later), ordered field by
     field.
 
-    A later knob goes at the end with a zero default that means today's behaviour.
+    Add a new knob at the end, with a zero default that means today's behaviour.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of an int's range.
@@ -60,7 +60,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         where="DecodeRun",
     )
     B_c: int = knob(
-        "keys of a stage, those of all warps",
+        "keys of a stage, over all warps",
         values=(32, 64, 128, 256),
         effect=lambda cfg: (
             f"a warp copies {cfg.keys_per_warp} keys and multiplies {cfg.multiplied_keys} at a time"
@@ -68,7 +68,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         where="RunCopies::start_step",
     )
     n_warps: int = knob(
-        "warps per CTA, each with keys of its own, or with rows",
+        "warps per CTA; each has separate keys or separate rows",
         values=(2, 4, 8),
         effect=lambda cfg: (
             f"{cfg.n_threads} threads per CTA, whose warps share the stages"
@@ -83,11 +83,11 @@ class FlashDecodeKernelConfig(KernelConfig):
         word="stages",
         default=3,
         always=True,
-        effect=lambda cfg: f"{cfg.bytes_in_flight} bytes of K and V are on their way to a CTA",
+        effect=lambda cfg: f"{cfg.bytes_in_flight} bytes of K and V are in flight per CTA",
         where="DecodeRun::run",
     )
     min_keys: int = knob(
-        "keys that a part of a sequence has at least, unless it is the last",
+        "minimum keys in a part of a sequence, except the last part",
         values=(64, 128, 256, 512, 1024),
         word="least",
         default=128,
@@ -95,62 +95,62 @@ class FlashDecodeKernelConfig(KernelConfig):
         effect=lambda cfg: (
             "nothing: chunks are the parts"
             if cfg.canonical
-            else f"a sequence is split from {cfg.min_keys + 1} keys on"
+            else f"sequences of {cfg.min_keys + 1} or more keys are split"
         ),
         where="sequence_of",
     )
     parts_per_sm: int = knob(
-        "parts of all K/V heads of a sequence, at most, per SM",
+        "maximum parts per SM, over all K/V heads of a sequence",
         values=(1, 2, 3, 4, 6, 8),
         word="parts",
         default=2,
         always=True,
         effect=lambda cfg: (
-            f"a long sequence alone gives an SM {cfg.parts_per_sm} parts, in all K/V heads"
+            f"a long sequence alone has {cfg.parts_per_sm} parts per SM, over all K/V heads"
             if not cfg.canonical
             else "nothing: chunks are the parts"
         ),
         where="most_parts",
     )
     chunk_rows: int = knob(
-        "rows of a CTA's tile in the kernel for sequences with more than half as many rows, such "
-        "as chunks of a prompt; 0: there is none",
+        "rows of a CTA's tile in the kernel for sequences with more than half this many rows, such "
+        "as chunks of a prompt; 0: no such kernel",
         values=(0, 64, 128),
         word="chunks",
         default=0,
         lowest=0,
         effect=lambda cfg: (
-            f"sequences with more than {cfg.most_rows_without_chunks} rows of a K/V head have a "
-            f"kernel of their own, of {cfg.chunk_warps} warps with {MMA_ROWS} rows each"
+            f"sequences with more than {cfg.most_rows_without_chunks} rows of a K/V head use a "
+            f"separate kernel, of {cfg.chunk_warps} warps with {MMA_ROWS} rows each"
             if cfg.chunk_rows
-            else "all sequences have the same kernel, whose tiles each read all keys"
+            else "all sequences use the same kernel, in which each tile reads all keys"
         ),
         where="ChunkKernelConfig",
     )
     rounds: int = knob(
-        "runs of parts that a CTA has at least, where there are keys enough",
+        "minimum runs of parts per CTA, if there are enough keys",
         values=(1, 2, 4, 8),
         word="rounds",
         default=1,
         effect=lambda cfg: (
-            f"a CTA's share of all keys is cut into {cfg.rounds} runs of parts, each merged by it"
+            f"a CTA's share of all keys is split into {cfg.rounds} runs of parts; it merges each"
         ),
         where="share_of_cta",
     )
     early: bool = knob(
-        "whether a call's first launch may begin before the launch before it is over (from sm_90)",
+        "whether a call's first launch may begin before the previous launch ends (from sm_90)",
         word="early",
         default=False,
         effect=lambda cfg: (
-            "the first launch overlaps the end of whatever the stream runs before"
+            "the first launch overlaps the end of the previous work on the stream"
             if cfg.early
-            else "the first launch waits until the stream has come to it"
+            else "the first launch starts after the previous work on the stream"
         ),
         where="wait_for_launch_before",
     )
     cluster: int = knob(
-        "CTAs of a cluster, at most, that have all parts of a row tile and merge them in their "
-        "shared memory (from sm_90), where these are few and short; 0: none",
+        "maximum cluster size for merging all parts of a row tile in shared memory (from sm_90), "
+        "if these are few and short; 0: no clusters",
         values=(0, 8),
         word="cluster",
         default=0,
@@ -158,24 +158,24 @@ class FlashDecodeKernelConfig(KernelConfig):
         effect=lambda cfg: (
             f"up to {cfg.cluster} parts of a row tile are merged without global memory"
             if cfg.cluster
-            else "parts are merged by way of global memory"
+            else "parts are merged through global memory"
         ),
         where="ClusterMerge",
     )
     full_tiles: bool = knob(
-        "whether a thread merges the states of several columns at once, for tiles that have all "
-        "their rows",
+        "whether a thread merges the states of several columns at once, for tiles whose rows are "
+        "all used",
         word="full",
         default=False,
         effect=lambda cfg: (
-            "a part of 16 rows ends with one pass of loads"
+            "the end of a part of 16 rows takes one pass of loads"
             if cfg.full_tiles
-            else "a part ends with one pass of loads for every row or few"
+            else "the end of a part takes one pass of loads for every row or few rows"
         ),
         where="PartMerge::finish_several",
     )
     own_rows: bool = knob(
-        "whether each warp has 16 rows of a full tile and all keys of a stage, not keys of its own",
+        "whether each warp has 16 rows of a full tile and all keys of a stage, not some of them",
         word="own_rows",
         default=False,
         effect=lambda cfg: (
@@ -201,18 +201,18 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def multiplied_keys(self) -> int:
-        """Keys of a stage that one warp multiplies: its own, or with rows of its own all."""
+        """Keys of a stage that one warp multiplies: all with own_rows, else those it copies."""
         return self.B_c if self.own_rows else self.keys_per_warp
 
     @property
     def rows_per_warp(self) -> int:
-        """Rows of the tile that one warp has."""
+        """Rows of the tile that one warp computes."""
         return MMA_ROWS if self.own_rows else self.B_r
 
     @property
     def accumulators(self) -> int:
-        """fp32 elements of o that a lane sums; canonical, a warp has some columns of all keys, in a
-        chunk and over all chunks."""
+        """fp32 elements of o that a lane sums. In a canonical config a warp has some columns of all
+        keys, summed once for the chunk and once over all chunks."""
         if self.canonical:
             groups = -(-self.d_head // MMA_ROWS // self.n_warps)
             return 2 * self.B_r * groups * MMA_ROWS // THREADS_PER_WARP
@@ -230,39 +230,38 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def own_tiles(self) -> int:
-        """Tiles of eight columns, of which a lane of a warp with rows of its own has two rows."""
+        """Tiles of eight columns; with own_rows a lane has two rows of each."""
         return self.d_head // 8
 
     @property
     def own_tiles_in_registers(self) -> int:
-        """Of them those whose sums of a run's first subtree have registers."""
+        """The own_tiles whose sums over a run's first subtree are kept in registers."""
         most = (25 if self.B_c == 32 else 16) - self.own_tiles
         return min(max(most, 0), self.own_tiles)
 
     @property
     def most_ctas(self) -> int:
-        """CTAs of an SM, at most, that registers suffice for; 0: as many as shared memory has room
-        for."""
+        """The most CTAs per SM for which registers suffice; 0: as many as shared memory allows."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes that a CTA has asked for and not yet got, while it multiplies."""
+        """Bytes of copies in flight per CTA while it multiplies."""
         return (self.stages - 1) * self.stage_bytes
 
     @property
     def chunk_warps(self) -> int:
-        """Warps of a CTA of the kernel for sequences with many rows."""
+        """Warps per CTA in the kernel for sequences with many rows."""
         return self.chunk_rows // MMA_ROWS
 
     @property
     def most_rows_without_chunks(self) -> int:
-        """Rows of a K/V head above which a sequence has the kernel for many."""
+        """The most rows per K/V head for which a sequence does not use the kernel for many rows."""
         return self.chunk_rows // 2
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether there is a merge kernel that takes the states of few parts as they arrive."""
+        """Whether there is a merge kernel that reads the states of a few parts as they arrive."""
         return bool(self.cluster) and not self.chunk_rows and not self.own_rows
 
     @property
@@ -271,10 +270,10 @@ class FlashDecodeKernelConfig(KernelConfig):
         return self.rows_per_warp * self.d_head <= MMA_ROWS * 128
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of a CTA, bytes: the queries, the stages of K and V, the row
-        statistics of the warps, and where a run's states belong. With rows of their own warps
-        have the statistics of a run's first subtree there, and some of its sums."""
-        # Queries that have registers go by way of the last stage.
+        """Dynamic shared memory of a CTA in bytes: the queries, the stages of K and V, the row
+        statistics of the warps, and the destinations of a run's states. With own_rows it holds the
+        statistics of a run's first subtree, and the sums that do not fit in registers."""
+        # Queries that are kept in registers are copied through the last stage.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
@@ -282,10 +281,10 @@ class FlashDecodeKernelConfig(KernelConfig):
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         elif self.canonical:
-            # What warps exchange of a tile: maxima, sums of 16 keys, and P.
+            # The data of a tile that warps exchange: maxima, sums of 16 keys, and P.
             statistics = self.B_r * (4 * self.n_warps + self.B_c + elem_size * self.B_c)
         return queries + streamed + statistics + _TARGET_BYTES
 
     def chunk_smem_bytes(self) -> int:
-        """The same of the kernel for sequences with many rows: the queries and the stages."""
+        """Dynamic shared memory of the kernel for many rows, bytes: the queries and the stages."""
         return (self.chunk_rows + 2 * self.stages * self.B_c) * self.d_head * 2

@@ -1,8 +1,7 @@
-"""The mma_sync_decode family's cost models: the time of a call from the bytes that it reads, and
-what numbers of runs cost.
+"""The mma_sync_decode family's cost models. One estimates the time of a call from the bytes that it
+reads; the other, RunCosts, the cost of a number of runs.
 
-Of the first, constants without a data sheet behind them are assumptions, not fits. Those of the
-second, RunCosts, are fits.
+In the first model, constants without a data sheet are assumptions and not fits. RunCosts are fits.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKern
 from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
-# Cycles from a load to its data with all SMs reading, of a launch within a graph, and of a CTA's
-# beginning and end around its part: lengths and queries before, states of warps after.
+# Cycles from a load to its data while all SMs read, of a launch within a graph, and of a CTA before
+# and after its part: it reads lengths and queries first, and merges warps' states at the end.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
-# Instructions of a warp per m16n8k16 product, its fragments and copies, and per score of a lane.
+# Instructions of a warp per m16n8k16 product with fragments and copies, per lane's score, per step.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
 # A run may be longer than a CTA's share (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
-# Cycles in which a warp takes one such step with nothing beside it.
+# Cycles of one step of a warp that runs alone.
 _WARP_STEP = 900.0
 _FLOAT_BYTES = 4
 _MOST_REGISTERS = 255
@@ -31,19 +30,21 @@ _MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class RunCosts:
-    """What a call costs by the number of runs that its tiles are read in, of equal lengths; a plan
-    takes the cheapest number (csrc/mma_sync_decode/plan.cc).
+    """The cost of a call by the number of equally long runs in which its tiles are read. A plan
+    uses the cheapest number (csrc/mma_sync_decode/plan.cc).
 
-    A turn is a run in each CTA that the GPU holds. A call takes its bytes times a factor, of one
-    turn or less ``few_ctas`` over the turns, at least ``one_turn`` and, where an SM may have two
-    CTAs and another one, up to ``uneven_most`` more: ``uneven_slope`` times what the turns are
-    below ``uneven_from``. Of more turns the last one, if it is not full, takes ``last_start`` and
-    ``last_slope`` times its share of the CTAs, at most all of a turn, at least ``last_least`` and
-    ``last_least_fall`` less for each full turn before: its CTAs have more of the memory each.
-    With tiles of more than 8 rows it takes all of a turn, and bytes count ``full_tiles`` times.
+    A turn is one run in each CTA that the GPU can hold. The time of a call is its bytes times a
+    factor. Up to one turn, the factor is ``few_ctas`` over the turns, or ``one_turn`` if that is
+    more. ``one_turn`` grows by ``uneven_slope`` times the turns missing to ``uneven_from``, up to
+    ``uneven_most``, since an SM may then have two CTAs and another SM one.
 
-    Besides, in bytes that the GPU reads meanwhile: ``turn_bytes`` for each turn, ``merge_bytes``
-    for a merge, and ``merged_row_bytes`` for each of its rows.
+    Beyond one turn, a partly filled last turn counts ``last_start`` plus ``last_slope`` times its
+    share of the CTAs, up to a whole turn. Its minimum is ``last_least``, less ``last_least_fall``
+    for each full turn before it: its CTAs each have more memory bandwidth. With tiles of more than
+    8 rows it counts as a whole turn, and bytes count ``full_tiles`` times.
+
+    Further costs are in bytes that the GPU reads in the same time: ``turn_bytes`` for each turn,
+    ``merge_bytes`` for a merge, and ``merged_row_bytes`` for each merged row.
     """
 
     few_ctas: float
@@ -61,7 +62,7 @@ class RunCosts:
     merged_row_bytes: float
 
 
-# By GPU. tools/benchmark/decode_run_costs.py fits them to measured numbers of runs.
+# By GPU name. tools/benchmark/decode_run_costs.py fits them to measured numbers of runs.
 RUN_COSTS = {
     "H200": RunCosts(
         few_ctas=0.568,
@@ -79,18 +80,18 @@ RUN_COSTS = {
         merged_row_bytes=9e3,
     ),
 }
-# Of GPUs without measurements of their own; an H100's are of two numbers of runs a call, too few to
-# fit, and this one's take the faster of the two about as often as on an H200.
+# For GPUs without measurements. An H100 was measured with only two numbers of runs per call, too
+# few for a fit. These values pick the faster of the two about as often as on an H200.
 _FALLBACK = RUN_COSTS["H200"]
 
 
 def plan_costs(gpu: str) -> tuple[float, ...]:
-    """RunCosts of a GPU, in their order."""
+    """The RunCosts of a GPU as a tuple in field order."""
     return astuple(RUN_COSTS.get(gpu_name(gpu), _FALLBACK))
 
 
 def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
-    """CTAs that one SM holds; 0: not even one."""
+    """CTAs that one SM can hold; 0: not even one."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(_MOST_REGISTERS, 100 + cfg.accumulators) if not cfg.own_rows else _MOST_REGISTERS,
@@ -116,7 +117,7 @@ def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec)
 
 
 def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int) -> int:
-    """Runs that the parts of each sequence are taken in, where all of a call are as long."""
+    """The number of runs into which a sequence's parts are grouped, if all sequences are equal."""
     share = _ROUNDING_UP * all_parts / (ctas * cfg.rounds) if all_parts > ctas else 0.0
     length = 1
     while length < parts and 2 * length <= share:
@@ -124,13 +125,13 @@ def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int)
     return -(-parts // length)
 
 
-# Of a chunk's part, in parts of other sequences, as the kernels have it.
+# The minimum keys of a chunk's part, as a multiple of other sequences' minimum, as in the kernels.
 _CHUNK_MIN_KEYS_FACTOR = 8
 
 
 def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKernelConfig:
-    """The config whose main kernel has the work of the one that serves the problem's sequences: of
-    those with many rows one with the tiles of chunks."""
+    """A config whose main kernel does the work of the kernel that serves the problem's sequences:
+    for many rows, one with the tiles of chunks."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if not cfg.chunk_rows or rows <= cfg.most_rows_without_chunks:
         return cfg
@@ -140,7 +141,7 @@ def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKerne
 
 
 def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
-    """The work of a call's launches; infinitely long where no CTA fits."""
+    """The work of a call's launches; the time is infinite if no CTA fits."""
     chosen, cfg = cfg, _serving(cfg, problem)
     ctas = resident(cfg, device)
     if not ctas:
@@ -158,14 +159,14 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     keys = min(keys * -(-parts // runs), max(problem.seq_k, 1))
     items = heads * runs
     per_item = keys * 2 * cfg.d_head * cfg.dtype.element_size
-    # Tiles of the same keys find them in L2.
+    # Tiles that share keys read them from L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
     steps = -(-keys // cfg.B_c)
     row_tiles, key_tiles = cfg.rows_per_warp / MMA_ROWS, cfg.multiplied_keys / 8
     products = 2 * row_tiles * key_tiles * (cfg.d_head / MMA_ROWS)
     issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP
     issue *= cfg.n_warps / QUARTERS
-    # An SM that has fewer bytes on their way than latency times its share waits for them.
+    # An SM stalls if it has fewer bytes in flight than latency times its share of the bandwidth.
     at_once = min(ctas, -(-items // device.sm_count))
     in_flight = at_once * min(cfg.bytes_in_flight, per_item)
     waited = cfg.stage_bytes * _LATENCY * at_once / max(in_flight, 1)
@@ -183,13 +184,13 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# Everything but the products, of four kernels, in products.
+# The compile time of everything except the products, for four kernels, expressed in products.
 _FIXED_COST = 700.0
 
 
 def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
-    """Relative compile time of one config (no unit): the m16n8k16 products of one step of a warp,
-    whose bodies are unrolled, in the dense and in the paged kernels."""
+    """Relative compile time of one config (no unit): the m16n8k16 products of one unrolled step of
+    a warp, in the dense and the paged kernels."""
     rows_by_keys = cfg.rows_per_warp * cfg.multiplied_keys + (
         MMA_ROWS * cfg.B_c if cfg.chunk_rows else 0
     )

@@ -8,7 +8,7 @@ from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.order import FIRST_TILE, ONE_STATE, Order
 
-# The emulator's kinds of access, by what the kernels use them for.
+# The emulator's kinds of access for each use of shared memory in the kernels.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async",),
@@ -18,8 +18,8 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
-    """Where the tiles lie: each warp's stages one after another, which its sums take in the end.
-    Warps with rows of their own share them, and Q, which has registers, goes by way of the last."""
+    """The shared-memory layout: each warp's consecutive stages, which its sums reuse at the end.
+    With own_rows all warps share the stages, and Q is copied to registers through the last one."""
     if cfg.own_rows:
         shared = [
             (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
@@ -37,7 +37,7 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 
 
 def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
-    """In which order a row is computed."""
+    """The order of operations with which a row is computed."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     states, warps = ONE_STATE, ""
@@ -52,19 +52,19 @@ def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
         direction=FIRST_TILE,
         states=states,
         chunks=(
-            f"of {cfg.min_keys} keys at least, by the sequence's length {cfg.parts_per_sm} an SM "
-            "at most, from the first tile that is seen on"
+            f"of at least {cfg.min_keys} keys, at most {cfg.parts_per_sm} per SM by the "
+            "sequence's length, from the first visible tile on"
         ),
         merge=f"{warps}of parts as a binary tree",
     )
 
 
 def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
-    """FLOP per byte in the loop over keys of a tile whose rows all exist.
+    """FLOP per byte in the loop over keys of a full tile.
 
-    A key costs 4 B_r d FLOP and is read once from global and once from shared memory, by every warp
-    that has rows of its own; queries that have no registers are read again from shared memory for
-    every warp_keys keys.
+    A key costs 4 B_r d FLOP. It is read once from global memory and once from shared memory; with
+    own_rows every warp reads it from shared memory. Queries that do not fit in registers are read
+    again from shared memory for every warp_keys keys.
     """
     element = cfg.dtype.element_size
     flop = 4 * cfg.B_r * cfg.d_head

@@ -1,5 +1,5 @@
-"""Which configs of the mma_sync_decode family kernels can be built for. One rule, one predicate,
-one reason."""
+"""The rules of the mma_sync_decode family: the configs for which kernels can be built. Each rule
+has one predicate and one reason."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from flashsmith.families.canonical import canonical_rules
 from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.rule import Rule, supported
 
-# fp32 sums and scores of a thread, by the keys of a warp: beside fragments and addresses in 255
-# registers more spill.
+# fp32 sums and scores of a thread, by the keys of a warp. With more, the fragments and addresses
+# spill out of 255 registers.
 MAX_ELEMENTS = {16: 144, 32: 128}
-# The same of chunks, whose warps have 16 rows and all keys of a stage: with 64 keys, d_head 192, a
-# window, a softcap and pages spill.
+# The same limit for chunks, whose warps have 16 rows and all keys of a stage. At 64 keys and d_head
+# 192 a kernel with window, softcap and pages spills.
 _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
-# The same of warps with rows of their own, which keep sums of other keys besides.
+# The same limit with own_rows, where warps also keep sums of other keys.
 MAX_OWN_ELEMENTS = 96
-# Of canonical configs: the first columns of more would lie in another panel than the tile's.
+# For canonical configs: with more warps, a warp's first columns would be in another panel.
 MOST_CANONICAL_WARPS = 4
 
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
-    """Whether an instruction of a warp, which copies 4 rows of a panel of 64 columns or 8 of one of
-    32, copies no more than the warp's keys of a stage, and its lanes have a key each at most."""
+    """Whether one copy instruction of a warp stays within the warp's keys of a stage, and each lane
+    has at most one key. It copies 4 rows of a panel of 64 columns or 8 of a panel of 32."""
     least = 4 if cfg.d_head % 64 == 0 else 8
     return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
 
@@ -52,9 +52,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rows_fit_registers",
-        "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, with "
-        "32 keys a warp 128, and (d_head + B_c) / 2 with own_rows 96; with canonical, where a warp "
-        "has some columns, B_r (2 columns + B_c / n_warps) / 32 at most 128: it has 255 registers",
+        "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, or "
+        "128 with 32 keys per warp; with own_rows (d_head + B_c) / 2 must be at most 96. With "
+        "canonical, B_r (2 columns of a warp + B_c / n_warps) / 32 must be at most 128: a thread "
+        "has 255 registers",
         lambda cfg, device: (
             cfg.accumulators + cfg.scores
             <= (MAX_OWN_ELEMENTS if cfg.own_rows else MAX_ELEMENTS.get(cfg.keys_per_warp, 0))
@@ -63,13 +64,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "own_rows_of_all_warps",
-        "own_rows wants B_r = 16 n_warps: each warp has 16 rows",
+        "own_rows needs B_r = 16 n_warps: each warp has 16 rows",
         lambda cfg, device: not cfg.own_rows or cfg.B_r == MMA_ROWS * cfg.n_warps,
         ("B_r", "n_warps", "own_rows"),
     ),
     Rule(
         "own_rows_without_exchange",
-        "own_rows and full_tiles exclude each other: full_tiles is about an exchange between warps",
+        "own_rows and full_tiles exclude each other: with own_rows warps exchange nothing",
         lambda cfg, device: not (cfg.own_rows and cfg.full_tiles),
         ("full_tiles", "own_rows"),
     ),
@@ -81,15 +82,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "chunk_keys_in_copies",
-        "16 B_c / chunk_rows, the keys that a warp copies for all, must be 4 to 32, and 8 at least "
-        "where d_head is no multiple of 64: an instruction copies so many rows",
+        "16 B_c / chunk_rows, the keys that a warp copies for all, must be 4 to 32, or 8 to 32 if "
+        "d_head is not a multiple of 64: one instruction copies 4 or 8 rows",
         lambda cfg, device: _copies_whole_rows(cfg),
         ("d_head", "B_c", "chunk_rows"),
     ),
     Rule(
         "chunk_rows_fit_registers",
-        "(d_head + B_c) / 2, a thread's sums and scores of chunks, must be at most 112, with B_c "
-        "32 144: it has 255 registers",
+        "(d_head + B_c) / 2, a thread's sums and scores of chunks, must be at most 112, or 144 "
+        "with B_c 32: it has 255 registers",
         lambda cfg, device: (
             not cfg.chunk_rows
             or cfg.d_head + cfg.B_c
@@ -112,22 +113,22 @@ RULES: tuple[Rule, ...] = (
     *canonical_rules(
         (
             "min_keys",
-            f"min_keys {MIN_KEYS}, which says nothing: parts are chunks",
+            f"min_keys {MIN_KEYS}, which has no effect: parts are chunks",
             lambda cfg: cfg.min_keys == MIN_KEYS,
         ),
         (
             "parts_per_sm",
-            "parts_per_sm 1, which says nothing: a sequence has as many parts as chunks",
+            "parts_per_sm 1, which has no effect: a sequence has as many parts as chunks",
             lambda cfg: cfg.parts_per_sm == 1,
         ),
         (
             "chunk_rows",
-            "chunk_rows 0: all tiles have one kernel",
+            "chunk_rows 0: all tiles use one kernel",
             lambda cfg: cfg.chunk_rows == 0,
         ),
         (
             "n_warps",
-            "n_warps of at most 4: a warp has every n_warps-th 16 columns of P V, of 64 at most",
+            "n_warps of at most 4: of each 64 columns of P V a warp has every n_warps-th 16",
             lambda cfg: cfg.n_warps <= MOST_CANONICAL_WARPS,
         ),
         ("rounds", "rounds 1: each chunk, or all of them, is a run", lambda cfg: cfg.rounds == 1),

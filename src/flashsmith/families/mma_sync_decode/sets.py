@@ -1,4 +1,4 @@
-"""The sets of the mma_sync_decode family: what is chosen where nothing was measured."""
+"""The config set of the mma_sync_decode family, and its candidates if nothing was measured."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from flashsmith.families.mma_sync_decode.config import (
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# (B_r, B_c, n_warps, stages) by d_head, in order of preference; the last of each fits 101,376 bytes
-# of shared memory. The first of each leaves room for two CTAs on an SM with 233,472 bytes, which
-# have 96 to 128 KiB of copies on their way. Parts of an SM: docs/log/decode.md.
+# (B_r, B_c, n_warps, stages) by d_head, in order of preference. The last of each fits in 101,376
+# bytes of shared memory. With the first of each, an SM with 233,472 bytes has room for two CTAs,
+# which have 96 to 128 KiB of copies in flight. For the parts per SM see docs/log/decode.md.
 _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
@@ -27,10 +27,10 @@ _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     192: ((16, 64, 4, 2), (16, 32, 2, 3)),
     256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
-# Rows of a tile of chunks, in order of preference; none was measured.
+# Rows of a chunk tile, in order of preference; neither was measured.
 _CHUNK_ROWS = (128, 64)
-# The d_head at which full_tiles was timed for several queries: 9% less time in large calls, and
-# none slower.
+# The d_head at which full_tiles was timed for several queries: it takes 9% less time in large calls
+# and slows none down.
 _FILLED_D_HEAD = 128
 
 
@@ -50,13 +50,13 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecod
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-# Of a canonical config: rows of a tile, in order of preference, and stages.
+# The tile rows of a canonical config in order of preference, and its stages.
 _CANONICAL_ROWS, _CANONICAL_STAGES = (16, 32), (4, 3, 2)
 
 
 def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKernelConfig | None:
-    """The config that keeps the canonical order in place of `cfg`: its stages are tiles of the
-    order, and its warps have 32 keys each or, of short tiles, 16."""
+    """The canonical config in place of `cfg`: its stages are the tiles of the canonical order, and
+    its warps have 32 keys each, or 16 if tiles are short."""
     tile = canonical_tile(cfg.d_head, device.arch)
     warps = min(4, tile // MMA_ROWS)
     made = (
@@ -72,12 +72,12 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
 def for_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg`, or where sequences of a problem may have many rows, with the kernel for these: on a
-    device always of the same tiles. Where they fill two tiles, with states that are merged at once,
-    which changes no bit."""
+    """`cfg`, with a separate kernel if the problem's sequences may have many rows; its tiles are
+    the same in every call on a device. If rows fill two tiles, the config has full_tiles, which
+    merges states at once and changes no bit."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if cfg.canonical:
-        # No bit depends on the tile's rows.
+        # The tile's rows change no bit.
         made = (replace(cfg, B_r=B_r) for B_r in _CANONICAL_ROWS if rows > B_r - MMA_ROWS)
         fitting = [one for one in made if is_legal(one, device)]
         return fitting[-1] if fitting else cfg

@@ -1,4 +1,4 @@
-"""The row_merge family (sm_80 and later): attention over parts of the keys, merged."""
+"""The row_merge family (sm_80 and later): it merges attention over separate parts of the keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class RowMergeFamily(Family):
-    """Kernels that add up a row's parts in their order, as fast as memory gives them."""
+    """Kernels that sum a row's parts in their given order, at memory bandwidth."""
 
     config_class = RowMergeKernelConfig
     title = "merge"

@@ -12,13 +12,13 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-# Columns of a row that one thread has: 16 bytes of fp32.
+# Columns of a row per thread: 16 bytes of fp32.
 COLUMNS = 4
 
 
 @dataclass(frozen=True, order=True)
 class RowMergeKernelConfig(KernelConfig):
-    """A kernel that merges outputs of parts of the keys, a row after the other.
+    """A kernel that merges, row by row, the outputs for parts of the keys.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of an int's range.
@@ -31,15 +31,15 @@ class RowMergeKernelConfig(KernelConfig):
     LEADING_WORD: ClassVar[str] = "merge"
 
     dtype: DType = knob(
-        "element type of what is not fp32",
+        "element type of the tensors that are not fp32",
         values=tuple(DType),
-        effect=lambda cfg: "element type of parts and output where these are not fp32",
+        effect=lambda cfg: "element type of parts and output unless these are fp32",
         where="row_merge_kernel",
     )
     d_head: int = knob(
         "head dimension, elements",
         values=(32, 64, 96, 128, 192, 256),
-        effect=lambda cfg: f"{cfg.d_head // COLUMNS} threads have a row, {COLUMNS} columns each",
+        effect=lambda cfg: f"{cfg.d_head // COLUMNS} threads per row, {COLUMNS} columns each",
         where="row_merge_kernel",
     )
     n_warps: int = knob(

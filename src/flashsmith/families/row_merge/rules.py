@@ -1,4 +1,4 @@
-"""Which configs of the row_merge family kernels can be built for."""
+"""The rules of the row_merge family: the configs for which kernels can be built."""
 
 from __future__ import annotations
 

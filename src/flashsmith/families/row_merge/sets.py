@@ -1,4 +1,4 @@
-"""The sets of the row_merge family: what is chosen where nothing was measured."""
+"""The config of the row_merge family that is chosen if nothing was measured."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from flashsmith.semantics.dtype import DType
 
 
 def candidates(dtype: DType, d_head: int) -> list[RowMergeKernelConfig]:
-    """Of 4 warps: small enough for few rows to spread over SMs, and 16 CTAs fill an SM."""
+    """One config of 4 warps: small enough to spread few rows over SMs, and 16 CTAs fill an SM."""
     return [RowMergeKernelConfig(dtype, d_head, 4)]

@@ -1,4 +1,4 @@
-"""The wgmma family: warp-specialised kernels of Hopper GPUs, fed by TMA."""
+"""The wgmma family: warp-specialised kernels for Hopper GPUs, fed by TMA."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from flashsmith.semantics.dtype import DType
 
 
 class WgmmaFamily(WarpgroupFamily):
-    """Kernels of warpgroups that multiply with wgmma, of which one copies by TMA."""
+    """Kernels of warpgroups that multiply with wgmma, plus one warpgroup that copies by TMA."""
 
     config_class = HopperForwardKernelConfig
     title = "wgmma"
     rules = rules.HOPPER_RULES
-    # Shared memory before registers: the search then leaves a device that is too small for any tile
-    # at once.
+    # Shared memory before registers: the search then rejects a device that is too small for every
+    # tile at once.
     settled_first = (
         "dtype", "d_head", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers",
         "separate_O",
         "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
     )  # fmt: skip
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
+        # Only fewer producer registers can help, and the producer needs at least these.
         "producer_registers": (24, 32, 40),
-        # These values suffice to correct an illegal config; others only make the search longer.
+        # These values suffice to correct an illegal config; more would only lengthen the search.
         "section_mib": (DEFAULT_SECTION_MIB,),
         "ctas_per_sm": (1,),
     }
@@ -66,7 +66,7 @@ class WgmmaFamily(WarpgroupFamily):
         return with_merge(super().kernel_templates(cfg), cfg.split_keys, "hopper_merge_kernel")
 
     def shipped(self) -> Sequence[tuple[HopperForwardKernelConfig, Semantics]]:
-        # Plain and causal attention on whole tiles, which they were chosen for.
+        # Plain and causal attention on whole tiles, for which these configs were chosen.
         return [
             (cfg, semantics)
             for cfg in sets.get_hopper_configs()
@@ -118,7 +118,7 @@ class WgmmaFamily(WarpgroupFamily):
     def with_registers(
         self, cfg: HopperForwardKernelConfig, semantics: Semantics
     ) -> HopperForwardKernelConfig:
-        # At d 256 they fill the registers, and such kernels spill even without Q in them.
+        # At d 256 these semantics fill the registers, so that kernels spill even without Q in them.
         spills = semantics.packed or (
             semantics.key_mask.takes_limits and not semantics.score.is_plain
         )
@@ -147,7 +147,7 @@ class WgmmaFamily(WarpgroupFamily):
         return [one for one in found if is_legal(one, device)]
 
     def dividing_tiles(self, cfg: HopperForwardKernelConfig) -> dict[str, int]:
-        # TMA skips rows of Q and O beyond the tensor, so only keys must be divided.
+        # TMA skips rows of Q and O beyond the tensor, so only the keys must be divisible.
         return {"B_c": cfg.B_c}
 
     def loop_tiles(self, cfg: HopperForwardKernelConfig) -> tuple[int, int]:

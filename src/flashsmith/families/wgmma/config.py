@@ -25,7 +25,7 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma import describe
 from flashsmith.semantics.dtype import DType
 
-# Bytes of barriers and of work-tile info beside the tiles.
+# Bytes of barriers and of work-tile info, in addition to the tiles.
 BARRIER_PAGE = 1024
 
 
@@ -54,7 +54,7 @@ class TileOrder(IntEnum):
     LONGEST_FIRST = 1
 
 
-# A wgmma has 64 rows, and its B a multiple of 16 keys.
+# A wgmma has 64 rows, and the N of its B operand is a multiple of 16 keys here.
 D_HEADS = (32, 64, 96, 128, 192, 256)
 MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
@@ -65,7 +65,7 @@ MAX_CTAS = 4
 MAX_EXP2_FMA_SHARE = 50
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
-# Registers for the smallest tiles: O's columns, S's columns, and the rest.
+# Registers for the smallest tiles: O's columns, S's columns, and everything else.
 _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 
@@ -73,8 +73,8 @@ _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 class HopperForwardKernelConfig(ForwardConfig):
     """One forward kernel of the wgmma family (sm_90a), ordered field by field.
 
-    Any positive sizes can be written down; whether a kernel can be built for them is for
-    flashsmith.families.legality to say.
+    Any positive sizes are accepted here; flashsmith.families.legality determines whether a kernel
+    can be built for them.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -150,7 +150,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         values=[count for count in REGISTER_COUNTS if count >= _LEAST_TO_COMPUTE],
     )
     overlap: bool = knob(
-        "a warpgroup's next QK GEMM runs under its softmax",
+        "a warpgroup's next QK GEMM overlaps its softmax",
         word="overlap",
         default=False,
         effect=describe.overlap,
@@ -189,14 +189,14 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="TileScheduler::info_of",
     )
     separate_O: bool = knob(
-        "O is stored through shared memory of its own, not Q's",
+        "O is stored through a separate buffer in shared memory, not through Q's",
         word="separate_O",
         default=False,
         effect=describe.way_of_O,
         where="OutputStore::start",
     )
     rescale_threshold: int = knob(
-        "O is rescaled for a new maximum of some weight or above 2^this",
+        "O is rescaled if the new maximum has enough weight or grew above 2^this",
         values=tuple(range(MAX_RESCALE_THRESHOLD + 1)),
         word="rescale",
         default=0,
@@ -251,7 +251,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="OutputStore::store_directly",
     )
     short_block: int = knob(
-        "a warpgroup's last block ends after a multiple of so many keys, where no row sees more",
+        "a warpgroup's last block ends at a multiple of this many keys, if no row needs more",
         values=(0, 16, 32, 48, 64),
         word="short",
         default=0,
@@ -281,7 +281,7 @@ class HopperForwardKernelConfig(ForwardConfig):
 
     @property
     def n_warps(self) -> int:
-        """Warps of one CTA, the producer's included."""
+        """Warps of one CTA, including the producer's."""
         return self.n_threads // THREADS_PER_WARP
 
     @property
@@ -290,17 +290,17 @@ class HopperForwardKernelConfig(ForwardConfig):
         return WARPGROUP_ROWS * THREADS_PER_WARP // WARPGROUP_THREADS
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of the Q, K and V tiles a CTA holds at once, and of O's where it has its own."""
+        """Bytes of the Q, K and V tiles that a CTA holds at once, and of O's if it is separate."""
         rows = self.B_r * (self.q_buffers + self.separate_O) + 2 * self.kv_stages * self.B_c
         return rows * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one CTA, bytes: the tiles, and a page for barriers."""
+        """Dynamic shared memory of one CTA in bytes: the tiles, and a page for barriers."""
         return self.tile_bytes(elem_size) + BARRIER_PAGE
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether a kernel for whole tiles serves these sizes.
+        """Whether a kernel without bounds checks can compute these sizes.
 
-        Rows of Q and O may be fewer than a tile has: TMA skips rows beyond the tensor.
+        The rows need not fill a tile, since TMA skips rows of Q and O beyond the tensor.
         """
         return d == self.d_head and seq_k % self.B_c == 0 and seq_k > 0

@@ -1,14 +1,14 @@
 """The wgmma family's cost model: the time of one step of a CTA's loop on an SM, which holds
 ctas_per_sm CTAs, usually one.
 
-In a step every warpgroup computes a QK GEMM, a softmax and a PV GEMM of 64 rows and B_c keys.
-Tensor cores and exp2 units serve all warpgroups; a warpgroup's own chain is GEMM, softmax, GEMM,
-and with overlap the longer of the two kinds of work, plus its waits at barriers. The three are
-joined as mma_sync joins its bounds.
+In a step every warpgroup computes a QK GEMM, a softmax and a PV GEMM of 64 rows and B_c keys. All
+warpgroups share the tensor cores and exp2 units. A warpgroup's own chain is GEMM, softmax, GEMM and
+its waits at barriers; with overlap it is the longer of the two kinds of work and these waits. The
+three bounds are combined as in mma_sync.
 
-The constants below are fitted to 32 timings of an H200 at d 128: benchmarks/h200/
-hopper-first-run.csv, without those of unmasked problems in an order that is meant for masked ones.
-Other head dimensions follow by arithmetic only.
+The constants below are fitted to 32 timings on an H200 at d 128 (benchmarks/h200/
+hopper-first-run.csv), without unmasked problems in the order for masked ones. Other head dimensions
+are extrapolated.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from flashsmith.families.wgmma.config import (
     TileOrder,
 )
 
-# Relative compile time of a kernel: short, whatever its tiles; one instruction is a warpgroup's
-# product.
+# Relative compile time of a kernel. It is short for all tiles, since one instruction is a whole
+# warpgroup's product.
 COMPILE_COST = 700.0
 
-# A tile's first K, its epilogue, and the fetch of its work-tile info.
+# Cycles of a tile's first K copy, its epilogue, and the fetch of its work-tile info.
 _TILE_CYCLES = 2000.0
-# The wait for the next tile's Q, where there is no second buffer, or O is stored through it.
+# The wait for the next tile's Q, if it has no second buffer or O is stored through it.
 _Q_WAIT = 600.0
-# A launch's first copies, where every CTA has but one tile.
+# A launch's first copies, if every CTA has only one tile.
 _LAUNCH_CYCLES = 1500.0
-# Barriers, the wait for a GEMM, the row statistics: time that no work of the same warpgroup hides.
+# Barriers, the wait for a GEMM, the row statistics: nothing in the same warpgroup hides this time.
 _CHAIN_LATENCY = 1300.0
 _OVERHEAD = 1.03
 _NORM = 4.0
@@ -45,8 +45,8 @@ _NORM = 4.0
 def tile_work(
     cfg: HopperForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
 ) -> TileWork:
-    """The kernel's tile on ``device``. The registers are the config's own, and it does not spill:
-    the compiler's figures are not looked at."""
+    """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
+    compiler's figures are ignored."""
     rates = rates_of(device)
     resident = cfg.ctas_per_sm if is_legal(cfg, device) else 0
     hidden = cfg.q_buffers == 2 or cfg.separate_O
@@ -70,7 +70,7 @@ def tile_work(
 
 
 def _step_cycles(cfg: HopperForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
-    """SM cycles in which each of ``resident`` CTAs does one step of its loop."""
+    """SM cycles of one loop step while ``resident`` CTAs each do one on an SM."""
     products = 4 * WARPGROUP_ROWS * cfg.B_c * cfg.d_head / flop_per_cycle  # of one warpgroup
     softmax = WARPGROUP_ROWS * cfg.B_c / EXP2 * (1 - cfg.exp2_fma_share / 100)
     warpgroups = resident * cfg.n_warpgroups

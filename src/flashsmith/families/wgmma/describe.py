@@ -10,7 +10,7 @@ from flashsmith.families.split_keys import order_of_parts
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """Where the tiles lie in a CTA's dynamic shared memory; O mostly replaces Q."""
+    """The layout of a CTA's dynamic shared memory; O mostly replaces Q."""
     shared = not (cfg.separate_O or cfg.direct_O)
     tiles = [
         ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r),
@@ -22,10 +22,10 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over K and V; what happens once per CTA does not count.
+    """FLOP per byte in the loop over K and V; work outside the loop does not count.
 
     A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
-    shared memory once per warpgroup; Q always.
+    shared memory once per warpgroup. It always reads Q too.
     """
     flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
     tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
@@ -34,20 +34,20 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def order(cfg: Any, arch: int) -> Order:
-    """In which order a row is computed."""
+    """The order of operations with which a row is computed."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     own = {
-        "row_sums": f"in {4 if cfg.stale_max else 2} chains of keys, a tile's for itself",
+        "row_sums": f"in {4 if cfg.stale_max else 2} chains of keys, separately for each tile",
         **order_of_parts(cfg.split_keys),
     }
     if cfg.rescale_threshold:
-        own["offset"] = f"{outgrown(cfg.rescale_threshold)}, unless row maxima are asked for"
+        own["offset"] = f"{outgrown(cfg.rescale_threshold)}, unless row maxima are requested"
     if cfg.stale_max:
         own["offset"] = (
             "the maximum of a row's first tiles, until sums show that a row of the warp has "
-            f"outgrown it by its weight or 2^{cfg.rescale_threshold}, unless row maxima are asked "
-            "for"
+            f"outgrown it by its weight or 2^{cfg.rescale_threshold}, unless row maxima are "
+            "requested"
         )
     if cfg.exp2_fma_share:
         own["exponentials"] = (
@@ -56,7 +56,7 @@ def order(cfg: Any, arch: int) -> Order:
     return Order.own(arch, cfg.B_c, **own)
 
 
-# --- what a knob's value does --------------------------------------------------------------------
+# --- the effects of knob values ------------------------------------------------------------------
 
 TURNS = {
     "NONE": "warpgroups run in the order of the hardware's schedulers",
@@ -94,14 +94,14 @@ def q(cfg: Any) -> str:
 
 def overlap(cfg: Any) -> str:
     if cfg.overlap:
-        return "the next block's QK GEMM and this one's PV GEMM run under a softmax"
+        return "the next block's QK GEMM and this block's PV GEMM overlap the softmax"
     return "a warpgroup's GEMMs and its softmax alternate"
 
 
 def cluster(cfg: Any) -> str:
     if cfg.cluster_size == 1:
         return "every CTA copies its own K and V"
-    return f"{cfg.cluster_size} CTAs copy a part of K and V each, for all of them"
+    return f"{cfg.cluster_size} CTAs each copy a part of K and V for all of them"
 
 
 def rescale(cfg: Any) -> str:
@@ -115,7 +115,7 @@ def rescale(cfg: Any) -> str:
 
 def way_of_O(cfg: Any) -> str:
     if cfg.separate_O:
-        return "O is stored through shared memory of its own, by TMA"
+        return "O is stored by TMA through a separate buffer in shared memory"
     if cfg.direct_O:
         return "O is not stored through shared memory"
     return "O is stored through Q's buffer, by TMA"
@@ -135,10 +135,10 @@ def ctas(cfg: Any) -> str:
 
 def exp2(cfg: Any) -> str:
     if cfg.exp2_fma_share == 0:
-        return "all exponentials are the special function unit's"
+        return "the special function unit computes all exponentials"
     return (
-        f"of 100 exponentials {cfg.exp2_fma_share} are a cubic on the FMA pipe, the others the "
-        "special function unit's"
+        f"the FMA pipe computes {cfg.exp2_fma_share} of 100 exponentials with a cubic, the "
+        "special function unit the others"
     )
 
 
@@ -147,16 +147,16 @@ def early(cfg: Any) -> str:
         return "a block's exponentials end before the wait for the concurrent PV GEMM"
     if cfg.overlap:
         return "the compiler may delay exponentials until the concurrent PV GEMM has finished"
-    return "nothing: no GEMM runs beside the exponentials"
+    return "nothing: no GEMM runs during the exponentials"
 
 
 def stale(cfg: Any) -> str:
     if not cfg.stale_max:
-        return "every block's maximum is found before its exponentials"
+        return "every block's maximum is computed before its exponentials"
     return (
-        "from the third block that all rows see on, exponents are relative to the maximum so far; "
-        "a warp whose sums show that some row has outgrown it scales its P down, or computes the "
-        "block's scores again"
+        "from the third block on that all rows see, exponents are relative to the maximum so far; "
+        "if a warp's sums show that a row has outgrown it, the warp scales its P down or computes "
+        "the block's scores again"
     )
 
 
@@ -168,10 +168,10 @@ def direct(cfg: Any) -> str:
 
 def short(cfg: Any) -> str:
     if cfg.short_block == 0:
-        return "a warpgroup computes its last block of keys as a whole"
+        return "a warpgroup computes all of its last block of keys"
     return (
-        f"a warpgroup computes of its last block the first multiple of {cfg.short_block} keys that "
-        "has all that its rows see"
+        f"a warpgroup computes its last block only up to the first multiple of {cfg.short_block} "
+        "keys that covers what its rows see"
     )
 
 
@@ -180,5 +180,5 @@ def register_Q(cfg: Any) -> str:
         return "every QK GEMM reads all of Q from shared memory"
     return (
         f"{cfg.register_Q} of the {cfg.d_head // 16} steps of a QK GEMM read Q from registers, "
-        f"{4 * cfg.register_Q} a thread, the others from shared memory"
+        f"{4 * cfg.register_Q} per thread, the others from shared memory"
     )

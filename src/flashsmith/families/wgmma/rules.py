@@ -1,4 +1,4 @@
-"""Which configs of the wgmma family a kernel can be built for."""
+"""The rules of the wgmma family: the configs for which a kernel can be built."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from flashsmith.families.wgmma.config import (
     TileOrder,
 )
 
-# Registers that ptxas needs beside the accumulators of one wgmma, of those that a thread starts
-# with; registers that setmaxnreg adds later do not count (C7602).
+# Registers that ptxas needs in addition to the accumulators of one wgmma, out of those with which a
+# thread starts. Registers that setmaxnreg adds later do not count (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 
 
@@ -41,7 +41,7 @@ _supported = partial(supported, HopperForwardKernelConfig)
 
 
 def tile_registers(cfg: HopperForwardKernelConfig) -> int:
-    """Registers a thread needs for O and S in fp32, and P where it lives beside S."""
+    """Registers that a thread needs for O and S in fp32, and for P if it does not replace S."""
     return cfg.d_head // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 
 
@@ -77,7 +77,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     _supported(
         "q_buffers",
-        "1, or 2 for the next tile's Q to arrive during this one's work",
+        "1, or 2 to copy the next tile's Q during this tile's work",
     ),
     Rule(
         "smem_within_limit",
@@ -91,7 +91,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     *register_rules(),
     Rule(
         "registers_within_file",
-        "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
+        "producer_registers + n_warpgroups consumer_registers must not exceed what the warpgroups "
         "start with, 512 / (ctas_per_sm (n_warpgroups + 1)) each, rounded down to a multiple of 8",
         lambda cfg, device: (
             cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
@@ -102,15 +102,15 @@ HOPPER_RULES: tuple[Rule, ...] = (
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of O (d_head / 2), of S (B_c / 2), with "
-        f"overlap of P beside it (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
+        f"overlap also of P (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: tile_registers(cfg) + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
         ("d_head", "B_c", "overlap", "consumer_registers"),
         lambda cfg, device: f"the tiles take {tile_registers(cfg)}",
     ),
     Rule(
         "product_fits_registers",
-        "the accumulators of a GEMM, max(d_head, B_c) / 2 a thread, and "
-        f"{REGISTERS_BESIDE_PRODUCT} more must be within what a thread starts with, 512 / "
+        "the accumulators of a GEMM, max(d_head, B_c) / 2 a thread, plus "
+        f"{REGISTERS_BESIDE_PRODUCT} must not exceed what a thread starts with, 512 / "
         "(ctas_per_sm (n_warpgroups + 1)) rounded down to a multiple of 8: ptxas refuses others",
         lambda cfg, device: (
             max(cfg.d_head, cfg.B_c) // 2 + REGISTERS_BESIDE_PRODUCT
@@ -126,16 +126,16 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     _supported(
         "cluster_size",
-        "1 or 2: more CTAs wait longer for each other than sharing K and V saves",
+        "1 or 2: with more, waiting for other CTAs costs more than sharing K and V saves",
     ),
     _supported(
         "rescale_threshold",
-        f"0 to {MAX_RESCALE_THRESHOLD}: probabilities grow to two to "
-        "the power of it, and stay far from fp16's limit",
+        f"0 to {MAX_RESCALE_THRESHOLD}: probabilities grow up to 2^rescale_threshold, "
+        "which is far from fp16's limit",
     ),
     _supported(
         "section_mib",
-        "a power of two up to 64: no L2 holds more",
+        "a power of two up to 64: no L2 is larger",
     ),
     Rule(
         "section_needs_longest_first",
@@ -153,9 +153,9 @@ HOPPER_RULES: tuple[Rule, ...] = (
     Rule(
         "ctas_fit_shared_memory",
         "several CTAs, ctas_per_sm, must fit in the shared memory of an SM, each with "
-        f"{RESERVED_SMEM_PER_CTA} bytes of the driver's",
+        f"{RESERVED_SMEM_PER_CTA} bytes that the driver reserves",
         lambda cfg, device: (
-            cfg.ctas_per_sm == 1  # smem_within_limit's own
+            cfg.ctas_per_sm == 1  # smem_within_limit covers it
             or cfg.ctas_per_sm * (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
             <= device.max_smem_per_block + RESERVED_SMEM_PER_CTA
         ),
@@ -168,21 +168,21 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "early_exp_needs_overlap",
-        "early_exp needs overlap: otherwise no GEMM runs beside the exponentials",
+        "early_exp needs overlap: otherwise no GEMM runs during the exponentials",
         lambda cfg, device: cfg.overlap or not cfg.early_exp,
         ("early_exp", "overlap"),
     ),
     Rule(
         "stale_max_needs_rescale",
-        "stale_max needs rescale_threshold of 1 or more: exponents relative to an older maximum "
-        "are what that allows",
+        "stale_max needs rescale_threshold of 1 or more: only that allows exponents relative to an "
+        "older maximum",
         lambda cfg, device: cfg.rescale_threshold > 0 or not cfg.stale_max,
         ("stale_max", "rescale_threshold"),
     ),
     Rule(
         "stale_max_needs_sfu",
-        "stale_max needs exp2_fma_share 0: scores far above a maximum out of date must come out "
-        "infinite, and the FMA pipe's exponential wraps around",
+        "stale_max needs exp2_fma_share 0: scores far above a stale maximum must give infinity, "
+        "and the FMA pipe's exponential wraps around",
         lambda cfg, device: cfg.exp2_fma_share == 0 or not cfg.stale_max,
         ("stale_max", "exp2_fma_share"),
     ),
@@ -195,7 +195,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     _supported(
         "short_block",
-        "a multiple of 16 up to 64, which a step of a PV GEMM takes, or 0",
+        "0 or a multiple of 16 up to 64: a step of a PV GEMM takes 16 keys",
     ),
     Rule(
         "short_block_within_block",
@@ -212,7 +212,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "direct_O_is_not_separate",
-        "direct_O and separate_O exclude each other: O leaves from registers or through shared "
+        "direct_O and separate_O exclude each other: O is stored from registers or through shared "
         "memory",
         lambda cfg, device: not (cfg.direct_O and cfg.separate_O),
         ("direct_O", "separate_O"),
@@ -230,22 +230,22 @@ HOPPER_RULES: tuple[Rule, ...] = (
     *canonical_rules(
         (
             "rescale_threshold",
-            "rescale_threshold 0: rows are relative to their maximum",
+            "rescale_threshold 0: rows are relative to their current maximum",
             lambda cfg: cfg.rescale_threshold == 0,
         ),
         (
             "exp2_fma_share",
-            "exp2_fma_share 0: exponentials are the special function unit's",
+            "exp2_fma_share 0: the special function unit computes all exponentials",
             lambda cfg: cfg.exp2_fma_share == 0,
         ),
         (
             "short_block",
-            "short_block 0: all tiles have as many keys",
+            "short_block 0: all tiles have the same number of keys",
             lambda cfg: cfg.short_block == 0,
         ),
         (
             "split_keys",
-            "split_keys 0: parts end where chunks do not",
+            "split_keys 0: parts and chunks end at different keys",
             lambda cfg: cfg.split_keys == 0,
         ),
         (

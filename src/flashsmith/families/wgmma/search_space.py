@@ -1,8 +1,8 @@
 """The autotuner's search space of the wgmma family: a list of tile shapes per head dimension, a few
 knobs on each, and the neighbours of the fastest configs.
 
-A list and no product: a kernel takes five times as long to compile as one of mma.sync, and the
-registers leave few shapes to choose from. A new knob joins the search as a line of MOVES.
+It is a list and not a product, because a kernel takes five times as long to compile as one of
+mma.sync and the registers leave few possible shapes. A new knob is added as a line of MOVES.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class TileShape(NamedTuple):
     ctas_per_sm: int = 1
 
 
-# By warpgroups in a CTA and CTAs on an SM: the registers of a producer thread and of a consumer
+# By warpgroups per CTA and CTAs per SM: the registers of a producer thread and of a consumer
 # thread, which together fill the register file.
 REGISTERS = {
     (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (32, 112),
     (1, 2): (24, 232), (2, 2): (32, 104), (1, 3): (24, 136),
 }  # fmt: skip
-# Three warpgroups read K and V least often, and have no registers for overlap beyond d_head 96.
-# Four fit short heads only. Two have more registers. One is for problems with few rows, or for two
-# or three CTAs on an SM at short heads. The longest key tiles are limited by registers (three
-# warpgroups) or shared memory (d_head 192, 256, several CTAs).
+# Three warpgroups read K and V least often, but have no registers for overlap beyond d_head 96.
+# Four fit short heads only. Two have more registers per thread. One is for problems with few rows,
+# or for two or three CTAs per SM at short heads. The longest key tiles are limited by registers
+# (three warpgroups) or by shared memory (d_head 192 and 256, several CTAs).
 SHAPES: dict[int, tuple[TileShape, ...]] = {
     32: (
         TileShape(4, 128),
@@ -104,11 +104,11 @@ SHAPES: dict[int, tuple[TileShape, ...]] = {
         TileShape(1, 80, overlap=True),
     ),
 }
-# From here on GEMMs take so much longer than a softmax that ping-pong can only cost.
+# From this d_head on, GEMMs take so much longer than a softmax that ping-pong only costs time.
 _WITHOUT_TURNS = 192
 
-# What makes a config another one's neighbour: new values for one knob, or for those that depend on
-# each other. Tile orders are no moves: the space has all of them, at every shape.
+# The moves to a neighbour: new values for one knob, or for several that depend on each other. Tile
+# orders are not moves, since the space has all of them at every shape.
 MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("B_r", "n_warpgroups", "ctas_per_sm", "producer_registers", "consumer_registers"): tuple(
         (WARPGROUP_ROWS * n, n, ctas, *registers) for (n, ctas), registers in REGISTERS.items()
@@ -128,18 +128,18 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("short_block",): ((0,), (16,), (64,)),
     ("register_Q",): ((0,), (4,), (8,)),
 }
-# Key tiles longer and shorter by these.
+# Changes of B_c in a move.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
 
 
 def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
-    """Whether a legal config may be the fastest."""
+    """Whether a legal config could be the fastest."""
     return (
         cfg.B_c >= _SHORTEST_B_C
-        # With one stage the products wait for every copy.
+        # With one stage the products stall on every copy.
         and cfg.kv_stages >= 2
-        # The second Q buffer is for the next tile; a CTA of one tile has none.
+        # The second Q buffer is for the next tile, which a one-tile CTA does not have.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
     )
 
@@ -147,10 +147,10 @@ def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
 def get_hopper_space_configs(
     dtypes: Sequence[DType], d_heads: Sequence[int], masked: bool
 ) -> list[HopperForwardKernelConfig]:
-    """The wgmma configs to try; none for a head dimension that the family has no kernels for.
+    """The wgmma configs to try; none for a head dimension without kernels.
 
-    masked: whether some rows see fewer keys than others. Only then does it matter which tiles begin
-    first; the longest first was 1 to 14% slower on unmasked problems of an H200.
+    masked: whether some rows see fewer keys than others. The tile order matters only then: longest
+    first was 1 to 14% slower on unmasked problems on an H200.
     """
     orders = tuple(TileOrder) if masked else (TileOrder.BY_HEAD,)
     found = dict.fromkeys(
@@ -190,7 +190,7 @@ def _of_shape(
 
 
 def moved(cfg: HopperForwardKernelConfig) -> Iterator[HopperForwardKernelConfig]:
-    """The configs one move away, legal or not, `cfg` itself among them."""
+    """The configs one move away, legal or not; they include `cfg` itself."""
     for knobs, choices in MOVES.items():
         for values in choices:
             yield replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The sets of the wgmma family: shipped configs, candidates of the chooser, configs of proofs."""
+"""The config sets of the wgmma family: shipped configs, the chooser's candidates, proof configs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flashsmith.semantics.dtype import DType
 def get_hopper_configs(
     dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
 ) -> list[HopperForwardKernelConfig]:
-    """The set 'hopper': by head dimension, first configs for full attention, then for causal."""
+    """The set 'hopper': for each head dimension, configs for full attention, then for causal."""
     by_head, longest_first = TileOrder.BY_HEAD, TileOrder.LONGEST_FIRST
     return [
         cfg
@@ -35,8 +35,8 @@ def get_hopper_configs(
             _four_warpgroups(dtype, 32, 128, by_head),
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
-            # Up to some thousand keys four warpgroups hide the most of each other's waits; beyond
-            # that longer tiles win, with a product under the softmax or without a maximum in it.
+            # Up to some thousand keys, four warpgroups hide most of each other's waits. Beyond,
+            # longer tiles win if a product overlaps the softmax or the softmax needs no maximum.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
             _three_warpgroups(dtype, 64, 128, by_head, stale_max=True),
@@ -48,16 +48,16 @@ def get_hopper_configs(
             _three_warpgroups(dtype, 128, 128, by_head),
             _three_warpgroups(dtype, 128, 128, longest_first),
             _three_warpgroups(dtype, 128, 128, longest_first, stale_max=True),
-            # Two CTAs read K and V once: within 1% of one alone, with less traffic.
+            # Two CTAs read K and V once: the speed is within 1% of single CTAs, with less traffic.
             _three_warpgroups(dtype, 128, 128, by_head, cluster_size=2),
-            # Short causal sequences, where the diagonal wastes less of 128 rows.
+            # Short causal sequences, where the diagonal wastes less of a 128-row tile.
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM),
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM, section_mib=8),
-            # Two buffers of Q for fewer than some thousand keys, longer key tiles for more.
+            # Two Q buffers for up to some thousand keys, longer key tiles for more.
             _two_warpgroups(dtype, 192, 80, by_head),
             _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
-            # One buffer of Q is all that fits: O does not wait in it.
+            # Only one Q buffer fits, so O does not occupy it.
             _two_warpgroups(dtype, 256, 80, by_head, q_buffers=1, early_exp=True, direct_O=True),
             _two_warpgroups(dtype, 256, 80, longest_first, q_buffers=1, direct_O=True),
             _two_warpgroups(dtype, 256, 64, longest_first, q_buffers=1, direct_O=True),
@@ -76,7 +76,7 @@ def _three_warpgroups(
     cluster_size: int = 1,
     stale_max: bool = False,
 ) -> HopperForwardKernelConfig:
-    """192 rows a CTA: two warpgroups' softmax hides behind the third's products."""
+    """192 rows per CTA: the third warpgroup's products hide two warpgroups' softmax."""
     return HopperForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -99,7 +99,7 @@ def _three_warpgroups(
 def _four_warpgroups(
     dtype: DType, d_head: int, B_c: int, tile_order: TileOrder
 ) -> HopperForwardKernelConfig:
-    """256 rows a CTA, for short heads: what one warpgroup waits for three others fill."""
+    """256 rows per CTA, for short heads: three warpgroups fill the waits of the fourth."""
     return HopperForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -128,7 +128,7 @@ def _two_warpgroups(
     early_exp: bool = False,
     direct_O: bool = False,
 ) -> HopperForwardKernelConfig:
-    """128 rows a CTA: registers for wide heads, or for a product under the softmax."""
+    """128 rows per CTA: more registers for wide heads, or for a product that overlaps softmax."""
     return HopperForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -136,7 +136,7 @@ def _two_warpgroups(
         B_c=B_c,
         n_warpgroups=2,
         q_buffers=q_buffers,
-        producer_registers=32,  # 24 spill where sequences are packed
+        producer_registers=32,  # 24 spill if sequences are packed
         consumer_registers=232,
         overlap=True,
         pingpong=pingpong,
@@ -155,8 +155,8 @@ def _two_warpgroups(
 def canonical(
     cfg: HopperForwardKernelConfig, device: DeviceSpec
 ) -> HopperForwardKernelConfig | None:
-    """The config that keeps the canonical order in place of `cfg`: with its tiles' keys and no
-    knob that changes the order, or where that is no legal config another of its d_head."""
+    """The canonical config in place of `cfg`. It has the canonical tile of keys and no knob that
+    changes the order. If that is not legal, it is another config of the same d_head."""
     tile = canonical_tile(cfg.d_head, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,
@@ -177,12 +177,12 @@ def canonical(
     return next((one for one in made if is_legal(one, device)), None)
 
 
-# --- what the grid of proofs runs ----------------------------------------------------------------
+# --- the configs of the proof grid ---------------------------------------------------------------
 
-# Kernels that return the row maxima rescale always, with the exact maximum: half of the grid's
-# problems request them. Together they cover 1 to 4 warpgroups, every ping-pong, schedule and tile
-# order, one and two Q buffers, separate_O and direct_O, overlap, 1 to 4 stages, stale maxima, split
-# keys, and key tiles from 32 to the longest that fits.
+# Kernels that return the row maxima always rescale, with the exact maximum; half of the grid's
+# problems request them. Together these configs cover 1 to 4 warpgroups, every ping-pong, schedule
+# and tile order, one and two Q buffers, separate_O and direct_O, overlap, and 1 to 4 stages. They
+# also cover stale maxima, split keys, and key tiles from 32 to the longest that fits.
 _PROOF_CONFIGS = {
     32: (
         "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
@@ -238,21 +238,21 @@ _PROOF_CONFIGS = {
 
 @cache
 def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
-    """The configs that problems of a dtype and head dimension are proven with."""
+    """The configs with which problems of a dtype and head dimension are proven."""
     d_head = min(d_head for d_head in _PROOF_CONFIGS if d_head >= d)
     texts = (f"({dtype.name}, {d_head}, {rest}" for rest in _PROOF_CONFIGS[d_head])
     return tuple(map(parse_kernel_name_into_config, texts))
 
 
-# --- what is chosen where nothing was measured ---------------------------------------------------
+# --- candidates if nothing was measured ----------------------------------------------------------
 
 
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool
 ) -> tuple[HopperForwardKernelConfig, ...]:
-    """The shipped configs; none for a device or a d_head without kernels. First those with the
-    suitable tile order, then the shapes of the others in that order. Under a mask the longest tiles
-    begin: 607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128 on an H200)."""
+    """The shipped configs, none for a device or d_head without kernels. Configs with the suitable
+    tile order come first, then the others' shapes in that order. With a mask, longest first is
+    suitable: 607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128, H200)."""
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
     shipped = [config for config in get_hopper_configs((dtype,)) if config.d_head == d_head]
     ordered = sorted(shipped, key=lambda config: config.tile_order != order)

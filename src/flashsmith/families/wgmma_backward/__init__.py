@@ -1,4 +1,4 @@
-"""The wgmma_backward family (sm_90a): gradients of attention by wgmma, fed by TMA."""
+"""The wgmma_backward family (sm_90a): gradients of attention with wgmma, fed by TMA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flashsmith.semantics.sizes import NO_DQ
 
 
 class WgmmaBackwardFamily(WarpgroupBackwardFamily):
-    """Kernels of warpgroups with 64 keys each, or the same 64; one more copies queries by TMA."""
+    """Kernels of warpgroups that each have 64 keys or share 64; one more copies queries by TMA."""
 
     config_class = HopperBackwardKernelConfig
     title = "wgmma backward"
@@ -92,7 +92,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     def with_registers(
         self, cfg: HopperBackwardKernelConfig, semantics: Semantics
     ) -> HopperBackwardKernelConfig:
-        # Kernels of 128 queries a step spill 900 to 1,300 bytes a thread with a softcap.
+        # Kernels with 128 queries per step spill 900 to 1,300 bytes per thread with a softcap.
         if semantics.score.is_plain or rules.holds_p_beside_s(cfg):
             return cfg
         producer, consumer = sets.registers(2, cfg.persistent, cfg.ordered_dq)

@@ -23,7 +23,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class StepOrder(IntEnum):
-    """In which order a warpgroup's products of a step come."""
+    """The order of a warpgroup's products within a step."""
 
     DV_FIRST = 0
     LATE_DQ = 1
@@ -39,13 +39,13 @@ class DqSums(IntEnum):
     SUMS_UNDER_DK = 2
 
 
-# Bytes of barriers beside the tiles, and of those that ordered_dq takes besides.
+# Bytes of barriers in addition to the tiles, and the further bytes that ordered_dq needs.
 BARRIER_PAGE = 256
 ORDER_BYTES = 64
 D_HEADS = (64, 96, 128, 192, 256)
-# The widest head of which a warpgroup has registers for both dk and dv.
+# The widest head for which a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
-# dQ is shared by multiples of so many columns.
+# A warpgroup's share of dQ is a multiple of this many columns.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
 _WARPGROUPS = (1, 2, 3)
@@ -55,7 +55,7 @@ _WARPGROUPS = (1, 2, 3)
 class HopperBackwardKernelConfig(KernelConfig):
     """One backward pass of the wgmma_backward family (sm_90a), ordered field by field.
 
-    A later knob goes at the end with a zero default that means today's behaviour.
+    Add a new knob at the end, with a zero default that means today's behaviour.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -96,7 +96,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         where="KeyBlock",
     )
     n_warpgroups: int = knob(
-        "consumer warpgroups, 64 keys each or all the same; one more is the producer",
+        "consumer warpgroups, with 64 keys each or sharing 64; one more is the producer",
         values=_WARPGROUPS,
         effect=lambda cfg: (
             f"{cfg.n_warpgroups} consumer warpgroups, 64 keys each; with the producer "
@@ -130,7 +130,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         always=True,
         effect=lambda cfg: describe.of_dq(
             cfg,
-            "dS is stored once the last step's dQ is done"
+            "dS is stored once the previous step's dQ is done"
             if cfg.ds_stages == 1
             else f"warpgroups may be {cfg.ds_stages - 1} steps apart in storing dS",
         ),
@@ -143,7 +143,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         "consumer", default=240, kernel="hopper_backward_kernel"
     )
     order: StepOrder = knob(
-        "in which order the products of a step come",
+        "order of the products of a step",
         values=tuple(StepOrder),
         word="",
         default=StepOrder.DV_FIRST,
@@ -152,7 +152,7 @@ class HopperBackwardKernelConfig(KernelConfig):
     )
 
     early_exp: bool = knob(
-        "no exponential waits for the product that runs beside it",
+        "no exponential waits for the product that runs concurrently",
         word="early_exp",
         default=False,
         effect=describe.early,
@@ -171,31 +171,31 @@ class HopperBackwardKernelConfig(KernelConfig):
         default=False,
         effect=lambda cfg: describe.of_dq(
             cfg,
-            "a step computes the dq of the last one, whose dS all warpgroups have long stored"
+            "a step computes the previous step's dq, whose dS all warpgroups have already stored"
             if cfg.lagged_dq
             else "a step's dq waits until all warpgroups have stored the step's dS",
         ),
         where="dQPart::start_dq",
     )
     pingpong: bool = knob(
-        "warpgroups issue their products in turns",
+        "warpgroups issue their products alternately",
         word="pingpong",
         default=False,
         effect=lambda cfg: (
-            "warpgroups issue products in turns: one multiplies while others have exponentials"
+            "warpgroups issue products alternately: one multiplies while others exponentiate"
             if cfg.pingpong
-            else "warpgroups issue products whenever they have come to them"
+            else "warpgroups issue products as soon as they reach them"
         ),
         where="WarpgroupOrder",
     )
     persistent: bool = knob(
-        "a CTA for each SM takes one block of keys after the other",
+        "one CTA per SM computes several blocks of keys in sequence",
         word="persistent",
         default=False,
         effect=lambda cfg: (
-            "a CTA for each SM: the next block's first tiles arrive while dk and dv are stored"
+            "one CTA per SM: the next block's first tiles arrive while dk and dv are stored"
             if cfg.persistent
-            else "a CTA for each block of keys"
+            else "one CTA per block of keys"
         ),
         where="BackwardProducer::run",
     )
@@ -208,20 +208,20 @@ class HopperBackwardKernelConfig(KernelConfig):
         where="dQPart::add_dq",
     )
     ordered_dq: bool = knob(
-        "blocks of keys add to dq one after the other: the same bits in every run",
+        "blocks of keys add to dq in a fixed order: the same bits in every run",
         word="ordered_dq",
         default=False,
         effect=lambda cfg: describe.of_dq(
             cfg,
-            "blocks of keys add to a block of dq in the order of their launch, each after the one "
-            "before it: the same bits in every run"
+            "blocks of keys add to a block of dq in launch order, each after the previous one: the "
+            "same bits in every run"
             if cfg.ordered_dq
-            else "blocks of keys add to dq in whatever order they come to it",
+            else "blocks of keys add to dq in no fixed order",
         ),
         where="dQTurns",
     )
     wide_stores: bool = knob(
-        "dk and dv are stored 16 bytes a lane",
+        "dk and dv are stored with 16 bytes per lane",
         word="wide_stores",
         default=False,
         effect=lambda cfg: (
@@ -239,7 +239,7 @@ class HopperBackwardKernelConfig(KernelConfig):
             cfg,
             "dq goes through shared memory, and TMA adds it to its sums"
             if cfg.bulk_sums
-            else "lanes add dq to its sums out of their registers",
+            else "lanes add dq to its sums from their registers",
         ),
         where="dQPart::add_dq_by_tma",
     )
@@ -248,14 +248,14 @@ class HopperBackwardKernelConfig(KernelConfig):
         word="early_rows",
         default=False,
         effect=lambda cfg: (
-            "a step's lse, and D where registers are left, are read before its products are issued"
+            "a step's lse, and D if enough registers are free, are read before its products start"
             if cfg.early_rows
-            else "a step's lse and D are read behind its products, and wait for their instructions"
+            else "a step's lse and D are read after its products are issued, which delays them"
         ),
         where="ConsumerScores::load_rows",
     )
     without_dq: bool = knob(
-        "dk and dv alone, where q is frozen",
+        "dk and dv alone, for frozen q",
         word="without_dq",
         default=False,
         effect=lambda cfg: (
@@ -275,23 +275,23 @@ class HopperBackwardKernelConfig(KernelConfig):
 
     @property
     def key_groups(self) -> int:
-        """Groups of 64 keys that a CTA has."""
+        """Groups of 64 keys in a CTA."""
         return 1 if self.split_roles else self.n_warpgroups
 
     @property
     def shares_rows(self) -> bool:
-        """Whether the warpgroups share dQ by its rows, not by its columns."""
+        """Whether the warpgroups divide dQ by its rows, not by its columns."""
         return self.B_r == WARPGROUP_ROWS * self.n_warpgroups
 
     @property
     def shares_columns(self) -> bool:
-        """Whether they share it by its columns, 16 at a time; else they take turns."""
+        """Whether the warpgroups divide dQ by its columns, 16 at a time."""
         whole = self.d_head % (DQ_COLUMNS * self.n_warpgroups) == 0
         return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole
 
     @property
     def takes_turns(self) -> bool:
-        """Whether one warpgroup after the other computes a whole dQ."""
+        """Whether the warpgroups alternate, each computing a whole dQ."""
         return not (self.shares_rows or self.shares_columns)
 
     @property
@@ -301,9 +301,10 @@ class HopperBackwardKernelConfig(KernelConfig):
 
     @property
     def accumulators(self) -> int:
-        """Registers a thread needs for dk and dv, S and dP, and P and dS where they live beside
-        them; with split roles half of dk and dv. dq lives beside them, too, unless S and dP come
-        together, in a persistent CTA and where a step's own dq waits for the next step's dv."""
+        """Registers that a thread needs for dk and dv, S and dP, and for P and dS if these do not
+        replace S and dP. With split roles it has only half of dk and dv. dq needs registers unless
+        S and dP are computed together: in a persistent CTA, and if a step's own dq is added only
+        during the next step."""
         if self.split_roles:
             return self.d_head // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
@@ -314,8 +315,8 @@ class HopperBackwardKernelConfig(KernelConfig):
         return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of K and V, of the stages of Q, do and, but without_dq, dS, of P with split roles,
-        and of dq on its way to its sums with bulk_sums."""
+        """Bytes of K and V, of the stages of Q and do, and of dS unless without_dq. P is added with
+        split roles, and dq as a source for TMA with bulk_sums."""
         rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
         P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
         ds_tiles = 0 if self.without_dq else self.ds_stages
@@ -326,12 +327,12 @@ class HopperBackwardKernelConfig(KernelConfig):
         )
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of a CTA, bytes: the tiles, row statistics, and barriers."""
+        """Dynamic shared memory of a CTA in bytes: the tiles, row statistics, and barriers."""
         statistics = (self.q_stages + self.do_stages) * self.B_r * _FLOAT_BYTES
         barriers = BARRIER_PAGE + self.ordered_dq * ORDER_BYTES
         return self.tile_bytes(elem_size) + statistics + barriers
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether kernels for whole tiles serve these sizes."""
+        """Whether kernels without bounds checks can compute these sizes."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0

@@ -1,10 +1,10 @@
-"""The wgmma_backward family's cost model: the time of one step of a CTA's loop on an SM, which
-holds one CTA.
+"""The wgmma_backward family's cost model: the time of one loop step of a CTA on an SM, which holds
+one CTA.
 
-Of the knobs it knows the tile, and that ordered sums wait for each other: among configs of one tile
-the preferred one is chosen. A step's five products keep the tensor cores busy, their operands
-shared memory, and the sums of dq the way to L2; a warpgroup's own products, exponentials and waits
-follow one another.
+The model reads only the knobs of the tile and ordered_dq, whose ordered sums wait for each other.
+Among configs with the same tile the preferred one is chosen. A step's five products occupy the
+tensor cores, their operands shared memory, and the sums of dq the path to L2. Within a warpgroup,
+products, exponentials and waits are serial.
 
 The constants below are fitted to timings of an H200, benchmarks/h200/wgmma-backward.csv.
 """
@@ -20,24 +20,24 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
 
-# Relative compile time of a config: five kernels, in whose loops an instruction is a warpgroup's
-# product.
+# Relative compile time of a config: five kernels, in whose loops one instruction is a product of a
+# whole warpgroup.
 COMPILE_COST = 1500.0
 
 _FLOAT_BYTES = 4
-# K, V and the first queries of a CTA, dk and dv at its end.
+# Cycles for a CTA's K, V and first queries, and for storing dk and dv.
 _CTA_CYCLES = 4300.0
-# Barriers, and the waits for products that no work of the same warpgroup hides.
+# Barriers and waits for products that no work of the same warpgroup hides.
 _CHAIN_LATENCY = 920.0
 _OVERHEAD = 1.1
-# With ordered_dq: 2 to 12% of a step, mostly waits for the block of keys before.
+# Cost of ordered_dq: 2 to 12% of a step, mostly waits for the previous block of keys.
 _ORDER_LATENCY = 300.0
 
 
 @lru_cache(maxsize=4096)
 def tile_work(cfg: HopperBackwardKernelConfig, device: DeviceSpec) -> TileWork:
-    """The kernel's tile on ``device``. The registers are the config's own, and it does not spill:
-    the compiler's figures are not looked at."""
+    """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
+    compiler's figures are ignored."""
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma, device) if resident else 0.0
     return TileWork(
@@ -58,9 +58,9 @@ def _step_cycles(
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     products = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
-    # A warpgroup reads K, V, and Q and do twice, with split roles half of that; dQ reads dS and K
-    # by 64 rows. Q and do come, and dS, P between the roles and the sums of dQ go, through shared
-    # memory, too.
+    # A warpgroup reads K and V once, and Q and do twice; with split roles it reads half of that. dQ
+    # reads dS and K, 64 rows at a time. Q, do and dS are also written to shared memory, as are the
+    # sums of dq and the P that split roles exchange.
     read = 2 * (WARPGROUP_ROWS + cfg.B_r) * cfg.d_head + 2 * cfg.B_r * cfg.d_head
     read *= cfg.key_groups
     written = 2 * cfg.B_r * cfg.d_head + 4 * cfg.split_roles * cfg.B_r * cfg.B_c

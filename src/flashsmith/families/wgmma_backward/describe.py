@@ -8,7 +8,7 @@ from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """Where the tiles lie in a CTA's dynamic shared memory."""
+    """The layout of a CTA's dynamic shared memory."""
     tiles = [
         ("K", 1, cfg.B_c),
         ("V", 1, cfg.B_c),
@@ -20,11 +20,11 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over queries; what happens once per CTA does not count.
+    """FLOP per byte in the loop over queries; work outside the loop does not count.
 
-    A step does 10 B_r B_c d FLOP, 8 without dq. It reads Q and do from global memory once per CTA;
-    from shared memory each warpgroup reads its keys of K and V, Q and do twice, and dS and K for
-    its part of dQ; with split roles one of K and V, and Q and do once.
+    A step does 10 B_r B_c d FLOP, or 8 without dq. It reads Q and do from global memory once per
+    CTA. Each warpgroup reads from shared memory its keys of K and V, Q and do twice, and dS and K
+    for its part of dQ. With split roles it reads only K or V, and Q and do once.
     """
     flop = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
@@ -38,18 +38,18 @@ def intensity(cfg: Any) -> Intensity:
     )
 
 
-# --- what a knob's value does --------------------------------------------------------------------
+# --- the effects of knob values ------------------------------------------------------------------
 
 ORDERS = {
-    "DV_FIRST": "S, then dv and dP, then dk and dq: each is waited for in its step",
-    "LATE_DQ": "a step's dq is computed in the next step, under its exponentials",
-    "SCORES_TOGETHER": "S and dP together, then dv, dk and dq: P takes no registers of its own",
-    "SCORES_AHEAD": "the next step's S comes before dk and dq, which run under its exponentials",
+    "DV_FIRST": "S, then dv and dP, then dk and dq: a step waits for each of them",
+    "LATE_DQ": "a step's dq is computed in the next step and overlaps its exponentials",
+    "SCORES_TOGETHER": "S and dP together, then dv, dk and dq: P takes no extra registers",
+    "SCORES_AHEAD": "the next step's S comes before dk and dq, which overlap its exponentials",
 }
 
 
 def of_dq(cfg: Any, effect: str) -> str:
-    """The effect of a knob that is about dq."""
+    """The effect of a knob that concerns dq."""
     return "nothing: there is no dq" if cfg.without_dq else effect
 
 
@@ -58,14 +58,14 @@ def order(cfg: Any) -> str:
         together = "S or dP, then dv or dk" if cfg.split_roles else "S and dP together, then dv, dk"
         return f"{together}; no dq"
     if cfg.split_roles:
-        return "S or dP, then dv or dk; a half of the last step's dq beside each"
+        return "S or dP, then dv or dk; each with half of the previous step's dq"
     return ORDERS[cfg.order.name]
 
 
 SUMS = {
-    "BESIDE_SCORES": "under the next step's first product, in registers until then",
+    "BESIDE_SCORES": "during the next step's first product, and stays in registers until then",
     "SUMS_AT_ONCE": "as soon as its product is done",
-    "SUMS_UNDER_DK": "under dk's product, which comes behind dq's",
+    "SUMS_UNDER_DK": "during dk's product, which follows dq's",
 }
 
 
@@ -73,9 +73,9 @@ def sums(cfg: Any) -> str:
     if cfg.without_dq:
         return of_dq(cfg, "")
     if cfg.split_roles:
-        return "dq is added by halves, each under another product"
+        return "dq is added in halves, each during another product"
     if cfg.takes_turns:
-        return "dq is added as soon as it is done, by the warpgroup whose turn it is"
+        return "dq is added as soon as it is done, by the warpgroup that computed it"
     return f"dq is added {SUMS[cfg.dq_sums.name]}"
 
 

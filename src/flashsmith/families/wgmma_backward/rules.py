@@ -1,5 +1,5 @@
-"""Which configs of the wgmma_backward family kernels can be built for. One rule, one predicate, one
-reason."""
+"""The rules of the wgmma_backward family: the configs for which kernels can be built. Each rule has
+one predicate and one reason."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from flashsmith.families.wgmma_backward.config import (
 
 
 def holds_p_beside_s(cfg: HopperBackwardKernelConfig) -> bool:
-    """Whether a consumer has registers for P, which lives beside S with a softcap, with
-    scores_together too."""
+    """Whether a consumer has registers for P in addition to S, which a softcap needs even with
+    scores_together."""
     beside = cfg.B_r // 4 if cfg.order == StepOrder.SCORES_TOGETHER else 0
     return cfg.accumulators + beside + REGISTERS_BESIDE_TILES <= cfg.consumer_registers
 
@@ -49,9 +49,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "roles_are_two",
-        "split_roles is for d_head above 128, with B_r 64, n_warpgroups 2, order dv_first and, but "
-        "without_dq, ds_stages above 1: one warpgroup has dv, the other dk, in an order of their "
-        "own",
+        "split_roles is for d_head above 128, with B_r 64, n_warpgroups 2, order dv_first and, "
+        "unless without_dq, ds_stages above 1: one warpgroup has dv, the other dk, in a separate "
+        "step order",
         lambda cfg, device: (
             not cfg.split_roles
             or (
@@ -66,21 +66,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "dq_has_64_rows",
-        "B_r must be 64, or 64 n_warpgroups: a part of dQ has 64 rows, for all warpgroups or for "
-        "each",
+        "B_r must be 64 or 64 n_warpgroups: a part of dQ has 64 rows, shared by all warpgroups or "
+        "one part for each",
         lambda cfg, device: cfg.shares_rows or cfg.B_r == WARPGROUP_ROWS,
         ("B_r", "n_warpgroups"),
     ),
     Rule(
         "turns_need_scores_together",
-        "order must be scores_together where warpgroups take turns to compute dQ: B_r 64 and "
-        "d_head no multiple of 16 n_warpgroups",
+        "order must be scores_together if warpgroups alternate in computing dQ: with B_r 64 and "
+        "d_head not a multiple of 16 n_warpgroups",
         lambda cfg, device: cfg.order == StepOrder.SCORES_TOGETHER or not cfg.takes_turns,
         ("order", "B_r", "d_head", "n_warpgroups"),
     ),
     Rule(
         "early_exp_needs_a_product",
-        "early_exp needs another order than dv_first, with which no product runs beside the "
+        "early_exp needs another order than dv_first, in which no product runs during the "
         "exponentials",
         lambda cfg, device: cfg.order != StepOrder.DV_FIRST or not cfg.early_exp,
         ("early_exp", "order"),
@@ -96,16 +96,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "lagged_dq_needs_two_dS",
-        "ds_stages must be at least 2 with lagged_dq, which reads the last step's dS after this "
-        "step's is stored",
+        "ds_stages must be at least 2 with lagged_dq, which reads the previous step's dS after "
+        "this step's is stored",
         lambda cfg, device: cfg.ds_stages > 1 or not cfg.lagged_dq,
         ("ds_stages", "lagged_dq"),
     ),
     PINGPONG_NEEDS_TWO,
     Rule(
         "split_roles_have_their_own_step",
-        "split_roles must come without lagged_dq, pingpong and persistent: its step has an order "
-        "of its own",
+        "split_roles cannot be combined with lagged_dq, pingpong or persistent: its step has a "
+        "separate order",
         lambda cfg, device: (
             not cfg.split_roles or not (cfg.lagged_dq or cfg.pingpong or cfg.persistent)
         ),
@@ -113,8 +113,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sums_wait_for_scores",
-        "dq_sums must be beside_scores with split_roles, and where warpgroups take turns to "
-        "compute dQ: both have a place of their own for its sums",
+        "dq_sums must be beside_scores with split_roles, and if warpgroups alternate in computing "
+        "dQ: both add their sums at another point",
         lambda cfg, device: (
             cfg.dq_sums == DqSums.BESIDE_SCORES or not (cfg.split_roles or cfg.takes_turns)
         ),
@@ -122,15 +122,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "bulk_sums_are_whole",
-        "bulk_sums must come without split_roles, whose warpgroups add dq by halves, and without "
+        "bulk_sums cannot be combined with split_roles, whose warpgroups add dq by halves, or with "
         "ordered_dq, which waits for each lane's own sums",
         lambda cfg, device: not cfg.bulk_sums or not (cfg.split_roles or cfg.ordered_dq),
         ("bulk_sums", "split_roles", "ordered_dq"),
     ),
     Rule(
         "early_rows_before_scores",
-        "early_rows needs scores_together or split_roles: with another order S is begun in another "
-        "step than its rows are read",
+        "early_rows needs scores_together or split_roles: with another order S begins one step "
+        "earlier than its rows are read",
         lambda cfg, device: (
             not cfg.early_rows or cfg.split_roles or cfg.order == StepOrder.SCORES_TOGETHER
         ),
@@ -138,8 +138,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "dq_before_dk_is_lagged",
-        "sums_under_dk needs lagged_dq, since a step's own dq waits for all warpgroups' dS, and "
-        "scores_together or scores_ahead",
+        "sums_under_dk needs lagged_dq, since a step's own dq waits for all warpgroups' dS, and it "
+        "needs scores_together or scores_ahead",
         lambda cfg, device: (
             cfg.dq_sums != DqSums.SUMS_UNDER_DK
             or (cfg.lagged_dq and cfg.order in (StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD))
@@ -149,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "without_dq_nothing_is_dqs",
         "without_dq needs scores_together or split_roles, ds_stages 1, dq_sums beside_scores, and "
-        "no lagged_dq, ordered_dq and bulk_sums: there is no dS in shared memory and no dq to sum",
+        "no lagged_dq, ordered_dq or bulk_sums: there is no dS in shared memory and no dq to sum",
         lambda cfg, device: (
             not cfg.without_dq
             or (
@@ -169,11 +169,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
-        "of P unless scores_together (B_r / 4; and of dQ, half of its columns, with persistent or, "
-        "if its sums are beside_scores, without lagged_dq), with scores_ahead and early_exp of dS "
-        "besides "
-        "(split_roles: of dk or dv, S and dP, and P: d_head / 2 + B_r + B_r / 4), "
-        f"and {REGISTERS_BESIDE_TILES} for everything else",
+        "and of P unless scores_together (B_r / 4). With P, it must also hold dQ, half of its "
+        "columns, if persistent or if its sums are beside_scores without lagged_dq. With "
+        "scores_ahead and early_exp it must also hold dS (B_r / 4). With split_roles it must hold "
+        "dk or dv, S, dP and P: d_head / 2 + B_r + B_r / 4. Everything else takes "
+        f"{REGISTERS_BESIDE_TILES}",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
         (
             "d_head",
@@ -191,11 +191,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, "
-        "without_dq no dS, "
-        "4 B_r B_c more with split_roles, 256 n_warpgroups bytes for each column of dQ that a "
-        "warpgroup has with bulk_sums, 4 (q_stages + do_stages) B_r bytes of statistics and "
-        f"{BARRIER_PAGE} of barriers, {ORDER_BYTES} more with ordered_dq, must fit in the shared "
-        "memory that the device gives one CTA",
+        "4 (q_stages + do_stages) B_r bytes of statistics and "
+        f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
+        "CTA. without_dq has no dS. split_roles adds 4 B_r B_c bytes, bulk_sums 256 n_warpgroups "
+        "bytes for each column of dQ that a warpgroup has, and ordered_dq "
+        f"{ORDER_BYTES}",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         (
             "B_r",

@@ -1,4 +1,4 @@
-"""What `flashsmith tune` searches of the wgmma_backward family."""
+"""The search space of `flashsmith tune` for the wgmma_backward family."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
 from flashsmith.families.wgmma_backward.sets import candidates
 from flashsmith.semantics.dtype import DType
 
-# Knobs that a step of the search leaves alone: a problem says them, or another knob.
+# Knobs that a search step does not change, since the problem or another knob sets them.
 _FIXED = ("dtype", "d_head", "B_c", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: int) -> list[HopperBackwardKernelConfig]:
-    """What the search begins with: the candidates, and all one step from them."""
+    """The start of the search: the candidates and all configs one step from them."""
     device = device_spec("H200")
     first = candidates(dtype, d_head, device)
     found = dict.fromkeys([*first, *(other for cfg in first for other in moved(cfg))])
@@ -25,7 +25,7 @@ def search_space(dtype: DType, d_head: int) -> list[HopperBackwardKernelConfig]:
 
 
 def moved(cfg: HopperBackwardKernelConfig) -> Iterator[HopperBackwardKernelConfig]:
-    """The configs with another value of one knob, or of all that warpgroups divide."""
+    """The configs with another value of one knob, or with another number of warpgroups."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:
             for value in knob.metadata["values"]:

@@ -1,4 +1,4 @@
-"""The sets of the wgmma_backward family: what is chosen where nothing was measured."""
+"""The config set of the wgmma_backward family, and its candidates if nothing was measured."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True
 _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
 _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
-# By d_head, in order of preference, which is the other way round under a mask: what won on the
-# H200. Those in the middle have registers for more semantics. Up to 128 dq lags; wider heads have
-# split roles.
+# By d_head, in order of preference; with a mask the order is reversed. These won on the H200. The
+# middle ones have registers for more semantics. Up to d_head 128 dq lags; wider heads have split
+# roles.
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (
         _Tile(128, 2, 2, _TOGETHER, pingpong=True, dq_sums=_UNDER),
@@ -61,7 +61,7 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
     256: (_SPLIT,),
 }
 
-# Behind them comes one with ordered_dq.
+# The candidate with ordered_dq, which follows those of _TILES.
 _ORDERED: dict[int, _Tile] = {
     64: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
     96: _PERSISTENT_96._replace(pingpong=False),
@@ -71,14 +71,14 @@ _ORDERED: dict[int, _Tile] = {
 }
 _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
-# What won on the H200, too, and is proven with the others.
+# Other winners on the H200; these are proven with the candidates.
 _ALSO_PROVEN = {64: _EARLY_64, 128: _EARLY_128}
 
 
 def without_dq(cfg: HopperBackwardKernelConfig) -> HopperBackwardKernelConfig:
-    """The kernel for dk and dv alone that is most like one for all gradients."""
+    """The kernel for dk and dv alone that is closest to a kernel for all gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
-    # Without the lag of dq ptxas serialises a persistent one of d 128, with 8 registers less.
+    # Without lagged dq, ptxas serialises a persistent kernel of d 128, which has 8 registers less.
     persistent = cfg.persistent and cfg.d_head < WIDEST_WHOLE
     producer, consumer = registers(cfg.n_warpgroups, persistent, False)
     return replace(
@@ -98,8 +98,8 @@ def without_dq(cfg: HopperBackwardKernelConfig) -> HopperBackwardKernelConfig:
 
 
 def registers(n_warpgroups: int, persistent: bool, ordered_dq: bool) -> tuple[int, int]:
-    """Of a producer and a consumer thread: the producer takes more in a persistent CTA, and beside
-    the threads that keep the order of dq."""
+    """The registers of a producer thread and of a consumer thread. The producer needs more in a
+    persistent CTA, and with the threads that keep the order of dq."""
     if n_warpgroups == 3:
         return 32, 160
     return (40, 232) if persistent or ordered_dq else (24, 240)
@@ -128,7 +128,7 @@ def candidates(
 def proof_configs(
     dtype: DType, d_head: int, device: DeviceSpec
 ) -> list[HopperBackwardKernelConfig]:
-    """The candidates with and without a mask, and what won besides."""
+    """The candidates with and without a mask, and the other winners."""
     found = candidates(dtype, d_head, device)
     if d_head in _ALSO_PROVEN:
         found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))

@@ -1,4 +1,4 @@
-"""The wgmma_dq family (sm_90a): the gradient of q alone, where k and v are frozen, by wgmma and
+"""The wgmma_dq family (sm_90a): the gradient of q alone, for frozen k and v, with wgmma and
 TMA."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flashsmith.semantics.sizes import ONLY_DQ
 
 class WgmmaDqFamily(WarpgroupBackwardFamily):
     """Kernels of warpgroups with 64 queries each, whose dq stays in registers over all keys; one
-    more copies keys by TMA."""
+    more warpgroup copies keys by TMA."""
 
     config_class = HopperDqKernelConfig
     title = "wgmma dq"

@@ -19,7 +19,7 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma_dq import describe
 from flashsmith.semantics.dtype import DType
 
-# Bytes of barriers beside the tiles.
+# Bytes of barriers, in addition to the tiles.
 BARRIER_PAGE = 256
 D_HEADS = (64, 96, 128, 192, 256)
 _WARPGROUPS = (1, 2, 3)
@@ -29,7 +29,7 @@ _WARPGROUPS = (1, 2, 3)
 class HopperDqKernelConfig(KernelConfig):
     """One backward pass of the wgmma_dq family (sm_90a), for dq alone, ordered field by field.
 
-    A later knob goes at the end with a zero default that means today's behaviour.
+    Add a new knob at the end, with a zero default that means today's behaviour.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -99,24 +99,24 @@ class HopperDqKernelConfig(KernelConfig):
     producer_registers: int = registers_knob("producer", default=24, kernel="hopper_dq_kernel")
     consumer_registers: int = registers_knob("consumer", default=240, kernel="hopper_dq_kernel")
     late_dq: bool = knob(
-        "a step's dq is computed beside the next step's scores",
+        "a step's dq is computed together with the next step's scores",
         word="late_dq",
         default=False,
         effect=lambda cfg: (
-            "a step's dq is computed between the next step's S and dP, under its exponentials"
+            "a step's dq is computed between the next step's S and dP and overlaps exponentials"
             if cfg.late_dq
-            else "a step's dq is waited for before the next step's S"
+            else "a step waits for its dq before the next step's S"
         ),
         where="DqConsumer::steps_with_late_dq",
     )
     pingpong: bool = knob(
-        "warpgroups issue their products in turns",
+        "warpgroups issue their products alternately",
         word="pingpong",
         default=False,
         effect=lambda cfg: (
-            "warpgroups issue products in turns: one multiplies while others have exponentials"
+            "warpgroups issue products alternately: one multiplies while others exponentiate"
             if cfg.pingpong
-            else "warpgroups issue products whenever they have come to them"
+            else "warpgroups issue products as soon as they reach them"
         ),
         where="WarpgroupOrder",
     )
@@ -130,7 +130,7 @@ class HopperDqKernelConfig(KernelConfig):
 
     @property
     def accumulators(self) -> int:
-        """Registers a thread needs for dq, S and dP, and with late_dq for dS beside them."""
+        """Registers that a thread needs for dq, S and dP, and with late_dq for dS."""
         return self.d_head // 2 + self.B_c + self.late_dq * self.B_c // 4
 
     def tile_bytes(self, elem_size: int = 2) -> int:
@@ -139,10 +139,10 @@ class HopperDqKernelConfig(KernelConfig):
         return rows * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of a CTA, bytes: the tiles and barriers."""
+        """Dynamic shared memory of a CTA in bytes: the tiles and barriers."""
         return self.tile_bytes(elem_size) + BARRIER_PAGE
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether kernels for whole tiles serve these sizes."""
+        """Whether kernels without bounds checks can compute these sizes."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0

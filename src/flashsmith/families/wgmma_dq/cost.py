@@ -1,8 +1,8 @@
-"""The wgmma_dq family's cost model: the time of one step of a CTA's loop on an SM, which holds one
+"""The wgmma_dq family's cost model: the time of one loop step of a CTA on an SM, which holds one
 CTA.
 
-A step's three products keep the tensor cores busy and their operands shared memory; a warpgroup's
-own products, exponentials and waits follow one another.
+A step's three products occupy the tensor cores, and their operands occupy shared memory. Within a
+warpgroup, products, exponentials and waits are serial.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import HopperDqKernelConfig
 
-# Relative compile time of a config: four kernels, in whose loops an instruction is a warpgroup's
-# product.
+# Relative compile time of a config: four kernels, in whose loops one instruction is a product of a
+# whole warpgroup.
 COMPILE_COST = 1000.0
 
-# Q, do and the first keys of a CTA, dq at its end.
+# Cycles for a CTA's Q, do and first keys, and for storing dq.
 _CTA_CYCLES = 3500.0
-# Barriers, and the waits for products that no work of the same warpgroup hides; less where a step's
-# dq runs under the next one's exponentials.
+# Barriers and waits for products that no work of the same warpgroup hides. The factor applies if a
+# step's dq overlaps the next step's exponentials.
 _CHAIN_LATENCY, _LATE = 700.0, 0.85
-# Instructions for each score of a thread; a warpgroup has one warp for each of the schedulers.
+# Instructions per score of a thread; a warpgroup has one warp on each scheduler.
 _PER_SCORE = 7.0
 _OVERHEAD = 1.1
 
 
 @lru_cache(maxsize=4096)
 def tile_work(cfg: HopperDqKernelConfig, device: DeviceSpec) -> TileWork:
-    """The kernel's tile on ``device``. The registers are the config's own, and it does not spill:
-    the compiler's figures are not looked at."""
+    """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
+    compiler's figures are ignored."""
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma) if resident else 0.0
     return TileWork(
@@ -50,7 +50,7 @@ def _step_cycles(cfg: HopperDqKernelConfig, flop_per_cycle: float) -> float:
     """SM cycles of one step of the loop."""
     products = 6 * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
-    # A warpgroup reads its rows of Q and do, V once and K twice; K and V come.
+    # A warpgroup reads its rows of Q and do, V once and K twice; TMA writes K and V.
     read = cfg.n_warpgroups * (2 * WARPGROUP_ROWS + 3 * cfg.B_c) * cfg.d_head
     smem = (read + 2 * cfg.B_c * cfg.d_head) * cfg.dtype.element_size / SMEM_BYTES
     issue = cfg.B_c / 2 * _PER_SCORE

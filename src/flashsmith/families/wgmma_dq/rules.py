@@ -1,5 +1,5 @@
-"""Which configs of the wgmma_dq family kernels can be built for. One rule, one predicate, one
-reason."""
+"""The rules of the wgmma_dq family: the configs for which kernels can be built. Each rule has one
+predicate and one reason."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "late_dq_needs_two_K",
-        "k_stages must be at least 2 with late_dq, which reads the last step's K beside the next "
-        "one's",
+        "k_stages must be at least 2 with late_dq, which reads the K tiles of the previous and the "
+        "current step",
         lambda cfg, device: cfg.k_stages > 1 or not cfg.late_dq,
         ("k_stages", "late_dq"),
     ),
@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dq (d_head / 2), of S and dP (B_c), with "
-        f"late_dq of dS (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
+        f"late_dq also of dS (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
         ("d_head", "B_c", "late_dq", "consumer_registers"),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",

@@ -1,4 +1,4 @@
-"""The sets of the wgmma_dq family: what is chosen where nothing was measured."""
+"""The config set of the wgmma_dq family, and its candidates if nothing was measured."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _TILES: dict[int, tuple[_QueryTile, ...]] = {
     256: (_QueryTile(64, 2, 2, 1, True, True),),
 }
 
-# What won on the H200 besides, and is proven with the others.
+# Other winners on the H200; these are proven with the candidates.
 _ALSO_PROVEN: dict[int, _QueryTile] = {256: _QueryTile(64, 2, 2, 1, False, False)}
 
 
 def registers(n_warpgroups: int) -> tuple[int, int]:
-    """Of a producer and a consumer thread."""
+    """The registers of a producer thread and of a consumer thread."""
     return (32, 160) if n_warpgroups == 3 else (24, 240)
 
 
 def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[HopperDqKernelConfig]:
-    """The set 'hopper-dq': a kernel or two per dtype and d_head."""
+    """The set 'hopper-dq': one or two kernels per dtype and d_head."""
     device = device_spec("H200")
     return [cfg for dtype, d in product(dtypes, D_HEADS) for cfg in candidates(dtype, d, device)]
 
@@ -53,7 +53,7 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperDqKe
 
 
 def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperDqKernelConfig]:
-    """The candidates, and what won besides."""
+    """The candidates, and the other winners."""
     found = candidates(dtype, d_head, device)
     if d_head in _ALSO_PROVEN:
         found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))
