@@ -209,7 +209,8 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
     FS_DEVICE StateMerge merge_after(int m, int r, float running_max, float running_sum) {
         RowStatistics row{__fmul_rn(running_max, scale_log2), running_sum};
         const StateMerge merge(row, {offset(m, r), row_sum[m][r]});
-        // As the offset. A sum may be 0 beside a maximum, where scores have no bits behind the point.
+        // The maximum follows the offset's rule. A sum may be 0 beside a maximum, where scores have
+        // no bits behind the point.
         const float joined = fmaxf(running_max, row_max[m][r]);
         row_max[m][r] = merge.none_next ? running_max : merge.none ? row_max[m][r] : joined;
         row_sum[m][r] = row.sum;
