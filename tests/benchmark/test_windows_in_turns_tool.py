@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flashsmith.benchmark.environment import Environment
+from flashsmith.chooser.winners.table import WinnersTable
 from flashsmith.families import device_spec
 
 PROBLEM = "b4 s8192 h16 d64 bf16"
@@ -62,3 +63,18 @@ def test_it_fails_where_an_output_is_wrong(
     out = tmp_path / "rows.csv"
     assert tool.main([str(out), PROBLEM, "--windows", "64", "8192"]) == 1
     assert {row["problem"] for row in csv.DictReader(out.open())} == {f"{PROBLEM} window_8192"}
+
+
+def test_rows_become_entries_of_a_table(tool: ModuleType, tmp_path: Path) -> None:
+    """Those that are committed: with windows of 512 keys a kernel wins that was not chosen."""
+    rows = Path(__file__).parents[2] / "benchmarks" / "h200" / "window-classes.csv"
+    table = tmp_path / "table.json"
+    assert tool.main([str(rows), "--table", str(table)]) == 0
+    entries = {str(entry.problem): entry for entry in WinnersTable.load(table)}
+    assert len(entries) == 8
+    entry = entries[f"{PROBLEM} window_512"]
+    assert entry.best.config.startswith("(BF16, 64, 192, 128, 3wg)")
+    assert [one.ms for one in entry.ranked] == sorted(one.ms for one in entry.ranked)
+    assert entry.key.gpu == "H200"
+    with pytest.raises(SystemExit):
+        tool.main([str(rows)])

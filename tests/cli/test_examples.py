@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,13 @@ def test_an_example_runs(
 ) -> None:
     # A script may set it; what a test sets is taken back.
     monkeypatch.setenv("FLASHSMITH_EMULATE", "1")
+    monkeypatch.setattr(sys, "argv", [str(script)])
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out
 
 
 def test_the_readme_names_the_examples() -> None:
-    assert len(SCRIPTS) == 4
+    assert len(SCRIPTS) == 5
     readme = (ROOT / "README.md").read_text()
     for script in SCRIPTS:
         assert f"](examples/{script.name})" in readme

@@ -188,7 +188,7 @@ class Running:
         return row
 
     def wait(self) -> bool:
-        """Waits for all ranks; prints the standard error of failed ones. Returns whether all passed."""
+        """Waits for all ranks and prints the errors of failed ones. Returns whether all passed."""
         statuses = [process.wait() for process in self.processes]
         for rank, status in enumerate(statuses):
             if status:

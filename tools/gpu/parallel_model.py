@@ -3,8 +3,8 @@
 
 Usage: python tools/gpu/parallel_model.py ROWS
 
-ROWS is a file of JSON lines. Each has its kind (`what`), ms, seq and direction ('forward', or 'both'
-with the backward pass). The kinds and their other fields are:
+ROWS is a file of JSON lines. Each has its kind (`what`), ms, seq and direction: 'forward', or
+'both' with the backward pass. The kinds and their other fields are:
 
     link     bytes                 A message in each direction, without kernels.
     alone                          The call on one GPU.

@@ -55,7 +55,7 @@ from flashsmith.runtime.request import check_operation
 BASE, NEW = "base", "new"
 ROUND = Protocol(num_warmups=2, runs=12, warmup_ms=0.0, measure_ms=20.0)
 MORE_ROUNDS = 20
-# For the time estimate: a pair's tensors and proofs, a round without its launches, and the launches.
+# For the time estimate: a pair's tensors and proofs, a round without its launches, the launches.
 PAIR_SECONDS, ROUND_SECONDS, FLOP_PER_SECOND = 2.0, 0.1, 4e14
 
 
@@ -165,7 +165,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--changed-only", action="store_true", help="skip pairs with equal code")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--again", type=float, default=0.98, help="twenty more rounds below this")
-    parser.add_argument("--least", type=float, default=0.0, help="lower limit of the mean's interval")
+    parser.add_argument("--least", type=float, default=0.0, help="lower limit of the mean")
     parser.add_argument("--build-only", action="store_true")
     options = parser.parse_args()
     options.sources = {BASE: options.base.resolve(), NEW: options.new.resolve()}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the host time of a forward pass and its autograd.grad, against PyTorch's cuDNN attention.
+"""Measures the host time of a forward pass and its autograd.grad against PyTorch with cuDNN.
 
 Prints and writes a JSON object with microseconds.
 
@@ -8,7 +8,8 @@ Prints and writes a JSON object with microseconds.
 
 Contenders alternate in short bursts with a synchronisation after each, so that none waits for space
 in the launch queue. With --limit-ratio the exit status is 1 if our time over cuDNN's is larger. On
-a GPU every output is first compared with float64; a wrong one has no time, and the exit status is 1.
+a GPU every output is first compared with float64. A wrong one has no time, and the exit status is
+then 1.
 
 PyTorch computes gradients on a GPU in that GPU's thread. The rows "in a thread" do so without a
 GPU; waking the thread takes most of their time. "bare" is a Python autograd.Function that allocates

@@ -11,15 +11,23 @@ launched alternately, with the L2 flushed, in independent rounds. There is a row
 kernel and round. The summary lists each kernel's time over the chosen one's (above 1, the choice is
 better): the median of the rounds, and the interval that contains the true median with at least 95%.
 The exit status is 1 if an output is wrong; it has no times then.
+
+    python tools/gpu/windows_in_turns.py rows.csv --table src/flashsmith/chooser/tables/h200.json
+
+enters the rankings, by the median of the rounds, in an autotune table. Without problems it reads
+the rows that the file already has.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +37,20 @@ from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.turns import Contender, Pooled, Turns
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.chooser import choose
-from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.chooser.winners.entry import Ranked
+from flashsmith.chooser.winners.table import record_winners
+from flashsmith.families import (
+    DeviceSpec,
+    KernelConfig,
+    Problem,
+    device_spec,
+    parse_kernel_name_into_config,
+)
 from flashsmith.runtime import query_gpu
 
 WINDOWS = 64, 512, 1024, 8192
+# Columns of a row beside its environment.
+OF_A_ROUND = "problem", "round", "config", "chosen", "ms"
 ROUND = Protocol(num_warmups=2, runs=10, warmup_ms=0.0, measure_ms=20.0, num_estimates=1)
 
 
@@ -62,13 +80,50 @@ def ratios(rounds: Sequence[dict[str, float]], chosen: str) -> dict[str, Pooled]
     return {one: Pooled.of([of[one] / of[chosen] for of in rounds]) for one in others}
 
 
+def enter(rows: Path, table: Path) -> None:
+    """Enters each problem's kernels, fastest first, in an autotune table."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    environments: dict[str, dict[str, str]] = {}
+    with rows.open(newline="") as file:
+        for row in csv.DictReader(file):
+            times[row["problem"]][row["config"]].append(float(row["ms"]))
+            environments[row["problem"]] = {
+                name: value for name, value in row.items() if name not in OF_A_ROUND and value
+            }
+    for text, by_config in times.items():
+        problem, environment = Problem.parse(text), environments[text]
+        ranked = []
+        for config, of_rounds in by_config.items():
+            ms = statistics.median(of_rounds)
+            family = parse_kernel_name_into_config(config).family.name
+            tflops = round(problem.attn_flop() / ms / 1e9, 3)
+            of_gpu = {"time": now} | environment | {"arch": int(environment["arch"])}
+            ranked.append(Ranked(family, config, ms, tflops, of_gpu))
+        entry = record_winners(problem, device_spec(environment["gpu"]), ranked, table)
+        print(f"{problem}: {entry.best.config}", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", type=Path, help="the CSV file to write; overwritten")
-    parser.add_argument("problems", nargs="+", help="problems without a mask")
+    parser.add_argument(
+        "csv", type=Path, help="the CSV file of the rows; overwritten if problems are given"
+    )
+    parser.add_argument("problems", nargs="*", help="problems without a mask")
     parser.add_argument("--windows", nargs="+", type=int, default=WINDOWS, help="powers of two")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--table", type=Path, help="the autotune table that gets the rankings")
     options = parser.parse_args(arguments)
+    wrong = measure(options) if options.problems else 0
+    if options.table is not None:
+        enter(options.csv, options.table)
+    elif not options.problems:
+        parser.error("problems: none given; only --table needs none")
+    return 1 if wrong else 0
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Writes the rows of all problems. Returns how many outputs were wrong."""
     environment, wrong = asdict(Environment.collect(0)), 0
     with options.csv.open("w", newline="") as file:
         writer = None
@@ -100,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{problem}: {config}", flush=True)
                 for kernel, ratio in ratios(found, str(config)).items():
                     print(f"  {ratio:.4f}: {kernel}", flush=True)
-    return 1 if wrong else 0
+    return wrong
 
 
 if __name__ == "__main__":
