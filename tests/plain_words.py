@@ -1,7 +1,8 @@
 """Which words and sentences keep the project's texts from being plain English.
 
-``faults(text)`` lists them for prose; ``markdown_prose(text)`` takes the prose out of a page,
-``python_prose(text)`` the docstrings and comments out of a module.
+``faults(text)`` lists them for prose. ``markdown_prose(text)`` extracts the prose of a page,
+``python_prose(text)`` the docstrings and comments of a module, ``python_messages(text)`` the texts
+that a module shows its users, and ``cuda_prose(text)`` the comments of CUDA and C++.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import inspect
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # What is not said, and what is said instead.
 WORDS = {
@@ -35,7 +36,9 @@ WORDS = {
     r"by itself alone|likewise": "alone, also",
 }
 LONGEST = 45
+SEVERAL = 4
 _WORDS = [(re.compile(rf"\b({words})\b", re.IGNORECASE), advice) for words, advice in WORDS.items()]
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"')
 _END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)[.!?][)\"*\]]*(?:\s+|$)")
 
 
@@ -72,21 +75,78 @@ def markdown_prose(text: str) -> Iterator[str]:
 
 
 def python_prose(text: str) -> Iterator[str]:
-    """The paragraphs of a module's docstrings, then its comments, those of neighbouring lines as
-    one."""
+    """The paragraphs of a module's docstrings, then its comments.
+
+    Examples, which are indented paragraphs, are left out.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             doc = inspect.cleandoc(ast.get_docstring(node) or "")
-            yield from (part for part in doc.split("\n\n") if part)
-    comments: list[str] = []
-    last = -2
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type != tokenize.COMMENT:
+            yield from (part for part in doc.split("\n\n") if part and part[0] != " ")
+    yield from _joined(
+        (*token.start, token.line, token.string.lstrip("#! "))
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    )
+
+
+def python_messages(text: str) -> Iterator[str]:
+    """The string literals of a module that have several words, such as errors and helps.
+
+    A value in an f-string counts as one word.
+    """
+    tree = ast.parse(text)
+    inner = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in ast.walk(node)
+        if part is not node
+    }
+    documented = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if id(node) in inner or id(node) in documented:
             continue
-        if token.start[0] != last + 1 and comments:
-            yield " ".join(comments)
-            comments = []
-        comments.append(token.string.lstrip("#! "))
-        last = token.start[0]
-    if comments:
-        yield " ".join(comments)
+        if isinstance(node, ast.JoinedStr):
+            parts = (v.value if isinstance(v, ast.Constant) else "value" for v in node.values)
+            message = "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            message = node.value
+        else:
+            continue
+        if len(re.findall(r"\b[a-z]+\b", message)) >= SEVERAL:
+            yield message
+
+
+def cuda_prose(text: str) -> Iterator[str]:
+    """The comments of a CUDA or C++ file, without tables, whose lines are indented."""
+    yield from _joined(
+        (number, found.start(), line, found[1])
+        for number, line in enumerate(text.splitlines())
+        if (
+            found := re.search(r"//+(?! {3})\s?(.*)$", _STRING.sub(lambda s: "_" * len(s[0]), line))
+        )
+    )
+
+
+def _joined(lines: Iterable[tuple[int, int, str, str]]) -> Iterator[str]:
+    """Comments from their lines: number, column, the whole line and the comment in it.
+
+    A comment continues in the next line at the same column, if that line has no code.
+    """
+    comment: list[str] = []
+    expected = -1, -1
+    for number, column, line, text in lines:
+        if ((number, column) != expected or line[:column].strip()) and comment:
+            yield " ".join(comment)
+            comment = []
+        comment.append(text)
+        expected = number + 1, column
+    if comment:
+        yield " ".join(comment)

@@ -1,7 +1,6 @@
-"""README and the pages are in plain English: no dialect, no endless sentences; and not too long.
+"""README, pages, docstrings, comments and messages are in plain English, and pages are short.
 
-The logs keep the words of their day. docs/api.md is made from docstrings, which are not checked
-here; ``plain_words.faults`` serves for those, too.
+The logs keep the words of their day.
 """
 
 from __future__ import annotations
@@ -11,11 +10,18 @@ from pathlib import Path
 
 import pytest
 from documents import DOCUMENTS, LOGS, PAGES, README, ROOT, name_of
-from plain_words import LONGEST, faults, markdown_prose, python_prose
+from plain_words import (
+    LONGEST,
+    cuda_prose,
+    faults,
+    markdown_prose,
+    python_messages,
+    python_prose,
+)
 
-GENERATED = ROOT / "docs" / "api.md"
 LESSONS = ROOT / "docs" / "log" / "lessons.md"
-CHECKED = [*(path for path in DOCUMENTS if path not in (*LOGS, GENERATED)), LESSONS]
+SOURCES = [ROOT / "src", ROOT / "examples", ROOT / "tools"]
+CHECKED = [*(path for path in DOCUMENTS if path not in LOGS), LESSONS]
 
 
 @pytest.mark.parametrize("path", CHECKED, ids=name_of)
@@ -25,6 +31,41 @@ def test_a_page_is_in_plain_words(path: Path) -> None:
         for paragraph in markdown_prose(path.read_text(encoding="utf-8"))
         for fault in faults(paragraph)
     ]
+    assert not found, "\n".join(found)
+
+
+def sources(*patterns: str) -> list[Path]:
+    return sorted(
+        path
+        for folder in SOURCES
+        for pattern in patterns
+        for path in folder.rglob(pattern)
+        if "__pycache__" not in path.parts
+    )
+
+
+PYTHON = sources("*.py")
+CUDA = sources("*.cu", "*.cuh", "*.cc", "*.h")
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+def test_a_module_is_in_plain_words(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = [fault for part in python_prose(text) for fault in faults(part)]
+    # A message may be a table or a program, which has no sentences.
+    found += [
+        fault
+        for part in python_messages(text)
+        for fault in faults(part)
+        if "words in a sentence" not in fault
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", CUDA, ids=name_of)
+def test_comments_of_kernels_are_in_plain_words(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = [fault for part in cuda_prose(text) for fault in faults(part)]
     assert not found, "\n".join(found)
 
 
@@ -58,7 +99,8 @@ def test_docstrings_and_comments_are_taken_from_sources() -> None:
     source = '''"""Of the module."""
 
 STEPS = "lest"  # Each step
-# takes a turn.
+# Two lines
+# of a comment.
 
 
 def f():
@@ -72,8 +114,30 @@ def f():
         "Of the module.",
         "What f does.",
         "Args:\n    x: a number",
-        "Each step takes a turn.",
+        "Each step",
+        "Two lines of a comment.",
     ]
+
+
+def test_messages_are_taken_from_sources() -> None:
+    source = '''"""Whoever reads this."""
+
+NAME = "a_name"
+raise ValueError(
+    f"d={d}: what you have told it "
+    "is not allowed"
+)
+'''
+    assert [*python_messages(source)] == ["d=value: what you have told it is not allowed"]
+
+
+def test_comments_are_taken_from_kernels() -> None:
+    source = """// Two lines
+// of a comment.
+const int a = 1;  // of a line
+asm("// not this");
+"""
+    assert [*cuda_prose(source)] == ["Two lines of a comment.", "of a line"]
 
 
 def words(path: Path) -> int:

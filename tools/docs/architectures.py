@@ -48,7 +48,7 @@ SCENARIOS = {
     "ones": "a mask of ones",
     "left": "padding on the left",
     "right": "padding on the right",
-    "decoder-right": "padding of a decoder beside an encoder",
+    "decoder-right": "padding of a decoder with an encoder",
     "packed": "sequences packed by position ids",
     "packed-ones": "the same with a mask of ones and a cache",
     "dynamic": "`generate()`, left padding",

@@ -8,7 +8,7 @@ tools/benchmark/verdict.py pools. Every cell's contenders are proven on the same
 launched alternately, with another one first in each round. The start of the process, a peer's
 compilation, and the tensors with their float64 references are needed only once. A round is also
 shorter, with a third of the launches and at least eight per contender: rounds are pooled by their
-medians, so many short rounds at different times are better than a few long ones.
+medians, so short rounds at different times are better than a few long ones.
 
 It ends before --seconds if the remaining time may be too short for another round, or after
 --rounds. The exit status is 1 if one of our kernels is wrong or could not run, or a peer is wrong.

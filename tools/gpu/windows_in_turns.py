@@ -49,7 +49,7 @@ from flashsmith.families import (
 from flashsmith.runtime import query_gpu
 
 WINDOWS = 64, 512, 1024, 8192
-# Columns of a row beside its environment.
+# Columns of a row, apart from its environment.
 OF_A_ROUND = "problem", "round", "config", "chosen", "ms"
 ROUND = Protocol(num_warmups=2, runs=10, warmup_ms=0.0, measure_ms=20.0, num_estimates=1)
 

@@ -142,7 +142,7 @@ class Scheduler:
             task.wait = request
             self.waiting.append(task)
         else:
-            raise EmulatorError(f"a coroutine asked for {request!r}")
+            raise EmulatorError(f"unknown request of a coroutine: {request!r}")
 
     def _fork(self, task: _Task, fork: Fork) -> None:
         task.fork = fork

@@ -89,7 +89,7 @@ def early(cfg: Any) -> str:
     if cfg.early_exp:
         return "a step's exponentials end before the wait for the concurrent product"
     if cfg.order.name == "DV_FIRST":
-        return "nothing: no product runs beside the exponentials"
+        return "nothing: no product overlaps the exponentials"
     return "the compiler may delay exponentials until the concurrent product has finished"
 
 
