@@ -188,11 +188,11 @@ def test_equal_machine_code_is_not_timed(
     monkeypatch.setattr(kernel_pairs(tool), "code_digest", digests.__getitem__)
     asked = "--rounds", "1", "--operations", "decode", "--changed-only"
     _, rows = run(*asked)
-    said = f"of {len(pairs)} pairs have other machine code"
+    said = f"of {len(pairs)} pairs differ in machine code"
     kernels = {pair.kernel for pair in pairs if str(pair.config) in tool.changed}
     assert len(rows) == len(kernels) >= 2
     assert (
-        f"{len(kernels)} of {len(pairs)} pairs have other machine code" in capsys.readouterr().out
+        f"{len(kernels)} of {len(pairs)} pairs differ in machine code" in capsys.readouterr().out
     )
     digests["mov;"] = "2"
     status, _ = run(*asked)

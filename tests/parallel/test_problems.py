@@ -60,7 +60,7 @@ def test_packed_sequences() -> None:
         (TEXT, {"ranks": 0}, "ranks=0"),
         (TEXT, {"ranks": 2, "schedule": "ring"}, "schedule='ring'"),
         (TEXT, {"ranks": 16, "schedule": "ulysses"}, "16 ranks do not divide the 8 heads"),
-        ("b1 s100 h8 d64 fp16", {"ranks": 8, "schedule": "zigzag"}, "which 16"),
+        ("b1 s100 h8 d64 fp16", {"ranks": 8, "schedule": "zigzag"}, "must be a multiple of 16"),
         (f"{TEXT} backward", {"ranks": 2}, "give one of whole attention"),
     ],
 )
