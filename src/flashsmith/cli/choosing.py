@@ -99,7 +99,7 @@ def show_winners(
 
 @winners.command("merge")
 def merge_winners(
-    files: Annotated[list[Path], typer.Argument(help="Tables to take winners from.")],
+    files: Annotated[list[Path], typer.Argument(help="Tables whose winners to merge.")],
     into: Annotated[
         Path | None,
         typer.Option("--into", metavar="FILE", help="The table to write, instead of your own."),

@@ -145,7 +145,7 @@ def ncu(
     # The GPU is checked first, because fixing any other problem is pointless without one.
     if gpu_count() == 0:
         raise LaunchError(
-            "ncu profiles on an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "
+            "ncu needs an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "
             "instructions and bank conflicts in the emulator"
         )
     if jsonl is not None and (csv is not None or Path(jsonl).suffix != ".jsonl"):

@@ -109,7 +109,9 @@ def report(
     )
 
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ArgumentError(f"out={str(out)!r}: a page ends in .html; for example report.html")
+        raise ArgumentError(
+            f"out={str(out)!r}: give a file that ends in .html, such as report.html"
+        )
     require_writable("out", out)
     with ProgressReporter() as reporter:
         found = with_stored_rooflines(read_results(results))

@@ -96,8 +96,8 @@ class TensorSpec:
     def is_of_kind(self, problem: Sizes) -> bool:
         """Whether calls of `problem` may have it.
 
-        Only packed or paged problems have 'packed' or 'paged' tensors, and only problems that need
-        a gradient have its tensor.
+        Only packed problems have 'packed' tensors, and only paged problems have 'paged' ones. A
+        gradient's tensor is absent from problems that do not need the gradient.
         """
         if self.unless and self.unless == problem.gradients:
             return False
@@ -144,8 +144,8 @@ class Operation:
         name: its word in a problem's text, in tables and in rows: lower case.
         tensors: the tensors of a call, in the order in which the C++ host path takes their
             addresses; required ones come first.
-        numbers: computes the numbers that the C++ host path takes besides tensors and device, in
-            its order.
+        numbers: computes the numbers that the C++ host path takes in addition to tensors and
+            device, in its order.
         reference: 'module:attribute' of the OperationReference, which draws inputs and compares
             outputs; the first proof imports it. '' means the package's own reference for this name.
         flop: floating-point operations of a problem; above 0 unless there is nothing to compute.

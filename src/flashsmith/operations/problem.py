@@ -158,8 +158,8 @@ class Problem:
     def window(self) -> tuple[int, int] | None:
         """The (left, right) of a window in measurements; None without a window.
 
-        The left limit is window_keys. If that is 0, the limit is TYPICAL_WINDOW, or half of all
-        keys if there are fewer.
+        The right limit is 0 and the left one window_keys. If that is 0, the left limit is
+        TYPICAL_WINDOW, or half of all keys if there are fewer.
         """
         if not self.semantics.key_mask.takes_limits:
             return None

@@ -156,8 +156,8 @@ class Expression:
     def derivative(self, name: str) -> Expression:
         """Its derivative with respect to the symbol ``name``.
 
-        At a kink, minimum and maximum take the derivative of their second operand. That of a
-        condition is 0.
+        At a kink, minimum and maximum take the derivative of their second operand. A condition's
+        derivative is 0.
         """
         if self.function == "symbol":
             return constant(1 if self.operands[0] == name else 0)

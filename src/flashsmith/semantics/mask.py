@@ -88,7 +88,7 @@ class Mask(str):
 
     @property
     def hides(self) -> bool:
-        """Whether some row does not see some key."""
+        """Whether at least one key is hidden from some row."""
         return self.hides_earlier or self.hides_later
 
     @property
@@ -174,7 +174,7 @@ def register_mask(mask: Mask) -> Mask:
 
 
 def mask_named(mask: str) -> Mask:
-    """The Mask itself, which this registers, or the known Mask of that name.
+    """The given Mask, which is then registered, or the known Mask of that name.
 
     Masks equal their names, and kernels are stored under them, so two masks of one name could not
     be distinguished.

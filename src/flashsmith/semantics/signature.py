@@ -338,7 +338,7 @@ def check_softcap(softcap: Any, scale: float) -> float:
     """The cap as a float, 0 for none.
 
     Raises ArgumentError unless the cap is finite and >= 0, and fp32 can hold scale / softcap.
-    Without a cap, raises it for a scale above MAX_UNCAPPED_SCALE.
+    Without a cap, a scale above MAX_UNCAPPED_SCALE is an error too.
     """
     value = _real(softcap)
     if value == 0.0:
