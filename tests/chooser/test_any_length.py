@@ -240,8 +240,8 @@ def test_a_model_is_built_for(built: list[Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "x", "--for", TEXT), "--model: says itself which kernels"),
-        (("--model", "x", "-k", "prog"), "--model: says itself which kernels"),
+        (("--model", "x", "--for", TEXT), "--model: already selects the kernels"),
+        (("--model", "x", "-k", "prog"), "--model: already selects the kernels"),
         (("--gradients",), "--gradients: goes with --model"),
         (("--deterministic",), "--deterministic: goes with"),
         (("--model", "/no/config.json"), "--model='/no/config.json'"),

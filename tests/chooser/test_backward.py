@@ -162,7 +162,7 @@ def test_other_gpus_serve_frozen_inputs_as_before() -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("s64 d64 fp16 only_dq", "forward knows no such word"),
+        ("s64 d64 fp16 only_dq", "forward has no such word"),
         ("s64 d64 fp16 backward only_dq no_dq", "give one"),
     ],
 )

@@ -147,8 +147,8 @@ def test_a_set_is_built_for_semantics(tmp_path: Path) -> None:
     [
         (("--for", "b1 s64 h1"), "d, dtype missing"),
         (("--for", "b1 s64 h1 d59 fp16"), "d=59"),
-        (("--for", "b1 s64 h1 d64 fp16", "-k", CONFIG), "--for: says itself which kernels"),
-        (("--for", "b1 s64 h1 d64 fp16", "--semantics", "causal"), "--for: says itself"),
+        (("--for", "b1 s64 h1 d64 fp16", "-k", CONFIG), "--for: already selects the kernels"),
+        (("--for", "b1 s64 h1 d64 fp16", "--semantics", "causal"), "--for: already selects"),
         (("-k", CONFIG, "--semantics", "backwards"), "semantics='backwards'"),
     ],
 )

@@ -102,7 +102,9 @@ def test_exporting_one_gpu(own: Path, tmp_path: Path) -> None:
     out = tmp_path / "h200.json"
     assert "1 entry\n" in run("winners", "export", "--gpu", "NVIDIA H200", "-o", str(out))
     assert [entry.key.gpu for entry in WinnersTable.load(out)] == ["H200"]
-    with pytest.raises(FlashsmithError, match="gpu='L4': no such winners; there are those of A100"):
+    with pytest.raises(
+        FlashsmithError, match="gpu='L4': no winners of this GPU; there are winners of A100"
+    ):
         run("winners", "export", "--gpu", "L4", "-o", str(out))
 
 

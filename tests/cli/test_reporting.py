@@ -84,7 +84,7 @@ def test_a_report_of_measured_files(tmp_path: Path) -> None:
     assert "<title>&lt;H200&gt;</title>" in page
     charts = sorted(path.name for path in (tmp_path / "page-charts").iterdir())
     assert f"{out}, " in result.stdout
-    assert f"{len(charts)} charts beside it" in result.stdout
+    assert f"{len(charts)} charts next to it" in result.stdout
     assert charts[0] == (
         "001-throughput-of-flashsmith-over-that-of-its-peers-forward-on-nvidia-h200.svg"
     )

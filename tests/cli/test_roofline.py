@@ -64,7 +64,7 @@ def test_json_is_what_is_stored(home) -> None:
 
 def test_an_unknown_gpu_is_named_with_those_that_are_known() -> None:
     save_roofline(ROOFLINE)
-    with pytest.raises(ArgumentError, match=r"gpu='A100': nothing.*'NVIDIA Test 9000'"):
+    with pytest.raises(ArgumentError, match=r"gpu='A100': no measurements.*'NVIDIA Test 9000'"):
         run("--show", "--gpu", "A100")
 
 

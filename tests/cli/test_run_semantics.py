@@ -183,7 +183,7 @@ def test_kernels_of_a_problem_are_built_for_what_each_needs(
 
 
 PROBLEM = ("--problem", "b1 s300 h4:2 d64 fp16 causal")
-CONFLICT = "^--problem: says itself what is computed; leave out "
+CONFLICT = "^--problem: already sets what is computed; leave out "
 
 
 @pytest.mark.parametrize(

@@ -160,12 +160,12 @@ def test_tensors_and_options_that_do_not_fit_each_other_are_errors(
 
 def test_caches_must_be_as_the_problem_says() -> None:
     call = _call(DENSE, {})
-    with pytest.raises(ArgumentError, match="k_cache: 3 sequences; q has 2"):
+    with pytest.raises(ArgumentError, match="k_cache: 3 sequences, but q has 2"):
         DECODE.numbers(call._replace(sizes={"blocks": 3, "slots": 128}))
     paged = _call(PAGED, {"page_table": (12, 1)})
-    with pytest.raises(ArgumentError, match=r"k_cache: 8 slots in a page; .* pages of 16"):
+    with pytest.raises(ArgumentError, match=r"k_cache: 8 slots per page, but .* has 16;"):
         DECODE.numbers(paged._replace(sizes={**paged.sizes, "slots": 8}))
-    with pytest.raises(ArgumentError, match="cos: 33 pairs of a row, more than d=64 has"):
+    with pytest.raises(ArgumentError, match="cos: 33 pairs per row exceed d / 2, with d=64"):
         DECODE.numbers(paged._replace(sizes={**paged.sizes, "rotary_half": 33}))
 
 

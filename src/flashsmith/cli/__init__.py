@@ -1,6 +1,7 @@
-"""The `flashsmith` command: reads arguments, calls the package, prints.
+"""The `flashsmith` command, which reads arguments, calls the package and prints the results.
 
-Exit status 0: all is well; 1: a kernel failed its proof or the cache is damaged; 2: an error.
+Exit status 0 means success, 1 that a kernel failed its proof or the cache is damaged, and 2 an
+error.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from flashsmith.cli.options import ERROR
 from flashsmith.errors import FlashsmithError
 from flashsmith.host import require_supported_host
 
-# The builder, the emulator and NumPy are imported by the commands that need them: `--help`,
-# `--version` and a mistyped option answer at once.
+# Commands import the builder, the emulator and NumPy only when they need them, so that `--help`,
+# `--version` and mistyped options respond at once.
 
 app = App(
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Flash-attention kernels as configs: generate, compile, prove and measure them, "
-    "on a GPU or with none.",
+    help="Flash-attention kernels as configs: generate, compile, prove and measure them, with or "
+    "without a GPU.",
 )
 for commands in (kernels, building, benchmarks, reporting, choosing, bits, profiling, tuning):
     app.add_typer(commands.app)
@@ -63,14 +64,17 @@ def root(
     ] = False,
 ) -> None:
     """Flash-attention kernels as configs."""
-    # A command that does not read a variable must not hide that it is wrong; `env` shows all first.
+    # A wrong variable is an error even for a command that does not read it. `env` prints all
+    # variables before it checks them.
     if context.invoked_subcommand != "env":
         env.check_values()
 
 
 def main() -> None:
-    """Entry point: a deliberate error, or one of the operating system, becomes one message on
-    standard error and exit status 2."""
+    """Entry point.
+
+    A FlashsmithError or OSError becomes one message on standard error, and exit status 2.
+    """
     try:
         require_supported_host()
         app(prog_name="flashsmith")

@@ -1,4 +1,4 @@
-"""`flashsmith bench`: how fast the kernels are, beside other people's."""
+"""`flashsmith bench`: the speed of kernels, compared with other implementations."""
 
 from __future__ import annotations
 
@@ -23,89 +23,111 @@ def bench(
             "-k",
             metavar="KEY",
             help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-            "hopper-dq, decode, 'B_r,B_c', a set of yours, or short forms separated by ';'; 'ours' "
-            "alone or among them is attention() with no config. Without it: the environment "
-            "variable KERNELS, else ours.",
+            "hopper-dq, decode, 'B_r,B_c', a set of your own, or short forms separated by ';'; "
+            "'ours', alone or with others, is attention() without a config. Default: the "
+            "environment variable KERNELS, else ours.",
         ),
     ] = None,
     d_heads: Annotated[
         str | None,
-        typer.Option("--d_heads", "--d-heads", help="Default: 128, or those of the kernels."),
+        typer.Option(
+            "--d_heads", "--d-heads", help="Head dimensions. Default: 128, or those of the kernels."
+        ),
     ] = None,
     seq_lens: Annotated[
         str | None,
-        typer.Option("--seq_lens", "--seq-lens", help="Default: 512,1024,...,16384."),
+        typer.Option(
+            "--seq_lens", "--seq-lens", help="Sequence lengths. Default: 512,1024,...,16384."
+        ),
     ] = None,
     dtypes: Annotated[
-        str | None, typer.Option(help="Default: fp16,bf16, or those of the kernels.")
+        str | None, typer.Option(help="Dtypes. Default: fp16,bf16, or those of the kernels.")
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Causal in place of full.")] = False,
-    both: Annotated[bool, typer.Option("--both", help="Full, and causal.")] = False,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Causal instead of full attention.")
+    ] = False,
+    both: Annotated[bool, typer.Option("--both", help="Both full and causal attention.")] = False,
     gqa: Annotated[
         str | None,
-        typer.Option(metavar="HEADS", help="Heads of k and v, as 8, or those of q too, as 32:8."),
+        typer.Option(
+            metavar="HEADS",
+            help="Heads of k and v, such as 8, or heads of q and of k and v, such as 32:8.",
+        ),
     ] = None,
     packed: Annotated[
-        bool, typer.Option("--packed", help="As packed sequences of equal length.")
+        bool, typer.Option("--packed", help="Pack sequences of equal length.")
     ] = False,
     problems: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PROBLEM",
-            help="In place of all of these, as 'b16 s4096 h32:8 d128 bf16 causal'; give it again "
-            "for another, or separate them by ';'.",
+            help="A problem such as 'b16 s4096 h32:8 d128 bf16 causal', instead of the shape "
+            "options above. Repeat the option for more problems, or separate them by ';'.",
         ),
     ] = None,
     cells: Annotated[
         str | None,
         typer.Option(
             metavar="SETS",
-            help="A named set in place of all of these: main, heads, grouped, packed, unseen, "
-            "verdict (all of these), public, backward, decode, decode_wide; or several, separated "
-            "by commas.",
+            help="Named sets of problems, separated by commas, instead of the shape options: main, "
+            "heads, grouped, packed, unseen, verdict (all of the former), public, backward, "
+            "decode, decode_wide.",
         ),
     ] = None,
     peers: Annotated[
         str,
         typer.Option(
             help="fa2, cudnn, mem_efficient, flex, flash_attn_2, flash_attn_3, flash_attn_4, "
-            "flashinfer separated by commas; all; none."
+            "flashinfer, separated by commas, or all, or none."
         ),
     ] = "all",
     num_warmups: Annotated[
         int | None,
-        typer.Option("--num_warmups", "--num-warmups", help="Untimed launches. Default: 25 ms."),
+        typer.Option(
+            "--num_warmups",
+            "--num-warmups",
+            help="Untimed launches. Default: as many as take 25 ms.",
+        ),
     ] = None,
     runs: Annotated[
-        int | None, typer.Option(help="Timed launches. Default: what the protocol says.")
+        int | None, typer.Option(help="Timed launches. Default: as the protocol sets.")
     ] = None,
     protocol: Annotated[
         str,
-        typer.Option(help="interleaved: in turn; one_by_one: one after the other, like do_bench."),
+        typer.Option(
+            help="interleaved: implementations alternate; one_by_one: each finishes "
+            "before the next, like do_bench."
+        ),
     ] = "interleaved",
     rotation: Annotated[
-        int, typer.Option(min=0, help="Which implementation of each problem is measured first.")
+        int,
+        typer.Option(
+            min=0, help="Index of the implementation of each problem that is measured first."
+        ),
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     csv: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Append rows as they come; '-': print them instead."),
+        typer.Option(
+            metavar="FILE", help="Append rows as they are measured; '-' prints them instead."
+        ),
     ] = None,
     json: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the rows; '-': print them instead."),
+        typer.Option(metavar="FILE", help="Write the rows; '-' prints them instead."),
     ] = None,
     parquet: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the rows; needs pyarrow.")
     ] = None,
     jsonl: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Append rows as JSON Lines, as they come.")
+        str | None,
+        typer.Option(metavar="FILE", help="Append rows as JSON Lines, as they are measured."),
     ] = None,
 ) -> None:
     """Prove kernels and peers on the same tensors, then time them together. Needs a GPU.
 
-    Heads and batch of the shapes: 16 heads (32 for d 64, 8 for d 256); batch 16 up to seq 4096, 8
-    up to 8192, 4 up to 16384. Exit status 1 when a kernel of ours is wrong or cannot run, or a peer
+    Shapes have 16 heads (32 for d 64, 8 for d 256). The batch is 16 up to seq 4096, 8 up to 8192
+    and 4 up to 16384. Exit status 1 if a kernel of flashsmith is wrong or cannot run, or if a peer
     is wrong.
     """
     from flashsmith.benchmark.bench import BenchPlan, run_bench, select_implementations

@@ -11,28 +11,31 @@ from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED, Json, print_json
 
 app = App()
-_TEXT = "A short form, or a problem: of that the config that attention() takes."
+_TEXT = "A short form, or a problem, which stands for the config that attention() takes for it."
 
 
 @app.command("bits")
 def compare_bits(
     first: Annotated[str, typer.Argument(metavar="A", help=_TEXT)],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="The other one, given in the same way.")
+    ],
     device: Annotated[
         str | None,
         typer.Option(
             "--device",
             "--arch",
             metavar="GPU",
-            help="H200, A100, sm_90, or as nvidia-smi prints it. Without it: the first that the "
-            "configs run on; of two problems this machine's GPU, or the A100.",
+            help="H200, A100, sm_90, or a name as nvidia-smi prints it. Default: the first GPU "
+            "that the configs run on; for two problems, this machine's GPU, or the A100.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether two kernels compute a row in one order, or which operation differs first.
+    """Show whether two kernels compute a row in the same order, or the first operation that
+    differs.
 
-    Exit status 1 when one differs.
+    Exit status 1 if one differs.
     """
     from flashsmith.chooser.orders import compare_orders
 

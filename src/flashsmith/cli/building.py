@@ -1,4 +1,4 @@
-"""`flashsmith build`: kernels compiled ahead of time."""
+"""`flashsmith build`: compiling kernels ahead of time."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def build_kernels(
             "--arch",
             "--device",
             metavar="GPU",
-            help="sm_80, 90, A100, or as nvidia-smi prints it. Without it: the GPU's own, or sm_80 "
-            "where there is no GPU.",
+            help="sm_80, 90, A100, or a name as nvidia-smi prints it. Default: this machine's GPU, "
+            "or sm_80 if there is none.",
         ),
     ] = None,
     semantics: Annotated[
@@ -61,8 +61,8 @@ def build_kernels(
         typer.Option(
             "--for",
             metavar="PROBLEM",
-            help="Instead of a set: what attention() will use for, say, 'b16 s4096 h32:8 d128 "
-            "bf16 causal'. May be given several times.",
+            help="Build what attention() will use for a problem such as 'b16 s4096 h32:8 d128 bf16 "
+            "causal', instead of a set. May be given several times.",
         ),
     ] = None,
     model: Annotated[
@@ -70,21 +70,24 @@ def build_kernels(
         typer.Option(
             "--model",
             metavar="CONFIG",
-            help="Instead of problems: a transformers model's config.json, or its folder. Builds "
-            "what its attention needs for any batch and length, and over a KV cache.",
+            help="Build what a transformers model's attention needs for any batch and length, and "
+            "over a KV cache, instead of problems. CONFIG is the model's config.json, or its "
+            "folder.",
         ),
     ] = None,
     gradients: Annotated[
         bool,
-        typer.Option("--gradients", help="With --model or --ranks: the kernels for training, too."),
+        typer.Option(
+            "--gradients", help="With --model or --ranks: also build the kernels for training."
+        ),
     ] = False,
     ranks: Annotated[
         str | None,
         typer.Option(
             "--ranks",
             metavar="COUNTS",
-            help="With --for: what each rank of a group computes of flashsmith.parallel.attention, "
-            "for 2, or for 2,4,8 ranks. Needs PyTorch.",
+            help="With --for: build what each rank of flashsmith.parallel.attention computes, for "
+            "2 ranks, or for 2,4,8 ranks. Needs PyTorch.",
         ),
     ] = None,
     schedule: Annotated[
@@ -95,31 +98,34 @@ def build_kernels(
         bool,
         typer.Option(
             "--any-length",
-            help="With --for, and problems without batch and lengths ('h32:8 d128 bf16 causal'): "
-            "a few kernels that serve all of them within 2% of the best, for whole tiles and "
-            "uneven lengths, and where it says packed, for packed sequences too.",
+            help="With --for and problems without batch and lengths ('h32:8 d128 bf16 causal'): "
+            "build a few kernels that serve all sizes within 2% of the best. They serve whole "
+            "tiles and uneven lengths, and packed sequences if the problem is packed.",
         ),
     ] = False,
     deterministic: Annotated[
         bool,
         typer.Option(
             "--deterministic",
-            help="With --for: the kernels of deterministic=True, the same bits in every run.",
+            help="With --for: build the kernels for deterministic=True, which give the same bits "
+            "in every run.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Compile kernels ahead of time, unless they are in the cache.
 
-    Without --for, --kernels and KERNELS: everything in get_kernels_to_build(). Kernels of two
-    families become two libraries.
+    Without --for, --model, --kernels and KERNELS, this builds everything in get_kernels_to_build().
+    Each family of kernels gets a library of its own.
     """
     if problems and (kernels is not None or semantics != "plain"):
-        raise ArgumentError("--for: says itself which kernels; leave out --kernels and --semantics")
+        raise ArgumentError(
+            "--for: already selects the kernels; leave out --kernels and --semantics"
+        )
     if any_length and not problems:
         raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
     if model and (problems or kernels is not None or semantics != "plain"):
-        raise ArgumentError("--model: says itself which kernels; leave out --for and --kernels")
+        raise ArgumentError("--model: already selects the kernels; leave out --for and --kernels")
     if gradients and not (model or ranks):
         raise ArgumentError(
             "--gradients: goes with --model or --ranks; with --for name 'backward' problems"
@@ -136,7 +142,7 @@ def build_kernels(
             "--deterministic: goes with --for 'b16 s4096 h16 d128 bf16 backward', or --gradients"
         )
     with ProgressReporter() as reporter:
-        reporter.say("looking up what is to be built")
+        reporter.say("looking up what to build")
         from flashsmith.runtime.target import choose_target
 
         target = choose_target(arch)
@@ -170,7 +176,7 @@ def build_kernels(
 
 
 class _Work:
-    """Reports progress, and keeps what was compiled and how long everything took."""
+    """Reports progress, and records the compiled kernels and the time since the start."""
 
     def __init__(self, reporter: ProgressReporter) -> None:
         self.reporter = reporter
@@ -178,19 +184,19 @@ class _Work:
         self._compiled: set[KernelEntry] = set()
 
     def build(self, event: BuildEvent) -> None:
-        """Takes a build's event, and reports it."""
+        """Records and reports a build's event."""
         if event.stage == "compile" and event.entry is not None:
             self._compiled.add(event.entry)
         self.reporter.build(event)
 
     def of_library(self, library: KernelLibrary) -> str:
-        """How long a library took, or that it was there."""
+        """How long it took to build a library, or that it was built already."""
         if self._compiled.isdisjoint(library.manifest.kernels):
             return "built already"
         return f"in {library.manifest.build_seconds:.1f} s"
 
     def summary(self, libraries: Sequence[KernelLibrary]) -> str:
-        """How many kernels were compiled, and how many were there."""
+        """How many kernels were compiled, how many were built already, and the total time."""
         kernels = sum(map(len, libraries))
         compiled = sum(
             kernel in self._compiled for library in libraries for kernel in library.manifest.kernels
@@ -201,7 +207,7 @@ class _Work:
 
 
 def _problems_of(model: Path, gradients: bool, reporter: ProgressReporter) -> list[str]:
-    """The problems of a model's attention; says which they are, and what was assumed."""
+    """The problems of a model's attention. Reports them, and what was assumed."""
     from flashsmith.integrations.model_config import read_model
 
     found = read_model(model, gradients=gradients)
@@ -227,7 +233,7 @@ def _problems_of_ranks(
     gradients: bool,
     reporter: ProgressReporter,
 ) -> list[str]:
-    """The problems that ranks compute where they share the given ones; says how many."""
+    """The problems that ranks compute if they share the given ones. Reports how many."""
     try:
         from flashsmith.parallel import problems as problems_of_ranks
     except ModuleNotFoundError as error:
@@ -245,7 +251,7 @@ def _problems_of_ranks(
 def _build_sets(
     configs: list[KernelConfig], target: Target, semantics: Semantics, work: _Work
 ) -> list[KernelLibrary]:
-    """A library of the configs of each family. Nothing is compiled if one of them is illegal."""
+    """Builds one library per family. Compiles nothing if one of the configs is illegal."""
     from flashsmith.builder import build
 
     for cfg in configs:
@@ -257,8 +263,10 @@ def _build_sets(
 
 
 def _named_device(arch: str | None, target: Target) -> DeviceSpec:
-    """The very GPU that was named, whose choices another of its architecture would not make; else
-    the target's."""
+    """The GPU that ``arch`` names; the target's if it names only an architecture or nothing.
+
+    Another GPU of the same architecture may get other kernels.
+    """
     if arch is None or architecture_number(arch) is not None or same_gpu(arch, target.device.name):
         return target.device
     return device_spec(arch)
@@ -267,7 +275,7 @@ def _named_device(arch: str | None, target: Target) -> DeviceSpec:
 def _build_for(
     texts: list[str], device: DeviceSpec, deterministic: bool, work: _Work
 ) -> list[KernelLibrary]:
-    """The libraries that attention() will use for the problems, each once."""
+    """The libraries that attention() will use for the problems, without duplicates."""
     from flashsmith.chooser import build_for
     from flashsmith.chooser.any_length import parse_with_lengths
 
@@ -284,7 +292,7 @@ def _build_for(
 def _build_for_any_length(
     texts: list[str], device: DeviceSpec, deterministic: bool, work: _Work
 ) -> list[KernelLibrary]:
-    """The same for problems of any batch and length; says first how many kernels that are."""
+    """The libraries for problems of any batch and length. First reports the chosen kernels."""
     from flashsmith.chooser.any_length import (
         build_for_any_length,
         choose_for_any_length,

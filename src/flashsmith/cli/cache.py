@@ -1,4 +1,4 @@
-"""`flashsmith cache`: what was built, and how much room it takes."""
+"""`flashsmith cache`: the built libraries, and the space they take."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ app = App(invoke_without_command=True)
 
 @app.callback()
 def cache(context: typer.Context, as_json: Json = False) -> None:
-    """The kernel cache. Without a subcommand: list."""
+    """The kernel cache. Without a subcommand, it is listed."""
     if context.invoked_subcommand is None:
         list_cache(as_json)
 
 
 @app.command("list")
 def list_cache(as_json: Json = False) -> None:
-    """Every kernel library in the cache, most recently used first."""
+    """List every kernel library in the cache, most recently used first."""
     from flashsmith.benchmark.inventory import entry_facts, print_entries
     from flashsmith.builder import cache_entries, cache_path
 
@@ -52,10 +52,12 @@ def list_cache(as_json: Json = False) -> None:
 def prune_cache(
     limit_mib: Annotated[
         float | None,
-        typer.Option("--limit", metavar="MIB", help="Instead of FLASHSMITH_CACHE_LIMIT."),
+        typer.Option(
+            "--limit", metavar="MIB", help="The limit, instead of FLASHSMITH_CACHE_LIMIT."
+        ),
     ] = None,
 ) -> None:
-    """Remove the libraries unused longest until the cache is within its limit."""
+    """Remove the least recently used libraries until the cache is within its limit."""
     from flashsmith.builder import prune
 
     if limit_mib is not None and limit_mib < 0:
@@ -76,13 +78,13 @@ def _libraries(number: int) -> str:
 
 
 def _report_removed(removed: Removed) -> None:
-    kept = f"; {removed.in_use} in use stayed" if removed.in_use else ""
+    kept = f"; {removed.in_use} in use were kept" if removed.in_use else ""
     print(f"removed {_libraries(removed.entries)}, {removed.bytes / MIB:.1f} MiB{kept}")
 
 
 @app.command("verify")
 def verify_cache() -> None:
-    """Compare every file in the cache with its checksum; exit status 1 when one is damaged."""
+    """Compare every file in the cache with its checksum; exit status 1 if one is damaged."""
     from flashsmith.builder import verify_in_words
 
     lines, all_well = verify_in_words()
@@ -93,7 +95,7 @@ def verify_cache() -> None:
 
 @app.command("path")
 def show_cache_path() -> None:
-    """Print the cache's folder, in which everything is flashsmith's."""
+    """Print the path of the cache's folder, which contains only flashsmith's files."""
     from flashsmith.builder import cache_path
 
     print_path(cache_path())

@@ -1,4 +1,4 @@
-"""`flashsmith choose` and `flashsmith winners`: which kernel for a problem, and the evidence."""
+"""`flashsmith choose` and `flashsmith winners`: the kernel for a problem, and the evidence."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ if TYPE_CHECKING:
 
 app = App()
 winners = App(
-    no_args_is_help=True, help="The table of winners: what was measured fastest, on which GPU."
+    no_args_is_help=True, help="The table of winners: the fastest measured configs, for each GPU."
 )
 app.add_typer(winners, name="winners")
 
 GpuOption = Annotated[
-    str | None, typer.Option("--gpu", metavar="NAME", help="Only this GPU's: H200.")
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="Only winners of this GPU, such as H200."),
 ]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="Only this dtype's: fp16 or bf16.")]
-Head = Annotated[int | None, typer.Option("--d", metavar="D_HEAD", help="Only this d_head's.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="Only winners of this dtype: fp16 or bf16.")
+]
+Head = Annotated[
+    int | None, typer.Option("--d", metavar="D_HEAD", help="Only winners of this d_head.")
+]
 
 
 @app.command("choose")
 def choose_kernels(
     problems: Annotated[
-        list[str], typer.Argument(help="Such as 'b16 s4096 h32:8 d128 bf16 causal'.")
+        list[str], typer.Argument(help="Problems such as 'b16 s4096 h32:8 d128 bf16 causal'.")
     ],
     device: Annotated[
         str | None,
@@ -39,8 +44,8 @@ def choose_kernels(
             "--device",
             "--arch",
             metavar="GPU",
-            help="H200, A100, sm_90, or as nvidia-smi prints it. "
-            "Without it: this machine's GPU, or the A100.",
+            help="H200, A100, sm_90, or a name as nvidia-smi prints it. Default: this machine's "
+            "GPU, or the A100.",
         ),
     ] = None,
     deterministic: Annotated[
@@ -49,7 +54,7 @@ def choose_kernels(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say which kernel attention() takes for a problem, why, and what the others would cost."""
+    """Show which kernel attention() takes for a problem, why, and what the others would cost."""
     from flashsmith.chooser import choose
 
     choices = [choose(problem, device, deterministic=deterministic) for problem in problems]
@@ -66,15 +71,15 @@ def choose_kernels(
 @winners.command("show")
 def show_winners(
     file: Annotated[
-        Path | None, typer.Argument(help="Another table than the one that is in use.")
+        Path | None, typer.Argument(help="A table to show, instead of the one in use.")
     ] = None,
     gpu: GpuOption = None,
     dtype: Dtype = None,
     d_head: Head = None,
-    ranks: Annotated[int, typer.Option(min=1, help="How many configs of each problem.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="How many configs to show per problem.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """The winners in use: the shipped ones, and yours in their place."""
+    """List the winners in use: your own, and the shipped ones for all other problems."""
     from flashsmith.chooser.winners import WinnersTable
     from flashsmith.cli.winners_listing import print_winners, winner_facts
 
@@ -94,20 +99,22 @@ def show_winners(
 
 @winners.command("merge")
 def merge_winners(
-    files: Annotated[list[Path], typer.Argument(help="Tables to take winners from.")],
+    files: Annotated[list[Path], typer.Argument(help="Tables whose winners to merge.")],
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="FILE", help="Instead of your own table.")
+        Path | None,
+        typer.Option("--into", metavar="FILE", help="The table to write, instead of your own."),
     ] = None,
     prefer: Annotated[
         str,
         typer.Option(
-            help="Where both know a problem: newer takes the later measurement, faster the better."
+            help="Which entry to keep if both tables have a problem: newer keeps the later "
+            "measurement, faster the faster one."
         ),
     ] = "newer",
 ) -> None:
-    """Take over the winners of other tables, into yours.
+    """Merge the winners of other tables into your own.
 
-    Entries that cannot be used are listed and left out; exit status 1 when there are any.
+    Entries that cannot be used are listed and left out; exit status 1 if there are any.
     """
     from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.chooser.winners import WinnersTable, require_user_table_path, update_table
@@ -132,12 +139,16 @@ def merge_winners(
 
 @winners.command("export")
 def export_winners(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="What to write.")],
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="Whose winners: H200.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")
+    ],
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="NAME", help="The GPU of the winners, such as H200.")
+    ],
     dtype: Dtype = None,
     d_head: Head = None,
 ) -> None:
-    """Write one GPU's winners to a file, for another machine or to be shipped."""
+    """Write one GPU's winners to a file, to use on another machine or to ship."""
     from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.chooser.winners import WinnersTable
     from flashsmith.errors import ArgumentError
@@ -147,7 +158,7 @@ def export_winners(
     chosen = table.select(gpu, dtype, d_head)
     if not len(chosen):
         known = ", ".join(sorted({entry.key.gpu for entry in table})) or "none at all"
-        raise ArgumentError(f"gpu={gpu!r}: no such winners; there are those of {known}")
+        raise ArgumentError(f"gpu={gpu!r}: no winners of this GPU; there are winners of {known}")
     chosen.save(output)
     print_lines(f"{output}: {_entries(chosen)}")
 
@@ -155,12 +166,13 @@ def export_winners(
 @winners.command("validate")
 def validate_winners(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Without any: the shipped tables and yours.")
+        list[Path] | None,
+        typer.Argument(help="Tables to check. Default: the shipped ones and your own."),
     ] = None,
 ) -> None:
-    """Check tables: form, configs, legality, order, figures. Exit status 1 when one is wrong.
+    """Check tables: form, configs, legality, order, figures. Exit status 1 if one is wrong.
 
-    Entries that were measured with other CUDA sources are noted, and are not wrong.
+    Entries that were measured with other CUDA sources are noted, but are not wrong.
     """
     from flashsmith.chooser.winners import WinnersTable
 

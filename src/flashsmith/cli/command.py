@@ -1,4 +1,4 @@
-"""What every command of `flashsmith` has in common: how its words are read, before its options."""
+"""The base of every `flashsmith` command: it checks the words before their options are read."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ _FORM_BEGINS = re.compile(r"\([A-Za-z]+\d*,")
 
 
 class Command(TyperCommand):
-    """A command that says what to quote where a shell has split a problem or a short form."""
+    """A command that shows what to quote if a shell split a problem or a short form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's. Raises ArgumentError for a text that was split at its spaces, and for an
-        option given twice, of which Typer takes the last without a word."""
-        if ctx.resilient_parsing:  # a shell completes what is not finished yet
+        """As Typer's, with two more errors.
+
+        Raises ArgumentError for a text that was split at its spaces, and for an option given twice,
+        of which Typer would silently take the last.
+        """
+        if ctx.resilient_parsing:  # a shell completes an unfinished command
             return super().parse_args(ctx, args)
         split = split_text(args)
         if split:
@@ -34,7 +37,7 @@ class Command(TyperCommand):
         for option, times in Counter(given).items():
             if times > 1 and not (option.multiple or getattr(option, "is_flag", False)):
                 names = ", ".join(option.opts)
-                raise ArgumentError(f"{names}: given {times} times; it is one option: give it once")
+                raise ArgumentError(f"{names}: given {times} times; give it once")
         return super().parse_args(ctx, args)
 
 
@@ -49,8 +52,11 @@ class App(typer.Typer):
 
 
 def split_text(args: Sequence[str]) -> list[str]:
-    """The words of a problem or a short form that are arguments of their own; [] where there are
-    none: at least two in a row, of which the first two are sizes, or the first begins a form."""
+    """The words of a problem or a short form that a shell split into several arguments.
+
+    These are at least two words in a row, of which the first two are sizes, or the first begins a
+    short form. Without such words, [].
+    """
     runs = itertools.groupby(args, key=lambda arg: arg.startswith("-"))
     for words in (list(run) for is_option, run in runs if not is_option):
         for start, (first, second) in enumerate(itertools.pairwise(words)):

@@ -28,18 +28,21 @@ def demo() -> None:
 def demo_minilm(
     file: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Sentences of yours, one a line, instead of ours."),
+        typer.Option(
+            metavar="PATH",
+            help="A file of sentences, one per line, to use instead of the built-in ones.",
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sentences of one forward pass.")] = 4,
+    batch: Annotated[int, typer.Option(help="Sentences per forward pass.")] = 4,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
+        bool, typer.Option("--emulate", help="Use the emulator even if there is a GPU.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Embed sentences twice, with PyTorch's attention and with flashsmith's, and compare.
 
-    The model is all-MiniLM-L6-v2, from a package that the extra 'models' brings. Exit status 1
-    when the embeddings differ or flashsmith did not compute every layer.
+    The model is all-MiniLM-L6-v2, from a package that the extra 'models' installs. Exit status 1 if
+    the embeddings differ or flashsmith did not compute every layer.
     """
     with ProgressReporter() as reporter:
         reporter.say("loading the model")
@@ -60,18 +63,18 @@ def demo_minilm(
 @app.command("train")
 def demo_train(
     steps: Annotated[
-        int | None, typer.Option(help="Of each training; by default 300, emulated 5.")
+        int | None, typer.Option(help="Steps of each training. Default: 300, or 5 in the emulator.")
     ] = None,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
+        bool, typer.Option("--emulate", help="Use the emulator even if there is a GPU.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a small transformer twice, with PyTorch's attention and with flashsmith's, and compare.
 
     It learns associative recall: which value belongs to which key, from pairs listed before. In the
-    emulator a tiny one trains for a few steps. Exit status 1 when the losses differ or flashsmith
-    did not compute every layer, forward and backward.
+    emulator, a tiny transformer trains for a few steps. Exit status 1 if the losses differ or
+    flashsmith did not compute every layer, forward and backward.
     """
     with ProgressReporter() as reporter:
         from flashsmith_demos.recall import check_dependencies, train_twice
@@ -84,18 +87,17 @@ def demo_train(
 
 @app.command("generate")
 def demo_generate(
-    answers: Annotated[int, typer.Option(min=1, help="Answers of every sequence.")] = 8,
+    answers: Annotated[int, typer.Option(min=1, help="Answers per sequence.")] = 8,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
+        bool, typer.Option("--emulate", help="Use the emulator even if there is a GPU.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Generate with a small language model twice, with PyTorch's attention and from a paged cache
-    with flashsmith's, and compare token for token.
+    """Generate with a small language model twice, and compare the results token for token.
 
-    The model comes with flashsmith and knows associative recall: which value belongs to which key,
-    from pairs listed before. Exit status 1 when a token differs or flashsmith did not compute every
-    layer.
+    One run uses PyTorch's attention, the other flashsmith's, from a paged cache. The model comes
+    with flashsmith and knows associative recall: which value belongs to which key, from pairs
+    listed before. Exit status 1 if a token differs or flashsmith did not compute every layer.
     """
     with ProgressReporter() as reporter:
         from flashsmith_demos.generation import generate_twice
@@ -106,7 +108,7 @@ def demo_generate(
 
 
 def _show(report: Any, print_report: Callable[[Console, Any], None], as_json: bool) -> None:
-    """Prints a demo's report; exit status 1 unless it is all right."""
+    """Prints a demo's report; the exit status is 1 if something in it is wrong."""
     if as_json:
         print_json(report.to_json())
     else:

@@ -1,4 +1,4 @@
-"""`flashsmith run`, `explain`, `configs` and `env`: the kernels, and what is known of them."""
+"""`flashsmith run`, `explain`, `configs` and `env`: running, explaining and listing kernels."""
 
 from __future__ import annotations
 
@@ -41,12 +41,16 @@ def run(
     kernels: Kernels = None,
     arch: Arch = None,
     batch: Annotated[
-        int | None, typer.Option(help="Default: 1; on a GPU 2; packed 4 sequences.")
+        int | None,
+        typer.Option(help="Batch. Default: 1, or 2 on a GPU; for packed kernels, 4 sequences."),
     ] = None,
     seq: Annotated[
-        int | None, typer.Option(help="Default: 256; on a GPU 1024; uneven one less.")
+        int | None,
+        typer.Option(
+            help="Sequence length. Default: 256, or 1024 on a GPU; for uneven kernels, one less."
+        ),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Default: 2; on a GPU 4.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads. Default: 2, or 4 on a GPU.")] = None,
     semantics: Annotated[
         str | None,
         typer.Option(
@@ -58,39 +62,45 @@ def run(
     problem: Annotated[
         str | None,
         typer.Option(
-            # By name: typer 0.27 takes a metavar that is the parameter's name for the option's.
+            # The name is explicit, because typer 0.27 takes a metavar that equals the parameter's
+            # name for the name of the option.
             "--problem",
             metavar="PROBLEM",
-            help="In place of these: one problem, as 'b1 s300 h4:2 d128 fp16 causal'.",
+            help="One problem, such as 'b1 s300 h4:2 d128 fp16 causal', instead of --batch, --seq, "
+            "--heads and --semantics.",
         ),
     ] = None,
     window: Annotated[
         str | None,
         typer.Option(
             metavar="LEFT,RIGHT",
-            help="A window's limits, as 40,9; one left out is no limit. Default: half of the keys "
-            "but at most 1024, and 0.",
+            help="A window's limits, such as 40,9; an empty one is no limit. Default: half of the "
+            "keys but at most 1024 for LEFT, and 0 for RIGHT.",
         ),
     ] = None,
-    softcap: Annotated[float | None, typer.Option(help="A cap's value. Default: 30.")] = None,
-    sinks: Annotated[bool, typer.Option("--sinks", help="A sink logit for every head.")] = False,
+    softcap: Annotated[
+        float | None, typer.Option(help="The value of the softcap. Default: 30.")
+    ] = None,
+    sinks: Annotated[
+        bool, typer.Option("--sinks", help="Add a sink logit for every head.")
+    ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Watch every memory access in the emulator.")
+        bool, typer.Option("--check", help="Check every memory access in the emulator.")
     ] = False,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
+        bool, typer.Option("--emulate", help="Use the emulator even if there is a GPU.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the random inputs, and of packed lengths.")
+        int, typer.Option(min=0, help="Seed of the random inputs and of packed lengths.")
     ] = 0,
     csv: Csv = None,
     jsonl: Jsonl = None,
     as_json: Json = False,
 ) -> None:
-    """Build kernels, run and prove each, and say what each costs and does; on a GPU time them too.
+    """Build kernels, run and prove each, and show its costs; on a GPU, time it too.
 
-    Without --kernels and KERNELS: prog, seven steps of one optimisation each. Kernels that
-    --problem's d or dtype is not for are skipped.
+    Without --kernels and KERNELS, this runs prog, seven steps of one optimisation each. With
+    --problem, kernels for another d or dtype are skipped.
     """
     from flashsmith.benchmark.measurement_files import MeasurementFiles
 
@@ -137,16 +147,16 @@ def run(
 
 
 def _check_alone(**others: object) -> None:
-    """Raises ArgumentError if an option is given that --problem takes the place of."""
+    """Raises ArgumentError if an option is given that --problem replaces."""
     given = [f"--{name}" for name, value in others.items() if value is not None]
     if given:
         raise ArgumentError(
-            f"--problem: says itself what is computed; leave out {' and '.join(given)}"
+            f"--problem: already sets what is computed; leave out {' and '.join(given)}"
         )
 
 
 def _parse_window(text: str) -> tuple[int | None, int | None]:
-    """(left, right); raises ArgumentError unless there are two, each empty or a whole number."""
+    """(left, right). Raises ArgumentError unless there are two, each empty or a whole number."""
     words = [word.strip() for word in text.split(",")]
     if len(words) != 2 or not all(re.fullmatch(r"\d{0,9}", word, re.ASCII) for word in words):
         raise ArgumentError(
@@ -163,9 +173,9 @@ def explain_config(
     arch: Arch = None,
     as_json: Json = False,
 ) -> None:
-    """All that is known of one config: rules, resources, occupancy, instructions, conflicts.
+    """Show all that is known of one config: rules, resources, occupancy, instructions, conflicts.
 
-    Exit status 1 when the config is illegal or its kernel wrong.
+    Exit status 1 if the config is illegal or its kernel wrong.
     """
     from flashsmith.runtime.target import choose_target
 
@@ -187,9 +197,9 @@ def explain_config(
 
 @app.command("configs")
 def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = False) -> None:
-    """The configs of a set, with what is known before they are built.
+    """List the configs of a set, with what is known before they are built.
 
-    Without --kernels and KERNELS: the sets.
+    Without --kernels and KERNELS, this lists the sets.
     """
     from flashsmith.benchmark.inventory import config_facts, print_configs, print_sets
     from flashsmith.builder import cache_entries
@@ -211,13 +221,14 @@ def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = Fal
     console = make_console()
     print_configs(console, facts)
     console.print(
-        f"{counted(len(facts), 'config')}; legal, CTAs per SM and built are for {target.arch}"
+        f"{counted(len(facts), 'config')}; the columns legal, CTAs per SM and built are for "
+        f"{target.arch}"
     )
 
 
 @app.command("env")
 def show_environment(as_json: Json = False) -> None:
-    """Every environment variable flashsmith reads, its value now and its default."""
+    """List every environment variable that flashsmith reads, its value and its default."""
     facts: list[dict[str, Any]] = [
         {
             "name": variable.name,

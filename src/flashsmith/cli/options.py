@@ -1,4 +1,4 @@
-"""What several commands share: options, exit statuses, selecting configs, printing JSON."""
+"""What several commands share: options, exit statuses, config selection and JSON output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Kernels = Annotated[
         "-k",
         metavar="KEY",
         help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-        "hopper-dq, decode, 'B_r,B_c', a set of yours, or short forms separated by ';'. Without "
-        "it: the environment variable KERNELS.",
+        "hopper-dq, decode, 'B_r,B_c', a set of your own, or short forms separated by ';'. "
+        "Default: the environment variable KERNELS.",
     ),
 ]
 Arch = Annotated[
@@ -34,8 +34,8 @@ Arch = Annotated[
     typer.Option(
         "--arch",
         metavar="ARCH",
-        help="sm_80, 90, A100, ... Without it: the GPU's own; where there is no GPU sm_80, or "
-        "sm_90 for wgmma.",
+        help="sm_80, 90, A100, ... Default: the GPU's own; without a GPU sm_80, or sm_90 for "
+        "wgmma.",
     ),
 ]
 Csv = Annotated[
@@ -46,34 +46,34 @@ Csv = Annotated[
 ]
 Jsonl = Annotated[
     str | None,
-    typer.Option("--jsonl", metavar="FILE", help="The same as JSON Lines."),
+    typer.Option("--jsonl", metavar="FILE", help="Like --csv, but as JSON Lines."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def print_json(value: Any) -> None:
-    """A table's facts on standard output, as JSON; infinities and NaN, which it lacks, as words."""
+    """Prints facts as JSON on standard output; infinities and NaN become words."""
     print(_json(value, indent=2))
 
 
 def print_json_line(value: Any) -> None:
-    """The same in one line, at once: for what is read as it comes."""
+    """Prints facts as one line of JSON and flushes, for programs that read each line at once."""
     print(_json(value), flush=True)
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    # ASCII and escaped, but for the one control character that JSON leaves as it is.
+    # json.dumps() escapes everything but printable ASCII and one control character, DEL.
     text = json.dumps(for_json(value), indent=indent, allow_nan=False)
     return text.replace("\x7f", r"\u007f")
 
 
 def print_lines(text: str) -> None:
-    """Lines on standard output, control characters escaped."""
+    """Prints lines on standard output, with control characters escaped."""
     print(printable(text, lines=True))
 
 
 def print_path(path: Path) -> None:
-    """A path on standard output: as it is for another program, escaped for a terminal."""
+    """Prints a path on standard output: unchanged for another program, escaped for a terminal."""
     if sys.stdout.isatty():
         print_lines(str(path))
     else:
@@ -81,7 +81,7 @@ def print_path(path: Path) -> None:
 
 
 def selected(kernels: str | None, default: str) -> list[KernelConfig]:
-    """The configs of `kernels`, else of env KERNELS, else of `default`."""
+    """The configs of `kernels`, else of the environment variable KERNELS, else of `default`."""
     if kernels is None and env.KERNELS.raw() is None:
         kernels = default
     return get_kernel_configs(kernels)

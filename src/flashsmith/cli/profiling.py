@@ -1,4 +1,4 @@
-"""`flashsmith ncu` and `roofline`: what the hardware counted, and what it can do at best."""
+"""`flashsmith ncu` and `roofline`: hardware counters, and the hardware's peak rates."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ app = App()
 @app.command("roofline")
 def roofline(
     show: Annotated[
-        bool, typer.Option("--show", help="Print what was measured before; needs no GPU.")
+        bool, typer.Option("--show", help="Print stored measurements; needs no GPU.")
     ] = False,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --show: another GPU's than this machine's first."),
+        typer.Option(
+            metavar="NAME", help="With --show: the GPU to show, instead of this machine's first."
+        ),
     ] = None,
     ms: Annotated[
-        float, typer.Option(help="How long one timed launch takes, in milliseconds.")
+        float, typer.Option(help="Duration of one timed launch, in milliseconds.")
     ] = 50.0,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Also write the JSON there."),
+        typer.Option("--output", "-o", metavar="FILE", help="Also write the JSON to this file."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this GPU's own ceilings and store them: products, exponentials, L2 and DRAM.
+    """Measure this GPU's peak rates and store them: products, exponentials, L2 and DRAM.
 
-    About fifteen seconds. Exit status 1 when a microbenchmark's output is wrong.
+    This takes about fifteen seconds. Exit status 1 if a microbenchmark's output is wrong.
     """
     from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.benchmark.roofline import load_roofline, save_roofline, stored_rooflines
@@ -52,11 +54,13 @@ def roofline(
         if found is None:
             known = ", ".join(repr(one.gpu) for one in stored_rooflines()) or "none"
             raise ArgumentError(
-                f"gpu={gpu!r}: nothing was measured of it here; measured are: {known}. "
+                f"gpu={gpu!r}: no measurements of it are stored here; stored are: {known}. "
                 "On the GPU's machine, run 'flashsmith roofline'"
             )
     elif gpu is not None:
-        raise ArgumentError(f"gpu={gpu!r}: goes with --show; this machine's first GPU is measured")
+        raise ArgumentError(
+            f"gpu={gpu!r}: goes with --show; without it, this machine's first GPU is measured"
+        )
     else:
         from flashsmith.benchmark.roofline.measuring import measure_roofline
 
@@ -78,20 +82,28 @@ def ncu(
     kernels: Kernels = None,
     seq_lens: Annotated[
         str | None,
-        typer.Option("--seq_lens", "--seq-lens", help="Default: 512,1024,...,16384."),
+        typer.Option(
+            "--seq_lens", "--seq-lens", help="Sequence lengths. Default: 512,1024,...,16384."
+        ),
     ] = None,
     d_heads: Annotated[
         str | None,
-        typer.Option("--d_heads", "--d-heads", help="Default: those of the kernels."),
+        typer.Option(
+            "--d_heads", "--d-heads", help="Head dimensions. Default: those of the kernels."
+        ),
     ] = None,
-    dtypes: Annotated[str | None, typer.Option(help="Default: those of the kernels.")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Causal in place of full.")] = False,
+    dtypes: Annotated[
+        str | None, typer.Option(help="Dtypes. Default: those of the kernels.")
+    ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Causal instead of full attention.")
+    ] = False,
     problems: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PROBLEM",
-            help="In place of all of these, as 'b8 s1:65536 h32:8 d128 bf16 decode'; give it again "
-            "for another, or separate them by ';'.",
+            help="A problem such as 'b8 s1:65536 h32:8 d128 bf16 decode', instead of the shape "
+            "options above. Repeat the option for more problems, or separate them by ';'.",
         ),
     ] = None,
     runs: Annotated[
@@ -101,19 +113,20 @@ def ncu(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Append rows, a length's at a time; what it holds as right is not profiled "
-            "again. '-': print them instead.",
+            help="Append the rows of one length after another. Kernels that FILE already has as "
+            "right are not profiled again. '-' prints the rows instead.",
         ),
     ] = None,
     jsonl: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The same as JSON Lines, in place of --csv.")
+        str | None,
+        typer.Option(metavar="FILE", help="Like --csv, but as JSON Lines; replaces --csv."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
 
     Needs a GPU and a selection (--kernels or KERNELS). Shapes are those of 'flashsmith bench'. Exit
-    status 1 when a kernel is wrong or cannot run here, 2 when the profiler fails.
+    status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
     """
     from flashsmith.benchmark.ncu import (
         Ledger,
@@ -129,10 +142,10 @@ def ncu(
     from flashsmith.benchmark.problems import make_shapes, parse_problems
     from flashsmith.runtime import gpu_count, query_gpu
 
-    # First: what else is missing here is of no use without one.
+    # The GPU is checked first, because fixing any other problem is pointless without one.
     if gpu_count() == 0:
         raise LaunchError(
-            "ncu profiles on an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "
+            "ncu needs an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "
             "instructions and bank conflicts in the emulator"
         )
     if jsonl is not None and (csv is not None or Path(jsonl).suffix != ".jsonl"):

@@ -1,4 +1,4 @@
-"""`flashsmith progression` and `report`: what measurements say, as tables, pictures and a page."""
+"""`flashsmith progression` and `report`: measurements as tables, charts and a page."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ app = App()
 def progression(
     kernels: Kernels = None,
     arch: Arch = None,
-    seq: Annotated[int, typer.Option(min=1, help="Length that is timed, on a GPU.")] = 4096,
+    seq: Annotated[int, typer.Option(min=1, help="Sequence length that is timed on a GPU.")] = 4096,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Leave the GPU alone: no times.")
+        bool, typer.Option("--emulate", help="Do not use the GPU, and report no times.")
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the ablation into FILE, a .png or .svg."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     csv: Csv = None,
     jsonl: Jsonl = None,
     as_json: Json = False,
 ) -> None:
-    """An ablation: each step's time and share of FlashAttention-2, and what it changed.
+    """Run an ablation: time each step, compare it with FlashAttention-2, and show what it changed.
 
-    Instructions and bank conflicts come from the emulator, registers and spills from the compiler;
-    times need a GPU. Without --kernels and KERNELS: prog, seven steps of one optimisation each.
+    Instructions and bank conflicts come from the emulator, registers and spills from the compiler,
+    and times from a GPU. Without --kernels and KERNELS, this runs prog, seven steps of one
+    optimisation each.
     """
     from flashsmith.benchmark.measurement_files import MeasurementFiles
     from flashsmith.benchmark.progression_plot import check_picture_path
@@ -93,10 +94,10 @@ def report(
     ] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "flashsmith report",
 ) -> None:
-    """One self-contained HTML page of measurements, and its charts as SVG files beside it.
+    """Write measurements as one self-contained HTML page, and its charts as SVG files next to it.
 
-    Reads what `bench`, `tune`, `progression`, `roofline`, `ncu` and `run --json` wrote: each file
-    is recognised by what is in it.
+    Reads what `bench`, `tune`, `progression`, `roofline`, `ncu` and `run --json` wrote, and
+    recognises each file by its content.
     """
     from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.benchmark.report import (
@@ -108,7 +109,9 @@ def report(
     )
 
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ArgumentError(f"out={str(out)!r}: a page ends in .html; for example report.html")
+        raise ArgumentError(
+            f"out={str(out)!r}: give a file that ends in .html, such as report.html"
+        )
     require_writable("out", out)
     with ProgressReporter() as reporter:
         found = with_stored_rooflines(read_results(results))
@@ -117,13 +120,13 @@ def report(
                 reporter.say(f"{source.path}: {source.what}")
         if len(found.versions) > 1:
             reporter.say(
-                f"rows of {len(found.versions)} versions: of each problem the one measured last "
-                "counts; the page has a table of all"
+                f"rows of {len(found.versions)} versions: the latest measurement of each problem "
+                "counts; the page lists all versions"
             )
         reporter.say(f"writing the page of {counted(len(found.rows), 'row')}")
         written = write_page(make_page(found, title), out)
     make_console().print(
-        f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts beside it",
+        f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts next to it",
         markup=False,
         soft_wrap=True,
     )

@@ -27,10 +27,10 @@ app = App()
 
 
 class _AddressOrNone(Command):
-    """--cluster takes an address, or none, which Typer itself has no options for."""
+    """Makes the address after --cluster optional, which Typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's, of arguments that name the address."""
+        """As Typer's, after adding the address 'auto' to a --cluster that has none."""
         return super().parse_args(
             ctx,
             [
@@ -47,38 +47,42 @@ def tune_kernels(
         typer.Option(
             "--space",
             metavar="KEY",
-            help="Which configs: space (mma.sync), hopper (wgmma), both, known (the best few by "
-            "the shipped tables), tune, prog-all, cover, a set of yours, or short forms separated "
-            "by ';'. Without it: the environment variable KERNELS, else both on sm_90 and space "
-            "elsewhere.",
+            help="Which configs: space (mma.sync), hopper (wgmma), both, known (the best few of "
+            "the shipped tables), tune, prog-all, cover, a set of your own, or short forms "
+            "separated by ';'. Default: the environment variable KERNELS, else both on sm_90 and "
+            "space elsewhere.",
         ),
     ] = None,
     problems: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|PROBLEMS",
-            help="'b16 s4096 h16 d128 fp16; ...', sets of cells as in bench ('main; packed'), or a "
-            "file with one a line. Default: d 64, 96, 128 and 256, both dtypes, full and causal, "
-            "lengths from 512 to 16384.",
+            help="'b16 s4096 h16 d128 fp16; ...', sets as in bench --cells ('main; packed'), or a "
+            "file with one problem per line. Default: d 64, 96, 128 and 256, both dtypes, full and "
+            "causal, lengths from 512 to 16384.",
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="90s, 10m, 1h, or none: for all problems together.")
+        str,
+        typer.Option(metavar="TIME", help="Time for all problems together: 90s, 10m, 1h, or none."),
     ] = "10m",
     refine: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Times that neighbours of each problem's best are tried. Default: once for "
+            help="How often to try the neighbours of each problem's best config. Default: once for "
             "space, hopper and both, else never.",
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Go on from what --out holds, or forget it.")
+        bool,
+        typer.Option(
+            "--resume/--fresh", help="Continue from the results in --out, or discard them."
+        ),
     ] = True,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the journal and ranking.")] = (
-        Path("profiles/tune")
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for the journal and the ranking.")
+    ] = (Path("profiles/tune")),
     table: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The table of winners to add to. Default: your own."),
@@ -90,54 +94,54 @@ def tune_kernels(
         str | None,
         typer.Option(
             metavar="[ADDRESS]",
-            help="Measure on all GPUs of the Ray cluster at HOST:PORT; without an address of the "
-            "one that this machine is in, else of this machine.",
+            help="Measure on all GPUs of the Ray cluster at HOST:PORT. Without an address: the "
+            "cluster that this machine is in, else this machine.",
         ),
     ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Compilers. Default: one less than FLASHSMITH_JOBS; of a cluster its cores, less "
-            "one for each GPU.",
+            help="Parallel compilers. Default: FLASHSMITH_JOBS minus one; on a cluster, its cores "
+            "minus one for each GPU.",
         ),
     ] = None,
     max_spill: Annotated[
         int,
         typer.Option(
-            metavar="BYTES", help="Spilled bytes per thread that may pass; of wgmma none."
+            metavar="BYTES", help="Spilled bytes allowed per thread; wgmma kernels may not spill."
         ),
     ] = 256,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be tried. Needs no GPU.")
+        bool, typer.Option("--dry-run", help="List what would be tried. Needs no GPU.")
     ] = False,
     build_only: Annotated[
-        bool, typer.Option("--build-only", help="Compile it all, time nothing. Needs no GPU.")
+        bool,
+        typer.Option("--build-only", help="Compile everything but time nothing. Needs no GPU."),
     ] = False,
     arch: Arch = None,
     as_json: Json = False,
 ) -> None:
     """Find the fastest kernel for every problem, and enter it in the table of winners.
 
-    Stop it with Ctrl-C and run it again: it goes on where it was. --arch is for --dry-run and
-    --build-only. Exit status 1 when a problem has no kernel that works.
+    After Ctrl-C, the same command continues where it stopped. --arch is for --dry-run and
+    --build-only. Exit status 1 if a problem has no kernel that works.
     """
     from flashsmith.benchmark.measurement_files import require_writable
 
     if arch is not None and not (dry_run or build_only):
         raise ArgumentError(
-            f"arch={arch!r}: only with --dry-run or --build-only; a GPU has its own"
+            f"arch={arch!r}: only with --dry-run or --build-only; else the GPU determines it"
         )
     if arch is not None and device is not None:
         raise ArgumentError(
-            f"arch={arch!r}: not with --device {device}, which is a GPU here and has its own; "
-            "give one of them"
+            f"arch={arch!r}: not with --device {device}, a GPU that determines it; give one of them"
         )
     if cluster is not None and (dry_run or build_only or device is not None):
         other = "--dry-run" if dry_run else "--build-only" if build_only else "--device"
         raise ArgumentError(
-            f"cluster={cluster!r}: not with {other}; a cluster's GPUs are all measured on, and "
-            "compile for themselves"
+            f"cluster={cluster!r}: not with {other}; a cluster measures on all its GPUs, and "
+            "compiles for each"
         )
     if max_spill < 0:
         raise ArgumentError(f"max_spill={max_spill}: give 0 or more bytes")
@@ -167,7 +171,7 @@ def tune_kernels(
         tune_fleets,
     )
 
-    # What can be wrong without a GPU is said before one is looked for.
+    # Check everything that needs no GPU before looking for one.
     seconds = parse_budget(budget)
     asked = space or env.KERNELS.raw()
     if asked:
@@ -177,7 +181,7 @@ def tune_kernels(
     settings = Settings(
         budget=seconds,
         max_spill=max_spill,
-        # Timing needs a core of its own.
+        # One core is kept free for timing.
         jobs=jobs or max(1, env.jobs() - 1),
     )
 

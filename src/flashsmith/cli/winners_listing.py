@@ -1,4 +1,4 @@
-"""A table of winners for people."""
+"""Printing a table of winners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = make_columns(
 
 
 def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dict[str, Any]]:
-    """The first ``ranks`` configs of every entry; entries in ``own`` are the user's."""
+    """The first ``ranks`` configs of every entry, as facts; entries in ``own`` are the user's."""
     places = {entry.place for entry in own}
     return [
         {
@@ -36,7 +36,7 @@ def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dic
 
 
 def print_winners(console: Console, facts: list[dict[str, Any]]) -> None:
-    """Print what winner_facts() gave, a config a row."""
+    """Prints what winner_facts() returned, one config per row."""
     rows = [
         (
             fact["gpu"],

@@ -1,4 +1,7 @@
-"""What is computed: operations, and problems of them. Standard library only."""
+"""Operations, which define what kernels compute, and problems, which are single cases of them.
+
+Uses only the standard library.
+"""
 
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE

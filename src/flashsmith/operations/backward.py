@@ -24,42 +24,47 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ, Sizes
 
-# Tensors with strides of batch, row and head, in the order of the numbers.
+# Tensors with (batch, row, head) strides, in the order of _numbers().
 _STRIDED = ("do", "q", "k", "v", "o", "dq", "dk", "dv")
 _STATISTICS = ("lse", "dlse")
-# Strides of a tensor that a call does not have: their numbers are 0.
+# The strides that stand for a tensor which the call omits.
 _ABSENT = (0,)
 
 
 def backward_flop(sizes: Sizes) -> int:
-    """FLOP of the five matrix products: 10 b h s_q s_k d; half of it when causal, and with a window
-    10 b h d for every key that a query sees. Of the three that dq alone takes, or the four without
-    it, as many less.
+    """FLOP of the matrix products that the needed gradients take: five for all of dq, dk and dv.
 
-    Packed, every sequence counts as the longest.
+    Five products cost 10 b h s_q s_k d, half of that when causal, and with a window 10 b h d per
+    visible query-key pair. dq alone takes three of the five; dk and dv without dq take four. Packed
+    sequences each count as the longest one.
     """
     return n_products(sizes.gradients) * attn_flop(sizes) // 2
 
 
 def n_products(gradients: str = "") -> int:
-    """How many matrix products the gradients take that a problem's word names."""
+    """The number of matrix products for a problem's gradients: '', 'only_dq' or 'no_dq'."""
     return {ONLY_DQ: 3, NO_DQ: 4}.get(gradients, 5)
 
 
 def gradients_word(dq: bool, dk: bool, dv: bool) -> str:
-    """A problem's word for which of these gradients are needed: 'only_dq', 'no_dq' for dk and dv or
-    one of them, '' for others."""
+    """A problem's word for the gradients that are needed.
+
+    'only_dq' means dq alone; 'no_dq' means dk or dv without dq; '' covers every other case.
+    """
     if dk or dv:
         return "" if dq else NO_DQ
     return ONLY_DQ if dq else ""
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """Sizes and rows of all packed sequences; strides (batch, row, head) of do, q, k, v, o, dq, dk
-    and dv; strides (batch, head) of lse and dlse; scale (None: 1/sqrt(d)), softcap, the window's
-    limits; and whether gradients are fp32, 0 or 1. Strides of a tensor that is not there are 0.
+    """The numbers that the C++ host path takes, in its order.
 
-    Raises ArgumentError for an unknown grad_dtype, and as forward's for a window.
+    Sizes and the total rows of packed q and k come first. Strides follow: (batch, row, head) of do,
+    q, k, v, o, dq, dk and dv, and (batch, head) of lse and dlse. Last are scale (None: 1/sqrt(d)),
+    softcap, the window's limits, and 1 for fp32 gradients, else 0. The strides of an absent tensor
+    are 0.
+
+    Raises ArgumentError for an unknown grad_dtype, or where mask_limits() does.
     """
     p, strides, options = call.problem, call.strides, call.options
     grad_dtype = check_grad_dtype(options["grad_dtype"])
@@ -75,7 +80,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def check_grad_dtype(grad_dtype: object) -> str | None:
-    """'float32' where it is that, in any framework's words, or None for the dtype of the inputs.
+    """'float32' for any framework's float32 dtype; None stays None, the dtype of the inputs.
 
     Raises ArgumentError for anything else.
     """
@@ -89,7 +94,7 @@ def check_grad_dtype(grad_dtype: object) -> str | None:
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a (batch, heads, seq) tensor but the last; packed, the batch's is 0."""
+    """The (batch, head) strides of a (batch, heads, seq) tensor; batch is 0 if packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
@@ -99,8 +104,8 @@ def _gradient(name: str, dims: tuple[str, ...], packed: tuple[str, ...], unless:
     )
 
 
-# o and lse may be those of more keys than k holds. Rows that no sequence has, or that lie behind
-# the longest length, get gradients of 0.
+# o and lse may come from attention over more keys than k holds. Rows that belong to no sequence, or
+# lie past the longest length, get gradients of 0.
 BACKWARD = Operation(
     name="backward",
     tensors=(
@@ -122,8 +127,8 @@ BACKWARD = Operation(
     numbers=_numbers,
     flop=backward_flop,
     semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
-    # grad_dtype: None (the problem's) or 'float32'. deterministic: dq has the same bits in every
-    # run; dk, dv and dsinks always have.
+    # grad_dtype: None (the problem's dtype) or 'float32'. deterministic: dq has the same bits in
+    # every run, as dk, dv and dsinks always have.
     options={
         "scale": None,
         "softcap": 0.0,

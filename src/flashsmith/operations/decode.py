@@ -1,8 +1,8 @@
-"""The operation `decode`: attention over a KV cache, to which a call may append first.
+"""The operation `decode`: attention over a KV cache, optionally after appending keys and values.
 
-The lengths and the page table of a cache are read on the device. Causal and window are aligned to
-the bottom right: query j of n sees keys up to L - n + j, with L the sequence's length after
-appending. A row without keys gives 0 and an LSE of -inf.
+The kernel reads the lengths and the page table of the cache on the device. Causal masks and windows
+are aligned to the bottom right: query j of n sees keys up to L - n + j, where L is the sequence's
+length after appending. A row that sees no keys outputs 0, with an LSE of -inf.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
 
-# A cache is (batch, capacity, heads_k, d), or paged (pages, page, heads_k, d).
+# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d).
 _CACHE = ("blocks", "slots", "heads_k", "d")
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k", "d"), ("total_q", "heads_k", "d")
 _ROTARY = ("positions", "rotary_half")
-# Strides of a tensor that a call does not have: their numbers are 0.
+# The strides that stand for a tensor which the call omits.
 _ABSENT = (0,)
 INVARIANT, FREE = SPLITS = ("invariant", "free")
 _INT_BYTES = 4
 
 
 def keys_read(sizes: Sizes) -> int:
-    """Keys of a sequence of seq_k keys that some query sees."""
+    """The number of keys of one sequence that at least one query sees."""
     if sizes.window is None:
         return sizes.seq_k
     return min(sizes.seq_k, sizes.window[0] + sizes.seq_q)
 
 
 def decode_flop(sizes: Sizes) -> int:
-    """FLOP of the two matrix products: 4 b h_q d for every key that a query sees."""
+    """FLOP of the two matrix products: 4 b h_q d per visible query-key pair of a sequence."""
     return 4 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * sizes.d
 
 
 def decode_bytes(sizes: Sizes) -> int:
-    """Bytes of q, o, the lengths, the keys and values that some query sees, and their pages'
-    numbers; whatever the cache's capacity is."""
+    """Bytes of q, o, the lengths, the visible keys and values, and their page numbers.
+
+    The cache's capacity does not count.
+    """
     keys = keys_read(sizes)
     rows = 2 * sizes.seq_q * sizes.heads_q + 2 * keys * sizes.heads_k
     pages = -(-keys // sizes.page) if sizes.page else 0
@@ -57,7 +59,7 @@ def decode_bytes(sizes: Sizes) -> int:
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
-    """A cache that the keys just fit into, and rotary embedding of the whole head."""
+    """Dimensions in measurements: the cache just fits the keys; rotary covers the whole head."""
     pages = -(-sizes.seq_k // sizes.page) if sizes.page else 0
     return {
         **packed_rows(sizes),
@@ -70,15 +72,20 @@ def _measured(sizes: Sizes) -> dict[str, int]:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """batch, seq_q (packed, the longest), the capacity of a sequence in keys, heads_q, heads_k, d,
-    total_q; blocks, slots, most_pages, positions, rotary_half; strides (batch, row, head) of q,
-    (block, slot, head) of k_cache and v_cache, (batch, row, head) of o, k and v; the row strides of
-    page_table, cos and sin; strides (batch, head) of lse; scale (None: 1/sqrt(d)), softcap, the
-    window's limits; and 0 or 1: whether rotary pairs are neighbours, whether cos and sin are fp32,
-    whether the split is free. Sizes and strides of a tensor that is not there are 0.
+    """The numbers that the C++ host path takes, in its order.
 
-    Raises ArgumentError for tensors that do not belong together, for an unknown split or dtype, and
-    as forward's for a window.
+    Sizes come first: batch, seq_q (the longest if packed), the capacity of a sequence in keys,
+    heads_q, heads_k, d, total_q, blocks, slots, most_pages, positions and rotary_half.
+
+    Strides follow: (batch, row, head) of q, (block, slot, head) of k_cache and v_cache, (batch,
+    row, head) of o, k and v, (row) of page_table, cos and sin, and (batch, head) of lse.
+
+    Then come scale (None: 1/sqrt(d)), softcap, the window's limits, and three flags, 0 or 1:
+    whether rotary pairs are neighbours, whether cos and sin are fp32, and whether the split is
+    free. The sizes and strides of an absent tensor are 0.
+
+    Raises ArgumentError for tensors that do not fit each other, for an unknown split or dtype, or
+    where mask_limits() does.
     """
     p, strides, sizes, options = call.problem, call.strides, call.sizes, call.options
     check_together(call)
@@ -104,26 +111,27 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def check_together(call: Call) -> None:
-    """Raises ArgumentError unless a call's tensors fit each other where their dimensions alone do
-    not say it."""
+    """Raises ArgumentError if a call's tensors conflict in ways that their shapes do not show."""
     p, given, sizes = call.problem, call.strides, call.sizes
     if p.page and sizes["slots"] != p.page:
         raise ArgumentError(
-            f"k_cache: {sizes['slots']} slots in a page; '{p}' has pages of {p.page}, give such"
+            f"k_cache: {sizes['slots']} slots per page, but '{p}' has {p.page}; give pages of that "
+            "size"
         )
     if not p.page and sizes["blocks"] != p.batch:
         raise ArgumentError(
-            f"k_cache: {sizes['blocks']} sequences; q has {p.batch}: give as many, or a page_table"
+            f"k_cache: {sizes['blocks']} sequences, but q has {p.batch}; give equal numbers, or a "
+            "page_table"
         )
     check_given(given)
     if 2 * sizes.get("rotary_half", 0) > p.d:
         raise ArgumentError(
-            f"cos: {sizes['rotary_half']} pairs of a row, more than d={p.d} has; give d / 2 at most"
+            f"cos: {sizes['rotary_half']} pairs per row exceed d / 2, with d={p.d}; give fewer"
         )
 
 
 def check_given(given: Collection[str]) -> None:
-    """Raises ArgumentError where of tensors that go together, by name, only some are given."""
+    """Raises ArgumentError if only some of the tensors that a call must give together are there."""
     for one, other, why in (
         ("k", "v", "both are appended"),
         ("v", "k", "both are appended"),
@@ -136,7 +144,7 @@ def check_given(given: Collection[str]) -> None:
 
 
 def check_split(split: object) -> str:
-    """Raises ArgumentError unless it is 'invariant' or 'free'."""
+    """The split itself. Raises ArgumentError unless it is 'invariant' or 'free'."""
     if isinstance(split, str) and split in SPLITS:
         return split
     raise ArgumentError(
@@ -146,14 +154,14 @@ def check_split(split: object) -> str:
 
 
 def check_rotary_dtype(dtype: object) -> str | None:
-    """Raises ArgumentError unless it is 'float32', or None for the dtype of q."""
+    """The dtype itself. Raises ArgumentError unless it is 'float32', or None for the dtype of q."""
     if dtype is None or (isinstance(dtype, str) and dtype == "float32"):
         return dtype
     raise ArgumentError(f"rotary_dtype={quoted(dtype)}: give 'float32', or None for q's dtype")
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a (batch, heads, seq) tensor but the last; packed, the batch's is 0."""
+    """The (batch, head) strides of a (batch, heads, seq) tensor; batch is 0 if packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
@@ -169,14 +177,14 @@ DECODE = Operation(
     name="decode",
     tensors=(
         TensorSpec("q", Q, packed=PACKED_Q),
-        # In one tensor, k and v may interleave.
+        # k_cache and v_cache may be interleaved views of one tensor.
         _cache("k_cache", "v_cache"),
         _cache("v_cache", "k_cache"),
-        # Before appending.
+        # These are the lengths before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
         TensorSpec("o", Q, role="out", packed=PACKED_Q),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
-        # -1 where unused.
+        # Unused entries are -1.
         TensorSpec("page_table", ("batch", "most_pages"), "int32", presence="paged", alignment=4),
         TensorSpec("k", _NEW, presence="optional", packed=_PACKED_NEW),
         TensorSpec("v", _NEW, presence="optional", packed=_PACKED_NEW),
@@ -190,9 +198,9 @@ DECODE = Operation(
     traffic=decode_bytes,
     sizes=_measured,
     semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
-    # rotary_interleaved: pairs are elements 2i and 2i + 1, not i and i + rotary_half.
-    # rotary_dtype: of cos and sin, None (the problem's) or 'float32'. split: whether the keys of a
-    # sequence are split by its own length alone ('invariant') or by the batch, too ('free').
+    # rotary_interleaved: pairs are elements 2i and 2i + 1, not i and i + rotary_half. rotary_dtype:
+    # the dtype of cos and sin, None (the problem's) or 'float32'. split: whether the split of a
+    # sequence's keys depends on its length alone ('invariant') or also on the batch ('free').
     options={
         "scale": None,
         "softcap": 0.0,

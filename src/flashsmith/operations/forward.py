@@ -10,23 +10,23 @@ from flashsmith.semantics.flop import twice_nominal_pairs
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.sizes import Sizes
 
-# Dimensions of q and o, of k and v, and of a row's statistics; packed, and not.
+# Dimensions of q and o, of k and v, and of the row statistics, each unpacked and packed.
 Q, PACKED_Q = ("batch", "seq_q", "heads_q", "d"), ("total_q", "heads_q", "d")
 K, PACKED_K = ("batch", "seq_k", "heads_k", "d"), ("total_k", "heads_k", "d")
 ROWS, PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
 
 
 def attn_flop(sizes: Sizes) -> int:
-    """FLOP of the two matrix products: 4 b h s_q s_k d; half of it when causal, and with a window
-    4 b h d for every key that a query sees.
+    """FLOP of the two matrix products.
 
-    Packed, every sequence counts as the longest.
+    They are 4 b h s_q s_k d, half of that when causal, and with a window 4 b h d per visible
+    query-key pair. Packed sequences each count as the longest one.
     """
     return 2 * sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * sizes.d
 
 
 def batch_seq_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a (batch, seq, heads, d) tensor but the last; packed, the batch's is 0."""
+    """The (batch, seq, head) strides of a (batch, seq, heads, d) tensor; batch is 0 if packed."""
     return (0,) * (4 - len(strides)) + strides[:-1]
 
 
@@ -39,8 +39,11 @@ def forward_numbers(
     left: int | None = None,
     right: int | None = None,
 ) -> tuple[int | float, ...]:
-    """Sizes, rows of all packed sequences (q's and k's, else 0), strides of q, k, v and o in
-    elements (batch, row, head of each), scale, softcap, and the window's limits."""
+    """The numbers that the C++ host path takes, in its order.
+
+    They are the sizes, the total rows of packed q and k (else 0), the strides (batch, row, head) of
+    q, k, v and o in elements, scale, softcap, and the window's limits.
+    """
     q, k, v, o = strides
     return (
         *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d, *totals),
@@ -68,14 +71,16 @@ def scale_of(p: Sizes, scale: float | None) -> float:
 
 
 def mask_limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int]:
-    """How many keys before and after a row's own it sees; None is no limit but the mask's own.
+    """How many keys before and after its own position a row sees.
+
+    A limit of None leaves that side to the mask.
 
     Raises ArgumentError where the mask and the limits contradict each other.
     """
     mask = p.semantics.key_mask
     if mask.takes_limits != (left is not None or right is not None):
         raise ArgumentError(
-            f"left={left}, right={right}: give the limits of a window, and of nothing else; the "
+            f"left={left}, right={right}: give the limits of a window, and of no other mask; the "
             f"problem's mask is {mask!r}"
         )
     if mask.hides_later and not mask.takes_limits:
@@ -95,7 +100,8 @@ FORWARD = Operation(
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
         TensorSpec("cu_seqlens_k", ("batch+1",), "int32", presence="packed", alignment=4),
-        # Of partial problems, which have neither sinks nor row_max: the keys that count.
+        # Only partial problems take these two, which select the keys that count. Such problems have
+        # neither sinks nor row_max.
         TensorSpec("seqused_k", ("batch",), "int32", presence="optional", alignment=4),
         TensorSpec("k_begin", ("batch",), "int32", presence="optional", alignment=4),
     ),

@@ -15,9 +15,9 @@ from flashsmith.operations.operation import Call, Operation, Presence, TensorSpe
 from flashsmith.printable import quoted
 from flashsmith.semantics.sizes import Sizes
 
-# Of one launch: csrc's kMostParts.
+# How many parts one launch merges at most: csrc's kMostParts.
 MOST_PARTS = 8
-# Strides of a tensor that a call does not have: their numbers are 0.
+# The strides that stand for a tensor which the call omits.
 _ABSENT = (0,)
 
 
@@ -27,21 +27,24 @@ def part_names(part: int) -> tuple[str, str]:
 
 
 def parts_of(sizes: Sizes) -> int:
-    """How many parts a problem has: seq_k says it, within 1 and MOST_PARTS."""
+    """The number of parts of a problem: seq_k, clamped to 1..MOST_PARTS."""
     return min(max(sizes.seq_k, 1), MOST_PARTS)
 
 
 def _flop(sizes: Sizes) -> int:
-    """A multiplication and an addition for every element of every part."""
+    """One multiplication and one addition for every element of every part."""
     return 2 * sizes.batch * sizes.heads_q * sizes.seq_q * sizes.d * parts_of(sizes)
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """Rows of a sequence (packed: of all), batch, heads and d; how many parts; whether the first
-    of them, the others, and o are fp32, 0 or 1; strides (batch, row, head) of o and each part, and
-    (batch, head) of lse and each part's.
+    """The numbers that the C++ host path takes, in its order.
 
-    Raises ArgumentError where a part has an output and no LSE, or one before it is missing.
+    Rows of a sequence come first (of all sequences if packed), then batch (1 if packed), heads, d
+    and the number of parts. Three flags, 0 or 1, mark fp32 for the first part, the other parts, and
+    o. Last are the strides: (batch, row, head) of o and each part, and (batch, head) of lse and
+    each part's LSE.
+
+    Raises ArgumentError where a part has only one of output and LSE, or an earlier part is missing.
     """
     p, strides, options = call.problem, call.strides, call.options
     names = [part_names(part) for part in range(MOST_PARTS)]
@@ -71,7 +74,7 @@ def _is_fp32(options: Mapping[str, Any], name: str) -> bool:
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a (batch, heads, seq) tensor but the last; packed, the batch's is 0."""
+    """The (batch, head) strides of a (batch, heads, seq) tensor; batch is 0 if packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
@@ -85,8 +88,8 @@ def _part(part: int) -> tuple[TensorSpec, TensorSpec]:
     )
 
 
-# seq_k is the number of parts. The options are None (the problem's dtype) or 'float32': of the
-# first part, which may be others merged before; of the other parts; of o.
+# seq_k is the number of parts. The options are the dtypes of the first part (which may itself come
+# from a merge), of the other parts, and of o: None (the problem's dtype) or 'float32'.
 MERGE = Operation(
     name="merge",
     tensors=(

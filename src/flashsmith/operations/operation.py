@@ -1,4 +1,4 @@
-"""Operation: what a kernel computes: its tensors, options, FLOP and reference."""
+"""Operation: the tensors, options, FLOP and reference of what a kernel computes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from flashsmith.semantics.mask import MASKS, WINDOW, known_masks
 from flashsmith.semantics.sizes import Sizes
 
 SEMANTIC_WORDS = (*MASKS[1:], *FLAGS)
-# Bytes of an element, by NumPy's name of the type.
+# Bytes per element, by NumPy's dtype name.
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
-# Dimensions that problems have sizes of.
+# Dimensions whose sizes are fields of a Problem.
 _SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
@@ -33,25 +33,26 @@ class TensorSpec:
     """One tensor of an operation's calls.
 
     Args:
-        name: what errors, references and results call it.
-        dims: its dimensions: sizes of Problem ('batch', 'heads_q', 'd'), whole numbers, or names of
-            its own ('pages'), each of which is one size in all tensors; 'batch+1' is one more.
-        dtype: the element type by NumPy's name ('float32', 'int32'); '' is the problem's.
+        name: its name in errors, references and results.
+        dims: its dimensions. Each is a size of Problem ('batch', 'heads_q', 'd'), a whole number,
+            or a name that the operation defines ('pages') and that has one size in all tensors of a
+            call; 'batch+1' is one more.
+        dtype: the element type by NumPy's name ('float32', 'int32'); '' means the problem's dtype.
         role: whether a kernel reads it, writes it, or both.
-        presence: 'required', 'usual' (an output that a call may say it does not want), 'optional'
-            (the caller may leave it out), or 'packed' or 'paged' (required of such problems, which
-            no others have).
-        packed: the dimensions where sequences are packed; () is the same as dims.
-        may_share: names of tensors that may lie where this one is written.
-        alignment: its address and every stride but the last must be multiples of so many bytes.
-        dtype_option: the name of an option that is its element type where it is not None.
-        partial_dtype: its element type in problems of parts of the keys; '' is the same.
-        written_with: of an 'inout' one, the name of an optional input without which a call only
-            reads it.
-        unless: the word of a problem's gradients with which no call has it.
+        presence: 'required', 'usual' (an output that a call may decline), 'optional' (the caller
+            may omit it), or 'packed' or 'paged' (required in such problems and absent from all
+            others).
+        packed: its dimensions for packed sequences; () means the same as dims.
+        may_share: names of tensors whose memory may overlap this one, if it is written.
+        alignment: the address and every stride but the last must be multiples of this number of
+            bytes.
+        dtype_option: the option that sets the element type, unless its value is None.
+        partial_dtype: the element type in partial problems; '' means dtype.
+        written_with: for an 'inout' tensor, the optional input without which a call only reads it.
+        unless: the value of a problem's ``gradients`` for which no call has this tensor.
 
     Raises:
-        ArgumentError: the role or the presence is none of these.
+        ArgumentError: the role or the presence is unknown.
     """
 
     name: str
@@ -76,25 +77,28 @@ class TensorSpec:
                 )
 
     def dims_of(self, problem: Sizes) -> tuple[str | int, ...]:
-        """The dimensions that it has in `problem`."""
+        """Its dimensions in `problem`."""
         return self.packed if self.packed and problem.semantics.packed else self.dims
 
     def dtype_of(self, problem: Sizes, options: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """NumPy's name of its element type in a call of `problem` with these options."""
+        """NumPy's name for its element type in a call of `problem` with these options."""
         if self.partial_dtype and problem.semantics.partial:
             return self.partial_dtype
         asked = options.get(self.dtype_option)
         return (dtype_name(asked) or asked) if asked else self.dtype or problem.dtype.numpy_name
 
     def is_required(self, problem: Sizes) -> bool:
-        """Whether every call of `problem` has it that does not say otherwise."""
+        """Whether every call of `problem` has it, except calls that decline a 'usual' output."""
         if not self.is_of_kind(problem):
             return False
         return self.presence != "optional"
 
     def is_of_kind(self, problem: Sizes) -> bool:
-        """Whether calls of `problem` may have it: others than packed or paged ones have no such,
-        nor have those that need no such gradient."""
+        """Whether calls of `problem` may have it.
+
+        Only packed problems have 'packed' tensors, and only paged problems have 'paged' ones. A
+        gradient's tensor is absent from problems that do not need the gradient.
+        """
         if self.unless and self.unless == problem.gradients:
             return False
         if self.presence == "paged":
@@ -102,15 +106,15 @@ class TensorSpec:
         return self.presence != "packed" or problem.semantics.packed
 
     def is_written(self, given: Collection[str]) -> bool:
-        """Whether a call with these tensors, by name, writes it."""
+        """Whether a call that is given these tensors, by name, writes it."""
         return self.role != "in" and (not self.written_with or self.written_with in given)
 
 
 class Call(NamedTuple):
-    """One call, its tensors checked: what an operation computes its numbers from.
+    """One call with checked tensors, from which an operation computes its numbers.
 
-    strides: of every tensor that is given, in elements, by name. sizes: of the dimensions with
-    names of their own. options: every option of the operation by name.
+    strides: of every given tensor, in elements, by name. sizes: of the dimensions that the
+    operation names itself. options: every option of the operation, by name.
     """
 
     problem: Sizes
@@ -123,7 +127,7 @@ Numbers = Callable[[Call], tuple[int | float, ...]]
 
 
 def packed_rows(problem: Sizes) -> dict[str, int]:
-    """Rows of q and of k of packed sequences that are all as long as the longest."""
+    """Total rows of packed q and k if every sequence has the maximum length; else {}."""
     if not problem.semantics.packed:
         return {}
     return {
@@ -134,23 +138,26 @@ def packed_rows(problem: Sizes) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a kernel of any family computes. Registered once, by its name.
+    """What a kernel of any family computes. An operation is registered once, under its name.
 
     Args:
         name: its word in a problem's text, in tables and in rows: lower case.
-        tensors: those of a call, in the order in which the C++ host path takes addresses; required
-            ones come first.
-        numbers: the numbers that the C++ host path takes beside tensors and device, in its order.
+        tensors: the tensors of a call, in the order in which the C++ host path takes their
+            addresses; required ones come first.
+        numbers: computes the numbers that the C++ host path takes in addition to tensors and
+            device, in its order.
         reference: 'module:attribute' of the OperationReference, which draws inputs and compares
-            outputs; imported by the first proof. '' is the package's own of that name.
-        flop: floating-point operations of a problem, above 0 where there is anything to compute.
+            outputs; the first proof imports it. '' means the package's own reference for this name.
+        flop: floating-point operations of a problem; above 0 unless there is nothing to compute.
         semantics: the words of Semantics that may differ from the plain case.
-        options: a call's options beside its tensors, by name, with their default values.
-        peers: 'module:attribute' of a sequence of the benchmark's peers; '' is the package's own.
-        traffic: bytes of a problem that a kernel must read and write; None is those of all tensors
-            that every call has.
-        sizes: in measurements, of the dimensions with names of their own, such as 'total_q'.
-        has_canonical: whether there are kernels of it that keep the canonical order (docs/bits.md).
+        options: the other arguments of a call, by name, with their default values.
+        peers: 'module:attribute' of a sequence of the benchmark's peers; '' means the package's
+            own.
+        traffic: bytes that a kernel must read and write for a problem; None counts all tensors that
+            every call has.
+        sizes: in measurements, the sizes of the dimensions that the operation names, such as
+            'total_q'.
+        has_canonical: whether it has kernels that keep the canonical order (docs/bits.md).
 
     Raises:
         ArgumentError: a name is invalid or used twice, a dtype or a word of semantics is unknown,
@@ -180,8 +187,8 @@ class Operation:
         if doubled or not self.outputs:
             wrong = f"{', '.join(doubled)} twice" if doubled else "no output"
             raise ArgumentError(
-                f"tensors of {self.name}: {wrong}; give each one name, and one of the role 'out' "
-                "or 'inout' at least"
+                f"tensors of {self.name}: {wrong}; give each a name of its own, and at least one "
+                "the role 'out' or 'inout'"
             )
         for tensor in self.tensors:
             if tensor.dtype and tensor.dtype not in ELEMENT_BYTES:
@@ -192,8 +199,8 @@ class Operation:
         required = [tensor.presence == "required" for tensor in self.tensors]
         if required != sorted(required, reverse=True):
             raise ArgumentError(
-                f"tensors of {self.name}: one that every call has stands behind one that may be "
-                "missing; put the required ones first"
+                f"tensors of {self.name}: a required tensor follows one that may be missing; "
+                "put the required ones first"
             )
         unknown = sorted(self.semantics - set(SEMANTIC_WORDS))
         if unknown:
@@ -216,13 +223,18 @@ class Operation:
         return tuple(tensor for tensor in self.tensors if tensor.role != "in")
 
     def shape(self, tensor: TensorSpec, problem: Sizes) -> tuple[int, ...]:
-        """The shape of a problem's tensor; packed, of sequences that are all as long as the
-        longest. Raises ArgumentError where a dimension's size depends on the caller's tensor."""
+        """The shape of a problem's tensor, where packed sequences are all as long as the longest.
+
+        Raises ArgumentError where a dimension's size depends on the caller's tensor.
+        """
         return shape_of(tensor, problem, self.sizes(problem))
 
     def bytes(self, problem: Sizes) -> int:
-        """Bytes that a kernel must read and write, by the operation's own count or, without one,
-        of all tensors that every call of `problem` has, once each."""
+        """Bytes that a kernel must read and write.
+
+        This is the operation's own count or, without one, the size of all tensors that every call
+        of `problem` has.
+        """
         if self.traffic is not None:
             return self.traffic(problem)
         return sum(
@@ -233,17 +245,17 @@ class Operation:
 
     @property
     def has_pages(self) -> bool:
-        """Whether problems of it may have pages."""
+        """Whether its problems may have pages."""
         return any(tensor.presence == "paged" for tensor in self.tensors)
 
     @property
     def gradient_words(self) -> tuple[str, ...]:
-        """The words by which problems of it may say which gradients are needed."""
+        """The values besides '' that ``gradients`` may have in its problems."""
         return tuple(dict.fromkeys(it.unless for it in self.tensors if it.unless))
 
     def check_semantics(self, semantics: Semantics) -> None:
         """Raises ArgumentError for semantics that the operation does not support."""
-        # Kernels that have windows take any mask from the header of their library.
+        # A kernel that supports windows takes any registered mask, from its library's header.
         others = known_masks()[len(MASKS) :] if WINDOW in self.semantics else ()
         supported = {*self.semantics, *others}
         unknown = [word for word in semantics.words() if word not in supported]
@@ -256,7 +268,7 @@ class Operation:
 
 
 def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """A tensor's shape in `problem`; `sizes` are of the dimensions with names of their own.
+    """A tensor's shape in `problem`; `sizes` holds the dimensions that the operation names itself.
 
     Raises ArgumentError for a dimension of unknown size.
     """
@@ -272,7 +284,7 @@ def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tu
 
 
 def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None for a dimension with a name of its own and no size yet."""
+    """The size of a dimension; None if the operation names it itself and `sizes` lacks it."""
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")

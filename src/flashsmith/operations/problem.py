@@ -1,4 +1,4 @@
-"""Problem: what is to be computed. How it is computed is the config."""
+"""Problem: what to compute. A config determines how."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 # The smallest value of every size. A batch may be empty, and so may sequences.
 _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1, "page": 0}
-# A window and a cap as models have them.
+# A typical window and softcap of models.
 TYPICAL_WINDOW = 1024
 TYPICAL_NUMBERS = {"softcap": 30.0}
 _PLAIN = "plain"
@@ -41,25 +41,27 @@ class Tiled(Protocol):
     """The part of a config that a problem uses."""
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether a kernel for whole tiles serves these sizes."""
+        """Whether a kernel that needs whole tiles can run these sizes."""
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
     """One call's sizes, its compiled-in semantics, and its operation.
 
-    Of attention, q and o are (batch, seq_q, heads_q, d), k and v (batch, seq_k, heads_k, d).
-    Packed, batch is the number of sequences, and seq_q and seq_k are the lengths of the longest.
-    ``operation`` is the name of a registered Operation; texts leave 'forward' out. ``page`` is how
-    many keys a page of the cache has, 0 where it is dense. ``gradients``: 'only_dq' where no other
-    gradient of q, k and v is needed, 'no_dq' where dq is not, '' for others. ``window_keys``: with
-    a window, how many keys a row sees besides its own, by classes: a power of two; 0 is any.
-    ``bits``: 'canonical' where a row's bits do not depend on which kernel computes it, '' for any.
+    In attention, q and o are (batch, seq_q, heads_q, d), and k and v are (batch, seq_k, heads_k,
+    d). If packed, batch is the number of sequences, and seq_q and seq_k are the longest lengths.
+
+    ``operation`` is the name of a registered Operation; texts omit 'forward'. ``page`` is the
+    number of keys per cache page, 0 for a dense cache. ``gradients`` is 'only_dq' if dq is the only
+    gradient needed of q, k and v, 'no_dq' if dq is not needed, and '' otherwise. ``window_keys`` is
+    the class of a window: the number of keys that a row sees besides its own, as a power of two; 0
+    means any window. ``bits`` is 'canonical' if a row's bits must not depend on the kernel that
+    computes it, and '' otherwise.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
-        heads_q is no multiple of heads_k, there is no such operation, or it does not support the
-        semantics, pages, bits or the word for gradients; or window_keys is no class of a window.
+        heads_q is no multiple of heads_k, or window_keys is no class of a window. Or there is no
+        such operation, or it does not support the semantics, pages, bits or the word for gradients.
     """
 
     batch: int
@@ -95,7 +97,7 @@ class Problem:
         if self.gradients not in ("", *self.computed.gradient_words):
             known = ", ".join(self.computed.gradient_words) or "none"
             raise ArgumentError(
-                f"gradients={quoted(self.gradients)}: {self.operation} knows no such word (known: "
+                f"gradients={quoted(self.gradients)}: {self.operation} has no such word (known: "
                 f"{known}); leave it out"
             )
         if self.window_keys != 0:
@@ -120,8 +122,8 @@ class Problem:
     def _check_bits(self) -> None:
         if self.bits != CANONICAL:
             raise ArgumentError(
-                f"bits={quoted(self.bits)}: give {CANONICAL!r}, or '' for kernels that add up in "
-                "orders of their own"
+                f"bits={quoted(self.bits)}: give {CANONICAL!r}, or '' for kernels with any "
+                "summation order"
             )
         if not self.computed.has_canonical:
             raise ArgumentError(
@@ -129,8 +131,8 @@ class Problem:
             )
         if self.semantics.partial:
             raise ArgumentError(
-                f"bits={CANONICAL!r}: with partial=True, whose merges add up in another order; "
-                "leave one out"
+                f"bits={CANONICAL!r}: not with partial=True, whose merges add up in another "
+                "order; leave one out"
             )
 
     @property
@@ -139,22 +141,26 @@ class Problem:
         return operation(self.operation)
 
     def of_operation(self, name: str, gradients: str = "") -> Problem:
-        """The same of another operation; with any bits where that has no canonical order."""
+        """The same problem for another operation; drops `bits` if that has no canonical order."""
         bits = self.bits if operation(name).has_canonical else ""
         return replace(self, operation=name, gradients=gradients, bits=bits)
 
     def required_semantics(self, cfg: Tiled) -> Semantics:
-        """The semantics that `cfg`'s kernel must be compiled for: uneven where tiles or d_head are
-        not filled."""
+        """The semantics that `cfg`'s kernel must be compiled for.
+
+        They are uneven if the sizes do not fill whole tiles and d_head.
+        """
         if self.semantics.uneven or cfg.fills_tiles(self.seq_q, self.seq_k, self.d):
             return self.semantics
         return replace(self.semantics, uneven=True)
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """The (left, right) of a window in measurements: the last window_keys before a query's own;
-        where these are any, TYPICAL_WINDOW, or half of all keys where these are fewer. None without
-        a window."""
+        """The (left, right) of a window in measurements; None without a window.
+
+        The right limit is 0 and the left one window_keys. If that is 0, the left limit is
+        TYPICAL_WINDOW, or half of all keys if there are fewer.
+        """
         if not self.semantics.key_mask.takes_limits:
             return None
         if self.window_keys:
@@ -168,7 +174,7 @@ class Problem:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers that the score reads, in measurements."""
+        """The numbers that the score reads, by name, in measurements."""
         return {name: TYPICAL_NUMBERS[name] for name in self.semantics.score.numbers}
 
     @property
@@ -178,10 +184,10 @@ class Problem:
         return {"causal": self.semantics.causal, **window, **self.numbers}
 
     def attn_flop(self) -> int:
-        """FLOP of the problem, as its operation counts them; of attention those of the two matrix
-        products.
+        """FLOP of the problem, as its operation counts them.
 
-        Packed, every sequence counts as the longest.
+        For attention, these are the FLOP of the two matrix products. Packed sequences each count as
+        the longest one.
         """
         return self.computed.flop(self)
 
@@ -193,8 +199,11 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """The operation, the semantics, the page and the gradients, without sizes:
-        'causal+packed+uneven', 'first_row', 'decode+page16', 'backward+only_dq', 'plain'."""
+        """The operation, semantics, page, gradients and bits, without sizes.
+
+        Examples are 'causal+packed+uneven', 'first_row', 'decode+page16', 'backward+only_dq' and
+        'plain'.
+        """
         return "+".join(self._words()) or _PLAIN
 
     def _words(self) -> list[str]:
@@ -208,11 +217,11 @@ class Problem:
 
     @classmethod
     def parse(cls, text: str) -> Problem:
-        """The problem that e.g. 'b2 s128 h16 d128 fp16 causal' names, in any order.
+        """The problem that a text such as 'b2 s128 h16 d128 fp16 causal' names, in any word order.
 
-        's128:512' means seq_q 128 and seq_k 512, 'h32:8' heads_q 32 and heads_k 8; b and h
-        default to 1. The words of Semantics follow one by one or joined by '+'; packed implies
-        uneven; the name of an operation stands among them. str() writes this form.
+        's128:512' means seq_q 128 and seq_k 512, 'h32:8' means heads_q 32 and heads_k 8, and b and
+        h default to 1. The words of Semantics and the name of an operation are separated by spaces
+        or '+'; packed implies uneven. str() writes this form.
 
         Raises:
             ArgumentError: a word is unknown or doubled, or s, d or the dtype is missing.
@@ -229,9 +238,7 @@ class Problem:
                 continue
             key = (match.group(1) or match.group(3)) if match else "dtype"
             if key in found or (key == "dtype" and dtype is not None):
-                raise ArgumentError(
-                    f"problem={quoted(text)}: {quoted(word)} says {key} a second time"
-                )
+                raise ArgumentError(f"problem={quoted(text)}: {quoted(word)} repeats {key}")
             if match is None:
                 dtype = DType.parse(word)
                 continue
@@ -259,18 +266,18 @@ class Problem:
 
 
 def _semantic_words() -> tuple[str, ...]:
-    """The words of semantics that a text may have."""
+    """The words for semantics that a text may contain."""
     return (*known_masks(), *FLAGS, _PLAIN)
 
 
 def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
-    """What differs from the plain case, with a window's class: ['window_4096', 'packed']."""
+    """The words that differ from the plain case, such as ['window_4096', 'packed']."""
     mask, *flags = semantics.words() or [""]
     return [f"{mask}_{window_keys}" if window_keys else mask, *flags] if mask else []
 
 
 class ProblemKind(NamedTuple):
-    """What Problem.kind says: the fields of a Problem behind its dtype."""
+    """The fields of a Problem after its dtype, which Problem.kind writes."""
 
     semantics: Semantics
     operation: str
@@ -281,11 +288,11 @@ class ProblemKind(NamedTuple):
 
 
 def parse_kind(text: str) -> ProblemKind:
-    """The kind that Problem.kind wrote.
+    """Parses what Problem.kind wrote.
 
     Raises:
-        ArgumentError: a word is unknown, or there are two operations, masks, pages, windows or
-        words for gradients.
+        ArgumentError: a word is unknown, or there are two operations, masks, pages, windows, words
+        for gradients or words for bits.
     """
     words = [word.strip() for word in text.split("+")]
     windows = [word for word in words if WINDOW_KEYS.fullmatch(word)]
@@ -334,8 +341,7 @@ def _is_of_kind(word: str) -> bool:
 
 
 def _unknown(word: str) -> str:
-    """The error for a word of a problem that is neither a size, a dtype, semantics nor an
-    operation."""
+    """The message about a word that is no size, dtype, semantics or operation."""
     wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
     operations = [name for name in OPERATIONS if name != DEFAULT]
     dtypes = (dtype.name.lower() for dtype in DType)

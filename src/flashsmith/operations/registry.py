@@ -16,7 +16,7 @@ from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import MASKS
 from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
-# The operation of every Problem that names none; texts leave it out.
+# The operation of a Problem that names none; texts omit it.
 DEFAULT = FORWARD.name
 # Words that have another meaning in a problem's text.
 _TAKEN = {
@@ -25,7 +25,7 @@ _TAKEN = {
 }
 
 OPERATIONS: dict[str, Operation] = {it.name: it for it in (FORWARD, BACKWARD, DECODE, MERGE)}
-# Functions that register the operations of installed packages; called once a name is unknown.
+# Functions that register the operations of installed packages, called when a name is unknown.
 _finders: list[Callable[[], object]] = []
 
 
@@ -33,8 +33,8 @@ def register_operation(operation: Operation) -> Operation:
     """Adds an operation, and returns it; the same object may be added again.
 
     Raises:
-        ArgumentError: it is no Operation, or its name is taken by another one, by a word of
-        problems, or reads like a size (b2, page16).
+        ArgumentError: it is no Operation, its name is already that of another operation or a word
+        of problems, or the name reads like a size (b2, page16).
     """
     if not isinstance(operation, Operation):
         raise ArgumentError(f"operation={quoted(operation)}: give a flashsmith Operation")
@@ -42,7 +42,7 @@ def register_operation(operation: Operation) -> Operation:
     if known is operation:
         return operation
     if known is not None or operation.name in _TAKEN:
-        owner = "another operation" if known is not None else "problems"
+        owner = "another operation" if known is not None else "a word of problems"
         raise ArgumentError(
             f"operation={quoted(operation.name)}: the name is taken by {owner}; choose one that "
             f"is none of {', '.join(sorted({*OPERATIONS, *_TAKEN}))}"
@@ -57,12 +57,12 @@ def register_operation(operation: Operation) -> Operation:
 
 
 def find_more_with(finder: Callable[[], object]) -> None:
-    """Registers a function that is called once a name is unknown, to register more operations."""
+    """Registers a function that adds more operations; it is called when a name is unknown."""
     _finders.append(finder)
 
 
 def known_operation(name: str) -> Operation | None:
-    """The operation of that name, None if there is none, also among installed packages."""
+    """The operation of that name, from installed packages too; None if there is none."""
     if name not in OPERATIONS:
         for finder in _finders:
             finder()

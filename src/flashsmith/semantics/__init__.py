@@ -1,4 +1,4 @@
-"""What attention computes, as values: masks, scores, dtypes and sizes. Standard library only."""
+"""Masks, scores, dtypes and sizes of attention, as values. Uses only the standard library."""
 
 from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import DType

@@ -1,4 +1,4 @@
-"""Semantics: the part of what a kernel computes that is fixed when it is compiled."""
+"""Semantics: what is fixed at compile time about a kernel's computation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Semantics:
     """The part of a problem that is compiled into its kernels; a library has one Semantics.
 
     mask: which keys a query sees, a Mask or its name: 'none' (all), 'causal' (up to its own
-    position) or 'window' (some before and after it), positions counted from the bottom right.
-    softcap: whether scores are
-    capped. packed: whether sequences of unequal length lie one after another. uneven: whether
-    lengths may be no multiples of the tiles, and d smaller than d_head; packed kernels are uneven.
-    partial: whether only some of a sequence's keys count, for a merge: the output is fp32 and has
-    no sinks; such kernels are uneven.
+    position) or 'window' (some before and after it). Positions are aligned to the bottom right.
+
+    softcap: whether scores are capped. packed: whether sequences of unequal length are
+    concatenated. uneven: whether lengths may be no multiples of the tiles, and d smaller than
+    d_head. Packed and partial kernels are uneven. partial: whether only some of a sequence's keys
+    count, so that outputs are merged later. The output is fp32, and there are no sinks.
 
     Raises:
         ArgumentError: an unknown mask, a flag that is no bool, or packed or partial without uneven.
@@ -56,12 +56,12 @@ class Semantics:
 
     @property
     def causal(self) -> bool:
-        """Whether the mask is what attention() calls ``causal=True``."""
+        """Whether the mask is that of attention()'s ``causal=True``."""
         return self.mask == CAUSAL
 
     @property
     def score(self) -> Score:
-        """What scores become before the softmax."""
+        """How scores change before the softmax."""
         return capped_by(self.softcap)
 
     def __str__(self) -> str:
@@ -69,13 +69,13 @@ class Semantics:
         return "+".join(self.words()) or _PLAIN
 
     def words(self) -> list[str]:
-        """What differs from the plain case, in the order of the fields."""
+        """The words that differ from the plain case, in the order of the fields."""
         mask = [self.mask] * self.key_mask.hides
         return mask + [name for name in FLAGS if getattr(self, name)]
 
     @classmethod
     def parse(cls, text: str) -> Semantics:
-        """The semantics that str() wrote; words in any order; packed and partial imply uneven.
+        """Parses what str() wrote, in any word order; packed and partial imply uneven.
 
         Raises:
             ArgumentError: a word is unknown, or there are two masks.

@@ -1,4 +1,4 @@
-"""The CUDA C++ of semantics: what a library's kernels call for its mask and its score."""
+"""CUDA C++ for semantics: the mask and score functions that a library's kernels call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ HEADER = "semantics.cuh"
 
 
 def semantics_header(semantics: Semantics) -> str:
-    """The text of the header that a library's kernels include first: the struct Mask, by which they
-    know what rows and keys see of each other, and the struct Score, by which scores change.
+    """The text of the header that a library's kernels include first.
+
+    Its struct Mask computes which keys a row sees and which rows see a key. Its struct Score
+    computes how scores change.
 
     Raises:
         ArgumentError: kernels cannot compute the score.
@@ -43,12 +45,15 @@ struct Score {{
 
 
 def semantics_numbers(semantics: Semantics) -> tuple[int, ...]:
-    """What a library says of its semantics: a checksum of their header, and csrc's fields."""
+    """The numbers that identify a library's semantics: its header's checksum and csrc's fields."""
     return crc32(semantics_header(semantics).encode()), *map(int, semantics.cpp_fields().values())
 
 
 def _mask_functions(mask: Mask) -> str:
-    """The ends of what rows and keys see; without one, a place beyond any sequence."""
+    """Functions for the first and last key that a row sees, and the first and last row of a key.
+
+    Where the mask has no such end, the function returns a place beyond any sequence.
+    """
     ends = (
         ("first_key", "position", mask.first, -UNLIMITED),
         ("last_key", "position", mask.last, UNLIMITED),
@@ -71,18 +76,21 @@ def _is_one_further(mask: Mask) -> bool:
 
 
 def _score_functions(score: Score) -> str:
-    """What a raw score becomes but for the factor, by which the host multiplies the logarithm's
-    base; and the derivative with respect to the score, of what it has become."""
+    """The functions that change a raw score and give the derivative of that change.
+
+    The change omits the score's factor, because the host multiplies log2(e) by it. The derivative
+    is with respect to the score, as a function of the changed score.
+    """
     changed = symbol("changed")
     slope = score.slope.replace(score.body, changed)
     if score.is_plain:
         change = "score"
     elif score.body == tanh(SCORE / score.factor) and slope.symbols() == ("changed",):
-        # The host folds scale, cap and what turns e^2x into a power of 2 into one argument.
+        # The host folds scale, cap and the 2 log2(e) of e^2x into one argument.
         change = "tanh_of_2log2e(__fmul_rn(score, argument))"
     else:
         raise ArgumentError(
-            f"score={quoted(score.name)}: kernels compute a * tanh(score / a) alone, and this is "
+            f"score={quoted(score.name)}: kernels compute a * tanh(score / a) only, but this is "
             f"{score.value}"
         )
     return (

@@ -14,8 +14,9 @@ _SHORT_NAMES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32"
 def dtype_name(value: object) -> str | None:
     """The name that NumPy and PyTorch give a dtype: 'float16', 'bfloat16', 'float32', ...
 
-    Takes such a name, one of the short ones, a DType, a torch.dtype, a NumPy dtype (of ml_dtypes
-    too) or its scalar type, as jax.numpy's; None for anything else. Imports no framework.
+    The value may be such a name, a short name such as 'fp16', a DType, a torch.dtype, a NumPy or
+    ml_dtypes dtype, or a scalar type such as jax.numpy's. Anything else gives None. Imports no
+    framework.
     """
     if isinstance(value, DType):
         return value.numpy_name
@@ -34,7 +35,7 @@ def dtype_name(value: object) -> str | None:
 
 
 def _code(value: object) -> int | None:
-    """The whole number that a value is, if it is one."""
+    """The value as an int; None if it is not a whole number."""
     if isinstance(value, (bool, type)):
         return None
     try:
@@ -51,11 +52,12 @@ class DType(IntEnum):
 
     @classmethod
     def parse(cls, value: object) -> DType:
-        """The DType that a name ('fp16', 'float16', any case), a code (5, '5'), or a dtype of
-        PyTorch or NumPy stands for.
+        """The DType for a name ('fp16', 'float16', any case), a code (5, '5'), or a dtype object.
+
+        Dtype objects may be PyTorch's or NumPy's.
 
         Raises:
-            ArgumentError: none of these.
+            ArgumentError: the value is none of these.
         """
         name = dtype_name(value)
         code = value.strip() if isinstance(value, str) else str(_code(value))

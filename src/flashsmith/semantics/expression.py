@@ -1,7 +1,7 @@
-"""Expressions: what a mask and a score compute, as values that NumPy, PyTorch and CUDA can run.
+"""Expressions: the formulas of masks and scores, as values that NumPy, PyTorch and CUDA can run.
 
-An Expression is built with Python's operators from symbols and numbers. From one tree come its
-value for any arrays, its C++ text, and its derivative, so that they cannot disagree.
+An Expression is built with Python's operators from symbols and numbers. Its value for any arrays,
+its C++ text and its derivative all come from one tree, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Number = int | float
 
 @dataclass(frozen=True)
 class _Function:
-    """How an operator is computed in numbers, in arrays of a library, and in C++ ({0}, {1}, ...).
+    """How to compute an operator on numbers, on a library's arrays, and in C++ ({0}, {1}, ...).
 
-    ``arrays`` is None where Python's operator, ``numbers``, takes arrays too.
+    ``arrays`` is None where ``numbers``, Python's operator, accepts arrays too.
     """
 
     numbers: Callable[..., Any]
@@ -115,8 +115,9 @@ class Expression:
                 yield from operand._symbols()
 
     def evaluate(self, values: Mapping[str, Any], xp: Any = None) -> Any:
-        """Its value where each symbol has the value that ``values`` names: numbers, or with ``xp``
-        (numpy or torch) arrays whose shapes broadcast.
+        """Its value, with each symbol's value taken from ``values``.
+
+        Values are numbers or, with ``xp`` (numpy or torch), arrays whose shapes broadcast.
 
         Raises ArgumentError for a symbol without a value.
         """
@@ -137,7 +138,7 @@ class Expression:
         return function.arrays(xp, *found)
 
     def cpp(self, names: Mapping[str, str]) -> str:
-        """Its C++ expression, in which each symbol stands as ``names`` says."""
+        """Its C++ expression; ``names`` maps each symbol to its C++ name."""
         if self.function == "symbol":
             return names[self.operands[0]]
         if self.function == "constant":
@@ -145,7 +146,7 @@ class Expression:
         return _FUNCTIONS[self.function].cpp.format(*(it.cpp(names) for it in self.operands))
 
     def replace(self, part: Expression, other: Expression) -> Expression:
-        """The same expression with ``other`` in every place of ``part``."""
+        """The same expression with ``other`` in place of every ``part``."""
         if self == part:
             return other
         if self.function in ("symbol", "constant"):
@@ -155,7 +156,8 @@ class Expression:
     def derivative(self, name: str) -> Expression:
         """Its derivative with respect to the symbol ``name``.
 
-        Where it has a kink, that of the second operand of minimum and maximum; of a condition 0.
+        At a kink, minimum and maximum take the derivative of their second operand. A condition's
+        derivative is 0.
         """
         if self.function == "symbol":
             return constant(1 if self.operands[0] == name else 0)
@@ -181,12 +183,12 @@ _DERIVATIVES: dict[str, _Rule] = {
 
 
 def symbol(name: str) -> Expression:
-    """A value that is known when the expression is computed."""
+    """A value that is known only when the expression is computed."""
     return Expression("symbol", (name,))
 
 
 def constant(value: Number) -> Expression:
-    """A number. Raises ArgumentError for anything else, NaN and infinities."""
+    """A number. Raises ArgumentError for anything else, including NaN and infinities."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ArgumentError(f"value={quoted(value)}: give a finite int or float, or an Expression")
     return Expression("constant", (value,))
@@ -229,8 +231,11 @@ def _call(function: str, *operands: Expression | Number) -> Expression:
 
 
 def _simplified(function: str, given: tuple[Expression, ...]) -> Expression | None:
-    """What derivatives would otherwise be full of: sums with 0, products with 0 and 1, fractions
-    that cancel, and functions of numbers alone."""
+    """A simpler equal expression, or None.
+
+    Derivatives would otherwise be full of sums with 0, products with 0 and 1, fractions that
+    cancel, and functions of constants.
+    """
     zero, one = constant(0), constant(1)
     if all(it.function == "constant" for it in given) and function not in ("less_equal", "where"):
         return constant(_FUNCTIONS[function].numbers(*(it.operands[0] for it in given)))

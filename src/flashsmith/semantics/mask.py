@@ -1,7 +1,7 @@
-"""Masks: which keys a query sees, as values.
+"""Masks, as values: which keys a query sees.
 
-A Mask is its name and, for a row, the first and the last key that it sees, as expressions. Kernels,
-references, costs and texts read them here, and no other file needs to know which masks there are.
+A Mask is a name, and expressions for the first and the last key that a row sees. Kernels,
+references, costs and texts all read them here, so no other file needs to know which masks exist.
 """
 
 from __future__ import annotations
@@ -12,29 +12,31 @@ from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.expression import Expression, symbol
 
-# Of a row, the key it stands at: row + seq_k - seq_q (bottom right). Of a key, its place.
+# POSITION is the key at which a row stands: row + seq_k - seq_q (bottom right). KEY is the index of
+# a key.
 POSITION, KEY = symbol("position"), symbol("key")
-# Two numbers that a call gives: of a window, how many keys before and after a row's own it sees.
+# Two numbers of a call with a window: how many keys before and after its own a row sees.
 LEFT, RIGHT = LIMITS = symbol("left"), symbol("right")
 # A limit that no sequence reaches: csrc's kUnlimited.
 UNLIMITED = 2**30
 
 
 class Mask(str):
-    """Which keys a row sees: those of an interval whose ends do not decrease from row to row.
+    """Which keys a row sees: an interval whose ends do not decrease from row to row.
 
-    It is a str, its name: what problems' texts, tables and rows call it, and what it equals.
+    A Mask is a str, its name. Problems' texts, tables and rows contain the name, and a Mask equals
+    it.
 
     Args:
         name: its word in texts, a Python identifier.
-        first, last: the first and the last key that a row sees, of POSITION and the limits LEFT and
-            RIGHT; None where it sees the sequence's first or last key.
-        first_row, last_row: the same seen from a key: positions of the first and the last row that
-            see it, of KEY and the limits; None where the first or the last row do.
+        first, last: the first and the last key that a row sees, as expressions of POSITION and the
+            limits LEFT and RIGHT. None means the sequence's first or last key.
+        first_row, last_row: the positions of the first and the last row that see a key, as
+            expressions of KEY and the limits. None means the first or the last row.
 
     Raises:
-        ArgumentError: an end of the rows is missing that an end of the keys needs, or an expression
-        reads something else.
+        ArgumentError: the name is no identifier, an end of the keys lacks the matching end of the
+        rows or the reverse, or an expression reads another symbol.
     """
 
     __slots__ = ("first", "first_row", "last", "last_row")
@@ -56,8 +58,8 @@ class Mask(str):
             raise ArgumentError(f"name={quoted(name)}: give a mask a Python identifier as name")
         if (first is None) != (last_row is None) or (last is None) != (first_row is None):
             raise ArgumentError(
-                f"mask {name}: give first with last_row, and last with first_row: a key that rows "
-                "stop to see is one before their first"
+                f"mask {name}: give first with last_row, and last with first_row: each pair is "
+                "one edge of the mask, described from its rows and from its keys"
             )
         for ends, own in (((first, last), POSITION), ((first_row, last_row), KEY)):
             known = {it.operands[0] for it in (own, *LIMITS)}
@@ -76,17 +78,17 @@ class Mask(str):
 
     @property
     def hides_earlier(self) -> bool:
-        """Whether rows stop to see keys that earlier rows see."""
+        """Whether there are keys that earlier rows see and later rows do not."""
         return self.first is not None
 
     @property
     def hides_later(self) -> bool:
-        """Whether later rows see keys that a row does not see."""
+        """Whether there are keys that later rows see and earlier rows do not."""
         return self.last is not None
 
     @property
     def hides(self) -> bool:
-        """Whether some row does not see some key."""
+        """Whether at least one key is hidden from some row."""
         return self.hides_earlier or self.hides_later
 
     @property
@@ -96,7 +98,7 @@ class Mask(str):
 
     @property
     def takes_limits(self) -> bool:
-        """Whether a call gives it numbers: how many keys before and after a row's own it sees."""
+        """Whether calls give it limits: how many keys before and after its own a row sees."""
         ends = (end for end in (self.first, self.last) if end is not None)
         return any(limit.operands[0] in end.symbols() for end in ends for limit in LIMITS)
 
@@ -108,8 +110,11 @@ class Mask(str):
         right: int = UNLIMITED,
         xp: Any = None,
     ) -> tuple[Any, Any]:
-        """The first and one past the last key of ``seq_k`` that rows at these positions see; equal
-        where a row sees none. Positions are a number, or with ``xp`` an array."""
+        """The first key, and one past the last key, that rows at these positions see.
+
+        Both lie within ``seq_k`` keys, and are equal where a row sees none. Positions are a number
+        or, with ``xp``, an array.
+        """
         values = {"position": position, "left": left, "right": right}
         zero = 0 * position
         first = zero if self.first is None else zero + self.first.evaluate(values, xp)
@@ -120,7 +125,7 @@ class Mask(str):
     def sees(
         self, position: Any, key: Any, left: int = UNLIMITED, right: int = UNLIMITED, xp: Any = None
     ) -> Any:
-        """Whether rows at these positions see these keys: bools, or with ``xp`` arrays."""
+        """Whether rows at these positions see these keys: bools or, with ``xp``, arrays."""
         values = {"position": position, "left": left, "right": right}
         seen = key == key
         if self.first is not None:
@@ -143,19 +148,20 @@ WINDOW = Mask(
     first_row=KEY - RIGHT,
     last_row=KEY + LEFT,
 )
-# The package's own. Others are registered.
+# The built-in masks. Others are registered.
 MASKS: tuple[Mask, ...] = (NONE, CAUSAL, WINDOW)
 _KNOWN: dict[str, Mask] = {str(mask): mask for mask in MASKS}
 
 
 def known_masks() -> tuple[Mask, ...]:
-    """The package's own masks, and those that were registered."""
+    """The built-in masks and the registered ones."""
     return tuple(_KNOWN.values())
 
 
 def register_mask(mask: Mask) -> Mask:
-    """Lets texts of problems, tables and libraries name a mask; returns it. The same mask may be
-    registered again.
+    """Makes a mask's name usable in texts of problems, tables and libraries; returns the mask.
+
+    The same mask may be registered again.
 
     Raises:
         ArgumentError: another mask has the name.
@@ -163,14 +169,15 @@ def register_mask(mask: Mask) -> Mask:
     known = _KNOWN.setdefault(str(mask), mask)
     ends = ("first", "last", "first_row", "last_row")
     if any(getattr(known, end) != getattr(mask, end) for end in ends):
-        raise ArgumentError(f"mask={quoted(mask)}: another mask has that name; give it its own")
+        raise ArgumentError(f"mask={quoted(mask)}: another mask has that name; choose another")
     return known
 
 
 def mask_named(mask: str) -> Mask:
-    """A Mask itself, which is registered, or the one of that name.
+    """The given Mask, which is then registered, or the known Mask of that name.
 
-    Masks equal their names, and kernels are kept by them: two of one name cannot be told apart.
+    Masks equal their names, and kernels are stored under them, so two masks of one name could not
+    be distinguished.
 
     Raises:
         ArgumentError: there is none, or another Mask has its name.

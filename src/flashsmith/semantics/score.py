@@ -1,4 +1,4 @@
-"""Scores: what a scaled score becomes before the softmax, as values."""
+"""Scores, as values: how a scaled score changes before the softmax."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ SCORE = symbol("score")
 
 @dataclass(frozen=True)
 class Score:
-    """What a score becomes before the softmax.
+    """How a score changes before the softmax.
 
-    ``value`` is an expression of SCORE and of the numbers that a call gives, by name: ``numbers``.
+    ``value`` is an expression of SCORE and of the numbers that a call gives; ``numbers`` are the
+    names of these.
 
     Raises:
-        ArgumentError: the expression reads something else.
+        ArgumentError: the expression reads another symbol.
     """
 
     name: str
@@ -41,18 +42,20 @@ class Score:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the score stays what it is."""
+        """Whether the score stays as it is."""
         return self.value == SCORE
 
     @property
     def factor(self) -> Expression:
-        """What multiplies the body, of the numbers alone: kernels multiply the logarithm's base
-        by it once."""
+        """The factor of the body, an expression of the numbers alone.
+
+        The host multiplies log2(e) by it once per call.
+        """
         return self._parts[0]
 
     @property
     def body(self) -> Expression:
-        """The value without its factor: what kernels compute of each score."""
+        """The value without its factor, which kernels compute for each score."""
         return self._parts[1]
 
     @cached_property
@@ -69,12 +72,12 @@ class Score:
         return self.value.derivative("score")
 
     def apply(self, scores: Any, numbers: Mapping[str, float], xp: Any) -> Any:
-        """What an array of scores becomes; ``xp`` is numpy or torch."""
+        """The changed scores of an array; ``xp`` is numpy or torch."""
         return self.value.evaluate({"score": scores, **numbers}, xp)
 
 
 def capped_by(cap: float) -> Score:
-    """The score of a softcap; 0 is none."""
+    """The Score for a softcap; 0 means no cap."""
     return SOFTCAP if cap else PLAIN
 
 

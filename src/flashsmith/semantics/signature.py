@@ -1,7 +1,7 @@
-"""The arguments of attention: each once, with its default, its check, and its place in an op.
+"""The arguments of attention, each defined once: its default, its check and its type in an op.
 
-The public functions spell their own, for readers and type checkers, and a test compares them with
-these. All else that has or passes on such arguments is derived from here.
+The public functions repeat theirs for readers and type checkers, and a test compares the two. All
+other code that has or forwards such arguments derives them from here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.sizes import CANONICAL, FREE, window_class
 
-# The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
+# The kernel takes scale * log2(e) as fp32. Outside this range it would be inf, or lose bits.
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
-# Without a softcap a logit is the score times the scale. Exponents are differences of two logits of
-# fp32, in base 2: from 2^28 on rounding alone makes them so wrong that a probability overflows.
-# Above this scale a score of 2 is already there.
+# Without a softcap, a logit is the score times the scale, and a base-2 exponent is the difference
+# of two fp32 logits. For logits from 2^28 on, rounding alone makes an exponent so wrong that a
+# probability overflows. Above this scale, a score of 2 is enough for that.
 MAX_UNCAPPED_SCALE = 2.0**27
 NO_WINDOW = (None, None)
 _PAIR = "tuple[int | None, int | None]"
@@ -31,14 +31,18 @@ _TENSOR = "Array | None"
 
 
 class REQUIRED:
-    """Of an argument without a default. A class, as torch.compile traces a comparison with one."""
+    """Marks an argument that has no default.
+
+    It is a class because torch.compile can trace a comparison with a class.
+    """
 
 
 class Argument(NamedTuple):
-    """One argument of the functions that attend.
+    """One argument of the attention functions.
 
-    ``kind`` is its type as the public functions annotate it, ``op`` that in the schema of an op of
-    PyTorch: '' for what no op has. A window is two arguments there, its left and its right limit.
+    ``kind`` is its type as the public functions annotate it. ``op`` is its type in the schema of a
+    PyTorch op; '' means that no op has the argument. A schema has two arguments for a window, its
+    left and its right limit.
     """
 
     name: str
@@ -48,7 +52,7 @@ class Argument(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is one of the call's tensors, else an option."""
+        """Whether it is one of the call's tensors and not an option."""
         return self.kind.startswith("Array")
 
     def in_schema(self, default: Any) -> str:
@@ -71,11 +75,11 @@ _ARGUMENTS = (
     Argument("max_seqlen_k", "int | None", op="SymInt?"),
     Argument("return_lse", "bool", False, "bool"),
     Argument("return_row_max", "bool", False, "bool"),
-    # Of parts of the keys.
+    # For partial attention.
     Argument("partial", "bool", False),
     Argument("seqused_k", _TENSOR),
     Argument("k_begin", _TENSOR),
-    # Over a cache.
+    # For attention over a cache.
     Argument("cache_lens", "Array", REQUIRED, "Tensor"),
     Argument("page_table", _TENSOR, op="Tensor?"),
     Argument("k", _TENSOR, op="Tensor?"),
@@ -84,14 +88,14 @@ _ARGUMENTS = (
     Argument("sin", _TENSOR, op="Tensor?"),
     Argument("rotary_interleaved", "bool", False, "bool"),
     Argument("split", "str", "invariant", "str"),
-    # Of what a row's bits are a function.
+    # What the bits of a row may depend on.
     Argument("bits", "str | None", None, "str?"),
-    # Of gradients.
+    # For gradients.
     Argument("dlse", _TENSOR, op="Tensor?"),
     Argument("deterministic", "bool | None", None, "bool"),
     Argument("needs", "tuple[bool, bool, bool, bool]", (True,) * 4, "bool[4]"),
     Argument("grad_dtype", "Dtype | None"),
-    # How, not what.
+    # How to compute it, not what.
     Argument("out", _TENSOR),
     Argument("dtype", "Dtype | None"),
     Argument("config", "KernelConfig | None", None, "str?"),
@@ -105,14 +109,17 @@ class Signature:
     """The keywords of one function, in their order, with their defaults."""
 
     def __init__(self, function: str, names: str, **defaults: Any) -> None:
-        """``defaults`` are those that differ from the arguments' own."""
+        """``defaults`` override the arguments' own defaults."""
         self.function = function
         arguments = [ARGUMENTS[name] for name in names.split()]
         self.defaults = {it.name: defaults.get(it.name, it.default) for it in arguments}
 
     def bind(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """All keywords of a call. Raises TypeError for one that the function has not, and for one
-        that it needs."""
+        """All keywords of a call, with defaults filled in.
+
+        Raises TypeError for a keyword that the function does not have, and for a missing required
+        one.
+        """
         for name in keywords:
             if name not in self.defaults:
                 hint = did_you_mean(name, self.defaults)
@@ -128,7 +135,7 @@ class Signature:
         return bound
 
     def in_schema(self, names: str) -> str:
-        """The declarations of some of them in an op's schema, in that order."""
+        """The declarations of the named arguments in an op's schema, in that order."""
         return ", ".join(ARGUMENTS[it].in_schema(self.defaults[it]) for it in names.split())
 
 
@@ -176,7 +183,7 @@ class ForwardOptions(NamedTuple):
     bits: Any = None
 
     def with_tensors(self, sinks: Any, cu_q: Any, cu_k: Any) -> ForwardOptions:
-        """The same with these for the tensors but seqused_k and k_begin."""
+        """A copy with these tensors, which keeps seqused_k and k_begin."""
         if sinks is self.sinks and cu_q is self.cu_seqlens_q and cu_k is self.cu_seqlens_k:
             return self
         # _replace() takes five times as long.
@@ -190,8 +197,10 @@ _SINKS = ForwardOptions._fields.index("sinks")
 
 
 class BackwardOptions(NamedTuple):
-    """The keywords of ``backward`` that define what is computed, as the caller gave them; those of
-    the forward pass together."""
+    """The keywords of ``backward`` that define what is computed, as the caller gave them.
+
+    ``forward`` holds those that the forward pass has too.
+    """
 
     forward: ForwardOptions = ForwardOptions()
     dlse: Any = None
@@ -204,7 +213,7 @@ def _some(names: Iterable[str]) -> Callable[[ForwardOptions], tuple[Any, ...]]:
     return itemgetter(*map(ForwardOptions._fields.index, names))
 
 
-# The two parts of ForwardOptions in a cached call's key: tensors, by their names, and others.
+# A cached call's key holds ForwardOptions in two parts: the tensors (named TENSORS) and the others.
 TENSORS = tuple(name for name in ForwardOptions._fields if ARGUMENTS[name].is_tensor)
 tensors_of = _some(TENSORS)
 others_of = _some(name for name in ForwardOptions._fields if not ARGUMENTS[name].is_tensor)
@@ -214,7 +223,7 @@ others_of = _some(name for name in ForwardOptions._fields if not ARGUMENTS[name]
 
 
 class MaskLimits(NamedTuple):
-    """A kind of Semantics.mask, and how many keys before and after a row's own it may see."""
+    """A value of Semantics.mask, and how many keys before and after its own a row may see."""
 
     kind: str
     left: int
@@ -222,7 +231,7 @@ class MaskLimits(NamedTuple):
 
     @property
     def window_keys(self) -> int:
-        """The class of a window, in a Problem's terms; 0 without one."""
+        """The class of a window, as in Problem.window_keys; 0 without a window."""
         return window_class(self.left, self.right) if self.kind == "window" else 0
 
 
@@ -245,8 +254,9 @@ def _is_numpys_bool(value: Any) -> bool:
 
 
 def check_bits(bits: Any, default: str | None) -> str:
-    """The word of a Problem's bits: 'canonical', or '' for free. None is ``default``, the value of
-    FLASHSMITH_BITS, and free without one.
+    """The value for Problem.bits: 'canonical', or '' for free.
+
+    None means ``default``, the value of FLASHSMITH_BITS, and free if that is unset.
 
     Raises ArgumentError for anything else.
     """
@@ -262,7 +272,7 @@ def check_bits(bits: Any, default: str | None) -> str:
 
 
 def check_mask(causal: Any, window: Any) -> MaskLimits:
-    """The mask that both arguments together ask for; causal takes away a window's right side.
+    """The mask that both arguments request together; causal removes a window's right side.
 
     Raises ArgumentError unless causal is a bool and window a pair of None or whole numbers from 0.
     """
@@ -280,7 +290,7 @@ def check_mask(causal: Any, window: Any) -> MaskLimits:
 
 
 def check_pair(window: Any) -> tuple[Any, Any]:
-    """Both limits, unchecked. Raises ArgumentError unless there are two."""
+    """Both limits of a window, unchecked. Raises ArgumentError unless there are two."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise ArgumentError(
             f"window={quoted(window)}: give a pair (left, right), each None (no limit) or a whole "
@@ -327,8 +337,8 @@ def check_scale(scale: Any, d: int) -> float:
 def check_softcap(softcap: Any, scale: float) -> float:
     """The cap as a float, 0 for none.
 
-    Raises ArgumentError unless it is finite and >= 0, and scale / softcap a number fp32 can hold;
-    without a cap, when the scale is above MAX_UNCAPPED_SCALE.
+    Raises ArgumentError unless the cap is finite and >= 0, and fp32 can hold scale / softcap.
+    Without a cap, a scale above MAX_UNCAPPED_SCALE is an error too.
     """
     value = _real(softcap)
     if value == 0.0:
@@ -353,7 +363,7 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
 
 def _real(value: Any) -> float | None:
-    """The number as a float, infinite when it is too large; None for what is no real number."""
+    """The number as a float, infinite if it is too large; None if it is no real number."""
     if type(value) is float:
         return value
     if isinstance(value, numbers.Real) and not (isinstance(value, bool) or _is_numpys_bool(value)):

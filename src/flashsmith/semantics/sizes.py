@@ -10,32 +10,36 @@ from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import UNLIMITED
 
-# A word of a problem's text that says sizes: b2, d64, s128 or s128:512, h16 or h32:8.
+# A size in a problem's text: b2, d64, s128 or s128:512, h16 or h32:8.
 SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
-# A word that says how many keys a page of a cache has.
+# The number of keys per cache page.
 PAGE = re.compile(r"page(\d+)", re.ASCII)
-# A word that says how many keys a row sees in a window, by classes: powers of two.
+# The class of a window: how many keys a row sees, as a power of two.
 WINDOW_KEYS = re.compile(r"window_(\d+)", re.ASCII)
-# Smaller windows are computed alike: a tile has as many keys.
+# Smaller windows are computed like this one, because a tile has this number of keys.
 SMALLEST_WINDOW = 64
-# Words that say which gradients a problem needs where it does not need all of dq, dk and dv.
+# Words for problems that do not need all of dq, dk and dv.
 ONLY_DQ, NO_DQ = GRADIENT_WORDS = ("only_dq", "no_dq")
 
-# The word of problems whose rows have the bits of one order, whichever kernel computes them.
+# The word for problems whose rows are summed in one fixed order, so that every kernel gives the
+# same bits.
 CANONICAL = "canonical"
 FREE = "free"
 
 
 def window_class(left: int, right: int) -> int:
-    """The power of two nearest to how many keys a row sees in a window besides its own, at least
-    SMALLEST_WINDOW; 0, which is any window, where one side has no limit."""
+    """The class of a window: the power of two nearest to how many keys a row sees besides its own.
+
+    The class is at least SMALLEST_WINDOW. It is 0, which means any window, if one side has no
+    limit.
+    """
     if max(left, right) >= UNLIMITED:
         return 0
     return max(SMALLEST_WINDOW, 2 ** round(math.log2(max(1, left + right))))
 
 
 class Sizes(Protocol):
-    """The sizes of one call, its dtype, and what of its semantics is compiled in."""
+    """The sizes of one call, its dtype and its compiled-in semantics."""
 
     @property
     def batch(self) -> int: ...
