@@ -153,6 +153,6 @@ def _may_become_ours(root: Path, names: list[str]) -> bool:
 
 def _refused(path: Path, why: str) -> CacheError:
     return CacheError(
-        f"{path} {why}: flashsmith does not touch it. Move it away, or let FLASHSMITH_CACHE_DIR "
-        "name another folder"
+        f"{path} {why}: flashsmith does not touch it. Move it away, or set FLASHSMITH_CACHE_DIR "
+        "to another folder"
     )
