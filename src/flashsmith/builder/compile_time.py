@@ -1,4 +1,4 @@
-"""Estimates how long configs compile, so that all shards finish at about the same time."""
+"""Estimates the compile time of configs, so that all shards finish at about the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C++ sources of one kernel library: shards, the map's header, and the map's definition."""
+"""Generates the C++ sources of a kernel library: shards, kernel map and library definition."""
 
 from __future__ import annotations
 

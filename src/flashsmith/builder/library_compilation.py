@@ -45,7 +45,10 @@ class _HostObject:
 
 
 class _Shard(NamedTuple):
-    """The results for one shard, by mangled kernel name; ``names`` has these by config and role."""
+    """The results of compiling one shard, by mangled kernel name.
+
+    ``names`` maps each config and role to the mangled name.
+    """
 
     modules: dict[str, str]
     reports: dict[str, ResourceReport]

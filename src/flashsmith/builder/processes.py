@@ -142,9 +142,9 @@ def run_all(
 ) -> None:
     """Run ``commands`` in order, ``jobs`` at once; ``finished`` is called for each in this thread.
 
-    No command outlives this process for long, even if this process is killed. No other process may
-    use ``cwd``. The first failure kills the remaining commands and raises CompileError with the
-    compiler's output, or CacheError when that output reports a full disk.
+    No command outlives this process for long, even if this process is killed. ``cwd`` must be
+    private to this process. The first failure kills the remaining commands and raises CompileError
+    with the compiler's output, or CacheError when that output reports a full disk.
     """
     waiting = list(commands)
     running: list[_Running] = []

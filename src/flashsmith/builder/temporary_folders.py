@@ -51,7 +51,7 @@ def folder_errors(action: str, folder: str, variable: str, readable: str = "") -
             raise
         why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
         if action == "read" and isinstance(error, PermissionError) and readable:
-            why += f"; its owner lets you read it with '{readable}'"
+            why += f"; its owner can let you read it with '{readable}'"
         where = f" ({error.filename})" if error.filename else ""
         raise CacheError(
             f"cannot {action} {folder}{where}: {why}. "

@@ -1,4 +1,4 @@
-"""The user's kernel cache: its location, and the operations that users have."""
+"""The user's kernel cache: its location and the operations on it."""
 
 from __future__ import annotations
 
