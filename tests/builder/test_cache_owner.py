@@ -212,7 +212,7 @@ def test_a_cache_that_may_not_be_read_names_what_lets_you(shared, what):
     }[what].chmod(0)
 
     def use() -> None:
-        advice = rf"permission denied; its owner lets .* 'chmod -R go\+rX {cache.folder}'"
+        advice = rf"permission denied; its owner can let .* 'chmod -R go\+rX {cache.folder}'"
         for read in (lambda: cache.open(key_of("a")), lambda: cache.entries(thorough=True)):
             with pytest.raises(CacheError, match=advice):
                 read()

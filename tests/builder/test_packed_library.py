@@ -68,7 +68,9 @@ def test_what_was_damaged_on_the_way_is_refused(
     cache: Cache, there: Cache, current: None, damage, said: str
 ) -> None:
     packed = damage(pack_library(publish(cache, "a")))
-    with pytest.raises(CacheError, match=rf"the library \w+, as another machine sent it: .*{said}"):
+    with pytest.raises(
+        CacheError, match=rf"the library \w+, received from another machine: .*{said}"
+    ):
         unpack_library(there, key_of("a"), packed)
     assert there.entries() == []
 

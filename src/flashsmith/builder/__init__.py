@@ -1,4 +1,4 @@
-"""From C++ text to kernel libraries: compile, keep the PTX and the compiler's report, publish."""
+"""Builds kernel libraries: compiles C++ text, keeps PTX and compiler reports, and publishes."""
 
 from __future__ import annotations
 

@@ -18,12 +18,18 @@ Stage = Literal["wait", "reuse", "compile", "host", "link", "publish", "warn", "
 class BuildEvent:
     """One step of a build.
 
-    ``done`` of ``total`` steps have finished: one for each config, for each file of host code that
-    the cache does not hold, and for linking. A "compile" event carries its kernel (``entry``)
-    except the first one, which announces what will be compiled. "host": a file of host code is
-    compiled. "wait": another process builds the same library. "reuse": it was in the cache. "warn":
-    something to look at that does not stop the build, such as spills. "done": it is published.
-    ``seconds_left`` is an estimate of the rest of the build.
+    ``done`` of ``total`` steps have finished. Each config is a step, and so are linking and each
+    file of host code that the cache does not hold. A "compile" event has the compiled kernel as its
+    ``entry``, except for the first one, which announces what will be compiled. The other stages:
+
+    - "wait": another process is building the same library.
+    - "reuse": the library was in the cache.
+    - "host": a file of host code has been compiled.
+    - "link" and "publish": the library is being linked or published.
+    - "warn": there is a problem that does not stop the build, such as spills.
+    - "done": the library is published.
+
+    ``seconds_left`` is the estimated time for the rest of the build.
     """
 
     stage: Stage
@@ -38,6 +44,6 @@ Progress = Callable[[BuildEvent], None]
 
 
 def silent(event: BuildEvent) -> None:
-    """The progress function when none is given: warnings go to the log."""
+    """The default progress function: logs warnings and ignores all other events."""
     if event.stage == "warn":
         _log.warning("flashsmith: %s", event.message)

@@ -1,4 +1,4 @@
-"""The folder of the cache: recognised as flashsmith's by a marker file."""
+"""The cache's folder, which a marker file identifies as flashsmith's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Signature: 8a477f597d28d172789f06886806bc55
 # Kernels that flashsmith compiled. This file marks the folder as its own: it removes what it finds
 # here. 'flashsmith cache' lists, checks and clears it.
 """
-# The errors of reading it where there is none, or a link, a fifo or a socket instead.
+# The errors of reading the marker when it is missing, or is a link, a fifo or a socket.
 _NO_MARKER = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 FOLDERS = ("libraries", "objects", "locks", "tmp")
 
@@ -33,12 +33,12 @@ _LIBRARY_FOLDERS = ("ptx", "sources")
 
 
 def is_key(name: str) -> bool:
-    """Whether ``name`` is that of a library: 32 hexadecimal digits."""
+    """Whether ``name`` has the form of a library's key: 32 hexadecimal digits."""
     return _KEY.fullmatch(name) is not None
 
 
 def is_object(path: Path) -> bool:
-    """Whether ``path`` is a shared object file by name, and a regular file."""
+    """Whether ``path`` is a regular file with the name of a host object that libraries share."""
     return _OBJECT.fullmatch(path.name) is not None and kind_of(path) == stat.S_IFREG
 
 
@@ -53,7 +53,7 @@ def is_library(path: Path) -> bool:
 
 
 def foreign_file(library: Path) -> Path | None:
-    """Something below a library's folder that flashsmith did not put there."""
+    """A path below a library's folder that flashsmith did not create, or None."""
     for path in _below(library):
         name = path.relative_to(library).as_posix()
         if kind_of(path) == stat.S_IFDIR:
@@ -66,7 +66,10 @@ def foreign_file(library: Path) -> Path | None:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Everything below a folder, links not followed; what is removed meanwhile is left out."""
+    """All files and folders below ``folder``, without following links.
+
+    A folder that is removed in the meantime is skipped.
+    """
     return [
         Path(top, name)
         for top, folders, files in os.walk(folder)
@@ -75,7 +78,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def tree_bytes(path: Path) -> int:
-    """Bytes of a file or of all files below a folder; what is removed meanwhile counts as 0."""
+    """Bytes of a file or of all files below a folder; a file removed meanwhile counts as 0."""
     total = 0
     for file in [path, *_below(path)]:
         with contextlib.suppress(FileNotFoundError):
@@ -85,15 +88,17 @@ def tree_bytes(path: Path) -> int:
 
 
 def is_cache_folder(root: Path) -> bool:
-    """Whether the cache ``root`` exists. Raises CacheError when the path is something else: not a
-    folder of flashsmith's, or one with links for its folders.
+    """Whether the cache ``root`` exists.
+
+    Raises CacheError when ``root`` is not a folder that flashsmith created, or when one of its
+    subfolders is a link.
     """
     kind = kind_of(root)
     if kind == 0:
         return False
     if kind != stat.S_IFDIR:
         raise _refused(root, "is not a folder, or is a symbolic link")
-    # Listed before the marker is read: a process completes the marker before it adds anything.
+    # Listed before the marker is read: a process completes the marker before it adds other files.
     names = os.listdir(root)
     if _marker(root) != _MARKER_TEXT:
         if _may_become_ours(root, names):
@@ -106,13 +111,13 @@ def is_cache_folder(root: Path) -> bool:
 
 
 def make_cache_folder(root: Path) -> None:
-    """Make the cache ``root`` and its folders, where they are missing.
+    """Create the cache ``root`` and its subfolders if they are missing.
 
-    Raises CacheError as is_cache_folder, and OSError.
+    Raises CacheError as is_cache_folder does, and OSError.
     """
     if not is_cache_folder(root):
         make_folder(root)
-        # Not truncated first: two processes that make it write the same bytes.
+        # Not truncated: when two processes create the marker at once, both write the same bytes.
         with open(root / MARKER, "r+b", opener=_open_or_create) as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(_MARKER_TEXT)
@@ -139,7 +144,7 @@ def _marker(root: Path) -> bytes | None:
 
 
 def _may_become_ours(root: Path, names: list[str]) -> bool:
-    """An empty folder, or one whose creator was killed while it wrote the marker."""
+    """Whether the folder is empty, or its creator was killed while it wrote the marker."""
     if not names:
         return True
     begun = _marker(root)
@@ -148,6 +153,6 @@ def _may_become_ours(root: Path, names: list[str]) -> bool:
 
 def _refused(path: Path, why: str) -> CacheError:
     return CacheError(
-        f"{path} {why}: flashsmith does not touch it. Move it away, or let FLASHSMITH_CACHE_DIR "
-        "name another folder"
+        f"{path} {why}: flashsmith does not touch it. Move it away, or set FLASHSMITH_CACHE_DIR "
+        "to another folder"
     )

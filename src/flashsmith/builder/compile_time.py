@@ -1,4 +1,4 @@
-"""Estimated compile time of configs, so that shards finish at about the same time."""
+"""Estimates the compile time of configs, so that all shards finish at about the same time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def expected_seconds(cfg: KernelConfig) -> float:
 def balance(configs: Iterable[KernelConfig], n_shards: int) -> list[list[KernelConfig]]:
     """Split ``configs`` over at most ``n_shards`` shards of about equal expected cost.
 
-    Heaviest first, each to the lightest shard so far. Every shard is sorted and none is empty;
-    equal sets give equal shards whatever their order.
+    Assigns the most expensive config first, and each one to the cheapest shard so far. Every shard
+    is sorted and non-empty. The result does not depend on the order of ``configs``.
     """
     shards: list[list[KernelConfig]] = [[] for _ in range(n_shards)]
     loads = [0.0] * n_shards

@@ -10,7 +10,7 @@ _TEXT = b".text."
 def kernel_code_bytes(cubin: bytes) -> dict[str, int]:
     """Bytes of machine code of every kernel in a 64-bit cubin, by mangled name.
 
-    Raises ValueError when ``cubin`` is not such a file.
+    Raises ValueError when ``cubin`` is not a valid 64-bit cubin.
     """
     return {name: len(code) for name, code in kernel_code(cubin).items()}
 
@@ -18,7 +18,7 @@ def kernel_code_bytes(cubin: bytes) -> dict[str, int]:
 def kernel_code(cubin: bytes) -> dict[str, bytes]:
     """The machine code of every kernel in a 64-bit cubin, by mangled name.
 
-    Raises ValueError when ``cubin`` is not such a file.
+    Raises ValueError when ``cubin`` is not a valid 64-bit cubin.
     """
     try:
         return _text_sections(cubin)

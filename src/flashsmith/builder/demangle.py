@@ -1,4 +1,4 @@
-"""Mangled kernel names made readable by the C++ runtime itself."""
+"""Demangles kernel names with the C++ runtime's own demangler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _runtime() -> tuple[Any, Any]:
 
 
 def demangle(symbol: str) -> str:
-    """``symbol`` as C++ spells it. Raises ValueError when it is not a mangled name."""
+    """The demangled ``symbol``. Raises ValueError when it is not a mangled name."""
     demangler, free = _runtime()
     status = ctypes.c_int()
     pointer = demangler(symbol.encode(), None, None, ctypes.byref(status))

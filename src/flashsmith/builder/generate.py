@@ -1,4 +1,4 @@
-"""The C++ sources of one kernel library: shards, the map's header, and the map's definition."""
+"""Generates the C++ sources of a kernel library: shards, kernel map and library definition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIBRARY_SOURCE = "kernel_library.cc"
 
 @dataclass(frozen=True)
 class GeneratedSources:
-    """Where the generated text lies, and which configs each shard instantiates."""
+    """Paths of the generated files, and the configs that each shard instantiates."""
 
     shards: tuple[Path, ...]
     map_header: Path
@@ -36,14 +36,16 @@ def generate_kernel_instantiations(
 ) -> GeneratedSources:
     """Write the sources that instantiate ``configs`` into ``out_dir``.
 
-    ``semantics.cuh`` has what the kernels call for ``semantics`` (None: plain); ``shard_<i>.cu``
-    instantiate the kernels, about equally expensive; ``flash_kernels.cuh`` holds
-    ``forward_kernels``, the map from config to kernel; ``kernel_library.cc`` defines what the host
-    code needs: the configs by their numbers, their kernels, how calls are planned, and the
-    semantics. A file whose text is already right is not touched, and shards left over from an
-    earlier, finer split are removed.
+    - ``semantics.cuh`` has the functions that kernels call for ``semantics`` (None: plain).
+    - ``shard_<i>.cu`` instantiate the kernels. All shards take about the same time to compile.
+    - ``flash_kernels.cuh`` holds ``forward_kernels``, the map from config to kernel.
+    - ``kernel_library.cc`` defines what the host code needs: the numbers, kernels and planning
+      function of each config, and the semantics.
 
-    Raises ArgumentError when ``configs`` is empty or of several families, or ``n_shards`` is not
+    A file that already has the right text is not written again. Shards left over from an earlier,
+    finer split are removed.
+
+    Raises ArgumentError when ``configs`` is empty or mixes families, or ``n_shards`` is not
     positive.
     """
     unique = sorted_configs(configs)
@@ -72,9 +74,9 @@ def generate_kernel_instantiations(
 
 
 def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
-    """The configs of a library, each once.
+    """``configs``, sorted and without duplicates.
 
-    Raises ArgumentError when there are none, or several families among them.
+    Raises ArgumentError when there are none, or when they belong to several families.
     """
     unique = set(configs)
     if not unique:
@@ -82,14 +84,14 @@ def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
     families = sorted({cfg.FAMILY for cfg in unique})
     if len(families) > 1:
         raise ArgumentError(
-            f"configs: of the families {' and '.join(families)}; a kernel library holds one, "
-            "build one for each"
+            f"configs: they belong to the families {' and '.join(families)}; a kernel library "
+            "holds one family, so build one library for each"
         )
     return sorted(unique, key=lambda cfg: cfg.to_ints())
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Leave an equal file untouched, so that its time stamp is that of its last change."""
+    """Write ``text`` unless the file has it already, to keep the time stamp of its last change."""
     try:
         if path.read_text() == text:
             return
@@ -103,7 +105,7 @@ def _function_name(cfg: KernelConfig, role: str = "") -> str:
 
 
 def _others(cfg: KernelConfig) -> dict[str, str]:
-    """The kernels beside the main one: templates by their role."""
+    """The templates of the config's additional kernels, by role."""
     return dict(list(cfg.family.kernel_templates(cfg).items())[1:])
 
 
@@ -117,7 +119,7 @@ def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
 
 def _shard_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
     # A __global__ template cannot be declared extern across translation units, so each shard
-    # hands its kernels out through plain functions.
+    # returns its kernels from plain functions.
     cpp = configs[0].family.cpp
     body = "\n".join(_functions(cfg, semantics) for cfg in configs)
     includes = f'#include "{HEADER}"\n\n#include "{cpp.kernel_header}"\n'
@@ -216,7 +218,7 @@ const KernelLibrary& kernel_library() {{
 
 
 def _beside(cfg: KernelConfig) -> str:
-    """The library's C++ text for the kernels beside the main one."""
+    """The C++ argument that lists the config's additional kernels, if any."""
     functions = ", ".join(f"{_function_name(cfg, role)}()" for role in _others(cfg))
     return f", {{{functions}}}" if functions else ""
 

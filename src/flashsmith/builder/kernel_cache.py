@@ -1,15 +1,15 @@
-"""The kernel cache: libraries under the hash of their specification, published atomically.
+"""The kernel cache: libraries keyed by the hash of their specification, published atomically.
 
     <folder>/flashsmith-cache-1/
         CACHEDIR.TAG       marks the folder as flashsmith's
         libraries/<key>/   manifest.json, library.so, ptx/, sources/, lock
-        objects/           compiled host code for all libraries; names end in the content's hash
-        locks/<key>.lock   held while a process builds, replaces or removes that library
-        tmp/               where libraries are copied to before they are renamed into place
+        objects/           compiled host code shared by libraries; names end in a content hash
+        locks/<key>.lock   held to build, replace or remove that library
+        tmp/               copies of libraries before they are renamed into place
 
-A killed process leaves at most a folder in tmp/, which the next build removes. Users of a library
-hold its lock shared, so eviction skips it. Anything here under another name, and any library folder
-with foreign files, is neither used nor removed. No link is followed.
+A killed process leaves at most a folder in tmp/, which the next build removes. A process that uses
+a library holds its lock shared, so eviction skips it. Files and folders with other names, and
+library folders with foreign files, are neither used nor removed. Links are never followed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 _MIB = 2**20
-# Longer than any build; after it, building twice is better than hanging.
+# Longer than any build. After this time, building twice is better than hanging.
 _BUILD_PATIENCE_SECONDS = 1800.0
 
 
@@ -83,8 +83,10 @@ class Removed:
 
 
 class Cache:
-    """The cache in one folder. Methods raise CacheError when it cannot be read or written, or was
-    not made by flashsmith."""
+    """The cache in one folder.
+
+    Methods raise CacheError when it cannot be read or written, or flashsmith did not create it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -99,7 +101,7 @@ class Cache:
     def open(self, key: str) -> KernelLibrary | None:
         """The library ``key`` with every file verified; None when missing or damaged.
 
-        Raises CacheError, too, when other users could have written its files.
+        Also raises CacheError when other users could have written its files.
         """
         path = self.libraries / key
         with self.errors("read"):
@@ -116,13 +118,13 @@ class Cache:
                 manifest = _verified_manifest(path, check_owner)
             except PermissionError:
                 in_use.release()
-                raise  # it may be whole: to build it again would hide what is wrong
+                raise  # the library may be intact, and rebuilding it would hide the problem
             except (OSError, ValueError) as error:
                 in_use.release()
                 if not is_from_system(error):
                     raise
                 return None
-            # A read-only cache records no use.
+            # Has no effect in a read-only cache.
             in_use.note_use()
             return KernelLibrary(path, manifest, in_use)
 
@@ -157,14 +159,14 @@ class Cache:
             if not is_from_system(error):
                 raise
             if thorough and isinstance(error, PermissionError):
-                raise  # not damaged, as far as can be said
+                raise  # an unreadable file is not known to be damaged
             damage = str(error)
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
 
     def object(self, name: str) -> bytes | None:
-        """The shared object file ``name``, or None when missing or damaged.
+        """The content of the host object ``name``, or None when missing or damaged.
 
-        Raises CacheError, too, when other users could have written it.
+        Also raises CacheError when other users could have written it.
         """
         with self.errors("read"):
             for path in self._objects(name):
@@ -187,9 +189,9 @@ class Cache:
 
     @contextlib.contextmanager
     def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
-        """Hold the lock to build or replace ``key``, waiting for another process that holds it.
+        """Hold the lock for building or replacing ``key``, after waiting for any other holder.
 
-        Raises CacheError, too, when other users could write into the cache.
+        Also raises CacheError when other users could write to the cache.
         """
         with self.errors("write"):
             make_cache_folder(self.root)
@@ -206,18 +208,20 @@ class Cache:
 
     @contextlib.contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """A new folder in the cache, removed at the end; those of dead processes are removed
-        first."""
+        """A new folder in the cache, removed on exit.
+
+        Folders left by dead processes are removed first.
+        """
         with contextlib.ExitStack() as stack:
             with self.errors("write"):
                 temporary = stack.enter_context(self._temporary.new())
             yield temporary
 
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
-        """Copy ``folder``, complete but for its manifest, to its final path; the caller holds the
-        key.
+        """Copy ``folder`` to its final path and add the manifest.
 
-        If another process has published the same key, its library is used and this one dropped.
+        The caller holds the key's lock. If another process has published the same key, returns that
+        library and discards this one.
         """
         target = self.libraries / manifest.key
         with self.temporary_folder() as temporary, self.errors("write"):
@@ -253,9 +257,10 @@ class Cache:
             os.replace(temporary / "object", self.objects / _object_name(name, data))
 
     def discard(self, key: str) -> None:
-        """Remove the library ``key``, used or not, if there; the caller holds the key.
+        """Remove the library ``key`` if it exists, even if it is in use.
 
-        Raises CacheError when it holds what flashsmith did not put there.
+        The caller holds the key's lock. Raises CacheError when the library's folder has files that
+        flashsmith did not put there.
         """
         path = self.libraries / key
         with self.errors("write"):
@@ -277,7 +282,7 @@ class Cache:
     def prune(self, limit_mib: float) -> Removed:
         """Evict the least recently used items until at most ``limit_mib`` MiB are left.
 
-        Libraries that a process has open, or is building, stay.
+        Libraries that a process has open or is building are kept.
         """
         with self.errors("write"):
             items = [*filter(is_library, self._folders()), *self._objects()]
@@ -317,7 +322,7 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> Removed:
-        """Remove everything that flashsmith put here and no process uses."""
+        """Remove everything that flashsmith put into the cache and no process is using."""
         removed = self.prune(0)
         with self.errors("write"):
             if is_cache_folder(self.root):
@@ -325,7 +330,7 @@ class Cache:
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
-        """Turns the system's OSErrors in the block into CacheErrors with advice."""
+        """Convert the system's OSErrors in the block into CacheErrors with advice."""
         return folder_errors(
             action,
             f"the kernel cache {self.root}",
@@ -337,7 +342,7 @@ class Cache:
 def _remembered_manifest(path: Path) -> Manifest:
     """The manifest in ``path``, parsed again only when the file was replaced or changed.
 
-    Raises OSError or ValueError when there is none that can be trusted.
+    Raises OSError or ValueError when the manifest is missing or damaged.
     """
     status = (path / MANIFEST_NAME).lstat()
     return _parsed(path, (status.st_ino, status.st_size, status.st_mtime_ns))
@@ -349,9 +354,10 @@ def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
 
 
 def _verified_manifest(path: Path, check: Check = any_owner) -> Manifest:
-    """The manifest after every file it lists was compared with it; raises as _remembered_manifest.
+    """The manifest, once the size and checksum of every file it lists have been verified.
 
-    ``check`` sees each file, and the folders that it is in.
+    ``check`` is called with each file and the folders that contain it. Raises the same errors as
+    _remembered_manifest.
     """
     manifest = Manifest.read(path, check)
     for name, record in manifest.files.items():
@@ -368,7 +374,7 @@ def _object_name(name: str, content: bytes) -> str:
 
 
 def _last_used(path: Path) -> float:
-    """When a library or object was last opened; 0 for one without a lock file."""
+    """The time at which a library or object was last opened; 0 for one without a lock file."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (path / LOCK if kind_of(path) == stat.S_IFDIR else path).lstat().st_mtime
     return 0.0

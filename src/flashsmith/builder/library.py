@@ -15,9 +15,9 @@ SHARED_OBJECT = "library.so"
 
 
 class KernelLibrary:
-    """One .so with its kernels' PTX and resource report.
+    """One shared object, with the PTX and the resource report of its kernels.
 
-    While the object lives, no process evicts the library from the cache.
+    While this Python object exists, no process evicts the library from the cache.
     """
 
     def __init__(self, path: Path, manifest: Manifest, in_use: HeldLock) -> None:
@@ -43,17 +43,19 @@ class KernelLibrary:
 
     @property
     def configs(self) -> tuple[KernelConfig, ...]:
-        """The configs it holds, sorted."""
+        """The library's configs, sorted."""
         return tuple(self._entries)
 
     @property
     def spilling(self) -> tuple[KernelEntry, ...]:
-        """The configs of which a kernel's registers overflowed into memory."""
+        """The entries of all configs that have a kernel with register spills."""
         return tuple(kernel for kernel in self.manifest.kernels if kernel.spills)
 
     def entry(self, cfg: KernelConfig) -> KernelEntry:
-        """The manifest's entry of one kernel. Raises KernelNotBuiltError when the library lacks
-        it."""
+        """The manifest's entry of a config.
+
+        Raises KernelNotBuiltError when the library lacks the config.
+        """
         try:
             return self._entries[cfg]
         except KeyError:
@@ -65,15 +67,15 @@ class KernelLibrary:
             ) from None
 
     def ptx(self, cfg: KernelConfig) -> str:
-        """The kernel's PTX: a module with this one entry, as compiled into the library.
+        """The PTX of the config's main kernel, as compiled: a module with this one entry.
 
-        Raises KernelNotBuiltError, or CacheError when the file was damaged since the library was
-        opened.
+        Raises KernelNotBuiltError when the library lacks the config, and CacheError when the file
+        was damaged after the library was opened.
         """
         return self._text(self.entry(cfg).ptx_file)
 
     def ptx_beside(self, cfg: KernelConfig) -> dict[str, str]:
-        """The same of the kernels beside the main one, by entry."""
+        """The PTX of the config's additional kernels, by entry name."""
         return {one.ptx_entry: self._text(one.ptx_file) for one in self.entry(cfg).beside}
 
     def _text(self, name: str) -> str:

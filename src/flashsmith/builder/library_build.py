@@ -1,4 +1,4 @@
-"""Builds a kernel library, unless the cache has it."""
+"""Builds a kernel library, unless it is in the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flashsmith.errors import ArgumentError, CacheError, CompileError
 from flashsmith.families import KernelConfig, Semantics, check_legal, device_spec
 from flashsmith.time_left import TimeLeft, format_seconds
 
-# A source that is edited while it compiles must not lead to a library under the wrong key.
+# If a source changes during a build, its key no longer matches, so the build is repeated.
 _ATTEMPTS = 3
 
 
@@ -41,11 +41,12 @@ def build(
 ) -> KernelLibrary:
     """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
 
-    ``jobs`` compilers run at once (default: FLASHSMITH_JOBS, else the usable cores); ``progress``
-    is called in this thread with each event.
+    ``jobs`` compilers run at once (default: FLASHSMITH_JOBS, else one for each usable core).
+    ``progress`` is called in this thread with each event.
 
-    Raises IllegalConfigError before any compiler runs, ToolchainError, CompileError with the
-    compiler's output, CacheError when the cache cannot be written, PlatformError off Linux x86-64.
+    Raises IllegalConfigError before any compiler runs, ToolchainError when no suitable compiler is
+    installed, CompileError with the compiler's output, and CacheError when the cache cannot be
+    written. Raises PlatformError on other platforms than Linux x86-64.
     """
     return build_from(
         package_sources(), configs, arch=arch, semantics=semantics, jobs=jobs, progress=progress
@@ -61,7 +62,7 @@ def build_from(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> KernelLibrary:
-    """``build`` from the C++ sources in ``csrc``."""
+    """As ``build``, from the C++ sources in ``csrc``."""
     unique = _checked_configs(configs, arch)
     jobs = env.jobs() if jobs is None else jobs
     if jobs < 1:
@@ -78,7 +79,7 @@ def build_from(
         library = _Build(spec, cache, jobs, progress or silent).run()
         if library is not None:
             return library
-    raise CompileError(f"{csrc}: the sources change while they are compiled; save and build again")
+    raise CompileError(f"{csrc}: the sources changed during compilation; save them and build again")
 
 
 def _checked_configs(configs: Iterable[KernelConfig], arch: int) -> tuple[KernelConfig, ...]:
@@ -90,22 +91,22 @@ def _checked_configs(configs: Iterable[KernelConfig], arch: int) -> tuple[Kernel
 
 
 class _Build:
-    """One run from spec to published library."""
+    """One build, from the spec to the published library."""
 
     def __init__(self, spec: LibrarySpec, cache: Cache, jobs: int, progress: Progress) -> None:
         self.spec = spec
         self.cache = cache
         self.jobs = jobs
         self.progress = progress
-        # Read first, so that an invalid limit fails before anything is built.
+        # Read first, so that an invalid limit raises before anything is built.
         self.limit_mib = env.cache_limit_mib()
         self.done, self.total = 0, len(spec.configs)
-        # Estimated seconds of wall time: of finished steps, and of those left.
+        # Estimated wall time in seconds: of the finished steps, and of the remaining ones.
         self.estimate_done = 0.0
         self.time_left = TimeLeft(0.0)
 
     def run(self) -> KernelLibrary | None:
-        """The library; None when the sources changed during the build."""
+        """Return the library, or None when the sources changed during the build."""
         key = self.spec.key()
         library = self.cache.open(key)
         if library is None:
@@ -147,7 +148,7 @@ class _Build:
         return library
 
     def _begin(self, host_seconds: list[float]) -> None:
-        """Reports what is built and the estimated time, and starts to count the steps."""
+        """Report what is built and the estimated time, and start to count the steps."""
         configs = self.spec.configs
         work = sum(map(expected_seconds, configs)) + sum(host_seconds)
         self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
@@ -189,12 +190,12 @@ class _Build:
         self.progress(BuildEvent(stage, message, self.done, self.total, entry, left))
 
     def _step(self, seconds: float) -> None:
-        """One step, estimated at `seconds` of wall time, has finished."""
+        """Count one step, estimated at ``seconds`` of wall time, as finished."""
         self.done += 1
         self.estimate_done += seconds
 
     def _waiting(self, seconds: float) -> None:
-        self._report("wait", f"another process builds the same library ({seconds:.0f} s)")
+        self._report("wait", f"another process is building the same library ({seconds:.0f} s)")
 
     def _compiled(self, entry: KernelEntry) -> None:
         self._step(expected_seconds(entry.config) / self.jobs)
@@ -216,8 +217,8 @@ class _Build:
             self._report(
                 "warn",
                 f"{len(library.spilling)} of {counted(len(library), 'config')} spill registers to "
-                f"memory; the most: {worst.short_form}: {spilling.spill_store_bytes} bytes of "
-                f"stores and {spilling.spill_load_bytes} of loads per thread",
+                f"memory; {worst.short_form} spills most: {spilling.spill_store_bytes} bytes of "
+                f"stores and {spilling.spill_load_bytes} bytes of loads per thread",
                 worst,
             )
 

@@ -1,4 +1,4 @@
-"""The compilation of one library: the commands, and the parsing of their output."""
+"""Compiles one library: runs the compilers and parses their output."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from flashsmith.builder.sources import family_sources, source_hash
 from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 
-# Nothing but the bindings' entry points leaves the library.
+# The library exports only the entry points of the bindings.
 _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
-# A shard this large keeps the fixed second of nvcc small and still shows progress.
+# With this many, nvcc's fixed second per shard is a small part, and progress is still visible.
 _CONFIGS_PER_SHARD = 10
 
-
-# Estimated seconds of g++ for a file of host code on one core, and of linking.
+# Estimated seconds that g++ takes for a file of host code on one core, and that linking takes.
 _GXX_SECONDS = 2.0
 LINK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class _HostObject:
-    """Host code that every library shares: compiled once and kept in the cache."""
+    """An object of host code that libraries share: compiled once and kept in the cache."""
 
     name: str
     command: Command
@@ -46,7 +45,10 @@ class _HostObject:
 
 
 class _Shard(NamedTuple):
-    """What compiling a shard left, by the kernels' mangled names, and these by config and role."""
+    """The results of compiling one shard, by mangled kernel name.
+
+    ``names`` maps each config and role to the mangled name.
+    """
 
     modules: dict[str, str]
     reports: dict[str, ResourceReport]
@@ -56,15 +58,17 @@ class _Shard(NamedTuple):
 
 
 def _object_name(source: str) -> str:
-    """The name of the object of 'mma_sync/plan.cc', with its folder: two folders may have files of
-    one name."""
+    """The object's name for a source such as 'mma_sync/plan.cc'.
+
+    It includes the folder, since two folders may have files of the same name.
+    """
     return source.removesuffix(".cc").replace("/", "_")
 
 
 class Compilation:
-    """Compiles ``spec`` in ``folder``: intermediates in build/, the product in library/.
+    """Compiles ``spec`` in ``folder``: build/ gets intermediate files, library/ the result.
 
-    Compilers run in the folder, on copies of the sources in csrc/, and are given relative names.
+    Compilers run in ``folder``, with relative paths, on copies of the sources in csrc/.
     """
 
     def __init__(self, spec: LibrarySpec, folder: Path, jobs: int) -> None:
@@ -88,7 +92,7 @@ class Compilation:
         )
 
     def is_current(self) -> bool:
-        """Whether the compiled sources are those of the spec, and are still unchanged."""
+        """Whether the compiled sources match the spec and have not changed since."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now
@@ -105,9 +109,9 @@ class Compilation:
     ) -> list[KernelEntry]:
         """Compile everything that the cache does not hold.
 
-        First ``begin`` is called with estimates, in seconds of one core, of the files of host code;
-        then ``compiled`` with each kernel as its shard is done, and ``host_compiled`` with each
-        file of host code and its estimate.
+        ``begin`` is called first, with the estimated time of each file of host code, in seconds on
+        one core. ``compiled`` is called with each kernel when its shard is done. ``host_compiled``
+        is called with each finished file of host code and its estimate.
         """
         entries: list[KernelEntry] = []
         shards = {self._shard_command(i): i for i in range(len(self.sources.shards))}
@@ -128,8 +132,10 @@ class Compilation:
         return sorted(entries, key=lambda entry: entry.config.to_ints())
 
     def publish_host_objects(self, cache: Cache) -> None:
-        """Put the host code compiled here into the cache, once its sources are known to be
-        unchanged."""
+        """Put the host code compiled here into the cache.
+
+        Call this only after ``is_current`` has confirmed that the sources did not change.
+        """
         for o in self._new_objects:
             cache.publish_object(o.name, o.path)
 
@@ -142,7 +148,7 @@ class Compilation:
     def _host_objects(self) -> list[_HostObject]:
         made = []
         for name in self._originals.host_files:
-            # Of what this file includes alone: families share all but their own planning code.
+            # Hashes only what this file includes: families share all but their planning code.
             key = self.spec.object_key(self._originals.hash(name))
             command = self._gxx(_object_name(name), self.csrc / name)
             path = self._object(command.name)
@@ -163,7 +169,7 @@ class Compilation:
         return self.build / f"{name}.o"
 
     def _name(self, path: Path) -> str:
-        """The path that compilers get for a file in the folder."""
+        """The relative path that compilers get for a file in the folder."""
         return path.relative_to(self.folder).as_posix()
 
     def _compile(self, source: Path, name: str) -> tuple[str, ...]:
@@ -182,10 +188,10 @@ class Compilation:
             arguments += ["-isystem", str(folder)]
         return Command(name, (*arguments, *self._compile(source, name)))
 
-    # ---- what the compiler made of each kernel ----
+    # ---- the compiled kernels ----
 
     def _kernels(self, index: int, done: Finished) -> list[KernelEntry]:
-        """The shard's kernels, their PTX written to the library."""
+        """The entries of the shard's kernels; writes their PTX to the library."""
         try:
             shard = self._read_shard(index, done.output)
         except (ValueError, FileNotFoundError) as error:
@@ -216,7 +222,10 @@ class Compilation:
         return entries
 
     def _read_shard(self, index: int, output: str) -> _Shard:
-        """Raises ValueError or FileNotFoundError for what the compilers of no shard leave."""
+        """Parse what the compiler wrote for a shard.
+
+        Raises ValueError or FileNotFoundError when a part is missing or has another form.
+        """
         keep = self.build / f"keep_{index}"
         ptx = (keep / f"shard_{index}.ptx").read_text()
         modules = split_ptx(ptx, self._source_roots())
@@ -252,14 +261,15 @@ class Compilation:
 
     @staticmethod
     def _kernel_of(name: str) -> tuple[KernelConfig, str]:
-        """The config and the template that a kernel is made of."""
+        """The config and the name of the template that a kernel instantiates."""
         readable = demangle(name)
         template = readable.partition("<")[0].rpartition("::")[2]
         return parse_kernel_name_into_config(readable), template
 
     def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
-        """ptxas's warnings that name no kernel, by the kernel that causes them: each kernel of the
-        shard is assembled once more, by itself.
+        """ptxas's warnings that name no kernel, by the kernel that causes them.
+
+        To find the cause, each kernel of the shard is assembled again on its own.
         """
         warnings = nameless_warnings(output)
         if not warnings or len(modules) == 1:
@@ -274,7 +284,7 @@ class Compilation:
         return found
 
     def _alone(self, number: int, ptx: str) -> Command:
-        """Assembles one module and keeps only the messages."""
+        """The command that assembles one module; only its messages are used."""
         source = self.build / f"alone_{number}.ptx"
         source.write_text(ptx)
         ptxas = self.spec.toolchain.nvcc.parent / "ptxas"
@@ -306,7 +316,7 @@ class Compilation:
                 str(tools.gxx),
                 "-shared",
                 *(self._name(self._object(name)) for name in names),
-                # Found through the copy that Python's tvm_ffi has loaded: no path is recorded.
+                # Resolved by the copy that Python's tvm_ffi has loaded, so no path is recorded.
                 f"-L{tools.tvm_ffi_lib_dir}",
                 "-ltvm_ffi",
                 f"-L{tools.cuda_lib_dir}",

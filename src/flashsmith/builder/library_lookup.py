@@ -1,4 +1,4 @@
-"""Finds a library that holds given configs in the cache, or builds it."""
+"""Finds a cached library that holds the given configs, or builds one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find_library(
 ) -> KernelLibrary | None:
     """The most recently used cached library that holds ``cfg``, or None. Needs no compiler.
 
-    Only libraries made from the sources as they are now, by this version of flashsmith, count.
+    Only libraries that this version of flashsmith built from the current sources are considered.
     """
     return find_library_from(package_sources(), (cfg,), arch=arch, semantics=semantics)
 
@@ -35,9 +35,10 @@ def library_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> KernelLibrary:
-    """One library with all ``configs``, of one family (and perhaps more): cached, or built now.
+    """One library that holds all ``configs``, from the cache or built now.
 
-    Raises what ``build`` raises; a cached library needs no compiler.
+    The configs must be of one family. A cached library may hold other configs too, and needs no
+    compiler. Raises the same errors as ``build``.
     """
     wanted = tuple(configs)
     found = find_library_from(package_sources(), wanted, arch=arch, semantics=semantics)
@@ -54,9 +55,9 @@ def libraries_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> dict[KernelConfig, KernelLibrary]:
-    """Each of ``configs`` with the library that holds it: one for each family among them.
+    """Map each of ``configs`` to the library that holds it, with one library per family.
 
-    Raises what ``library_for`` raises.
+    Raises the same errors as ``library_for``.
     """
     found: dict[KernelConfig, KernelLibrary] = {}
     for group in by_family(configs):
@@ -75,14 +76,14 @@ def built_configs(
 
 
 def built_kernels(*, arch: int = 80) -> tuple[tuple[KernelConfig, Semantics], ...]:
-    """The same for all semantics: each config with the semantics of its kernel, sorted."""
+    """Every built config with the semantics of its kernel, for all semantics, sorted."""
     manifests = _usable_manifests(package_sources(), arch)
     found = {(kernel.config, m.semantics) for m in manifests for kernel in m.kernels}
     return tuple(sorted(found, key=lambda one: (one[0].FAMILY, one[0].to_ints(), one[1])))
 
 
 def cache_stamp() -> tuple[Path, int]:
-    """Which cache is in use, and a number that changes when a library is published or removed."""
+    """The cache in use, and a number that changes when a library is published or removed."""
     folder = Cache(cache_dir()).libraries
     try:
         return folder, folder.stat().st_mtime_ns
@@ -118,8 +119,10 @@ def is_current(manifest: Manifest) -> bool:
 
 
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
-    """The manifests of the cached libraries made from ``csrc``, most recently used first; of all
-    semantics where none are given."""
+    """The manifests of the cached libraries made from ``csrc``, most recently used first.
+
+    Without ``semantics``, those of all semantics are included.
+    """
     origin = _Origin(csrc)
     return [
         m

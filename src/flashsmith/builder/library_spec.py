@@ -13,10 +13,10 @@ from flashsmith.builder.toolchain import Toolchain
 from flashsmith.families import KernelConfig, Semantics, device_spec, family_named
 from flashsmith.semantics.cuda import semantics_header
 
-# Hidden and without GNU unique symbols: several libraries live in one process, and each must keep
-# the `forward_kernels` map of its own.
+# Symbols are hidden and not GNU unique: one process loads several libraries, and each must keep
+# its own `forward_kernels` map.
 _HOST_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
-# -O1: the bindings run once a launch, and -O2 makes the first build 1.5 s longer.
+# -O1 is enough: the bindings run once per launch, and -O2 makes the first build 1.5 s longer.
 _GXX_FLAGS = ("-O1", "-std=c++20", *_HOST_FLAGS)
 _NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler", ",".join(_HOST_FLAGS))
 
@@ -27,12 +27,12 @@ def package_version() -> str:
 
 
 def machine_target(family: str, arch: int) -> str:
-    """What machine code is for: 'sm_80'."""
+    """The target of the machine code, such as 'sm_80'."""
     return f"sm_{arch}{family_named(family).target_suffix}"
 
 
 def kernel_flags(family: str, arch: int) -> tuple[str, ...]:
-    """nvcc's flags for kernels: the target, and what the resource report needs."""
+    """nvcc's flags for kernels, including those that the resource report needs."""
     limit = device_spec(arch).max_smem_per_block
     target = machine_target(family, arch)
     return (
@@ -46,7 +46,7 @@ def kernel_flags(family: str, arch: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LibrarySpec:
-    """What to build, from which sources, with which compilers."""
+    """The configs to build, their sources and the compilers."""
 
     configs: tuple[KernelConfig, ...]  # sorted, unique
     arch: int
@@ -57,12 +57,12 @@ class LibrarySpec:
 
     @property
     def family(self) -> str:
-        """The kernel family that all the configs are of."""
+        """The kernel family of all the configs."""
         return self.configs[0].FAMILY
 
     @property
     def target(self) -> str:
-        """What machine code is for: 'sm_80'."""
+        """The target of the machine code, such as 'sm_80'."""
         return machine_target(self.family, self.arch)
 
     def kernel_flags(self) -> tuple[str, ...]:
@@ -86,11 +86,11 @@ class LibrarySpec:
         )
 
     def common_key(self) -> str:
-        """What libraries of the family share, whatever their configs, semantics and arch."""
+        """A key shared by all libraries of the family, for any configs, semantics and arch."""
         return self.object_key(self.source_hash)
 
     def object_key(self, source_hash: str) -> str:
-        """The name of host code compiled from sources of this hash, of whatever family."""
+        """The cache key of host code compiled from sources with this hash, for any family."""
         return _hashed(
             FORMAT,
             package_version(),

@@ -1,4 +1,4 @@
-"""Locks between processes: flock on a file, which the kernel drops when its holder dies."""
+"""Locks between processes: flock on a file, which the system releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Without O_NONBLOCK, opening a fifo in a lock's place waits for its other end.
+# Without O_NONBLOCK, opening a fifo in place of a lock file blocks until its other end is open.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# open()'s errors for a symbolic link, a folder, a socket, a device without a driver.
+# The errors of open() for a symbolic link, a folder, a socket, or a device without a driver.
 _NO_LOCK_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENOTDIR)
 
 
 class HeldLock:
-    """An flock this process holds until ``release`` or its end; survives renaming the file. A
-    process forked while it is held holds it too.
+    """An flock that this process holds until ``release`` or until it exits.
+
+    The lock survives renaming the file. A process forked while it is held holds it too.
     """
 
     def __init__(self, fd: int) -> None:
@@ -29,7 +30,7 @@ class HeldLock:
     def release(self, *, everywhere: bool = False) -> None:
         """Release the lock; a second call does nothing.
 
-        ``everywhere``: also for processes forked since, unless this is one of them.
+        ``everywhere`` also releases it for processes forked since, unless this is one of them.
         """
         if self._fd >= 0:
             if everywhere and os.getpid() == self._owner:
@@ -38,7 +39,7 @@ class HeldLock:
             self._fd = -1
 
     def note_use(self) -> None:
-        """Set the file's time stamp, if this process may."""
+        """Set the file's time stamp to now, if this process has permission."""
         with contextlib.suppress(OSError):
             os.utime(self._fd)
 
@@ -49,9 +50,9 @@ class HeldLock:
 def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldLock | None:
     """Lock ``path`` at once, or return None when another process holds a conflicting lock.
 
-    Also None when the file vanishes (or is replaced) between opening and locking: the lock would
-    protect nothing. A symbolic link is not followed: that, a fifo or a device is no lock file, None
-    or, with ``create``, an OSError. Other OSErrors pass through.
+    Also returns None when the file is removed or replaced between opening and locking, since the
+    lock would then protect nothing. A symbolic link, a fifo or a device is not a lock file: the
+    result is None or, with ``create``, an OSError. Other OSErrors pass through.
     """
     try:
         fd = _open(path, shared, create)
@@ -94,9 +95,9 @@ def _open(path: Path, shared: bool, create: bool) -> int:
 def wait_for_lock(
     path: Path, *, patience: float, waiting: Callable[[float], None]
 ) -> HeldLock | None:
-    """The exclusive lock ``path``, or None after ``patience`` seconds.
+    """Wait for the exclusive lock ``path``; None after ``patience`` seconds.
 
-    ``waiting(seconds)`` is called a few times a second while another process holds it.
+    ``waiting(seconds)`` is called about ten times a second while another process holds the lock.
     """
     start = time.monotonic()
     while (lock := try_lock(path, create=True)) is None:

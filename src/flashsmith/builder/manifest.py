@@ -25,7 +25,8 @@ from flashsmith.untrusted import parse_json
 MANIFEST_NAME = "manifest.json"
 # The files that a manifest may list.
 LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
-# A kernel takes some 400 bytes, and there are at most a few thousand.
+# Larger manifests are refused: a kernel takes about 400 bytes, and there are at most a few
+# thousand kernels.
 _MOST_BYTES = 2**26
 # Increased whenever the layout of a library changes: older libraries are then rebuilt.
 FORMAT = 3
@@ -33,9 +34,9 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class KernelBeside:
-    """A kernel that a config has beside its main one, as compiled; see KernelEntry.
+    """An additional compiled kernel of a config; KernelEntry describes the fields.
 
-    ``role`` is the family's word for it.
+    ``role`` is the family's name for it.
     """
 
     role: str
@@ -58,13 +59,14 @@ class KernelBeside:
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """One config of a library: its main kernel, as compiled, and the kernels ``beside`` it.
+    """One config of a library: its main kernel as compiled, and its additional kernels.
 
+    The fields describe the main kernel, except for ``compile_seconds``, which covers all of them.
     ``registers`` and the stack and spill bytes are per thread, as ptxas reports them.
-    ``compile_seconds`` is this kernel's own time in ptxas plus a share of the rest of its shard's
-    wall time (front end, optimiser, host code), in proportion to ``ptx_bytes``. ``ptx_bytes`` is
-    the size of ``ptx_file``, ``code_bytes`` that of the machine code. ``warnings`` are ptxas's, as
-    'C7510: its words', each once.
+    ``compile_seconds`` is the time in ptxas plus a share of the rest of the shard's wall time
+    (front end, optimiser, host code), in proportion to the bytes of PTX. ``ptx_bytes`` is the size
+    of ``ptx_file``, and ``code_bytes`` is the size of the machine code. ``warnings`` lists each of
+    ptxas's warnings once, in the form 'C7510: message'.
     """
 
     config: KernelConfig
@@ -84,7 +86,7 @@ class KernelEntry:
 
     @property
     def ptx_entries(self) -> tuple[str, ...]:
-        """The PTX entries of all its kernels, the main one first; plans refer to them by index."""
+        """The PTX entries of all kernels, the main one first; plans refer to them by index."""
         return tuple(kernel.ptx_entry for kernel in self.kernels)
 
     @property
@@ -94,26 +96,26 @@ class KernelEntry:
 
     @property
     def kernels(self) -> tuple[KernelEntry | KernelBeside, ...]:
-        """All its kernels, the main one first."""
+        """All kernels of the config, the main one first."""
         return (self, *self.beside)
 
     @property
     def most_registers(self) -> int:
-        """Registers per thread of the kernel that takes most."""
+        """Registers per thread of the kernel that uses most."""
         return max(kernel.registers for kernel in self.kernels)
 
     @property
     def most_spilling(self) -> KernelEntry | KernelBeside:
-        """The kernel that spills most; the main one where none does."""
+        """The kernel that spills most; the main one if none spills."""
         return max(self.kernels, key=lambda kernel: kernel.spill_bytes)
 
     @property
     def spills(self) -> bool:
-        """Whether the compiler put registers of any of its kernels in memory."""
+        """Whether any kernel of the config spills registers."""
         return self.most_spilling.spill_bytes > 0
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON takes them."""
+        """The fields as JSON values."""
         # The short form stands for the config, so a manifest never holds two spellings of it.
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
         return data | {"beside": [asdict(kernel) for kernel in self.beside]}
@@ -139,7 +141,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, folder: Path, name: str, check: Check = any_owner) -> FileRecord:
-        """The record of a file below ``folder`` as it is now; ``check`` as of read_below."""
+        """The record of a file below ``folder`` as it is now; ``check`` is as in read_below."""
         return cls.of_bytes(read_below(folder, name, check=check))
 
     @classmethod
@@ -179,7 +181,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Raises ValueError when ``text`` is damaged or of another format."""
+        """Read what to_json wrote. Raises ValueError when it is damaged or has another format."""
         head, _, body = text.partition("\n")
         body = body.removesuffix("\n")
         try:
@@ -201,9 +203,9 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path, check: Check = any_owner) -> Manifest:
-        """The manifest in a library's folder; ``check`` as of read_below.
+        """The manifest in a library's folder; ``check`` is as in read_below.
 
-        Raises OSError, and ValueError when it is damaged or of another library.
+        Raises OSError, and ValueError when it is damaged or belongs to another library.
         """
         text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=check)
         manifest = cls.from_json(text.decode())
@@ -212,7 +214,7 @@ class Manifest:
         return manifest
 
     def _check(self) -> None:
-        """Raise ValueError unless the fields fit one another."""
+        """Raise ValueError unless the fields are consistent."""
         try:
             family_named(self.family)
         except ArgumentError as error:
@@ -230,9 +232,9 @@ class Manifest:
 
 
 def _checked(record: Any) -> Any:
-    """A dataclass whose fields are of the types they are declared with, or a ValueError.
+    """``record`` itself, if its fields have their declared types; otherwise raises ValueError.
 
-    Numbers are finite and not negative, texts printable.
+    Numbers must also be finite and non-negative, and strings printable.
     """
     for name, kind in _kinds(record.__class__).items():
         value = getattr(record, name)
@@ -245,9 +247,9 @@ def _checked(record: Any) -> Any:
         elif kind == tuple[str, ...]:
             right = all(isinstance(text, str) and text.isprintable() for text in value)
         else:
-            right = True  # its parts were checked
+            right = True  # its elements were checked before
         if not right:
-            raise ValueError(f"{name} is not what it should be: {str(value)[:40]!r}")
+            raise ValueError(f"{name} has an invalid value: {str(value)[:40]!r}")
     return record
 
 

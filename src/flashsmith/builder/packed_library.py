@@ -1,4 +1,4 @@
-"""A library as one text of bytes, for a machine that does not share this one's cache."""
+"""Packs a library into one byte string, for a machine that does not share this one's cache."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flashsmith.system_errors import is_from_system
 
 
 def pack_library(library: KernelLibrary) -> bytes:
-    """Its manifest and the files that the manifest lists.
+    """A zip archive of the library's manifest and of the files that the manifest lists.
 
-    Raises CacheError when they cannot be read any more.
+    Raises CacheError when one of them can no longer be read.
     """
     packed = io.BytesIO()
     try:
@@ -33,10 +33,10 @@ def pack_library(library: KernelLibrary) -> bytes:
 
 
 def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
-    """Publishes what pack_library made of the library ``key`` in a cache, unless it is there.
+    """Publish the packed library ``key`` in ``cache``, unless the cache has it already.
 
-    The cache keeps its rules: other users cannot write where it is put, and what is published is
-    what the manifest says, made from the sources that are here. Raises CacheError otherwise.
+    Other users must not be able to write to the cache. The files must match the manifest, and the
+    library must have been built from the sources installed here. Raises CacheError otherwise.
     """
     try:
         manifest, files = _unpacked(packed)
@@ -47,7 +47,7 @@ def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
     except (ValueError, KeyError, OSError, zipfile.BadZipFile, NotImplementedError) as error:
         if not is_from_system(error):
             raise
-        raise CacheError(f"the library {key}, as another machine sent it: {error}") from error
+        raise CacheError(f"the library {key}, received from another machine: {error}") from error
     with cache.building(key, waiting=lambda seconds: None):
         found = cache.open(key)
         if found is not None:
@@ -62,11 +62,11 @@ def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
 
 def _unpacked(packed: bytes) -> tuple[Manifest, dict[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        # Stored as they are: none is longer than what was sent.
+        # Without compression, no file is longer than the received data.
         if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise ValueError("its files are compressed")
         manifest = Manifest.from_json(archive.read(MANIFEST_NAME).decode())
-        # The names are those that the manifest may list, so that none leads out of the folder.
+        # Reading the manifest has checked these names, so that none leads out of the folder.
         files = {name: archive.read(name) for name in manifest.files}
     for name, record in manifest.files.items():
         if FileRecord.of_bytes(files[name]) != record:

@@ -1,4 +1,4 @@
-"""Runs compilers in parallel: a fixed number at once, and none left running after a failure."""
+"""Runs a fixed number of compilers in parallel, and leaves none running after a failure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from flashsmith.errors import CacheError, CompileError
 from flashsmith.system_errors import is_from_system
 
 _POLL_SECONDS = 0.02
-# A process in a session of its own, which outlives $1, its parent. It then kills all processes
-# whose TMPDIR is $2: the compilers and their children, and no other process. (A death signal by
-# prctl would reach nvcc alone and leave its children.) sh, as nvcc needs that too.
+# The watchdog runs in a separate session and waits until its parent, process $1, has died. It then
+# kills all processes whose TMPDIR is $2: the compilers and their children, and no other process.
+# (A death signal set with prctl would reach only nvcc and not its children.) It is a script for
+# sh, which nvcc needs too.
 _WATCHDOG = """
 while read -r _ _ _ parent _ < /proc/$$/stat && [ "$parent" = "$1" ]; do sleep 0.3; done
 for attempt in 1 2 3 4 5 6 7 8; do
@@ -35,7 +36,7 @@ _SHOWN_CHARACTERS = 6000
 
 @dataclass(frozen=True)
 class Command:
-    """One compiler call: the name of what it makes, and its arguments."""
+    """One compiler call: the name of its output, and its arguments."""
 
     name: str
     arguments: tuple[str, ...]
@@ -43,7 +44,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Finished:
-    """A successful call: seconds of wall time and the compiler's output."""
+    """A successful call, its wall time in seconds, and the compiler's output."""
 
     command: Command
     seconds: float
@@ -54,7 +55,7 @@ class _Running:
     def __init__(self, command: Command, cwd: Path) -> None:
         self.command = command
         self.start = time.monotonic()
-        # Memory, not a file: on a full disk the compiler's error message would not fit either.
+        # Output goes to memory: on a full disk, a file could not hold the compiler's error message.
         try:
             self.words = os.fdopen(os.memfd_create(command.name), "w+b")
         except OSError as error:
@@ -62,8 +63,8 @@ class _Running:
                 raise
             raise CompileError(f"{command.name}: no memory for its output: {error}") from error
         try:
-            # Its own session: nvcc's children die with it when the group is killed, and a
-            # Ctrl-C reaches Python alone, which then ends them in order.
+            # In a separate session, killing the process group also kills nvcc's children.
+            # Ctrl-C then reaches only Python, which kills the compilers itself.
             self.process = subprocess.Popen(
                 command.arguments,
                 cwd=cwd,
@@ -97,9 +98,9 @@ class _Running:
 
 @contextlib.contextmanager
 def _watched(folder: Path) -> Iterator[None]:
-    """Ends the compilers in ``folder`` when this process ends, even if it is killed."""
+    """Kill the compilers in ``folder`` when this process ends, even if it is killed."""
     try:
-        # Where /proc is another namespace's, a number names another process.
+        # If /proc belongs to another PID namespace, this PID names another process there.
         watchable = os.readlink("/proc/self") == str(os.getpid())
     except OSError:
         watchable = False
@@ -140,9 +141,10 @@ def run_all(
     finished: Callable[[Finished], None],
 ) -> None:
     """Run ``commands`` in order, ``jobs`` at once; ``finished`` is called for each in this thread.
-    None outlives this process for long, even if it is killed; ``cwd`` must be private to it. The
-    first failure kills the rest and raises CompileError with the compiler's output, or CacheError
-    when the output reports a full disk.
+
+    No command outlives this process for long, even if this process is killed. ``cwd`` must be
+    private to this process. The first failure kills the remaining commands and raises CompileError
+    with the compiler's output, or CacheError when that output reports a full disk.
     """
     waiting = list(commands)
     running: list[_Running] = []
@@ -171,7 +173,7 @@ def _failure(command: Command, code: int, output: str) -> CompileError | CacheEr
         )
     how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or "Killed" in words:
-        how += " (out of memory? FLASHSMITH_JOBS=1 needs least)"
+        how += " (out of memory? FLASHSMITH_JOBS=1 needs the least)"
     if len(words) > _SHOWN_CHARACTERS:
         # The first error is the cause; the last lines show where the compiler stopped.
         half = _SHOWN_CHARACTERS // 2

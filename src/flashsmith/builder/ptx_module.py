@@ -1,9 +1,10 @@
-"""One shard's PTX split into one file per kernel.
+"""Splits one shard's PTX into one file per kernel.
 
-Each file is a complete module: the prelude, one entry, the source files its ``.loc`` lines name.
-Numbers that count across the shard (source files, labels, debug strings) are renumbered and paths
-made relative, so a kernel's text depends on its config and the sources alone (but for a few .loc
-lines): not on its neighbours, the folder it was built in, or where the package is installed.
+Each file is a complete module: the prelude, one entry, and the source files that its ``.loc`` lines
+name. Numbers that count across the shard (source files, labels, debug strings) are renumbered, and
+paths are made relative. A kernel's text then depends only on its config and the sources, except for
+a few ``.loc`` lines. It does not depend on the other kernels of the shard, on the build folder, or
+on where the package is installed.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _STRING_LABEL = re.compile(r"\$L__info_string(\d+):")
 _SOURCE_NUMBER = re.compile(r"(\.loc\s+|inlined_at )(\d+)")
 _STRING_NUMBER = re.compile(r"\$L__info_string(\d+)")
 _LABEL = re.compile(r"\$L__BB\d+_")
-# The namespace nvcc gives to static functions of a shard (such as those of CUDA's headers).
+# The namespace that nvcc gives to static functions of a shard, such as those of CUDA's headers.
 _SHARD_NAMESPACE = re.compile(r"\d+_INTERNAL_[0-9a-f]{8}_\d+_shard_\d+_cu_[0-9a-f]{8}")
 _STRING_BYTES_PER_LINE = 40
 
 
 @dataclass
 class _Module:
-    """A shard's PTX by parts, each in the order of the text."""
+    """The parts of a shard's PTX, each in the order of the text."""
 
     prelude: list[str] = field(default_factory=list)
     entries: dict[str, list[str]] = field(default_factory=dict)
@@ -38,8 +39,8 @@ class _Module:
 def split_ptx(text: str, roots: Sequence[Path]) -> dict[str, str]:
     """The module of every entry in ``text``, by mangled name.
 
-    Source paths under one of ``roots`` become relative to it. Raises ValueError when ``text`` ends
-    within an entry: it is truncated.
+    Source paths under one of ``roots`` become relative to it. Raises ValueError when ``text`` is
+    truncated within an entry.
     """
     module = _parse(text)
     return {name: _module_of(lines, module, roots) for name, lines in module.entries.items()}
@@ -63,7 +64,7 @@ def _parse(text: str) -> _Module:
 
 
 def _block(first: str, lines: Iterator[str]) -> list[str]:
-    """``first`` and what follows up to the brace that closes its body."""
+    """``first`` and the lines that follow it, up to the brace that closes its body."""
     block, depth, opened = [first], first.count("{") - first.count("}"), "{" in first
     while not opened or depth > 0:
         line = next(lines, None)

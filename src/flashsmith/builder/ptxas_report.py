@@ -1,4 +1,4 @@
-"""Parses the output of ``-Xptxas -v`` for each kernel: the only source of spill bytes."""
+"""Parses the output of ``-Xptxas -v`` for each kernel, the only source of spill bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class ResourceReport:
     """The compiler's report on one kernel. Bytes are per thread, shared memory per CTA.
 
-    ``warnings`` are those that name the kernel, as 'C7510: its words', each once.
+    ``warnings`` lists each warning that names the kernel once, in the form 'C7510: message'.
     """
 
     registers: int
@@ -26,7 +26,7 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _TIME = re.compile(r"Compile time = ([\d.]+) ms")
-# Printed before all entries: what makes a kernel slow, and what ptxas added to keep it correct.
+# Messages before the first entry: performance losses, and what ptxas injected for correctness.
 _WARNING = re.compile(
     r"\((C\d+)\) (?:Potential Performance Loss: (.*)|(warpgroup\.\w+ is injected .*))"
 )
@@ -37,7 +37,7 @@ _LINE_NUMBER = re.compile(r" in around line \d+")
 def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
     """The report of every entry function in ptxas's verbose output, by mangled name.
 
-    Raises ValueError when an entry lacks one of its lines: ptxas spoke in a form not known here.
+    Raises ValueError when an entry lacks an expected line, as in an unknown output format.
     """
     reports: dict[str, ResourceReport] = {}
     warnings = _warnings(text)
@@ -66,12 +66,12 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
 
 
 def nameless_warnings(text: str) -> tuple[str, ...]:
-    """The warnings that name no kernel, each once: of one of those compiled together."""
+    """The warnings that name no kernel, each once; one of the compiled kernels caused each."""
     return tuple(_warnings(text).get("", ()))
 
 
 def _warnings(text: str) -> dict[str, list[str]]:
-    """Warnings by the kernel that they name, "" for none."""
+    """Warnings by the name of the kernel in them, which is "" if they name none."""
     found: dict[str, list[str]] = {}
     for code, loss, injected in _WARNING.findall(text):
         words = _LINE_NUMBER.sub("", loss or injected).strip()

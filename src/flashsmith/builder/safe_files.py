@@ -1,6 +1,6 @@
-"""Opening files safely where other users may write: no symbolic link, fifo or device.
+"""Opens files safely in folders where other users may write: no symbolic link, fifo or device.
 
-A link would lead out of the folder, and a fifo would block its reader for ever.
+A link could lead out of the folder, and a fifo could block its reader forever.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Without O_NONBLOCK, opening a fifo waits for its other end.
+# Without O_NONBLOCK, opening a fifo blocks until its other end is open.
 _SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Check = Callable[[Path, os.stat_result], None]
 
 
 def no_follow(path: str, flags: int) -> int:
-    """An ``opener`` for open(): OSError where ``path`` is a symbolic link or no regular file."""
+    """An ``opener`` for open() that raises OSError unless ``path`` itself is a regular file."""
     fd = os.open(path, flags | _SAFE_FLAGS, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -30,7 +30,8 @@ def no_follow(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """A new empty file in the folder of ``path``, to be written; at the end it replaces ``path``.
+    """Yield a new empty file in the folder of ``path``; on exit it replaces ``path``.
+
     Its name is random, so that no other user can put a link there. After an exception it is
     removed.
     """
@@ -46,7 +47,7 @@ def written_beside(path: Path) -> Iterator[Path]:
 def read_below(folder: Path, name: str, *, most: int | None = None, check: Check) -> bytes:
     """The file ``name`` ('ptx/x.ptx') below ``folder``, read without following a link.
 
-    ``check(path, status)`` is called for the folders on the way and for the opened file. Raises
+    ``check(path, status)`` is called for each folder on the path and for the opened file. Raises
     OSError, and ValueError when the file has more than ``most`` bytes.
     """
     path, *parts = folder, *name.split("/")
@@ -83,8 +84,7 @@ def any_owner(path: Path, status: os.stat_result) -> None:
 
 
 def kind_of(path: Path) -> int:
-    """The file type at ``path`` itself, not following links, as stat.S_IFMT gives it; 0: no
-    file."""
+    """The file type of ``path`` from stat.S_IFMT, without following links; 0 if it is missing."""
     try:
         return stat.S_IFMT(path.lstat().st_mode)
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def kind_of(path: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path`` and its parents with mode 0700; existing folders keep their mode."""
+    """Create ``path`` and its parents with mode 0700; existing folders keep their mode."""
     if kind_of(path):
         return
     make_folder(path.parent)
@@ -100,7 +100,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(mode=0o700)
     except FileExistsError:
         return
-    # The umask may have removed the owner's bits, a setgid parent added its bit.
+    # The umask may have removed the owner's bits, or a setgid parent may have added its bit.
     if stat.S_IMODE(path.lstat().st_mode) != 0o700:
         path.chmod(0o700)
 
@@ -117,7 +117,7 @@ def sync(path: Path) -> None:
 def copy_tree(source: Path, target: Path) -> None:
     """Copy the folders and files of ``source``, without links, to the new folder ``target``.
 
-    Folders get mode 0700 and files 0644, whatever the umask; all of it is on the disk afterwards.
+    Folders get mode 0700 and files 0644, whatever the umask is. Everything is flushed to the disk.
     """
     make_folder(target)
     for entry in sorted(source.iterdir()):

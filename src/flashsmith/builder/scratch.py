@@ -1,6 +1,6 @@
-"""The folder in which compilers run, whose path has no characters that the shell interprets.
+"""The folder in which compilers run; its path has no characters that the shell interprets.
 
-nvcc hands paths to sh within double quotes, and some options split them at commas.
+nvcc passes paths to sh in double quotes, and some of its options split paths at commas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ELSEWHERE = ("/tmp", "/var/tmp")
 
 
 def require_plain(what: str, path: Path) -> None:
-    """Raise ToolchainError where the shell would read more than a name into ``path``."""
+    """Raise ToolchainError if the shell would interpret part of ``path``, or it is not UTF-8."""
     text = os.fspath(path)
     found = _INTERPRETED.search(text)
     why = f"the shell that the compiler starts would interpret {found[0]!r}" if found else ""
@@ -41,12 +41,11 @@ def require_plain(what: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new private folder for compilers, removed at the end; those of dead processes are removed
-    first.
+    """A new private folder for compilers, removed on exit.
 
-    In the folder for temporary files (TMPDIR), unless its path has characters that the shell
-    interprets, or other users may rename files in it; then in /tmp or /var/tmp. Raises CacheError
-    when none is usable.
+    Folders left by dead processes are removed first. The new folder is in the folder for temporary
+    files (TMPDIR). If the shell would interpret characters of that path, or other users may rename
+    files there, /tmp or /var/tmp is used. Raises CacheError when none of them is usable.
     """
     folder = _choose()
     errors = folder_errors("write", f"the folder for temporary files {folder}", "TMPDIR")
@@ -56,7 +55,7 @@ def scratch_folder() -> Iterator[Path]:
 
 def _choose() -> Path:
     wanted = _ELSEWHERE[0]
-    with contextlib.suppress(FileNotFoundError):  # Python found none, not even the working folder
+    with contextlib.suppress(FileNotFoundError):  # not even the working folder is usable
         wanted = tempfile.gettempdir()
     for name in (wanted, *_ELSEWHERE):
         folder = Path(os.path.realpath(name))
@@ -64,8 +63,8 @@ def _choose() -> Path:
             return folder
     raise CacheError(
         f"TMPDIR: neither {wanted!r} nor {' nor '.join(_ELSEWHERE)} is a folder that you may write "
-        "and others may not rename files in; compilers need one whose path is of ASCII letters, "
-        "digits and ./_+@%=:- alone"
+        "to and others may not rename files in. Set TMPDIR to such a folder, with a path of only "
+        "ASCII letters, digits and ./_+@%=:-, since compilers pass it to a shell"
     )
 
 

@@ -1,7 +1,7 @@
-"""Kernels that the compiler made slow: correct ones, at a fraction of their speed or with spills.
+"""Kernels that the compiler made slow: correct, but with spills or at a fraction of their speed.
 
-Only ptxas's output shows it. No call fails for it: a build warns, and whoever chooses kernels asks
-here what is known in this process. Where another is at hand it takes the place.
+Only ptxas's output shows this. It never makes a call fail: a build warns, and the chooser looks up
+here which kernels this process knows to be slow. Another kernel, if available, replaces them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.families import KernelConfig, Semantics
 
-# Parts of ptxas's messages about wgmma that wait for one another and an ignored setmaxnreg.
+# Parts of ptxas's messages about serialized wgmma and an ignored setmaxnreg.
 _SLOW = ("serialized", "'setmaxnreg' ignored")
 
-# What ptxas said of the kernels of this process's libraries, by architecture, semantics and config.
+# The slow kernels of this process's libraries, by architecture, semantics and config.
 _noted: dict[tuple[int, Semantics, KernelConfig], KernelEntry] = {}
 
 
 def slowing_warnings(kernel: KernelEntry) -> list[str]:
-    """ptxas's warnings about a slow kernel of the config.
+    """ptxas's warnings that a kernel of the config is slow.
 
-    Warnings about a kernel beside the main one begin with its role.
+    Warnings about an additional kernel begin with its role.
     """
     return [
         prefix + warning
@@ -33,7 +33,7 @@ def slowing_warnings(kernel: KernelEntry) -> list[str]:
 
 
 def losses(kernel: KernelEntry) -> list[str]:
-    """Those warnings and, in the same form, spills; empty for kernels without either."""
+    """The slowing_warnings and, in the same form, register spills; empty if there are none."""
     return slowing_warnings(kernel) + [
         f"{prefix}{one.spill_store_bytes} bytes of registers are spilled and "
         f"{one.spill_load_bytes} loaded back per thread"
@@ -47,7 +47,7 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | KernelBeside]]:
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """Those with losses, of families for which that matters."""
+    """The kernels that have losses and belong to families that must not spill."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 
@@ -55,7 +55,7 @@ def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
 
 
 def note_slow(library: KernelLibrary) -> list[KernelEntry]:
-    """Notes a library's slow kernels, and returns those that were not noted before."""
+    """Note a library's slow kernels, and return those that were not noted before."""
     arch, semantics = library.manifest.arch, library.manifest.semantics
     new = []
     for kernel in slow_kernels(library.manifest.kernels):
@@ -67,10 +67,10 @@ def note_slow(library: KernelLibrary) -> list[KernelEntry]:
 
 
 def noted_slow(config: KernelConfig, arch: int, semantics: Semantics) -> KernelEntry | None:
-    """The kernel as it was noted, if it is slow."""
+    """The entry noted for this kernel, or None if none was noted as slow."""
     return _noted.get((arch, semantics, config))
 
 
 def count_noted() -> int:
-    """How many are noted: what was derived from them is stale when it has changed."""
+    """The number of noted kernels; when it changes, results derived from them are stale."""
     return len(_noted)

@@ -1,4 +1,4 @@
-"""The C++ sources of a library: the list of files, one hash over them, and copies to compile."""
+"""The C++ sources of a library: the list of files, a hash over them, and copies to compile."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ EQUIVALENT_SOURCES = Path(__file__).with_name("equivalent_sources.json")
 
 _SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
-# The only header of the host path that generated code includes.
+# The only header of the host code that generated code includes directly.
 _ASKED = "host/kernel_library.h"
 
 
 def package_sources() -> Path:
-    """The CUDA C++ sources that came with the package."""
+    """The folder of the package's CUDA C++ sources."""
     return Path(__file__).parents[1] / "csrc"
 
 
 class Sources:
-    """Files and what they include, as they are on the disk now.
+    """Files and everything they include, as they are on the disk now.
 
-    Includes name folders below ``csrc``, or one of ``folders``, which may lie anywhere.
+    A file's name is its include path. It begins with a folder of ``csrc``, or with the name of one
+    of ``folders``, which may be anywhere.
     """
 
     def __init__(self, csrc: Path, roots: Iterable[str], folders: Iterable[Path] = ()) -> None:
@@ -45,7 +46,7 @@ class Sources:
         self.texts = dict(sorted(texts.items()))
 
     def path(self, name: str) -> Path:
-        """The path of the file that includes call ``name``."""
+        """The path on the disk of the file ``name``."""
         folder, _, rest = name.partition("/")
         return self._folders.get(folder, self._csrc / folder) / rest
 
@@ -56,11 +57,11 @@ class Sources:
 
     @property
     def host_files(self) -> list[str]:
-        """What g++ compiles into every library, by the names that includes have for them."""
+        """The names of the files that g++ compiles into every library."""
         return [name for name in self.texts if name.endswith(".cc")]
 
     def hash(self, root: str | None = None) -> str:
-        """One hash over the names and texts of all files, or of one and what it includes."""
+        """One hash over the names and texts of all files, or of ``root`` and all it includes."""
         names = self.texts.keys() if root is None else self._included(root)
         total = hashlib.sha256()
         for name, text in self.texts.items():
@@ -70,10 +71,10 @@ class Sources:
         return total.hexdigest()[:32]
 
     def copy_to(self, target: Path) -> None:
-        """Copy the files into ``target``, which becomes the folder that includes start from.
+        """Copy the files into ``target``, which then serves as the include folder.
 
-        Compilers call a copy by its original's name: in errors, and in the line table of machine
-        code.
+        Each copy names its original in a #line directive, so compiler errors and the line table of
+        the machine code refer to the original.
         """
         for name, text in self.texts.items():
             path = target / name
@@ -81,7 +82,7 @@ class Sources:
             path.write_bytes(f'#line 1 "{self.path(name)}"\n'.encode() + text)
 
     def _included(self, root: str) -> set[str]:
-        """A file and all that it includes."""
+        """The names of ``root`` and of everything it includes."""
         found, waiting = set[str](), [root]
         while waiting:
             name = waiting.pop()
@@ -102,7 +103,7 @@ class Sources:
 
 
 def _includes(name: str, text: bytes) -> Iterator[str]:
-    """The names that a file's includes may mean: of files beside it, or below ``csrc``."""
+    """The names an include may refer to: relative to the file's folder, or to ``csrc``."""
     for found in _INCLUDE.findall(text):
         included = found.decode(errors="replace")
         yield posixpath.normpath(f"{posixpath.dirname(name)}/{included}")
@@ -110,8 +111,10 @@ def _includes(name: str, text: bytes) -> Iterator[str]:
 
 
 def family_sources(family: str, csrc: Path | None = None) -> Sources:
-    """The sources of a family's libraries: its kernels, its planning code, the host path, and what
-    these include. ``csrc`` replaces the package's own folder."""
+    """The sources of a family's libraries: kernels, planning code, host code and all they include.
+
+    ``csrc`` replaces the package's own folder.
+    """
     csrc = csrc or package_sources()
     found = family_named(family)
     is_ours = found.csrc.parent == package_sources()
@@ -126,21 +129,21 @@ def family_sources(family: str, csrc: Path | None = None) -> Sources:
 
 
 def source_hash(family: str, csrc: Path | None = None) -> str:
-    """The hash of a family's current sources: libraries made from others are not used."""
+    """The hash of a family's current sources; libraries built from other sources are not used."""
     return family_sources(family, csrc).hash()
 
 
 def tree_hash(csrc: Path | None = None) -> str:
-    """One hash over the sources of all families: it identifies a version of the package."""
+    """One hash over the sources of all families, which identifies a version of the package."""
     csrc = csrc or package_sources()
     files = (path.relative_to(csrc).as_posix() for path in csrc.rglob("*"))
     return Sources(csrc, (name for name in files if name.endswith(_SUFFIXES))).hash()
 
 
 def equivalent_sources() -> dict[str, dict[str, str]]:
-    """By family, hashes of older sources and of the newer ones that compile to the same kernels.
+    """Map hashes of older sources, by family, to newer ones that compile to the same kernels.
 
-    tools/ci/same_ptx.py records them, once it has compared the kernels.
+    tools/ci/same_ptx.py records these hashes after it has compared the kernels.
     """
     found: dict[str, dict[str, str]] = json.loads(EQUIVALENT_SOURCES.read_text())
     return found

@@ -1,8 +1,7 @@
-"""Temporary folders for building and removing libraries, which do not outlive their process for
-long.
+"""Temporary folders for building and removing libraries, cleaned up even after a crash.
 
-Every folder holds a lock file that its process keeps locked. The kernel drops the lock when the
-process dies, however it dies, and the next build removes the folder.
+Every folder holds a lock file that its process keeps locked. When the process dies, even by a
+signal, the operating system releases the lock, and the next build removes the folder.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 LOCK = "lock"
-# A folder without a lock belongs to a process that is just creating it, or died doing so.
+# A folder without a lock belongs to a process that is still creating it, or died meanwhile.
 _UNLOCKED_GRACE_SECONDS = 3600.0
 
 _ADVICE = {
@@ -38,37 +37,39 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str, readable: str = "") -> Iterator[None]:
-    """Turns the system's OSErrors in the block into CacheErrors about ``folder`` with advice.
-    ``variable`` is the environment variable that can name another folder, ``readable`` the command
-    by which its owner lets others read this one.
+    """Convert the system's OSErrors in the block into CacheErrors about ``folder``, with advice.
+
+    ``variable`` is the environment variable that can name another folder. ``readable`` is the
+    command with which the owner lets others read this folder.
     """
     try:
         yield
     except BrokenPipeError:
-        raise  # the reader of the progress is gone, which is no error of the cache
+        raise  # the reader of the progress output has exited; the cache is not at fault
     except OSError as error:
         if not is_from_system(error):
             raise
         why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
         if action == "read" and isinstance(error, PermissionError) and readable:
-            why += f"; its owner lets you read it with '{readable}'"
+            why += f"; its owner can let you read it with '{readable}'"
         where = f" ({error.filename})" if error.filename else ""
         raise CacheError(
             f"cannot {action} {folder}{where}: {why}. "
-            f"{variable} can name a folder elsewhere that you may {action}"
+            f"Set {variable} to another folder that you may {action}"
         ) from error
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in ``folder``, by name, without links; none when it does not exist."""
+    """The folders in ``folder``, sorted, without links; empty when ``folder`` does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(path for path in folder.iterdir() if kind_of(path) == stat.S_IFDIR)
     return []
 
 
 class TemporaryFolders:
-    """The temporary folders in ``folder``: those called ``prefix`` and 16 hexadecimal digits. Other
-    folders, and those of other users, are left untouched. Methods raise OSError.
+    """The temporary folders in ``folder``, named ``prefix`` plus 16 hexadecimal digits.
+
+    Other folders, and those of other users, are left untouched. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:
@@ -78,7 +79,7 @@ class TemporaryFolders:
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
-        """A new folder, removed at the end; those of dead processes are removed first."""
+        """A new folder, removed on exit; folders left by dead processes are removed first."""
         self.sweep()
         folder, lock = self._create()
         try:
@@ -90,7 +91,7 @@ class TemporaryFolders:
     def _create(self) -> tuple[Path, HeldLock]:
         while True:
             folder = self._new_path()
-            # Another process may remove the folder before it is locked; then a new one is made.
+            # Another process may remove the folder before it is locked; then a new one is created.
             with contextlib.suppress(FileNotFoundError):
                 make_folder(folder)
                 lock = try_lock(folder / LOCK, create=True)
@@ -119,8 +120,7 @@ class TemporaryFolders:
         return False
 
     def trash(self, library: Path) -> None:
-        """Move ``library`` here at once, and then remove it; does nothing when it does not
-        exist."""
+        """Move ``library`` here atomically, then remove it; does nothing when it is missing."""
         # Its lock file moves with it: if this process is killed here, the next sweep removes it.
         trash = self._new_path()
         with contextlib.suppress(FileNotFoundError):
@@ -129,8 +129,9 @@ class TemporaryFolders:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last: compilers that outlive their parent may still write. Another
-    process may remove it at the same time.
+    """Remove a folder, its lock last, since compilers that outlive their parent may still write.
+
+    Another process may remove it at the same time.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in list(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Which compilers build the kernels: nvcc (from pip, CUDA_HOME or PATH) and g++."""
+"""Finds the compilers that build the kernels: nvcc (from pip, CUDA_HOME or PATH) and g++."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashsmith.errors import ToolchainError, install_extra
 from flashsmith.host import require_supported_host
 from flashsmith.system_errors import is_from_system
 
-# A config is a class-type template argument (C++20) for both compilers.
+# Both compilers need C++20: a config is a template argument of class type.
 _OLDEST_NVCC = (12, 0)
 _OLDEST_GXX = (11,)
 
@@ -29,7 +29,7 @@ _GXX_ADVICE = "install g++ 11 or later, for example with: apt-get install g++"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers, their version texts, and the folders of their headers and libraries."""
+    """The compilers, their versions, and the folders of their headers and libraries."""
 
     nvcc: Path
     nvcc_version: str
@@ -39,7 +39,7 @@ class Toolchain:
     include_dirs: tuple[Path, ...]  # CUDA's, then tvm-ffi's
     cuda_lib_dir: Path  # holds libcudart_static.a
     tvm_ffi_lib_dir: Path
-    archs: frozenset[int]  # what nvcc can compile for, such as 80
+    archs: frozenset[int]  # the architectures that nvcc supports, such as 80
 
     def identity(self) -> tuple[str, str, str]:
         """The versions that a compiled library depends on."""
@@ -58,8 +58,8 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """The compilers to use: CUDA_HOME's nvcc if that is set, else pip's, else the one on PATH.
 
-    Raises PlatformError off Linux x86-64, and ToolchainError naming the missing or too old part
-    and how to install it.
+    Raises PlatformError on other platforms than Linux x86-64. Raises ToolchainError, with advice on
+    the installation, when a part is missing or too old.
     """
     require_supported_host()
     nvcc = _find_nvcc()
@@ -84,7 +84,7 @@ def find_toolchain() -> Toolchain:
 def _find_nvcc() -> Path:
     home = env.CUDA_HOME.raw()
     if home is not None:
-        # Compilers run in folders of their own, where a relative path is not valid.
+        # Compilers run in another folder, where a relative path would not be valid.
         nvcc = Path(home).expanduser().absolute() / "bin" / "nvcc"
         if not nvcc.is_file():
             raise ToolchainError(
@@ -95,12 +95,12 @@ def _find_nvcc() -> Path:
     found = _pip_nvcc() or shutil.which("nvcc")
     if found is None:
         raise ToolchainError(f"nvcc: not found, neither from pip nor on PATH; {_NVCC_ADVICE}")
-    # PATH often holds a link; headers and libraries lie beside the real one.
+    # PATH often has a link; headers and libraries are next to the real nvcc.
     return Path(found).resolve()
 
 
 def _pip_nvcc() -> str | None:
-    # Imported here: a machine with CUDA_HOME set builds without the wheels.
+    # Imported here, since a build with CUDA_HOME set does not need pip's compiler.
     from cuda.pathfinder import find_nvidia_binary_utility
 
     found = find_nvidia_binary_utility("nvcc")
@@ -115,8 +115,8 @@ def _find_gxx() -> Path:
 
 
 def _find_tvm_ffi() -> Path:
-    # Importing tvm_ffi would import PyTorch where there is one, which takes longer than a
-    # rebuild with nothing to do.
+    # Importing tvm_ffi would also import an installed PyTorch, which takes longer than a rebuild
+    # that has nothing to do.
     spec = importlib.util.find_spec("tvm_ffi")
     advice = "install it with: pip install apache-tvm-ffi"
     if spec is None or spec.origin is None:
@@ -129,7 +129,7 @@ def _find_tvm_ffi() -> Path:
 
 
 def tvm_ffi_version() -> str:
-    """The installed tvm-ffi; libraries are compiled against its headers."""
+    """The version of the installed tvm-ffi, since libraries are compiled against its headers."""
     return importlib.metadata.version("apache-tvm-ffi")
 
 
@@ -175,7 +175,7 @@ def _gxx_version(gxx: Path) -> str:
 
 
 def _output(command: list[str], advice: str) -> str:
-    """The output of a compiler's version option; a compiler that fails here is unusable."""
+    """The output of a compiler's query option. A compiler that fails here is unusable."""
     try:
         done = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""Which code may be loaded: that of this user and of root, where no other user can write."""
+"""Decides which code may be loaded: files of this user or root that no other user can write."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from flashsmith.errors import CacheError
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# A descriptor of each cache's libraries/, by device and inode. They stay open: the dynamic linker
-# takes equal paths for equal libraries, so a descriptor's number must always name one folder.
+# A descriptor of each cache's libraries/, by device and inode. They stay open because the dynamic
+# linker treats equal paths as the same library: a descriptor number must always mean one folder.
 _folders: dict[tuple[int, int], int] = {}
 
 
 def check_owner(path: Path, status: os.stat_result) -> None:
-    """Raise CacheError unless this user or root owns ``path`` and no other user may write it.
+    """Raise CacheError unless this user or root owns ``path`` and no other user may write to it.
+
     FLASHSMITH_TRUST_CACHE=1 disables the check.
     """
     if status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -31,13 +32,13 @@ def check_owner(path: Path, status: os.stat_result) -> None:
     raise CacheError(
         f"{path}: owner {_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}: what is "
         "loaded from the kernel cache runs as you, so you or root must own it and no other user "
-        f"may write it. Let FLASHSMITH_CACHE_DIR name a folder of yours, take the permission away "
-        f"(chmod go-w), or set {env.TRUST_CACHE.name}=1 if you trust all who can write it"
+        "may write to it. Set FLASHSMITH_CACHE_DIR to a folder of yours, remove the permission "
+        f"(chmod go-w), or set {env.TRUST_CACHE.name}=1 if you trust all who can write to it"
     )
 
 
 def check_folder(path: Path) -> None:
-    """check_owner of a folder that is no symbolic link itself; its parents may be."""
+    """check_owner for a folder. Its parents may be symbolic links, but not the folder itself."""
     fd = os.open(path, _FOLDER)
     try:
         check_owner(path, os.fstat(fd))
@@ -47,9 +48,10 @@ def check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def checked_path(shared_object: Path) -> Iterator[str]:
-    """A path at which only the checked file can be loaded: <cache>/libraries/<key>/x.so. It leads
-    through an open folder, so that renaming its parents between the check and the loading has no
-    effect. Raises CacheError as check_owner, and OSError.
+    """Check <cache>/libraries/<key>/x.so and yield a path at which only this file can be loaded.
+
+    The path goes through an open folder, so renaming a parent between the check and the loading has
+    no effect. Raises CacheError as check_owner does, and OSError.
     """
     library = shared_object.parent
     with contextlib.ExitStack() as stack:
@@ -72,13 +74,13 @@ def checked_path(shared_object: Path) -> Iterator[str]:
 
 
 def _kept(fd: int) -> int:
-    """A descriptor of the same folder as ``fd``, the same one every time."""
+    """A descriptor of the same folder as ``fd``; every call returns the same descriptor."""
     status = os.fstat(fd)
     key = status.st_dev, status.st_ino
     with contextlib.suppress(KeyError, OSError):
         if os.path.samestat(os.fstat(_folders[key]), status):
             return _folders[key]
-    _folders[key] = os.dup(fd)  # the first, or it was closed by other code
+    _folders[key] = os.dup(fd)  # the first call, or other code closed it
     return _folders[key]
 
 

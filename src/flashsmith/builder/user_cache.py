@@ -1,4 +1,4 @@
-"""The user's kernel cache: where it is, and what users can do with it."""
+"""The user's kernel cache: its location and the operations on it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from flashsmith.errors import ArgumentError, CacheError
 
 
 def cache_dir() -> Path:
-    """The folder that the cache is in: FLASHSMITH_CACHE_DIR, else 'flashsmith' in the user's cache
-    folder. Other things may be in it: the cache itself is ``cache_path()``.
+    """The folder that contains the cache.
 
-    Raises CacheError when there is no home folder to put it in, or its name is not UTF-8.
+    It is FLASHSMITH_CACHE_DIR, else 'flashsmith' in the user's cache folder. It may contain other
+    files too: the cache itself is ``cache_path()``.
+
+    Raises CacheError when the user has no home folder, or the path is not UTF-8.
     """
     folder = _cache_dir()
     try:
         os.fspath(folder).encode()
     except UnicodeEncodeError as error:
         raise CacheError(
-            f"the kernel cache cannot be in {os.fspath(folder)!r}: the name is not UTF-8; let "
-            "FLASHSMITH_CACHE_DIR name another folder"
+            f"the kernel cache cannot be in {os.fspath(folder)!r}: the name is not UTF-8; set "
+            "FLASHSMITH_CACHE_DIR to another folder"
         ) from error
     return folder
 
@@ -73,28 +75,29 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def prune(limit_mib: float | None = None) -> Removed:
-    """Evict libraries unused longest down to ``limit_mib`` (default: FLASHSMITH_CACHE_LIMIT).
+    """Evict the least recently used libraries until the cache fits in ``limit_mib`` MiB.
 
-    Raises ArgumentError unless the limit is a number of MiB from 0.
+    The default is FLASHSMITH_CACHE_LIMIT. Raises ArgumentError unless the limit is a number of at
+    least 0.
     """
-    # Written so that NaN, for which every comparison is false, is refused too.
+    # Written so that NaN, for which every comparison is false, is also refused.
     if isinstance(limit_mib, str) or (limit_mib is not None and not limit_mib >= 0):
         raise ArgumentError(f"limit_mib={limit_mib!r}: give 0 or more MiB")
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
 
 
 def clear() -> Removed:
-    """Empty the cache, but for libraries that are in use."""
+    """Empty the cache, except for libraries that are in use."""
     return Cache(cache_dir()).clear()
 
 
 def verify() -> list[CacheEntry]:
-    """Hash every file in the cache; the entries that are damaged (the next build replaces them)."""
+    """Hash every file in the cache. Returns the damaged entries, which the next build replaces."""
     return [entry for entry in Cache(cache_dir()).entries(thorough=True) if entry.damage]
 
 
 def verify_in_words() -> tuple[list[str], bool]:
-    """What verify() finds, as lines to print, and whether all is well."""
+    """The findings of verify() as lines to print, and whether no entry is damaged."""
     damaged = verify()
     lines = [f"{entry.path}: {entry.damage}; the next build replaces it" for entry in damaged]
     number = counted(len(cache_entries()), "library", "libraries")
