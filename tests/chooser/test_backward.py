@@ -226,7 +226,7 @@ def test_a_config_that_is_not_repeatable_is_refused_before_it_is_built(
 ) -> None:
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
     missing = parse("(FP16, 64, 32, 64, 4): backward+dq_atomics")
-    with pytest.raises(ArgumentError, match=r"^deterministic=True: .*dq_atomics adds up"):
+    with pytest.raises(ArgumentError, match=r"^deterministic=True: .*dq_atomics sums in"):
         backward(call, config=missing, deterministic=True)
 
 

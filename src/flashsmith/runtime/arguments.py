@@ -108,7 +108,7 @@ def check_request(
     if ranges is not None and (sinks is not None or "row_max" in wanted):
         wrong = "return_row_max" if sinks is None else "sinks"
         raise ArgumentError(
-            f"{wrong}: given with partial=True, whose results have none; "
+            f"{wrong}: given with partial=True, which supports neither sinks nor row maxima; "
             + ("leave it out" if sinks is None else "give them to flashsmith.merge_attention()")
         )
     views, sizes = {"q": q, "k": k, "v": v}, {}
@@ -146,7 +146,7 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
         if len(view.shape) != (3 if packed else 4):
             raise _wrong_rank(view, packed)
         _check_same_kind(view, q_view)
-        # Before the strides: in a contiguous tensor they are multiples of d, so a bad d fails both.
+        # Checked before the strides, which in a contiguous tensor are bad whenever d is.
         _check_d(view, q_view)
         _check_layout(view)
     return views
@@ -267,7 +267,7 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
 def check_output(
     o: Any, q: TensorView, inputs: Sequence[TensorView], name: str = "o", *, dtype: str = ""
 ) -> TensorView:
-    """A view of the output that the caller gave as ``name``. It must have ``dtype``, or q's if ''.
+    """A view of the output that the caller gave as ``name``. It must have ``dtype``; '' is q's.
 
     Raises ArgumentError unless it has q's shape, framework and device and that dtype, is writable
     and aligned, and shares no memory with an input or itself.
@@ -342,7 +342,7 @@ def _check_layout(view: TensorView) -> None:
     if wrong := _wrong_stride(view.shape, view.strides):
         raise ArgumentError(f"{view.name}: {wrong}")
     check_memory(view)
-    # Nothing is ever read or written in an empty tensor.
+    # An empty tensor is never read or written.
     if view.address % ALIGNMENT_BYTES and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: address {view.address:#x} is not a multiple of {ALIGNMENT_BYTES} bytes; "

@@ -146,7 +146,7 @@ def _run(
 
     prepared = prepare(request, device, find_kernel)
     outputs = prepared.run().outputs
-    # A copy made only for a misaligned address need not be repeated for other addresses.
+    # A call that copied only because of an address is not cached: other addresses need no copy.
     if is_own and "address" not in (copies_do, copies_dlse):
         copied = [name for name, why in (("do", copies_do), ("dlse", copies_dlse)) if why]
         remember(prepared, [name if name in outputs else None for name in NAMES], copied)
@@ -185,9 +185,9 @@ def _backward(problem: Problem, gradients: str) -> Problem:
 def _kernel_for(
     config: KernelConfig | Chooser, wish: Request, device: DeviceSpec
 ) -> tuple[KernelConfig, LoadedKernel | None, bool]:
-    """The config that serves ``wish``, its kernel, and whether that kernel is no substitute.
+    """The config that serves ``wish``, its kernel, and whether that is the requested kernel.
 
-    The kernel is found or built. It is None when there is nothing to compute.
+    A substitute is not the requested kernel. The kernel is None if there is nothing to compute.
     """
     chooser = None if isinstance(config, KernelConfig) else config
     cfg = config if isinstance(config, KernelConfig) else choose_for(config, wish, device)

@@ -34,9 +34,9 @@ from flashsmith.semantics.dtype import dtype_name
 MOST_CALLS, MOST_GROUPS, MOST_SHAPES, MOST_OF_SHAPE = 1024, 256, 256, 32
 # How many address tuples a call remembers as usable; they take 100 KiB of host memory.
 _MOST_KNOWN = 256
-# Workspace blocks are allocated as int32: bytes of one element.
+# Workspace blocks are allocated as int32; this is the element size in bytes.
 _BLOCK_ELEMENT = 4
-# The calls of a thread share one block if it is no larger than this, in bytes.
+# The calls of a thread that need at most this many bytes share one block.
 KEPT_BYTES = 1 << 20
 # The address bits that are 0 at 16-byte alignment, which suits every tensor.
 _UNALIGNED = 15
@@ -79,8 +79,8 @@ class CachedCall:
             for place, (spec, view) in enumerate(placed)
             if 0 not in view.shape
         ]
-        # For each output and other tensor: the open interval of distances between their addresses
-        # at which they overlap, and the one distance that the checks accepted all the same.
+        # Each entry is for an output and another tensor. It holds the open interval of address
+        # differences at which they overlap and, if they may share memory, the checked difference.
         self._overlaps = [
             (
                 *(place, other, *overlap(view, its)),
@@ -123,13 +123,13 @@ class CachedCall:
         self.returned = tuple(returned)
 
     def _order(self, places: list[int | None], count: int) -> Callable[[Any], Any] | None:
-        """A function from the addresses of given and allocated tensors, of the block, and a 0, to
-        the addresses in the library's order. None if that order only drops the 0."""
+        """A function that puts the addresses of the given and allocated tensors, of the block, and
+        a final 0 into the library's order. None if they already are in order without the 0."""
         absent = count + (self._new_block is not None)
         order = [absent if place is None else place for place in places]
         if self._new_block is not None:
             order.append(count)
-        while order[-1] == absent:  # may be left out
+        while order[-1] == absent:  # trailing zeros may be left out
             order.pop()
         return None if order == [*range(absent)] else itemgetter(*order)
 
@@ -152,8 +152,7 @@ class CachedCall:
         if self._new_block is not None:
             # A thread's calls on the default stream (handle 0) share one small block. They run one
             # after the other, and that stream is never captured, nor its handle reused. On an H200
-            # this saves the 3 µs of allocating and freeing a block; a call with gradients takes
-            # 60 µs.
+            # this saves 3 µs of a call with gradients, which takes 60 µs.
             kept = self._kept if stream == 0 else None
             block = None if kept is None else kept.block
             if block is None:
@@ -213,7 +212,7 @@ class _Kept(threading.local):
     block: _Block | None = None
 
 
-# By framework and GPU.
+# One per framework and GPU.
 _kept: dict[tuple[RepeatableFramework, int], _Kept] = {}
 
 
@@ -275,7 +274,7 @@ class Invocation(NamedTuple):
         """Everything except addresses that the checks and the choice of a kernel depend on.
 
         None for calls that may need gradients, and for tensors of no RepeatableFramework. Equal
-        signatures must have equal outcomes, so they include types: 1 equals True.
+        signatures must have equal outcomes, so they include the options' types: 1 equals True.
         """
         kind = type(self.tensors[0])
         grad_enabled = _grad_enabled.get(kind)
@@ -449,8 +448,8 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
     """Runs a call that matches a remembered one and returns its outputs. When none matches or the
     addresses need the full checks, it returns None and launches nothing.
 
-    ``arguments`` begin with a tensor; the value of ``names`` identifies what the others are. Not
-    for calls that a dispatch mode, a transform or forward-mode differentiation must intercept.
+    ``arguments`` begin with a tensor; the value of ``names`` identifies what the others are. Calls
+    that a dispatch mode, a transform or forward-mode differentiation intercepts must not come here.
     Raises LaunchError when the launch is refused.
     """
     group = repeated.get(names)
@@ -525,7 +524,7 @@ def _several(places: list[int]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _is_same(given: Any, value: Any) -> bool:
-    """Whether an option equals the remembered value and has its type: 1 equals True."""
+    """Whether an option equals the remembered value and has its type, since 1 equals True."""
     if type(given) is not type(value):
         return False
     try:

@@ -55,8 +55,8 @@ def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> Device
         return arch if isinstance(arch, DeviceSpec) else device_spec(arch)
     if emulate:
         raise ArgumentError(
-            f"emulate=True: the tensors live on {view.device}; the emulator runs host tensors, "
-            "copy them there"
+            f"emulate=True: the tensors live on {view.device}; the emulator runs host tensors: "
+            "copy them to the host"
         )
     process_forks.check_not_forked()
     return limits or driver.query_gpu(view.device.ordinal)

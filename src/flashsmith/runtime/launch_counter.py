@@ -24,7 +24,7 @@ class Launches:
 
     @property
     def total(self) -> int:
-        """The kernels of both."""
+        """The kernels of both backends together."""
         return self.gpu + self.emulator
 
 

@@ -173,8 +173,8 @@ class LoadedKernel:
 
 @dataclass
 class PlanCosts:
-    """The cost model by which a library plans calls. Its numbers are set for one GPU at a time, and
-    stay until a call for another GPU."""
+    """The cost model by which a library plans calls. Its numbers are set for one GPU at a time and
+    stay set until a call is for another GPU."""
 
     family: Family
     set_costs: Callable[..., bool]
@@ -316,7 +316,7 @@ class LoadedKernels:
     """The kernels this process has loaded, by config, arch and semantics; threads may share it."""
 
     kernels: dict[Key, LoadedKernel] = field(default_factory=dict)
-    # Held during a search but not while a compiler runs, so other threads get their kernels.
+    # Held during a search, but not while compiling: threads that need other kernels do not wait.
     lock: threading.RLock = field(default_factory=threading.RLock)
     building: dict[Key, threading.RLock] = field(default_factory=dict)
     # The general-edge kernels (for any lengths) that serve for whole-tile kernels not built.
@@ -369,7 +369,7 @@ class LoadedKernels:
                 kernel.costs.forget()
 
     def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
-        """The kernel, or the general-edge kernel if building is not allowed; None to build it."""
+        """The kernel, or the general-edge kernel if building is not allowed; None: must build."""
         if key in self.general_edge and _why_not_build(may_build):
             return self.general_edge[key]  # no second search
         if self._is_found(key):

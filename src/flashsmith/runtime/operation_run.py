@@ -55,7 +55,7 @@ def run_operation(
     prepared = prepare_operation(cfg, problem, tensors, **how)
     result = prepared.run(observers, schedule_seed)
     if asked is not None and signature is not None:
-        # The None at the end stands for no output; with it, a single output is a tuple, too.
+        # The final None, which stands for no output, makes even a single output a tuple.
         returned = *result.outputs, None
         cached_calls.remember(calls, signature, asked, tuple(tensors), prepared, returned)
     return result

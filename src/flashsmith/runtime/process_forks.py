@@ -1,6 +1,6 @@
 """Detects a process that was forked after CUDA was initialised, and so cannot use the GPU.
 
-It gets a clear error in place of CUDA's.
+Such a process gets a clear error in place of CUDA's.
 """
 
 from __future__ import annotations

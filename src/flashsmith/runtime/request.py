@@ -164,7 +164,7 @@ def _check_tensors(
 
 
 def _written(operation: Operation, given: Collection[str]) -> list[TensorSpec]:
-    """The outputs that a call with these tensors, by name, writes."""
+    """The outputs that a call writes, given the names of its tensors."""
     return [tensor for tensor in operation.outputs if tensor.is_written(given)]
 
 

@@ -103,15 +103,15 @@ def check_key_ranges(
     """The ranges of keys that the options describe; None without partial=True.
 
     Raises ArgumentError for ranges without partial=True, and for vectors of a wrong dtype, device
-    or length. With ``check_contents`` it also does so for host ranges that leave the keys.
+    or length. With ``check_contents`` it also does so for host ranges outside the keys.
     """
     named = {"seqused_k": options.seqused_k, "k_begin": options.k_begin}
     if not check_flag("partial", options.partial):
         for name, value in named.items():
             if value is not None:
                 raise ArgumentError(
-                    f"{name}: given without partial=True; attention to some of the keys is a part: "
-                    "add partial=True, and flashsmith.merge_attention() rounds and adds sinks"
+                    f"{name}: given without partial=True; attention to some of the keys is "
+                    "partial: add partial=True; flashsmith.merge_attention() rounds and adds sinks"
                 )
         return None
     batch = q.shape[0] if packing is None else packing.batch
@@ -229,7 +229,7 @@ def _longest_on_host(view: TensorView, total: int, limit: int | None, check_cont
 
 
 def _longest_on_device(missing: list[TensorView]) -> list[int]:
-    """The longest lengths, read from the device at once; the caller clamps invalid ones."""
+    """The longest lengths, read from the device in one step; the caller clamps invalid ones."""
     first = missing[0]
     if first.framework.is_capturing(first.device.ordinal):
         raise ArgumentError(

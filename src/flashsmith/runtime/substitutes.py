@@ -1,4 +1,4 @@
-"""Substitutes: built kernels for calls whose chosen kernel is not built and may not be built now.
+"""Substitutes: built kernels for calls whose chosen kernel is not built and cannot be built now.
 
 They serve attention() without config=, which promises a result but no specific kernel. With config=
 the named kernel runs, or an error is raised.

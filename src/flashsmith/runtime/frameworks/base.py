@@ -137,8 +137,8 @@ class Framework(ABC):
         return False
 
     def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
-        """The largest increase between neighbours in each vector, 0 if there is none. The vectors
-        are on one GPU, and the call waits for it, only once if the framework allows that."""
+        """The largest increase between neighbours in each vector, 0 if there is none. All vectors
+        must be on one GPU. The call waits for it, only once if the framework allows that."""
         steps = (np.diff(self.as_numpy(vector).astype(np.int64)) for vector in vectors)
         return [max(0, int(step.max(initial=0))) for step in steps]
 
@@ -186,7 +186,7 @@ class RepeatableFramework(Framework):
         self, like: Any, shape: tuple[int, ...], dtype: str, *, filled: bool = False
     ) -> Callable[[], Any]:
         """A function that makes dense tensors on the device of ``like``, which it does not keep
-        alive. With ``filled`` the framework's own filling of new memory applies."""
+        alive. With ``filled``, new memory is filled if the framework's settings demand it."""
 
 
 class HostMemory:
