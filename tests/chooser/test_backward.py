@@ -149,7 +149,7 @@ def test_frozen_inputs_have_kernels_of_their_own(d: int, mask: str) -> None:
         assert family.gradients_of(config) == word
         assert CHOOSERS[True](some, device) == config
         assert choice.ms < 0.95 * expected
-        with pytest.raises(ArgumentError, match=f"'{word}' problems alone"):
+        with pytest.raises(ArgumentError, match=f"'{word}' problems only"):
             check_serves(config, problem)
 
 
@@ -210,7 +210,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "the forward's config": ({}, {"config": CFG}, "config: got .*FlashBackwardKernelConfig"),
     "no config": ({}, {"config": "fast"}, "config: got str; give a FlashBackwardKernelConfig"),
     "another dtype's": ({}, {"config": replace(FREE, dtype=DType.BF16)}, "q: dtype FP16"),
-    "max_seqlen": ({}, {"max_seqlen_q": 12}, "max_seqlen_q='?12'?: is of packed"),
+    "max_seqlen": ({}, {"max_seqlen_q": 12}, "max_seqlen_q='?12'?: is for packed"),
 }
 
 
@@ -226,7 +226,7 @@ def test_a_config_that_is_not_repeatable_is_refused_before_it_is_built(
 ) -> None:
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
     missing = parse("(FP16, 64, 32, 64, 4): backward+dq_atomics")
-    with pytest.raises(ArgumentError, match=r"^deterministic=True: .*dq_atomics adds up"):
+    with pytest.raises(ArgumentError, match=r"^deterministic=True: .*dq_atomics sums in"):
         backward(call, config=missing, deterministic=True)
 
 

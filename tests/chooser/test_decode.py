@@ -384,7 +384,7 @@ def test_jax_arrays_are_read_and_not_appended_to() -> None:
     lent = {name: jax.numpy.asarray(array) for name, array in call.items()}
     np.testing.assert_array_equal(np.asarray(run(**lent)), expected)
     new = jax.numpy.zeros((2, 1, HEADS_K, D), np.float16)
-    with pytest.raises(ArgumentError, match="k_cache: is read-only, as all arrays of some"):
+    with pytest.raises(ArgumentError, match="k_cache: is read-only"):
         run(**lent, k=new, v=new)
 
 
@@ -467,21 +467,21 @@ LENS_IN_ONE_PAGE = np.array([3, 5], np.int32)
         (changed(cache_lens=np.array([21, 5], np.int32)),
          r"cache_lens\[0\]=21: must be from 0 to what the cache can hold, 20; give a larger cache"),
         (changed(cache_lens=np.array([3, -1], np.int32)), r"cache_lens\[1\]=-1: must be from 0"),
-        (changed(k=NEW, v=NEW), r"cache_lens\[0\]=20: .* 20 less the 1 that are appended"),
+        (changed(k=NEW, v=NEW), r"cache_lens\[0\]=20: .* 20 minus the 1 appended"),
         (changed(cache_lens=LENS.astype(np.int64)), "cache_lens: dtype int64; must be int32"),
-        (changed(cache_lens=LENS[:1]), "cache_lens: 1 lengths, and q has 2 sequences"),
+        (changed(cache_lens=LENS[:1]), "cache_lens: 1 lengths, but q has 2 sequences"),
         (table([0, 9, -1], [1, -1, -1]), r"page_table\[0, 1\]=9: .* need 2 pages, and there are"),
         (table([0, -1, -1], [1, -1, -1]), r"page_table\[0, 1\]=-1: the sequence's 20 keys"),
         (table([0, 1, -1]), "page_table: shape .* q has 2 sequences"),
         (lambda: {**table([0, 1], [1, 1])(), "k": NEW, "v": NEW,
                   "cache_lens": np.array([20, 4], np.int32)},
-         "page_table: sequence 0 appends to slot 4 of page 1, which sequence 1 appends to, too; "
-         "give each a page of its own"),
+         "page_table: sequence 0 appends to slot 4 of page 1, which sequence 1 also appends to; "
+         "give each sequence its own page"),
         (lambda: {**table([0], [0])(), "k": NEW, "v": NEW, "cache_lens": LENS_IN_ONE_PAGE},
-         "page_table: sequence 0 appends to slot 3 of page 0, which sequence 1 reads, too; give"),
+         "page_table: sequence 0 appends to slot 3 of page 0, which sequence 1 also reads; give"),
         (lambda: {**table([0], [0])(), "k": NEW, "v": NEW,
                   "cache_lens": LENS_IN_ONE_PAGE[::-1].copy()},
-         "page_table: sequence 1 appends to slot 3 of page 0, which sequence 0 reads, too; give"),
+         "page_table: sequence 1 appends to slot 3 of page 0, which sequence 0 also reads; give"),
         (lambda: {**table([0, 0], [1, -1])(), "k": NEW, "v": NEW,
                   "cache_lens": np.array([20, 4], np.int32)},
          r"page_table\[0\]: names page 0 at 0 and at 1, and the sequence appends to it; name each"),
@@ -514,14 +514,14 @@ LENS_IN_ONE_PAGE = np.array([3, 5], np.int32)
         (changed(k=NEW, v=NEW, cos=ANGLES, sin=ANGLES, cache_lens=np.array([2, 5], np.int32)),
          "cos: 5 positions, and the longest sequence has 6 keys after appending"),
         (changed(k=NEW, v=NEW, cos=np.zeros((64, 33), np.float16),
-                 sin=np.zeros((64, 33), np.float16)), "cos: shape .* has 32 pairs at most"),
+                 sin=np.zeros((64, 33), np.float16)), "cos: shape .* has at most 32 pairs"),
         (changed(k=NEW, v=NEW, cos=ANGLES, sin=ANGLES.astype(np.float32)), "sin: float32 of shape"),
         (changed(split="other"), "split='other': give 'invariant'"),
         (changed(window=3), "window=3: give a pair"),
-        (changed(max_seqlen_q=3), "max_seqlen_q=3: is of packed sequences"),
+        (changed(max_seqlen_q=3), "max_seqlen_q=3: is for packed sequences"),
         (changed(q=np.zeros((2, HEADS, D), np.float16)), "q: rank 3 .* must be 4"),
         (changed(q=np.zeros((2, 1, 3, D), np.float16)), "k_cache: 2 heads and q 3"),
-        (changed(q=np.zeros((3, 1, HEADS, D), np.float16)), "cache_lens: 2 lengths, and q has 3"),
+        (changed(q=np.zeros((3, 1, HEADS, D), np.float16)), "cache_lens: 2 lengths, but q has 3"),
         (changed(q=np.zeros((2, 1, HEADS, 60), np.float16)), "q: d_head 60 .* multiple of 8"),
         (changed(k_cache=np.zeros((2, 20, HEADS_K, 32), np.float16)), "k_cache: shape .* d_head"),
         (changed(v_cache=np.zeros((2, 21, HEADS_K, D), np.float16)), "v_cache: shape .* k_cache's"),
@@ -553,7 +553,7 @@ def test_caches_that_cannot_be_written_are_errors_only_where_they_are() -> None:
     call = Batch((19, 5)).dense(capacity=20)
     call["k_cache"].flags.writeable = False
     run(**call)
-    with pytest.raises(ArgumentError, match=r"k_cache: is read-only, .* k and v are appended"):
+    with pytest.raises(ArgumentError, match=r"k_cache: is read-only .* k and v are appended"):
         run(**call, k=NEW, v=NEW)
     call["k_cache"] = call["v_cache"]
     with pytest.raises(ArgumentError, match="v_cache: shares memory with k_cache"):

@@ -152,5 +152,5 @@ def test_both_orders_of_products_have_the_same_bits() -> None:
 
 def test_it_computes_no_other_gradient() -> None:
     problem = Problem.parse("b1 s128:64 h1 d64 bf16 backward")
-    with pytest.raises(ArgumentError, match="'only_dq' problems alone"):
+    with pytest.raises(ArgumentError, match="'only_dq' problems only"):
         run_operation(LATE, problem, {}, emulate=True)

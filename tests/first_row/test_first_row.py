@@ -266,7 +266,7 @@ def test_an_output_may_not_lie_in_what_is_read_nor_be_read_only(first_row: Modul
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        ("s5 d64 fp16", "problem: 'b1 s5 h1 d64 fp16' is of the operation forward; the config's"),
+        ("s5 d64 fp16", "problem: 'b1 s5 h1 d64 fp16' needs the operation forward; the config's"),
         ("s5 d64 bf16 first_row", "problem: dtype BF16; the config's kernel is for FP16"),
         ("s5 d72 fp16 first_row", "problem: d 72; the config's kernel is for up to 64"),
     ],
@@ -457,7 +457,7 @@ def test_a_reference_that_is_none_is_refused(first_row: ModuleType) -> None:
 def test_attention_refuses_a_config_that_computes_something_else(first_row: ModuleType) -> None:
     cfg = parse("(FP16, 64, 1): first_row")
     q = np.zeros((1, 64, 1, 64), np.float16)
-    wrong = r"^cfg: \(FP16, 64, 1\): first_row computes first_row, and forward was asked for"
+    wrong = r"^cfg: \(FP16, 64, 1\): first_row computes first_row, but the call needs forward"
     with pytest.raises(ArgumentError, match=wrong):
         flashsmith.forward(cfg, q, q, q)
     with pytest.raises(ArgumentError, match=r"^config: got \(FP16, 64, 1\): first_row; give a "):
@@ -476,5 +476,5 @@ def test_a_config_of_an_unregistered_family() -> None:
         d_head: int = knob("head dimension", values=(64,))
 
     q = np.zeros((1, 64, 1, 64), np.float16)
-    with pytest.raises(ArgumentError, match=r"^cfg: Stray is of no registered family"):
+    with pytest.raises(ArgumentError, match=r"^cfg: Stray belongs to no registered family"):
         flashsmith.forward(Stray(DType.FP16, 64), q, q, q)

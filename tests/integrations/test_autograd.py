@@ -227,7 +227,7 @@ def test_repeatable_as_asked_at_the_forward_call(
 
 def test_a_free_kernel_is_refused_at_the_forward_call() -> None:
     call, _ = small(deterministic=True)
-    with pytest.raises(ArgumentError, match=r"deterministic=True: .*dq_atomics adds up"):
+    with pytest.raises(ArgumentError, match=r"deterministic=True: .*dq_atomics sums in"):
         flashsmith.attention(**call)
 
 

@@ -168,7 +168,7 @@ def test_parts_are_merged_with_sinks_of_16_bits() -> None:
         ({"scale": torch.tensor([0.1])}, r"scale=tensor\(\[0\.1000\]\): give a finite number"),
         ({"scale": torch.tensor(True)}, "scale=True: give a finite number"),
         ({"scale": torch.tensor(-1.0)}, r"scale=-1\.0: give a finite number"),
-        ({"scale": torch.tensor(0.1, requires_grad=True)}, "scale: requires grad, and gets no"),
+        ({"scale": torch.tensor(0.1, requires_grad=True)}, "scale: requires grad, but gets no"),
         ({"scale": torch.tensor(0.1, device="meta")}, "scale: lives on device meta"),
         ({"window": torch.tensor([1, 2, 3])}, r"window=tensor\(\[1, 2, 3\]\): give a pair"),
         ({"window": torch.tensor([1.0, 2.0])}, r"window=\(1\.0, 2\.0\): 1\.0 is no limit"),

@@ -158,7 +158,7 @@ def test_more_blocks_than_a_grid_holds() -> None:
     row = tensor((1, 1, 1, 64))
     q = np.broadcast_to(row, (2**20, 2**12 * 64, 1, 64))
     kv = np.broadcast_to(row, (2**20, 64, 1, 64))
-    refused("q: batch x n_heads x blocks of 64 rows are above 2147483647", q=q, k=kv, v=kv)
+    refused("q: batch x n_heads x blocks of 64 rows exceed 2147483647", q=q, k=kv, v=kv)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "o"])
@@ -348,7 +348,7 @@ class TestPacked:
 
     @pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
     def test_limits_are_of_packed_sequences(self, name: str) -> None:
-        refused(f"{name}=64: is of packed sequences only", **{name: 64})
+        refused(f"{name}=64: is for packed sequences only", **{name: 64})
 
     @pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
     @pytest.mark.parametrize("value", [-1, 40.0, True, "64"])
@@ -374,7 +374,7 @@ class TestPacked:
         self.refused(f"{name}: is a flashsmith tensor and q a numpy one", **{name: on_gpu})
 
     def test_batches_differ(self) -> None:
-        message = "cu_seqlens_k: describes 3 sequences and cu_seqlens_q 2"
+        message = "cu_seqlens_k: describes 3 sequences, but cu_seqlens_q 2"
         self.refused(message, cu_seqlens_k=offsets_of(10, 50, 4))
 
     @pytest.mark.parametrize("side", ["q", "k"])

@@ -551,7 +551,7 @@ def test_a_config_that_cannot_read_a_tensor(name: str, gpu: PretendedGpu) -> Non
     call = dense(do=half(1).expand(2, 64, 4, 64), config=config)
     backward(**call)
     call[name] = call[name][:, :, :1].expand_as(call[name])
-    message = rf"^{name}: strides .* by TMA, .* or take a FlashBackwardKernelConfig$"
+    message = rf"^{name}: strides .* by TMA, .* or use a FlashBackwardKernelConfig$"
     with pytest.raises(ArgumentError, match=message):
         backward(**call)
     tensors = [call[it].detach().requires_grad_() for it in "qkv"]

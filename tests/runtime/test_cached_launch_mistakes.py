@@ -78,7 +78,7 @@ def test_limits_and_offsets_that_go_missing(gpu: PretendedGpu) -> None:
         attention(**packed(cu_seqlens_k=None))
     with pytest.raises(ArgumentError, match="cu_seqlens_q: missing"):
         attention(**packed(cu_seqlens_q=None))
-    with pytest.raises(ArgumentError, match="max_seqlen_q=100: is of packed sequences"):
+    with pytest.raises(ArgumentError, match="max_seqlen_q=100: is for packed sequences"):
         attention(**dense(max_seqlen_q=100, max_seqlen_k=100))
     with pytest.raises(ArgumentError, match="q: rank 3"):
         attention(**packed(cu_seqlens_q=None, cu_seqlens_k=None))

@@ -86,7 +86,7 @@ def test_tensors_that_tma_cannot_copy_are_refused_with_the_reason() -> None:
     message = str(caught.value)
     assert message.startswith("k: strides (")
     assert "TMA, which takes positive strides" in message
-    assert "make it contiguous, or take a FlashForwardKernelConfig" in message
+    assert "make it contiguous, or use a FlashForwardKernelConfig" in message
     assert forward(MMA_SYNC, q[:, :192], broadcast, v).shape == (1, 192, 2, D)
 
 

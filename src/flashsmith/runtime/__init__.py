@@ -18,7 +18,7 @@ from flashsmith.runtime.operation_run import prepare_operation, run_operation
 from flashsmith.runtime.prepared_call import OperationResult
 from flashsmith.semantics.signature import ForwardOptions
 
-# The name in earlier documents.
+# The alias that earlier documentation uses.
 forget_prepared_calls = forget_cached_launches
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Every check on the tensors of a forward pass. What passes here is safe to launch."""
+"""All checks on the tensors of a forward pass; a call that passes them is safe to launch."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ ALIGNMENT_BYTES = 16
 LAYOUT = "(batch, seq_len, n_heads, d_head)"
 PACKED_LAYOUT = "(total_len, n_heads, d_head)"
 OLDEST_ARCH = 80
-# Positions, and window limits beyond them, are 32-bit numbers in a kernel.
+# Kernels compute positions plus window limits in 32-bit integers.
 LONGEST = 2**30 - 1
 MOST_BLOCKS = 2**31 - 1
 
 
 def check_config(cfg: Any, operation: str = DEFAULT) -> KernelConfig:
-    """Raises ArgumentError unless ``cfg`` is a kernel config of a family that is registered; the
-    message names the classes of the families that compute ``operation``."""
+    """Raises ArgumentError unless ``cfg`` is a kernel config of a registered family; the message
+    names the config classes for ``operation``."""
     if isinstance(cfg, KernelConfig):
         if not hasattr(cfg, "family"):
             raise ArgumentError(
-                f"cfg: {type(cfg).__name__} is of no registered family; call register_family() "
-                "first"
+                f"cfg: {type(cfg).__name__} belongs to no registered family; call "
+                "register_family() first"
             )
         return cfg
     raise ArgumentError(
@@ -76,11 +76,11 @@ def check_request(
     check_contents: bool = True,
     output: str = "o",
 ) -> Request:
-    """The request of q, k, v, o (or None) and the options, for any kernel.
+    """The checked request for q, k, v, o (or None) and the options, independent of the kernel.
 
-    ``output`` is the caller's name of o.
+    ``output`` is the name of o in error messages.
 
-    Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
+    Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
     packed = options.cu_seqlens_q is not None or options.cu_seqlens_k is not None
     q, k, v = inputs = check_inputs(*tensors[:3], packed=packed)
@@ -91,7 +91,7 @@ def check_request(
     ranges = check_key_ranges(options, q, k, packing, check_contents=check_contents)
     bits = resolve_bits(options.bits)
     if bits and ranges is not None:
-        raise cannot_keep(options.bits, "with partial=True, whose merges add up in another order")
+        raise cannot_keep(options.bits, "partial=True merges its parts in another order")
     problem = check_problem(
         inputs,
         packing,
@@ -108,7 +108,7 @@ def check_request(
     if ranges is not None and (sinks is not None or "row_max" in wanted):
         wrong = "return_row_max" if sinks is None else "sinks"
         raise ArgumentError(
-            f"{wrong}: given with partial=True, whose results have none; "
+            f"{wrong}: given with partial=True, which supports neither sinks nor row maxima; "
             + ("leave it out" if sinks is None else "give them to flashsmith.merge_attention()")
         )
     views, sizes = {"q": q, "k": k, "v": v}, {}
@@ -128,7 +128,7 @@ def check_request(
 
 
 def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, Any]:
-    """The options that operations on scores have."""
+    """Scale, softcap and window limits, as operations take them."""
     windowed = mask.kind == "window"
     left, right = (mask.left, mask.right) if windowed else (None, None)
     return {"scale": scale, "softcap": softcap, "left": left, "right": right}
@@ -146,7 +146,7 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
         if len(view.shape) != (3 if packed else 4):
             raise _wrong_rank(view, packed)
         _check_same_kind(view, q_view)
-        # Before strides, which in a contiguous tensor are multiples of d.
+        # Checked before the strides, which in a contiguous tensor are bad whenever d is.
         _check_d(view, q_view)
         _check_layout(view)
     return views
@@ -164,8 +164,7 @@ def check_problem(
 ) -> Problem:
     """The problem of q, k and v.
 
-    Raises ArgumentError when their shapes do not agree with each other, or exceed what a kernel can
-    count.
+    Raises ArgumentError when the shapes do not match each other or exceed a kernel's index range.
     """
     q, k, v = views
     packed = None if packing is None else packing[2:]
@@ -177,12 +176,12 @@ def check_problem(
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     """The semantics that ``cfg``'s kernel needs for ``problem``.
 
-    Raises ArgumentError when it cannot compute it: another operation, dtype or d_head, or too many
-    blocks.
+    Raises ArgumentError when the kernel cannot compute the problem: its operation or dtype differs,
+    its d_head is too small, or there are too many blocks.
     """
     if cfg.family.operation != problem.operation:
         raise ArgumentError(
-            f"cfg: {cfg} computes {cfg.family.operation}, and {problem.operation} was asked for: "
+            f"cfg: {cfg} computes {cfg.family.operation}, but the call needs {problem.operation}: "
             "choose another config"
         )
     if problem.dtype != cfg.dtype:
@@ -200,7 +199,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     B_r, _ = cfg.family.loop_tiles(cfg) or (1, 1)
     if problem.batch * problem.heads_q * math.ceil(problem.seq_q / B_r) > MOST_BLOCKS:
         raise ArgumentError(
-            f"q: batch x n_heads x blocks of {B_r} rows are above {MOST_BLOCKS} ({problem}); "
+            f"q: batch x n_heads x blocks of {B_r} rows exceed {MOST_BLOCKS} ({problem}); "
             "split the batch"
         )
     return problem.required_semantics(cfg)
@@ -209,12 +208,13 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
 def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
     """The semantics that the config's kernel needs to compute the problem.
 
-    Raises ArgumentError when it cannot: another operation or dtype, or too small a head.
+    Raises ArgumentError when the kernel cannot: its operation or dtype differs, or its d_head is
+    too small.
     """
     computes = cfg.family.operation
     if computes != problem.operation:
         raise ArgumentError(
-            f"problem: '{problem}' is of the operation {problem.operation}; the config's kernel "
+            f"problem: '{problem}' needs the operation {problem.operation}; the config's kernel "
             f"({cfg}) computes {computes}: choose another config"
         )
     if problem.dtype is not cfg.dtype:
@@ -232,21 +232,21 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
 
 
 def check_gradients(cfg: KernelConfig, problem: Problem) -> None:
-    """Raises ArgumentError where other gradients are needed than the config's kernel computes."""
+    """Raises ArgumentError unless the config's kernel computes the gradients that are needed."""
     if not serves_gradients(cfg, problem):
         only = cfg.family.gradients_of(cfg)
         raise ArgumentError(
-            f"gradients: {cfg} computes those of '{only}' problems alone; choose another config"
+            f"gradients: {cfg} serves '{only}' problems only; choose another config"
         )
 
 
 def check_order(cfg: KernelConfig, problem: Problem) -> None:
-    """Raises ArgumentError where a problem's rows are to have the bits of the canonical order, and
-    the config's kernel does not keep it."""
+    """Raises ArgumentError when the problem needs the bits of the canonical order and the config's
+    kernel does not keep that order."""
     if problem.bits and not version_of(cfg):
         raise ArgumentError(
-            f"bits={problem.bits!r}: {cfg} adds up in an order of its own; choose a config with "
-            f"canonical_{VERSION}, or none"
+            f"bits={problem.bits!r}: {cfg} does not sum in the canonical order; choose a config "
+            f"with canonical_{VERSION}, or none"
         )
 
 
@@ -267,10 +267,10 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
 def check_output(
     o: Any, q: TensorView, inputs: Sequence[TensorView], name: str = "o", *, dtype: str = ""
 ) -> TensorView:
-    """A view of a given output, the caller's argument ``name``; ``dtype`` is its own, '' q's.
+    """A view of the output that the caller gave as ``name``. It must have ``dtype``; '' is q's.
 
-    Raises ArgumentError unless it has q's shape, framework and device, its dtype, is writable and
-    aligned, and shares no memory with an input or itself.
+    Raises ArgumentError unless it has q's shape, framework and device and that dtype, is writable
+    and aligned, and shares no memory with an input or itself.
     """
     view = view_tensor(name, o) if dtype in ("", q.dtype) else view_tensor(name, o, (dtype,))
     if view.shape != q.shape:
@@ -289,8 +289,8 @@ def check_output(
 
 
 def check_device(cfg: KernelConfig, device: DeviceSpec) -> None:
-    """Raises ArgumentError when the GPU is too old, IllegalConfigError when the config does not
-    fit it (shared memory above its limit, say)."""
+    """Raises ArgumentError when the GPU is too old, and IllegalConfigError when the config does not
+    fit it, for example because it needs too much shared memory."""
     if device.arch < OLDEST_ARCH:
         raise ArgumentError(
             f"device: {device.name} has compute capability {_capability(device.arch)}; these "
@@ -337,12 +337,12 @@ def _check_d(view: TensorView, q: TensorView) -> None:
 
 
 def _check_layout(view: TensorView) -> None:
-    """Checks that the last dimension is contiguous, and address and strides are multiples of 16
-    bytes."""
+    """Checks that the last dimension is contiguous and that the address and strides are multiples
+    of 16 bytes."""
     if wrong := _wrong_stride(view.shape, view.strides):
         raise ArgumentError(f"{view.name}: {wrong}")
     check_memory(view)
-    # Nothing is ever read or written in an empty tensor.
+    # An empty tensor is never read or written.
     if view.address % ALIGNMENT_BYTES and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: address {view.address:#x} is not a multiple of {ALIGNMENT_BYTES} bytes; "
@@ -358,7 +358,7 @@ def _wrong_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | Non
     if last != 1 and shape[-1] > 1:
         return f"stride of the last dimension is {last}; must be 1 (make it contiguous)"
     for axis, stride in enumerate(steps):
-        # The stride of a dimension of size one is never used, and frameworks put any number there.
+        # The stride of a dimension of size 1 is never used, so frameworks may set any value.
         if stride % D_STEP and shape[axis] > 1:
             return (
                 f"stride {stride} of dimension {axis} is not a multiple of {D_STEP} elements "
@@ -380,19 +380,19 @@ def _problem(
     window_keys: int,
     bits: str,
 ) -> Problem:
-    """The problem of three shapes. Cached, because a model calls with few of them, and often."""
+    """The problem of three shapes. Cached, because a model reuses a few shapes in many calls."""
     *q_rows, heads_q, d = q
     *k_rows, heads_k, _ = k
     if v != k:
         raise ArgumentError(f"v: shape {v}; must be k's, {k}: give a value for every key")
     if heads_q == 0:
         raise ArgumentError(
-            f"q: shape {q}; must have at least one head: give a tensor with some, or do not call"
+            f"q: shape {q}; must have at least one head: give a tensor with heads, or skip the call"
         )
     if heads_k == 0 or heads_q % heads_k:
         raise ArgumentError(
             f"k: {heads_k} heads and q {heads_q}; q's must be a multiple of k's (and v's): check "
-            "that heads are the last dimension but one, or repeat those of k and v"
+            "that heads are the second-to-last dimension, or repeat the heads of k and v"
         )
     for name, rows in (("q", q_rows), ("k", k_rows)):
         if max(rows) > LONGEST:

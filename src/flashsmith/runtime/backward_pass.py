@@ -1,4 +1,4 @@
-"""The gradients of attention by one named or chosen kernel, wherever the tensors are."""
+"""Computes attention's gradients with a named or chosen kernel, on a GPU or in the emulator."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from flashsmith.semantics.signature import (
 
 NAMES = ("dq", "dk", "dv", "dsinks")
 _SPECS = {tensor.name: tensor for tensor in BACKWARD.tensors}
-# The operation's names of the tensors of a backward_call.
+# The operation's names for the tensors of a backward_call, in order.
 _NAMES = ("do", "q", "k", "v", "o", "lse", "dlse", *TENSORS)
 
 Tensors = tuple[Any, Any, Any, Any, Any, Any]  # do, q, k, v, o, lse
 
 
 class Gradients(NamedTuple):
-    """The gradients of q, k, v and sinks, dense; None for those that were not needed."""
+    """The dense gradients of q, k, v and sinks; a gradient that was not needed is None."""
 
     dq: Any
     dk: Any
@@ -59,17 +59,17 @@ class Gradients(NamedTuple):
 
 
 class BackwardAhead(NamedTuple):
-    """The backward pass that follows a forward pass, whose kernel is found or built with the
+    """The backward pass after a forward pass; its kernel is found or built together with the
     forward's."""
 
     config: KernelConfig | Chooser
     deterministic: bool
-    gradients: str = ""  # a problem's word for those that will be needed
+    gradients: str = ""  # which ones will be needed, as a Problem's ``gradients``
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
         """The config whose kernel will compute the gradients of ``request``.
 
-        Raises what choosing, finding and building it raises.
+        Raises the errors of choosing, finding and building that kernel.
         """
         if request.first.device.kind == "cpu":
             device = _limits(self.config, request.first, emulate=False)
@@ -82,9 +82,9 @@ class BackwardAhead(NamedTuple):
 def run_backward(
     config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
 ) -> Gradients:
-    """The gradients for do, q, k, v, o and lse by ``config``'s kernel; ``config`` may be a Chooser.
+    """The gradients for do, q, k, v, o and lse from the kernel of a config or a Chooser's choice.
 
-    Calls that differ only in addresses are checked in full once.
+    The full checks run once for calls that differ only in tensor addresses.
     """
 
     def run(remember: Remember) -> Any:
@@ -97,7 +97,7 @@ def run_backward(
 def backward_call(
     config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
 ) -> Invocation | None:
-    """The call that a cached one may repeat; None where lengths must be read from the device."""
+    """The Invocation to cache this call under; None when lengths must be read from the device."""
     forward, dlse, *others = options
     if waits_for(forward):
         return None
@@ -141,12 +141,12 @@ def _run(
     )
 
     def find_kernel() -> LoadedKernel:
-        # What is wished for may be empty where dsinks is not.
+        # An empty ``wish`` found no kernel, yet dsinks may need one.
         return kernel or kernel_for(cfg, problem.required_semantics(cfg), request, device, None)
 
     prepared = prepare(request, device, find_kernel)
     outputs = prepared.run().outputs
-    # A copy that only an address needed is not for calls with others.
+    # A call that copied only because of an address is not cached: other addresses need no copy.
     if is_own and "address" not in (copies_do, copies_dlse):
         copied = [name for name, why in (("do", copies_do), ("dlse", copies_dlse)) if why]
         remember(prepared, [name if name in outputs else None for name in NAMES], copied)
@@ -154,7 +154,7 @@ def _run(
 
 
 def check_needs(needs: Any) -> tuple[bool, bool, bool, bool]:
-    """Raises ArgumentError unless ``needs`` are four bools."""
+    """Raises ArgumentError unless ``needs`` is a sequence of four bools."""
     if isinstance(needs, (tuple, list)) and len(needs) == 4:
         dq, dk, dv, dsinks = (check_flag("needs", need) for need in needs)
         return dq, dk, dv, dsinks
@@ -164,16 +164,16 @@ def check_needs(needs: Any) -> tuple[bool, bool, bool, bool]:
 
 
 def check_deterministic(cfg: KernelConfig, deterministic: bool) -> None:
-    """Raises ArgumentError where repeatable gradients are asked for of a kernel that has others."""
+    """Raises ArgumentError when deterministic gradients are required and the kernel has none."""
     if deterministic and not cfg.family.is_deterministic(cfg):
         raise ArgumentError(
-            f"deterministic=True: {cfg} adds up in an order that timing decides; choose another "
+            f"deterministic=True: {cfg} sums in an order that depends on timing; choose another "
             "config, or give none"
         )
 
 
 def _limits(config: KernelConfig | Chooser, q: TensorView, emulate: bool) -> DeviceSpec:
-    """Those of the tensors' GPU, or of the emulated one that ``config`` runs on."""
+    """The limits of the tensors' GPU or, for host tensors, of the GPU that is emulated."""
     arch = emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
     return limits_of(q, emulate, arch)
 
@@ -185,8 +185,10 @@ def _backward(problem: Problem, gradients: str) -> Problem:
 def _kernel_for(
     config: KernelConfig | Chooser, wish: Request, device: DeviceSpec
 ) -> tuple[KernelConfig, LoadedKernel | None, bool]:
-    """The config whose kernel computes what is wished, and that kernel, found or built, if there is
-    something to compute; and whether it is the one that was given or chosen, not a substitute."""
+    """The config that serves ``wish``, its kernel, and whether that is the requested kernel.
+
+    A substitute is not the requested kernel. The kernel is None if there is nothing to compute.
+    """
     chooser = None if isinstance(config, KernelConfig) else config
     cfg = config if isinstance(config, KernelConfig) else choose_for(config, wish, device)
     semantics = check_server(cfg, wish.problem, device)
@@ -199,8 +201,8 @@ def _kernel_for(
 
 
 def _readable(name: str, tensor: Any, wish: Request, cfg: KernelConfig) -> tuple[Any, str]:
-    """A gradient as ``cfg``'s kernel can read it: itself, or a dense copy; and why it was copied:
-    '', 'layout' or 'address'."""
+    """A gradient in a form that ``cfg``'s kernel can read: the tensor or a dense copy. The second
+    item says why it was copied: '' (it was not), 'layout' or 'address'."""
     if tensor is None:
         return None, ""
     spec = _SPECS[name]

@@ -1,4 +1,4 @@
-"""Whose bits a call's rows have: by its keyword ``bits``, or where that is None FLASHSMITH_BITS."""
+"""Resolves a call's keyword ``bits``; where that is None, FLASHSMITH_BITS decides."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from flashsmith.semantics.sizes import FREE
 
 
 def resolve_bits(bits: Any) -> str:
-    """The word of a Problem's bits: 'canonical', or '' for free.
+    """The value of ``Problem.bits``: 'canonical', or '' for free.
 
-    Raises ArgumentError where ``bits``, or the variable where it is None, is something else.
+    Raises ArgumentError for any other value of ``bits``, or of the variable when ``bits`` is None.
     """
     return check_bits(bits, env.bits())
 
 
 def named_bits(word: str) -> dict[str, str]:
-    """The keyword that gives a call a Problem's bits, whatever FLASHSMITH_BITS says; none where
-    these are free and the variable says nothing."""
+    """The ``bits`` keyword that gives a call a Problem's bits under any FLASHSMITH_BITS.
+
+    Empty when the bits are free and the variable is not set.
+    """
     return {"bits": word or FREE} if word or env.bits() else {}
 
 
 def cannot_keep(bits: Any, why: str) -> ArgumentError:
-    """The error of a call that asks for canonical bits, in a way that cannot keep them."""
+    """The error for a call that requests canonical bits but cannot keep them because of ``why``."""
     if bits is not None:
         return ArgumentError(f"bits={bits!r}: {why}; give bits='free'")
     return ArgumentError(

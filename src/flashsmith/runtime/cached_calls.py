@@ -1,13 +1,14 @@
 """CachedCall: a call of any operation that was checked, planned and launched once, to be repeated.
 
-Most of a call's host time are checks, whose outcome depends on everything but the tensors'
-addresses: on the *call signature*. A call with a cached signature skips them. Only calls on tensors
-of a RepeatableFramework have a signature; all others go through all checks. A refused call is never
-cached.
+Checks take most of a call's host time. Their outcome depends on the *call signature*: everything
+except the tensors' addresses. A call with a cached signature skips the checks. Only calls on
+tensors of a RepeatableFramework have a signature; all others run all checks. A refused call is
+never cached.
 
-To read, hash and compare a signature would take half of a call, to bind its keywords another tenth.
-A *repeated call* needs neither: it is found by its caller's own arguments, whose tensors one
-function of the framework compares, and most of whose options are the same objects.
+Reading, hashing and comparing a signature would take half of a call's time, and binding its
+keywords another tenth. A *repeated call* needs neither, because it is looked up by the caller's own
+arguments. One function of the framework compares all tensors, and most options are the same objects
+as before.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from flashsmith.runtime.prepared_call import PreparedCall
 from flashsmith.runtime.tensors import byte_range
 from flashsmith.semantics.dtype import dtype_name
 
-# The oldest are dropped first: of calls by their signature, of groups of repeated calls, of shapes
-# in a group, and of the calls of a shape.
+# Limits on the calls cached by signature, the groups of repeated calls, the shapes in a group, and
+# the calls of one shape. The oldest are dropped first.
 MOST_CALLS, MOST_GROUPS, MOST_SHAPES, MOST_OF_SHAPE = 1024, 256, 256, 32
-# Addresses of a call's tensors that need no further look, 100 KiB of the host's memory.
+# How many address tuples a call remembers as usable; they take 100 KiB of host memory.
 _MOST_KNOWN = 256
-# Blocks of workspaces are allocated in elements of so many bytes, int32.
+# Workspace blocks are allocated as int32; this is the element size in bytes.
 _BLOCK_ELEMENT = 4
-# Up to so many bytes a thread's calls share one.
+# The calls of a thread that need at most this many bytes share one block.
 KEPT_BYTES = 1 << 20
-# The bits of an address that are 0 where any tensor may begin.
+# The address bits that are 0 at 16-byte alignment, which suits every tensor.
 _UNALIGNED = 15
 # Options of types from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
@@ -47,7 +48,7 @@ Run = Callable[[tuple[Any, ...]], Any]
 
 
 class CachedCall:
-    """Everything about a call but the addresses of its tensors; safe to share between threads."""
+    """Everything about a call except the addresses of its tensors; threads may share it."""
 
     def __init__(
         self,
@@ -56,11 +57,11 @@ class CachedCall:
         returned: Sequence[str | None],
         copied: Sequence[str] = (),
     ) -> None:
-        """``prepared`` is the call on tensors of a RepeatableFramework, its launch among it.
+        """``prepared`` is a call on tensors of a RepeatableFramework and includes its launch.
 
-        ``given`` are the operation's names of the tensors that ``run`` takes, and ``returned`` of
-        those that it returns, a single one by itself. Of those ``copied`` the kernel reads dense
-        copies.
+        ``given`` names the tensors that ``run`` takes, and ``returned`` those that it returns; a
+        single one is returned without a tuple. The kernel reads dense copies of the ``copied``
+        ones. All names are the operation's.
         """
         first, launch = next(iter(prepared.views.values())), prepared.launch
         framework, views = first.framework, prepared.views
@@ -78,7 +79,8 @@ class CachedCall:
             for place, (spec, view) in enumerate(placed)
             if 0 not in view.shape
         ]
-        # What is not to lie between two addresses' bounds, or at the distance that was checked.
+        # Each entry is for an output and another tensor. It holds the open interval of address
+        # differences at which they overlap and, if they may share memory, the checked difference.
         self._overlaps = [
             (
                 *(place, other, *overlap(view, its)),
@@ -103,7 +105,7 @@ class CachedCall:
         self._new_kept: Callable[[], Any] | None = None
         self._kept: _Kept | None = None
         if launch.block_bytes:
-            # On the current stream, which is the launch's.
+            # Allocated on the current stream, where the kernel is launched.
             block = (-(-launch.block_bytes // _BLOCK_ELEMENT),)
             self._new_block = framework.allocator(first.source, block, "int32")
             if launch.block_bytes <= KEPT_BYTES:
@@ -114,26 +116,26 @@ class CachedCall:
         self._in_order = self._order(
             [addressed.get(tensor.name) for tensor in operation.tensors], len(addressed)
         )
-        # Behind what is given and allocated.
+        # The None that stands for absent outputs follows the given and allocated tensors.
         self._absent = (None,) if None in returned else ()
         at = [len(addressed) if name is None else addressed[name] for name in returned]
         self._returned = itemgetter(*at)
         self.returned = tuple(returned)
 
     def _order(self, places: list[int | None], count: int) -> Callable[[Any], Any] | None:
-        """A function of the addresses of what is given and allocated, of the block and of 0, to
-        those that the library takes; None where that leaves all but the 0 as they are."""
+        """A function that puts the addresses of the given and allocated tensors, of the block, and
+        a final 0 into the library's order. None if they already are in order without the 0."""
         absent = count + (self._new_block is not None)
         order = [absent if place is None else place for place in places]
         if self._new_block is not None:
             order.append(count)
-        while order[-1] == absent:  # may be left out
+        while order[-1] == absent:  # trailing zeros may be left out
             order.pop()
         return None if order == [*range(absent)] else itemgetter(*order)
 
     def run(self, given: tuple[Any, ...]) -> Any:
-        """Launches on these tensors; returns the outputs, or None, without launching, when the
-        addresses need the full checks.
+        """Launches on these tensors and returns the outputs. When the addresses need the full
+        checks, it returns None and launches nothing.
 
         Raises LaunchError when the launch is refused.
         """
@@ -148,22 +150,21 @@ class CachedCall:
             at += (tensor.data_ptr(),)
         stream = self._stream_of(self._ordinal)
         if self._new_block is not None:
-            # Of a thread's calls on the stream with handle 0 a small one is the same for all: these
-            # run one after the other, and the stream is neither captured nor followed by another
-            # with its handle. On an H200 allocating and freeing it takes 3 µs, of the 60 of a call
-            # with gradients.
+            # A thread's calls on the default stream (handle 0) share one small block. They run one
+            # after the other, and that stream is never captured, nor its handle reused. On an H200
+            # this saves 3 µs of a call with gradients, which takes 60 µs.
             kept = self._kept if stream == 0 else None
             block = None if kept is None else kept.block
             if block is None:
                 block = self._make_block(kept)
-            at += (block[0],)  # it is alive until the launch
+            at += (block[0],)  # ``block`` keeps its memory alive until the launch
         if self._in_order is not None:
             at = self._in_order((*at, 0))
         try:
             self._function(stream, *at)
         except RuntimeError as error:
             raise self._launch.refused(error) from None
-        launched[get_ident(), "gpu"] += self._n_kernels  # as note_launch
+        launched[get_ident(), "gpu"] += self._n_kernels  # inlined note_launch()
         return self._returned(given + self._absent)
 
     def _with_copies(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -173,11 +174,11 @@ class CachedCall:
         return tuple(copies)
 
     def _is_usable(self, at: tuple[int, ...]) -> bool:
-        """Whether tensors at these addresses are aligned, and none is written where another lies.
+        """Whether tensors at these addresses are aligned, and no output overlaps another tensor.
 
-        Notes those that are: a model's layers have theirs, at every step.
+        Remembers usable addresses, because a model's layers reuse theirs at every step.
         """
-        if 0 in at or reduce(or_, at) & _UNALIGNED:  # sooner than to ask for each
+        if 0 in at or reduce(or_, at) & _UNALIGNED:  # faster than checking each address
             for place, unaligned in self._masks:
                 if not at[place] or at[place] & unaligned:
                     return False
@@ -191,7 +192,7 @@ class CachedCall:
         return True
 
     def _make_block(self, kept: _Kept | None) -> _Block:
-        """The block of a call, which is ``kept`` where it is the same for others."""
+        """Allocates a call's block, and stores it in ``kept``, if given, for other calls."""
         new = self._new_block if kept is None else self._new_kept
         assert new is not None
         memory = new()
@@ -201,23 +202,23 @@ class CachedCall:
         return block
 
 
-_Block = tuple[int, Any]  # its address, and what is to be held until it is launched
+_Block = tuple[int, Any]  # its address, and the object that owns the memory
 
 
 class _Kept(threading.local):
-    """The block that a thread's calls share: another thread's launches could come between those of
-    a plan, so each has its own."""
+    """The block that one thread's calls share. Each thread has its own, because another thread's
+    launches could run between the launches of one plan."""
 
     block: _Block | None = None
 
 
-# By framework and GPU.
+# One per framework and GPU.
 _kept: dict[tuple[RepeatableFramework, int], _Kept] = {}
 
 
 def overlap(o: TensorView, view: TensorView) -> tuple[int, int]:
-    """The open interval of address differences (input's minus o's) in which their bounds
-    overlap."""
+    """The open interval of address differences (input's minus o's) at which the two tensors'
+    address ranges overlap."""
     (first, end), (o_first, o_end) = byte_range(view), byte_range(o)
     apart = view.address - o.address
     return apart + o_first - end, apart + o_end - first
@@ -229,18 +230,19 @@ CachedCalls = dict[Signature, CachedCall]
 # Replaced, not emptied, when calls are forgotten: a running call adds itself to the old dict.
 cached: CachedCalls = {}
 Groups = dict[Any, "_Group"]
-# Replaced after ``cached``: who has read this one first finds no call there that was forgotten.
+# Replaced after ``cached``: a thread that reads the new dict here also reads the new ``cached``, so
+# no forgotten call enters the new dict.
 repeated: Groups = {}
 _lock = threading.Lock()
-# Tensor types of a RepeatableFramework that have been seen, with its ``grad_enabled``.
+# The tensor types of RepeatableFrameworks in use, each with its framework's ``grad_enabled``.
 _grad_enabled: dict[type, Callable[[], bool]] = {}
 
 
 def forget_cached_launches() -> None:
-    """Makes every call go through all checks and the choice of its kernel again.
+    """Makes every call repeat all checks and the choice of its kernel.
 
-    Called when the choice may change, as by a new table of winners. Safe to call at any time, from
-    any thread.
+    Called when the choice may change, for example because of a new table of winners. Safe to call
+    at any time, from any thread.
     """
     global cached, repeated
     cached = {}
@@ -249,9 +251,9 @@ def forget_cached_launches() -> None:
 
 def _forget_in_child() -> None:
     global _lock
-    # A thread of the parent may have held it.
+    # A thread of the parent may have held the lock during the fork.
     _lock = threading.Lock()
-    # A child cannot use its parent's CUDA: the full checks raise that error.
+    # A child cannot use its parent's CUDA; the full checks raise the error for that.
     forget_cached_launches()
 
 
@@ -259,18 +261,20 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Invocation(NamedTuple):
-    """A call as its function was asked for it: the tensors, None for those that are not given, and
-    the options, each in one order. ``names`` says what they are."""
+    """A call's tensors (None for those not given) and options, each in a fixed order.
+
+    ``names`` identifies the function and thereby what the tensors and options are.
+    """
 
     names: Any
     tensors: tuple[Any, ...]
     options: tuple[Any, ...]
 
     def signature(self) -> Signature | None:
-        """Everything but addresses that checks and the choice of a kernel depend on.
+        """Everything except addresses that the checks and the choice of a kernel depend on.
 
-        None for calls that may need gradients, or on tensors of no RepeatableFramework. Equal
-        signatures have equal outcomes: since 1 equals True, types are part of them.
+        None for calls that may need gradients, and for tensors of no RepeatableFramework. Equal
+        signatures must have equal outcomes, so they include the options' types: 1 equals True.
         """
         kind = type(self.tensors[0])
         grad_enabled = _grad_enabled.get(kind)
@@ -302,25 +306,24 @@ class Invocation(NamedTuple):
         return True
 
     def given(self) -> tuple[Any, ...]:
-        """The tensors that there are, as CachedCall.run takes them."""
+        """The tensors that are not None, as CachedCall.run takes them."""
         return tuple(tensor for tensor in self.tensors if tensor is not None)
 
 
 def _is_own(value: Any) -> bool:
-    """Whether an option is what a kernel is chosen by: a config, a chooser, or what follows."""
+    """Whether an option selects the kernel: a config, a Chooser, or an Ahead."""
     return isinstance(value, (KernelConfig, tuple)) or callable(value)
 
 
 def find(asked: Invocation | None) -> tuple[Signature | None, CachedCall | None]:
-    """The signature of a call, if it has one, and its cached call, if there is one."""
+    """The signature of a call and its cached call, each None if there is none."""
     if asked is None:
         return None, None
     try:
         signature = asked.signature()
         return signature, None if signature is None else cached.get(signature)
     except Exception:
-        # No tensor where one should be, or an option that cannot be hashed: the checks raise the
-        # error.
+        # An argument is no tensor, or an option cannot be hashed: the full checks raise the error.
         return None, None
 
 
@@ -330,17 +333,17 @@ Remember = Callable[..., None]
 def run_cached(
     asked: Invocation | None, names: Sequence[str], run: Callable[[Remember], Any]
 ) -> Any:
-    """What a call returns: by its cached call, if there is one, else by ``run``.
+    """Returns the result of a call, from its cached call if there is one, else from ``run``.
 
-    ``asked`` is None for calls that are checked every time; ``names`` are the operation's of its
-    tensors. ``run`` goes through all checks, and where the call may be repeated calls its argument
-    with the PreparedCall, the names of what is returned and of tensors of which it made dense
-    copies.
+    ``asked`` is None for calls that are checked every time. ``names`` are the operation's names for
+    the call's tensors. ``run`` does all checks. If the call may be repeated, ``run`` calls its
+    argument with the PreparedCall, the names of the returned tensors, and the names of the tensors
+    that it copied.
     """
     if asked is None:
         return run(_never)
     arguments = asked.tensors + asked.options
-    # Autograd follows tensors only where it is enabled: what holds now may not hold later.
+    # Autograd records operations only while it is enabled, so the lookup depends on that state.
     follows = _grad_enabled.get(type(arguments[0]), bool)()
     outputs = run_repeated(arguments, (asked.names, follows))
     if outputs is not None:
@@ -366,9 +369,10 @@ def remember(
     returned: Sequence[str | None],
     copied: Sequence[str] = (),
 ) -> None:
-    """Adds a call to those that ``find`` looks through, unless an option is of an unusual type.
+    """Adds a call to the cache that ``find`` searches, unless an option has an unusual type.
 
-    ``calls`` is what ``cached`` was before the call was checked; the rest as of ``run_cached``.
+    ``calls`` is the value of ``cached`` before the call was checked. For the other arguments see
+    ``run_cached``.
     """
     if prepared.launch is None or not asked.is_comparable():
         return
@@ -396,21 +400,21 @@ def _is_repeatable(kind: type) -> bool:
 
 
 class RepeatedCall(NamedTuple):
-    """What arguments must be for ``run`` to serve them, and which of them are its tensors."""
+    """Which arguments ``run`` can serve, and which of them are its tensors."""
 
-    # Each tensor once, as has_layout takes them.
+    # Picks each distinct tensor once, in the order of has_layout.
     distinct: Callable[[Any], tuple[Any, ...]]
-    # Whether tensors have the types, dtypes, devices, shapes and strides of those before.
+    # Whether tensors have the remembered types, dtypes, devices, shapes and strides.
     has_layout: Callable[..., bool]
-    # Of every other argument its place and value.
+    # The place and value of every other argument.
     options: tuple[tuple[int, Any], ...]
-    # Where some tensor is given twice: the places of each such, and the tensors as run takes them.
+    # Pairs of places that hold the same tensor; tensors_of then picks the tensors for run.
     same: tuple[tuple[int, int], ...]
     tensors_of: Callable[[Any], tuple[Any, ...]]
     run: Run
 
     def serves(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether run_repeated has such arguments served by it, if by none before it."""
+        """Whether run_repeated serves such arguments with this call, if no earlier call matches."""
         return (
             self.has_layout(*self.distinct(arguments))
             and all(
@@ -422,8 +426,8 @@ class RepeatedCall(NamedTuple):
 
 
 class _Group:
-    """Calls whose arguments have one meaning: the latest, and by the shape of their first tensor
-    all, the last first."""
+    """Calls whose arguments have the same meaning: the latest call, and all calls by the shape of
+    their first tensor, newest first."""
 
     __slots__ = ("by_shape", "latest")
 
@@ -432,7 +436,7 @@ class _Group:
         self.by_shape: dict[Any, tuple[RepeatedCall, ...]] = {}
 
     def add(self, shape: Any, call: RepeatedCall, arguments: tuple[Any, ...]) -> None:
-        """Adds a call for ``arguments``, in the place of those that would serve them."""
+        """Adds a call for ``arguments`` and removes the calls that would have served them."""
         while shape not in self.by_shape and len(self.by_shape) >= MOST_SHAPES:
             del self.by_shape[next(iter(self.by_shape))]
         others = [it for it in self.by_shape.get(shape, ()) if not it.serves(arguments)]
@@ -441,12 +445,12 @@ class _Group:
 
 
 def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
-    """What a call like one that was remembered returns; None, without launching, where there is
-    none, or the addresses need the full checks.
+    """Runs a call that matches a remembered one and returns its outputs. When none matches or the
+    addresses need the full checks, it returns None and launches nothing.
 
-    ``arguments`` begin with a tensor; ``names`` says by its value what the others are. Not for
-    calls that a dispatch mode, a transform or forward-mode differentiation looks at. Raises
-    LaunchError when the launch is refused.
+    ``arguments`` begin with a tensor; the value of ``names`` identifies what the others are. Calls
+    that a dispatch mode, a transform or forward-mode differentiation intercepts must not come here.
+    Raises LaunchError when the launch is refused.
     """
     group = repeated.get(names)
     if group is None:
@@ -471,17 +475,17 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
         try:
             calls, is_latest = group.by_shape.get(arguments[0].shape, ()), False
         except (AttributeError, TypeError):
-            return None  # no tensor where one should be: the checks raise the error
+            return None  # not a tensor: the full checks raise the error
 
 
 def remember_repeated(
     groups: Groups, arguments: tuple[Any, ...], names: Any, tensors: Iterable[Any], run: Run
 ) -> None:
-    """Has run_repeated serve such arguments by ``run``, which takes those of ``tensors`` that are
+    """Makes run_repeated serve such arguments with ``run``, which takes the ``tensors`` that are
     not None.
 
-    The arguments have a call signature. ``groups`` is what ``repeated`` was before ``run`` was
-    looked for.
+    The arguments must have a call signature. ``groups`` is the value of ``repeated`` before ``run``
+    was looked up.
     """
     given = [tensor for tensor in tensors if tensor is not None]
     distinct = [*{id(tensor): tensor for tensor in given}.values()]
@@ -512,7 +516,7 @@ def remember_repeated(
 
 
 def _several(places: list[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """From arguments to a tuple of those at the places."""
+    """A function that picks the arguments at these places, as a tuple."""
     if len(places) > 1:
         return itemgetter(*places)
     (place,) = places
@@ -520,12 +524,12 @@ def _several(places: list[int]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _is_same(given: Any, value: Any) -> bool:
-    """Whether an option is what it was before, its type included: 1 equals True."""
+    """Whether an option equals the remembered value and has its type, since 1 equals True."""
     if type(given) is not type(value):
         return False
     try:
         if given != value:
             return False
     except Exception:
-        return False  # the checks raise the error
+        return False  # the full checks raise the error
     return not isinstance(value, tuple) or [*map(type, given)] == [*map(type, value)]

@@ -1,4 +1,4 @@
-"""Attention over a KV cache by one named or chosen kernel, wherever the tensors are."""
+"""Attention over a KV cache with a named or chosen kernel, on a GPU or in the emulator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from flashsmith.semantics.signature import (
 
 
 class DecodeTensors(NamedTuple):
-    """The tensors of a call in the operation's order, but for the LSE, which is never given."""
+    """A call's tensors in the operation's order, without the LSE, which callers never give."""
 
     q: Any
     k_cache: Any
@@ -77,7 +77,7 @@ class DecodeOptions(NamedTuple):
     bits: Any = None
 
 
-# The operation's names of the tensors of a decode_call.
+# The operation's names for the tensors of a decode_call, in order.
 _NAMES = tuple("o" if name == "out" else name for name in DecodeTensors._fields)
 
 
@@ -87,9 +87,9 @@ def run_decode(
     options: DecodeOptions,
     emulate: bool,
 ) -> Any:
-    """The output, or (output, LSE), by ``config``'s kernel; ``config`` may be a Chooser.
+    """The output, or (output, LSE), from ``config``'s kernel; ``config`` may be a Chooser.
 
-    Calls that differ only in addresses are checked in full once.
+    The full checks run once for calls that differ only in tensor addresses.
     """
 
     def run(remember: Remember) -> Any:
@@ -104,7 +104,7 @@ def decode_call(
     options: DecodeOptions,
     emulate: bool,
 ) -> Invocation:
-    """The call that a cached one may repeat."""
+    """The Invocation to cache this call under."""
     return Invocation("decode", tuple(tensors), (*options, config, emulate))
 
 
@@ -130,8 +130,8 @@ def _run(
     chosen, kernel = cfg, None
     may_be_another = request.options["split"] == FREE or problem.bits != ""
     if may_be_another and not isinstance(config, KernelConfig):
-        # Bits may differ from batch to batch, or depend on no kernel: another one that is built
-        # serves as well.
+        # Another kernel that is built serves as well: either the bits may differ from batch to
+        # batch, or they do not depend on the kernel.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":
@@ -167,9 +167,9 @@ def _nothing(request: Request, out: Any) -> Any:
 
 
 def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
-    """The request of tensors and options, for any kernel; no contents are read.
+    """The checked request for tensors and options, independent of the kernel; reads no contents.
 
-    Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
+    Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
     check_given([name for name, it in tensors._asdict().items() if it is not None])
     packed = tensors.cu_seqlens_q is not None
@@ -181,7 +181,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     if not heads_q or not heads_k or heads_q % heads_k:
         raise ArgumentError(
             f"k_cache: {heads_k} heads and q {heads_q}; q's must be a multiple of the cache's: "
-            "check that heads are the last dimension but one"
+            "check that heads are the second-to-last dimension"
         )
     batch, seq_q = _add_lengths(views, tensors, asked)
     capacity = _capacity(tensors, views, batch)
@@ -237,7 +237,7 @@ def _view_q(tensor: Any, packed: bool) -> TensorView:
 def _add_lengths(
     views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
 ) -> tuple[int, int]:
-    """How many sequences there are, and how many queries none of them exceeds."""
+    """The number of sequences, and an upper bound on each one's queries."""
     q = views["q"]
     lens = view_vector("cache_lens", tensors.cache_lens, "int32")
     check_beside(lens, q)
@@ -247,14 +247,14 @@ def _add_lengths(
     else:
         if asked.max_seqlen_q is not None:
             raise ArgumentError(
-                f"max_seqlen_q={asked.max_seqlen_q}: is of packed sequences; give cu_seqlens_q "
+                f"max_seqlen_q={asked.max_seqlen_q}: is for packed sequences; give cu_seqlens_q "
                 "too, or leave it out"
             )
         batch_q, seq_q = q.shape[:2]
     batch = lens.shape[0]
     if batch != batch_q:
         raise ArgumentError(
-            f"cache_lens: {batch} lengths, and q has {batch_q} sequences; give one of each"
+            f"cache_lens: {batch} lengths, but q has {batch_q} sequences; give one length for each"
         )
     return batch, seq_q
 
@@ -267,7 +267,7 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
 
 
 def _like_q(name: str, tensor: Any, q: TensorView) -> TensorView:
-    """A view of a tensor of q's framework, device and dtype."""
+    """A view of a tensor that must have q's framework, device and dtype."""
     if tensor is None:
         raise ArgumentError(f"{name}: missing; give a tensor")
     view = view_tensor(name, tensor, (q.dtype,))
@@ -301,8 +301,8 @@ def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
 def _packed(
     tensors: DecodeTensors, asked: DecodeOptions, q: TensorView, views: dict[str, TensorView]
 ) -> tuple[int, int]:
-    """How many packed sequences there are, and a length that none exceeds. On a device it is the
-    caller's, or that of all rows: nothing is read there."""
+    """The number of packed sequences, and an upper bound on their lengths. On a device the bound is
+    the caller's or the total number of rows, because nothing is read from the device."""
     limit, total = asked.max_seqlen_q, q.shape[0]
     if limit is None and q.device.kind != "cpu":
         limit = total
@@ -317,7 +317,7 @@ def _packed(
 
 
 def _capacity(tensors: DecodeTensors, views: dict[str, TensorView], batch: int) -> int:
-    """How many keys the cache can hold of a sequence."""
+    """How many keys the cache can hold for each sequence."""
     q, (blocks, slots, *_) = views["q"], views["k_cache"].shape
     if tensors.page_table is None:
         if blocks != batch:
@@ -345,7 +345,7 @@ def _capacity(tensors: DecodeTensors, views: dict[str, TensorView], batch: int) 
 def _add_new(
     views: dict[str, TensorView], tensors: DecodeTensors, q: TensorView, heads_k: int
 ) -> None:
-    """Views of what is appended."""
+    """Adds views of the keys and values to append."""
     for name, tensor in (("k", tensors.k), ("v", tensors.v)):
         if tensor is None:
             continue
@@ -371,30 +371,32 @@ def _add_rotary(views: dict[str, TensorView], tensors: DecodeTensors, q: TensorV
     cos, sin = views["cos"], views["sin"]
     if (sin.shape, sin.dtype) != (cos.shape, cos.dtype):
         raise ArgumentError(
-            f"sin: {sin.dtype} of shape {sin.shape}; must be as cos, {cos.dtype} of {cos.shape}"
+            f"sin: {sin.dtype} of shape {sin.shape}; must match cos, {cos.dtype} of {cos.shape}"
         )
     if 2 * cos.shape[1] > q.shape[-1]:
         raise ArgumentError(
-            f"cos: shape {cos.shape}; a row of d={q.shape[-1]} has {q.shape[-1] // 2} pairs at most"
+            f"cos: shape {cos.shape}; a row of d={q.shape[-1]} has at most {q.shape[-1] // 2} pairs"
         )
 
 
 def _check_writable(cache: TensorView, views: Mapping[str, TensorView]) -> None:
     if not cache.writable:
         raise ArgumentError(
-            f"{cache.name}: is read-only, as all arrays of some frameworks are, and k and v are "
-            "appended to it; give a writable one, or append before the call and leave them out"
+            f"{cache.name}: is read-only (in some frameworks all arrays are), but k and v are "
+            "appended to it; give a writable one, or append before the call and leave out k and v"
         )
     if cache.name == "k_cache" and share_memory(cache, views["v_cache"]):
-        raise ArgumentError("v_cache: shares memory with k_cache, and both are written")
+        raise ArgumentError(
+            "v_cache: shares memory with k_cache, and both are written; give separate caches"
+        )
 
 
 def check_contents(request: Request) -> int:
     """Checks lengths and page table of host tensors; returns the length of the longest sequence.
 
-    Raises ArgumentError where a sequence has fewer keys than none, or more than fit, where a page
-    that it uses does not exist, where a sequence appends to a slot that another uses, and where a
-    position has no angle.
+    Raises ArgumentError when a sequence has a negative length or more keys than fit, uses a page
+    that does not exist, or appends to a slot that holds another key, and when a position has no
+    rotary angle.
     """
     p, views = request.problem, request.views
 
@@ -407,7 +409,7 @@ def check_contents(request: Request) -> int:
     more = counts * ("k" in views)
     after = before + more
     for wrong in np.flatnonzero((before < 0) | (after > p.seq_k))[:1]:
-        room = f"{p.seq_k} less the {more[wrong]} that are appended" if more[wrong] else p.seq_k
+        room = f"{p.seq_k} minus the {more[wrong]} appended" if more[wrong] else p.seq_k
         raise ArgumentError(
             f"cache_lens[{wrong}]={before[wrong]}: must be from 0 to what the cache can hold, "
             f"{room}; give a larger cache{' or more pages' * bool(p.page)}"
@@ -436,8 +438,8 @@ def _check_pages(
 
 
 def _check_appended(table: np.ndarray, page: int, before: np.ndarray, after: np.ndarray) -> None:
-    """Raises ArgumentError where a slot that is appended to holds another key, too: of a second
-    sequence, or of another page of the same one."""
+    """Raises ArgumentError when a slot that is appended to also holds another key: one of a second
+    sequence, or one of the same sequence whose page is named twice."""
     if (after == before).all():
         return
     rows = np.repeat(np.arange(len(after)), after)
@@ -457,6 +459,6 @@ def _check_appended(table: np.ndarray, page: int, before: np.ndarray, after: np.
             )
         doing = "appends to" if keys[other] >= before[rows[other]] else "reads"
         raise ArgumentError(
-            f"page_table: sequence {row} appends to {here}, which sequence {rows[other]} {doing}, "
-            "too; give each a page of its own where it appends"
+            f"page_table: sequence {row} appends to {here}, which sequence {rows[other]} also "
+            f"{doing}; give each sequence its own page to append to"
         )

@@ -1,6 +1,6 @@
 """The CUDA driver calls made before any kernel library is loaded: GPUs and their memory.
 
-Through ctypes, because they need neither PyTorch nor a compiled library.
+The calls go through ctypes, so they need neither PyTorch nor a compiled library.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _REGISTERS_PER_SM = 82
 _SMEM_PER_BLOCK_OPTIN = 97
 _CTAS_PER_SM = 106
 
-# CUresult codes for 'there is no GPU here': the toolkit's stub instead of a driver, and no device.
+# CUresult codes that mean 'no GPU': the toolkit's stub library in place of a driver, and no device.
 _NO_GPU = (34, 100)
 _NO_CONTEXT = 201
 _NOT_READY = 600
-# What another thread captures in a graph does not concern this thread's calls.
+# In this mode a graph capture in another thread does not restrict this thread's calls.
 _RELAXED_CAPTURE = 2
 
-# The oldest driver that runs programs linked with a CUDA of this major version.
+# By CUDA major version: the oldest driver that runs programs linked with it.
 _OLDEST_DRIVERS = {12: 525, 13: 580}
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
@@ -66,7 +66,7 @@ def _check(library: ctypes.CDLL, status: int, what: str) -> None:
 def call(what: str, *args: object) -> None:
     """Calls one driver function and checks its status.
 
-    Raises LaunchError with CUDA's message, also where there is no GPU.
+    Raises LaunchError with CUDA's message, or when there is no driver or GPU.
     """
     process_forks.check_not_forked()
     library = _load()
@@ -76,7 +76,7 @@ def call(what: str, *args: object) -> None:
 
 
 def fill(address: int, byte: int, nbytes: int, ordinal: int, stream: int) -> None:
-    """Sets memory of GPU ``ordinal`` to ``byte``, in the order of ``stream``."""
+    """Sets memory of GPU ``ordinal`` to ``byte``, in stream order."""
     with current_gpu(ordinal):
         call(
             "cuMemsetD8Async",
@@ -88,7 +88,7 @@ def fill(address: int, byte: int, nbytes: int, ordinal: int, stream: int) -> Non
 
 
 def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
-    """Copies memory to GPU ``ordinal``, of that or another GPU, in the order of ``stream``."""
+    """Copies memory of this or another GPU to GPU ``ordinal``, in stream order."""
     function = _copy()
     status = function(to, source, nbytes, stream)
     if status == _NO_CONTEXT:
@@ -101,8 +101,8 @@ def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
 
 
 def is_reached(event: int, ordinal: int) -> bool:
-    """Whether GPU ``ordinal`` has reached the last record of an event; from any thread. A call
-    that blocks does not hold the interpreter's lock."""
+    """Whether GPU ``ordinal`` has reached the last record of an event. Any thread may call it, and
+    a call that blocks does not hold the GIL."""
     library = _load()
     if library is None:
         raise LaunchError("cuEventQuery: no NVIDIA driver or GPU on this machine")
@@ -117,7 +117,7 @@ def is_reached(event: int, ordinal: int) -> bool:
 
 @cache
 def _copy() -> Callable[[int, int, int, int], int]:
-    # One that knows its arguments' types: a call takes 3 us.
+    # With declared argument types, a call takes 3 us.
     library = _load()
     if library is None:
         raise LaunchError("cuMemcpyAsync: no NVIDIA driver or GPU on this machine")
@@ -127,7 +127,7 @@ def _copy() -> Callable[[int, int, int, int], int]:
 
 
 def gpu_count() -> int:
-    """How many GPUs this process may use (CUDA_VISIBLE_DEVICES counts); 0 without a driver."""
+    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver."""
     if _load() is None:
         return 0
     count = ctypes.c_int()
@@ -160,8 +160,8 @@ def cuda_version() -> tuple[int, int]:
 def check_runs(linked: str) -> None:
     """Raises LaunchError where the driver is too old for a library that links CUDA ``linked``.
 
-    A driver runs what any release of its own major version ('13.0.88') links, and older ones.
-    Does nothing where there is no driver.
+    A driver runs libraries linked with any CUDA release ('13.0.88') of its own major version or an
+    older one. Does nothing where there is no driver.
     """
     if _load() is None:
         return
@@ -218,7 +218,7 @@ def _primary_context(ordinal: int) -> ctypes.c_void_p:
 
 @contextmanager
 def current_gpu(ordinal: int) -> Iterator[None]:
-    """Makes GPU ``ordinal`` current for driver calls, and the previous one again at the end."""
+    """Makes GPU ``ordinal`` current for driver calls, and restores the previous one at the end."""
     call("cuCtxPushCurrent_v2", _primary_context(ordinal))
     try:
         yield

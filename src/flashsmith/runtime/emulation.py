@@ -1,7 +1,7 @@
-"""ptxlab, as flashsmith uses it: the only module that imports the emulator.
+"""The interface to the emulator ptxlab; no other module imports it.
 
-The host path runs a library's own PTX and launch plan on the tensors. Import this module where a
-call runs in the emulator, not above: calls on a GPU load nothing of ptxlab.
+The host path runs a library's own PTX and launch plan on the tensors. Import this module only where
+a call runs in the emulator, so that calls on a GPU load nothing of ptxlab.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _exact_mma: ContextVar[bool] = ContextVar("exact_mma", default=False)
 
 @contextmanager
 def flashsmith_errors() -> Iterator[None]:
-    """Raises ptxlab's errors as flashsmith's."""
+    """Converts ptxlab's errors to flashsmith's."""
     try:
         yield
     except PtxlabEmulatorError as error:
@@ -55,11 +55,11 @@ def flashsmith_errors() -> Iterator[None]:
 
 @contextmanager
 def exact_mma() -> Iterator[None]:
-    """Kernels that this thread emulates meanwhile have the MMA of their architecture, to the last
-    bit; outside, sums of products are float32's in any order. Takes two to four times as long.
+    """Emulates the MMA of a kernel's architecture to the last bit, for kernels that this thread
+    emulates inside the block. Elsewhere products are summed in float32, in any order.
 
-    ``with exact_mma(): o = attention(q, k, v)``. Raises ArgumentError where a kernel is compiled
-    for an architecture whose sums are not known (from sm_80 on they are).
+    Exact emulation takes two to four times as long. Use ``with exact_mma(): attention(q, k, v)``.
+    Raises ArgumentError for a kernel of an architecture older than sm_80, whose sums are not known.
     """
     before = _exact_mma.set(True)
     try:
@@ -69,7 +69,8 @@ def exact_mma() -> Iterator[None]:
 
 
 def parse_entry(ptx: str, entry: str) -> Entry:
-    """One kernel of a PTX text. Raises EmulatorError where it does not parse or has no such one."""
+    """The kernel ``entry`` of a PTX text. Raises EmulatorError if the text does not parse or has no
+    such kernel."""
     with flashsmith_errors():
         return parse(ptx).entry(entry)
 
@@ -86,18 +87,18 @@ def run_in_emulator(
     sm_count: int | None = None,
     exact: bool = False,
 ) -> EmulationResult:
-    """Executes ``plan`` on the host; its kernels may access the named arrays and the plan's
-    workspaces only. Launches run in order on the same memory.
+    """Executes ``plan`` on the host. Its kernels may access only the named arrays and the plan's
+    workspaces. Launches run in order on the same memory.
 
-    ``ptx`` is the text of a module with all kernels, or of one for each, by its entry. Workspaces
-    with undefined contents are filled with NaN. Observers see one launch after the other.
-    ``schedule_seed`` is None for the fixed schedule, else the number that decides a random one;
-    ``sm_count`` is the GPU's, None for one with room for all CTAs at a time. ``exact``: with the
-    tensor cores' bits, as within exact_mma(). The result counts the
+    ``ptx`` is the text of one module with all kernels, or a mapping from each kernel's entry to the
+    text of its module. Workspaces with undefined contents are filled with NaN. Observers watch one
+    launch after the other. ``schedule_seed`` is the seed of a random schedule, or None for the
+    fixed one. ``sm_count`` is the GPU's number of SMs; None means that all CTAs run at the same
+    time. ``exact`` gives the tensor cores' bits, as exact_mma() does. The result counts the
     instructions of all launches.
 
-    Raises EmulatorError when a kernel cannot continue, or leaves a workspace that is to be zero
-    with other contents.
+    Raises EmulatorError when a kernel cannot continue, or leaves nonzero contents in a workspace
+    that must stay zero.
     """
     memory = GlobalMemory()
     for name, array in readable.items():
@@ -132,14 +133,15 @@ def run_in_emulator(
         if workspace.contents == Contents.KEPT_ZERO and array.any():
             raise EmulatorError(
                 f"{plan.kernel}: its workspace {workspace.name} must be zero at the end, for the "
-                f"next call, and holds {array[:64].tobytes().hex()}"
+                f"next call, but holds {array[:64].tobytes().hex()}"
             )
     note_launch("emulator", len(plan.launched))
     return total
 
 
 def _filled(workspace: Workspace) -> np.ndarray:
-    """A workspace on the host with its contents; bytes of 0xFF are NaN, whatever the format."""
+    """A host workspace with its initial contents. If these are undefined, it holds bytes of 0xFF,
+    which are NaN in every format."""
     byte = 0xFF if workspace.contents == Contents.UNDEFINED else 0
     memory = np.full(workspace.nbytes + WORKSPACE_ALIGNMENT, byte, np.uint8)
     begin = -memory.ctypes.data % WORKSPACE_ALIGNMENT
@@ -147,7 +149,7 @@ def _filled(workspace: Workspace) -> np.ndarray:
 
 
 def _arguments(launch: Launch, workspaces: Sequence[int]) -> bytes:
-    """A launch's arguments with the addresses of workspaces in them."""
+    """A launch's arguments with the addresses of the workspaces filled in."""
     arguments = bytearray(launch.argument_bytes)
     for offset, workspace, bytes_into in launch.workspace_addresses:
         arguments[offset : offset + 8] = (workspaces[workspace] + bytes_into).to_bytes(8, "little")

@@ -1,4 +1,4 @@
-"""forward(cfg, q, k, v): one forward pass by one named kernel, wherever the tensors are."""
+"""forward(cfg, q, k, v): a forward pass with one named kernel, on a GPU or in the emulator."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 
 class ForwardResult(NamedTuple):
-    """o and, if asked for, lse and row_max in the caller's framework; ms on the GPU if timed.
+    """The requested outputs in the caller's framework, and the time in ms if timed on a GPU.
 
-    Outputs that were not asked for are None, and so is ``emulation`` where nothing was emulated.
+    Outputs that were not requested are None, and so is ``emulation`` if nothing was emulated.
     """
 
     o: Any
@@ -61,7 +61,7 @@ class ForwardResult(NamedTuple):
 
 
 def returned(outputs: Mapping[str, Any]) -> Any:
-    """What forward returns: o, or o and the statistics that were asked for."""
+    """What forward returns: o, or o with the requested statistics."""
     return tuple(outputs.values()) if len(outputs) > 1 else outputs["o"]
 
 
@@ -69,13 +69,13 @@ Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 
 
 class Ahead(Protocol):
-    """What will follow a forward pass, and whose kernel is found or built with the forward's.
+    """A pass that follows a forward pass; its kernel is found or built together with the forward's.
 
-    Of one value for equal calls: it is a part of call signatures.
+    It is part of call signatures, so it must be equal for equal calls.
     """
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
-        """The config of its kernel, which is there when this returns."""
+        """The config of the pass's kernel, which is found or built when this returns."""
 
 
 @overload
@@ -192,59 +192,64 @@ def forward(
     bits: str | None = None,
     emulate: bool = False,
 ) -> Any:
-    """softmax(scale q k^T) v by the kernel that ``cfg`` names, masked and capped as asked for.
+    """softmax(scale q k^T) v from the kernel that ``cfg`` names, with optional mask and softcap.
 
-    Tensors on a GPU run there, on PyTorch's or CuPy's current stream for their device, and the call
-    does not wait (JAX lends no streams: its arrays are waited for); host tensors run in the
-    emulator (as on sm_80). A kernel that is not built is built first.
-    Query i of seq_q stands at key i + seq_k - seq_q: masks are aligned to the bottom right. A row
-    that sees no key gives 0.
+    GPU tensors run on PyTorch's or CuPy's current stream for their device, and the call does not
+    wait. JAX exposes no stream, so a call on JAX arrays blocks. Host tensors run in the emulator,
+    for the oldest architecture that the config has a kernel for. A kernel that is not built is
+    built first.
+
+    Query i of seq_q has the position of key i + seq_k - seq_q: masks are aligned to the bottom
+    right. A row that attends to no key gives 0.
 
     Args:
         cfg: the kernel; its dtype must be the tensors', and its d_head at least theirs.
-        q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array
-            (bf16 as ml_dtypes.bfloat16); packed (total_q, heads_q, d). Any strides with a
-            contiguous last dimension and 16-byte aligned rows; d a multiple of 8; lengths from 0.
-        k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q; heads_q must be a
-            multiple of heads_k, and heads_q / heads_k heads of q share one of k and v.
-        o: where to write the output, q's shape and dtype; None allocates it.
-        causal: whether a query sees keys up to its own position only.
-        window: (left, right): how many keys before and after its own position a query sees; None
-            is no limit. With causal the right limit is 0.
+        q: (batch, seq_q, heads_q, d), or (total_q, heads_q, d) if packed; fp16 or bf16. A PyTorch
+            tensor, or a NumPy, CuPy or JAX array (bf16 as ml_dtypes.bfloat16). The last dimension
+            must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0.
+        k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
+            multiple of heads_k: heads_q / heads_k heads of q share one head of k and v.
+        o: the tensor to write the output to, of q's shape and dtype; None allocates it.
+        causal: whether a query attends only to keys up to its own position.
+        window: (left, right): how many keys before and after its own position a query attends to;
+            None is no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: of q k^T, finite and > 0; None is 1/sqrt(d).
-        sinks: (heads_q,) fp32, fp16 or bf16, one logit a head that joins the softmax of its rows;
-            may be None.
+        scale: the factor on q k^T, finite and > 0; None is 1/sqrt(d).
+        sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
+            None for no sinks.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
             rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
-            checked; a kernel clamps them, and leaves rows of o alone that they do not reach.
-        max_seqlen_q, max_seqlen_k: at least the longest packed sequence's length; longer ones are
-            cut off. None finds it out, on a device at the price of waiting for it once.
-        return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
-            or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
-        return_row_max: also return the maximum of every row's scaled and capped scores, without
-            the sink, in the same shape; -inf where a row sees nothing.
-        partial: whether o is a part, for ``flashsmith.merge_attention``: fp32, not rounded, without
-            sinks; (o, lse) is returned, without gradients. seqused_k and k_begin are of parts only.
-        seqused_k: (batch,) int32: how many keys of each sequence count; None is all from k_begin
-            on. Read where it lies.
-        k_begin: (batch,) int32: the row of k where a sequence's keys begin, of a packed k any,
-            cu_seqlens_k aside; None is its first. The last query has the position of the last key
-            that counts, k_begin + seqused_k - 1, for every mask.
-        bits: 'canonical' makes a row's output and log-sum-exp a function of its own query, the keys
-            and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype,
-            d).
-        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+            checked; the kernel clamps them and does not write rows of o outside all sequences.
+        max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
+            sequences are cut off. None computes it; on a device this waits for the device once.
+        return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
+            seq_q) or (heads_q, total_q); -inf for a row with neither keys nor a sink.
+        return_row_max: also return the maximum of each row's scaled and capped scores, without the
+            sink, in the same shape; -inf for a row without keys.
+        partial: whether to compute a part for ``flashsmith.merge_attention``. It returns (o, lse)
+            with o in fp32, not rounded, without sinks and without gradients. Only parts take
+            seqused_k and k_begin.
+        seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
+            k_begin on. On a device only the kernel reads it.
+        k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
+            row. In a packed k it may be any row, whatever cu_seqlens_k says. For every mask, the
+            last query has the position of the last key that counts, k_begin + seqused_k - 1.
+        bits: 'canonical' makes a row's output and log-sum-exp depend only on its own query, the
+            keys and values that it attends to, and what is computed (mask, softcap, scale, sinks,
+            dtype, d).
+        emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Returns:
-        o, (o, lse), (o, row_max) or (o, lse, row_max), like q in framework and device.
+        o, (o, lse), (o, row_max) or (o, lse, row_max), in q's framework and on its device.
 
     Raises:
-        ArgumentError: an argument is unusable, or bits ask for an order that the config does not
-            keep; nothing was launched.
+        ArgumentError: an argument is unusable, or the config does not keep the order that bits
+            requires; nothing was launched.
         IllegalConfigError: no kernel can be built for the config on this device.
-        KernelNotBuiltError: it is not built, and FLASHSMITH_JIT=0 or a CUDA graph is captured.
-        EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.
+        KernelNotBuiltError: the kernel is not built, and FLASHSMITH_JIT is 0 or a CUDA graph is
+            being captured.
+        EmulationTooLongError: the estimated time in the emulator is above 60 s and emulate is
+            False.
         LaunchError: the GPU refused the launch, or its driver is too old for the library.
     """
     plain = plain_options({"window": window, "softcap": softcap, "scale": scale, "sinks": sinks})
@@ -266,7 +271,7 @@ def forward_timed(
     emulate: bool = False,
     **options: Any,
 ) -> tuple[Any, float | None]:
-    """The result of ``forward``, and the kernel's time: (o, ms) or ((o, lse), ms) and so on.
+    """The result of ``forward`` and the kernel's time: (o, ms), ((o, lse), ms) and so on.
 
     Takes forward's keywords. On a GPU the call waits, and ms is the time between two events around
     the launch. On the host ms is None: the emulator's time says nothing about the kernel's.
@@ -279,12 +284,12 @@ def forward_timed(
 def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
     """The launches of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
-    Uses no GPU: ``device`` may be one this machine lacks. Tensors have address 0 in the argument
-    bytes (cu_seqlens 1), a softcap is 1, and a window's left limit 0. A kernel that is not built
-    for ``device.arch`` is built first.
+    Uses no GPU, so this machine need not have ``device``. In the argument bytes tensors have
+    address 0 (cu_seqlens 1), the softcap is 1, and a window's left limit is 0. A kernel that is not
+    built for ``device.arch`` is built first.
 
-    Raises ArgumentError when config, problem and device do not fit together, and what building
-    raises.
+    Raises ArgumentError when config, problem and device do not fit together, and the errors of
+    building the kernel.
     """
     check_config(config)
     for name, value, kind in (("problem", problem, Problem), ("device", device, DeviceSpec)):
@@ -312,14 +317,16 @@ def run_forward(
     schedule_seed: int | None = None,
     **options: Any,
 ) -> ForwardResult:
-    """``forward``, whose keywords ``options`` are, with further arguments for verification and
-    benchmarks.
+    """``forward`` with further arguments for verification and benchmarks; ``options`` are forward's
+    keywords.
 
-    Outputs and workspaces allocated here are NaN throughout before the launch when ``poisoned``.
-    The contents of host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch``
-    is what the emulator runs host tensors for (None: the first that the config runs on), or the
-    limits to plan for, a GPU's too (fewer SMs, say); a GPU has an arch of its own. ``observers``
-    watch the emulator, and ``schedule_seed`` decides its schedule (None: the fixed one).
+    ``poisoned`` fills the outputs and workspaces allocated here with NaN before the launch. Without
+    ``check_contents`` host cu_seqlens reach the kernel unchecked.
+
+    ``arch`` is the architecture to emulate (None: the oldest that the config has a kernel for); a
+    GPU ignores it. A DeviceSpec instead gives the limits to plan for, on a GPU too, for example
+    fewer SMs. ``observers`` watch the emulator, and ``schedule_seed`` selects its schedule (None:
+    the fixed one).
     """
     outputs, ms, emulation = run_request(
         check_config(cfg),
@@ -336,7 +343,7 @@ def run_forward(
     return ForwardResult(outputs["o"], outputs.get("lse"), outputs.get("row_max"), ms, emulation)
 
 
-# The operation's names of the tensors of an attention_call.
+# The operation's names for the tensors of an attention_call, in order.
 _NAMES = ("q", "k", "v", "o", *TENSORS)
 
 
@@ -348,10 +355,10 @@ def run_call(
     output: str,
     ahead: Ahead | None = None,
 ) -> Any:
-    """The outputs for q, k, v and o (or None) of ``config``'s kernel; ``config`` may be a Chooser.
+    """The outputs for q, k, v and o (or None) from the kernel of a config or a Chooser's choice.
 
-    Errors call o ``output``. ``ahead`` is what will follow. Calls that differ only in addresses are
-    checked in full once.
+    ``output`` is the name of o in errors, and ``ahead`` is the pass that will follow. The full
+    checks run once for calls that differ only in tensor addresses.
     """
 
     def run(remember: Remember) -> Any:
@@ -374,8 +381,8 @@ def attention_call(
     emulate: bool,
     ahead: Ahead | None = None,
 ) -> Invocation | None:
-    """The call that a cached one may repeat; None where lengths must be read from the device, or
-    vectors name keys."""
+    """The Invocation to cache this call under. None when lengths must be read from the device, or
+    with seqused_k or k_begin."""
     if options.seqused_k is not None or options.k_begin is not None or waits_for(options):
         return None
     return Invocation(
@@ -408,11 +415,11 @@ def run_request(
     ahead: Ahead | None = None,
     launched: Callable[[PreparedCall], None] | None = None,
 ) -> OperationResult:
-    """``run_forward`` of q, k, v and o (or None), by the kernel of ``config``, which may be a
-    Chooser.
+    """``run_forward`` for q, k, v and o (or None), with the kernel of a config or a Chooser's
+    choice.
 
-    Errors call o ``output``. ``ahead`` is what will follow. ``launched`` is called with the call
-    that a GPU's kernel was launched for, if it is the config's own.
+    ``output`` is the name of o in errors, and ``ahead`` is the pass that will follow. After a
+    launch on a GPU, ``launched`` is called with the PreparedCall, unless a substitute ran.
     """
     request = check_request(tensors, options, check_contents=check_contents, output=output)
     q = request.first

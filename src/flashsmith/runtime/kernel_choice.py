@@ -1,4 +1,4 @@
-"""The kernel that computes a request: that of a named config, or of one that a chooser takes."""
+"""Finds the kernel for a request: that of a named config, or of the one that a Chooser picks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.request import Request, suit_tma
 from flashsmith.runtime.substitutes import substitutes
 
-# A built kernel is as fast as the chosen one that takes at most this share longer on paper: less is
-# within the error of the expectation, and what `flashsmith build --any-length` allows.
+# A built kernel counts as fast as the chosen one if its predicted time is longer by at most this
+# share. That is within the prediction's error, and `flashsmith build --any-length` allows it.
 _AS_FAST = 0.02
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
 
 
-# Chooses the config for a problem on a device; called for new call signatures. A family's name
-# follows where only that family's kernels can read the tensors' layout; ``among`` is a tuple of
-# configs where only these are built and none may be, of which the first serves that takes at most
-# the share ``tolerance`` longer than the fastest.
+# Chooses the config for a problem on a device; called for new call signatures. A third argument
+# names a family if only its kernels can read the tensors' layout. ``among`` is a tuple of the built
+# configs, given when none may be built. The first of them whose time exceeds the fastest one's by
+# at most the share ``tolerance`` is chosen.
 Chooser = Callable[..., KernelConfig]
 
 
 def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
-    """The chooser's config for a request. Choosers get problems, without the tensors' layouts."""
+    """The chooser's config for a request. Choosers do not see the tensors' layouts, so if TMA
+    cannot copy the tensors, the choice is repeated for a family without TMA."""
     cfg = chooser(request.problem, device)
     if not cfg.family.needs_tma or request.suits_tma:
         return cfg
@@ -47,14 +48,15 @@ def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Sem
 
 
 def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """The limits to plan for: those given, the tensors' own GPU's, or the emulated arch's."""
+    """The device limits to plan for: the given ones, those of the tensors' GPU, or those of the
+    emulated arch."""
     limits = arch if isinstance(arch, DeviceSpec) else None
     if view.device.kind == "cpu":
         return arch if isinstance(arch, DeviceSpec) else device_spec(arch)
     if emulate:
         raise ArgumentError(
-            f"emulate=True: the tensors live on {view.device}; the emulator runs host tensors, "
-            "copy them there"
+            f"emulate=True: the tensors live on {view.device}; the emulator runs host tensors: "
+            "copy them to the host"
         )
     process_forks.check_not_forked()
     return limits or driver.query_gpu(view.device.ordinal)
@@ -67,9 +69,11 @@ def kernel_for(
     device: DeviceSpec,
     chooser: Chooser | None,
 ) -> LoadedKernel:
-    """The kernel for a request; during CUDA graph capture none is built. Where a chosen kernel is
-    missing, or is found to be slow as compiled, the ``chooser`` may take another: before any
-    launch, so that every call of the kind has the same kernel."""
+    """The kernel for a request; nothing is built during CUDA graph capture.
+
+    If a chosen kernel is missing, or turns out to be slow as compiled, the ``chooser`` may pick
+    another. It does so before any launch, so that all calls of this kind use the same kernel.
+    """
     first = request.first
     wanted = cfg, device.arch, semantics
 
@@ -101,7 +105,7 @@ def kernel_for(
 
 
 def check_tma(cfg: KernelConfig, views: Sequence[TensorView]) -> None:
-    """Raises ArgumentError where the config's kernel copies by TMA, which cannot copy a view."""
+    """Raises ArgumentError if the config's kernel copies by TMA, and TMA cannot copy a view."""
     if not cfg.family.needs_tma or any(0 in view.shape for view in views):
         return
     for view in views:
@@ -109,6 +113,6 @@ def check_tma(cfg: KernelConfig, views: Sequence[TensorView]) -> None:
             others = (it.config_class for it in families(cfg.family.operation) if not it.needs_tma)
             raise ArgumentError(
                 f"{view.name}: strides {view.strides} of shape {view.shape}; {cfg} copies by TMA, "
-                "which takes positive strides only: make it contiguous, or take a "
+                "which takes positive strides only: make it contiguous, or use a "
                 f"{' or a '.join(it.__name__ for it in others)}"
             )

@@ -1,5 +1,7 @@
-"""The keywords of attention() and its siblings that do not change what is returned, for type
-checkers: the overloads share them. Nothing here is needed to run."""
+"""The keywords of attention() and related functions that do not change the type of the result.
+
+The overloads share them. Only type checkers need this module.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from flashsmith.runtime.tensors import Array
 
 
 class ForwardKeywords(TypedDict, total=False):
-    """Those of forward()."""
+    """Keywords of forward()."""
 
     causal: bool
     window: tuple[int | None, int | None]
@@ -28,7 +30,7 @@ class ForwardKeywords(TypedDict, total=False):
 
 
 class AttentionKeywords(ForwardKeywords, total=False):
-    """Those of attention()."""
+    """Keywords of attention()."""
 
     out: Array | None
     config: KernelConfig | None
@@ -37,7 +39,7 @@ class AttentionKeywords(ForwardKeywords, total=False):
 
 
 class CacheKeywords(TypedDict, total=False):
-    """Those of attention_with_cache()."""
+    """Keywords of attention_with_cache()."""
 
     page_table: Array | None
     k: Array | None
@@ -60,7 +62,7 @@ class CacheKeywords(TypedDict, total=False):
 
 
 class FlashAttnKeywords(TypedDict, total=False):
-    """Those of flash_attn_func() that are seldom given by position."""
+    """Keywords of flash_attn_func() that are rarely given by position."""
 
     softcap: float
     alibi_slopes: Array | None
@@ -69,14 +71,14 @@ class FlashAttnKeywords(TypedDict, total=False):
 
 
 class FlashVarlenKeywords(FlashAttnKeywords, total=False):
-    """The same of flash_attn_varlen_func()."""
+    """Keywords of flash_attn_varlen_func() that are rarely given by position."""
 
     block_table: Array | None
     seqused_k: Array | None
 
 
 class FlashCacheKeywords(TypedDict, total=False):
-    """The same of flash_attn_with_kvcache()."""
+    """Keywords of flash_attn_with_kvcache() that are rarely given by position."""
 
     qv: Array | None
     rotary_cos: Array | None

@@ -11,7 +11,7 @@ from typing import Literal
 
 Backend = Literal["gpu", "emulator"]
 
-# By thread: none writes another's, so that a repeated call waits for no lock.
+# One counter per thread, so that a repeated call needs no lock.
 launched: defaultdict[tuple[int, Backend], int] = defaultdict(int)
 
 
@@ -24,22 +24,23 @@ class Launches:
 
     @property
     def total(self) -> int:
-        """Both together."""
+        """The kernels of both backends together."""
         return self.gpu + self.emulator
 
 
 def note_launch(backend: Backend, kernels: int = 1) -> None:
-    """Counts a plan's kernels; called where they were launched, after the launch was accepted."""
+    """Counts a plan's kernels; called by the launching thread after the launch was accepted."""
     launched[get_ident(), backend] += kernels
 
 
 def launch_count() -> Launches:
-    """What the process has launched since it started, in all its threads.
+    """The kernels that all threads of this process have launched since it started.
 
-    A CUDA graph counts while it is captured, not when it is replayed: a replay runs no Python.
+    A CUDA graph's kernels count when they are captured, not when it is replayed: a replay runs no
+    Python.
     """
     counted = Counter[Backend]()
-    # A copy, since a thread's first launch makes a place of its own.
+    # Iterates over a copy, because a thread's first launch adds an entry.
     for (_, backend), kernels in [*launched.items()]:
         counted[backend] += kernels
     return Launches(counted["gpu"], counted["emulator"])
@@ -47,7 +48,7 @@ def launch_count() -> Launches:
 
 @contextmanager
 def count_launches() -> Iterator[Launches]:
-    """Counts what is launched inside the block, by any thread; read it after the block.
+    """Counts the kernels that any thread launches inside the block; read the counts after it.
 
     ``with count_launches() as launches: ...`` and then ``launches.total``.
     """

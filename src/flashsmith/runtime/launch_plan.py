@@ -14,10 +14,10 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TensorMapSpec:
-    """How a TMA tensor map is to be encoded, and where in the arguments it belongs (bytes).
+    """How to encode a TMA tensor map, and its byte offset in the kernel's arguments.
 
-    ``address`` is that of a tensor; with ``workspace``, an index into the plan's workspaces, it
-    counts from the workspace's beginning.
+    ``address`` is a tensor's. If ``workspace``, an index into the plan's workspaces, is given, the
+    address is an offset into that workspace.
     """
 
     argument_offset: int
@@ -35,11 +35,11 @@ class Contents(IntEnum):
 
     UNDEFINED = 0
     ZEROED = 1  # at every call
-    KEPT_ZERO = 2  # because the launches before left it so
+    KEPT_ZERO = 2  # earlier launches left it zero
 
 
 class Workspace(NamedTuple):
-    """Memory that a call needs beside its tensors, bytes, aligned to 256 of them."""
+    """Memory that a call needs in addition to its tensors, aligned to 256 bytes."""
 
     name: str
     nbytes: int
@@ -47,9 +47,9 @@ class Workspace(NamedTuple):
 
 
 class WorkspaceAddress(NamedTuple):
-    """Where in a kernel's arguments the address of a workspace belongs; bytes.
+    """Where in a kernel's arguments to write a workspace's address; offsets are in bytes.
 
-    ``workspace`` is its index in the plan's workspaces.
+    ``workspace`` is an index into the plan's workspaces.
     """
 
     argument_offset: int
@@ -59,11 +59,11 @@ class WorkspaceAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a plan. ``kernel`` is its entry in the library's PTX; sizes are bytes.
+    """One launch of a plan. ``kernel`` is its entry in the library's PTX; sizes are in bytes.
 
-    ``argument_bytes`` hold the addresses of tensors; those of workspaces are written at the launch.
-    ``is_main`` marks the config's main kernel. A launch with an empty grid is skipped.
-    ``programmatic``: it may begin before the launch before it is over.
+    ``argument_bytes`` contain the tensors' addresses; the workspaces' addresses are written at the
+    launch. ``is_main`` marks the config's main kernel. A launch with an empty grid is skipped. A
+    ``programmatic`` launch may begin before the previous one has finished.
     """
 
     kernel: str
@@ -80,10 +80,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The launches of a call, in their order, and the workspaces that they share.
+    """The launches of a call, in order, and the workspaces that they share.
 
-    A launch's attributes are also the plan's: those of its main kernel, or of the first launch if
-    there is no main one.
+    The attributes of the main kernel's launch are also attributes of the plan. Without a main
+    kernel they are those of the first launch.
     """
 
     launches: tuple[Launch, ...]
@@ -106,48 +106,48 @@ class LaunchPlan:
 
     @property
     def grid(self) -> Extent:
-        """The main launch's CTAs."""
+        """The main launch's grid, in CTAs."""
         return self.main.grid
 
     @property
     def cluster(self) -> Extent:
-        """CTAs of one of the main launch's clusters."""
+        """The main launch's cluster, in CTAs."""
         return self.main.cluster
 
     @property
     def block(self) -> Extent:
-        """Threads of one of the main launch's CTAs."""
+        """The main launch's block, in threads."""
         return self.main.block
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of one of the main launch's CTAs."""
+        """Dynamic shared memory of a CTA of the main launch."""
         return self.main.smem_bytes
 
     @property
     def argument_bytes(self) -> bytes:
-        """The main kernel's arguments; addresses of workspaces are yet to be written."""
+        """The main kernel's arguments, still without the workspaces' addresses."""
         return self.main.argument_bytes
 
     @property
     def tensor_maps(self) -> tuple[TensorMapSpec, ...]:
-        """Of the main launch; empty for kernels without TMA."""
+        """The main launch's tensor maps; empty for kernels without TMA."""
         return self.main.tensor_maps
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory that the call needs beside its tensors."""
+        """Device memory that the call needs in addition to its tensors."""
         return sum(workspace.nbytes for workspace in self.workspaces)
 
     @property
     def workspace_zeroed(self) -> bool:
-        """Whether some of it must be zero at the start."""
+        """Whether a workspace must be zero at the start."""
         return any(workspace.contents != Contents.UNDEFINED for workspace in self.workspaces)
 
     @property
     def workspace_offset(self) -> int:
-        """Where in the main kernel's arguments the address of its first workspace belongs; 0 where
-        it has none."""
+        """The offset of the first workspace's address in the main kernel's arguments; 0 if the
+        kernel has none."""
         addresses = self.main.workspace_addresses
         return addresses[0].argument_offset if addresses else 0
 

@@ -54,7 +54,7 @@ NEUTRAL = Semantics()
 
 
 class LibraryCall(Protocol):
-    """What a kernel library plans and launches: a problem, and where its tensors are."""
+    """What a kernel library plans and launches: a problem and the addresses of its tensors."""
 
     @property
     def problem(self) -> Problem: ...
@@ -68,7 +68,7 @@ class LibraryCall(Protocol):
     def library_arguments(self) -> tuple[int | float, ...]: ...
 
 
-# By the stage of a build.
+# Log messages by build stage.
 _SAID = {
     "compile": "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
     "wait": "flashsmith: waiting for another process that compiles %s for sm_%d",
@@ -79,7 +79,8 @@ _SAID = {
 class LoadedKernel:
     """One kernel, ready to be planned and launched.
 
-    ``index`` is its index in the library's map. Equal kernels of two libraries are interchangeable.
+    ``index`` is the kernel's index in the library. Equal kernels of two libraries are
+    interchangeable.
     """
 
     config: KernelConfig
@@ -131,14 +132,14 @@ class LoadedKernel:
     ) -> PreparedLaunch:
         """A function that launches ``call`` on GPU ``ordinal``. Does not use the GPU yet.
 
-        It takes the handle of a stream and then ``call.addresses``, or the addresses of other
-        tensors with the same properties; zeros at the end may be left out. It does not wait, unless
-        ``timed`` has it return the milliseconds between two events around the launch. It raises
+        The function takes a stream handle and then ``call.addresses``, or the addresses of other
+        tensors with the same properties; trailing zeros may be left out. It does not wait unless
+        ``timed``; then it returns the milliseconds between two events around the launch. It raises
         LaunchError with CUDA's message when the launch is refused. Threads may share it.
 
-        Workspaces of the plan are the ``framework``'s memory; without one they are allocated in the
-        order of the stream. With ``poisoned`` the framework's memory is filled with NaN, as in the
-        emulator, before a launch zeroes what is to be zero.
+        The ``framework`` allocates the plan's workspaces; without one they are allocated in stream
+        order. With ``poisoned`` the framework's memory is filled with NaN, as in the emulator,
+        before workspaces that must be zero are zeroed.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device, and LaunchError
         when the driver is too old for the library.
@@ -163,7 +164,7 @@ class LoadedKernel:
         )
 
     def planned_by(self, function: Callable[..., Any], call: LibraryCall, *more: int) -> Any:
-        """What one of the library's functions makes of a call, by the costs of the call's GPU."""
+        """The result of a library's function for a call, with the plan costs of the call's GPU."""
         if self.costs is None:
             return function(self.index, *call.library_arguments(), *more)
         with self.costs.of(call.device.name):
@@ -172,8 +173,8 @@ class LoadedKernel:
 
 @dataclass
 class PlanCosts:
-    """The cost model by which a library plans calls: its numbers are set for one GPU at a time, and
-    stay until a call is for another one."""
+    """The cost model by which a library plans calls. Its numbers are set for one GPU at a time and
+    stay set until a call is for another GPU."""
 
     family: Family
     set_costs: Callable[..., bool]
@@ -182,31 +183,32 @@ class PlanCosts:
 
     @contextmanager
     def of(self, gpu: str) -> Iterator[None]:
-        """While it is entered, calls are planned by a GPU's costs. Raises LaunchError if these are
-        not as many as the library takes."""
+        """Plans calls inside the block with a GPU's costs. Raises LaunchError if the library takes
+        another number of costs."""
         with self.lock:
             if gpu != self.gpu:
                 values = self.family.plan_costs(gpu)
                 if not self.set_costs((ctypes.c_double * len(values))(*values), len(values)):
                     raise LaunchError(
-                        f"plan_costs of the family {self.family.name}: {len(values)} numbers are "
-                        "not as many as its flashsmith_set_plan_costs() takes"
+                        f"plan_costs of the family {self.family.name}: gives {len(values)} "
+                        "numbers, but its flashsmith_set_plan_costs() takes another count"
                     )
                 self.gpu = gpu
             yield
 
     def forget(self) -> None:
-        """For a forked child: a thread may have held the lock, or have been setting numbers."""
+        """Resets a forked child's state: at the fork a thread may have held the lock or been
+        setting numbers."""
         self.gpu, self.lock = None, threading.Lock()
 
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """What LoadedKernel.prepare makes; called with a stream's handle and addresses, it launches.
+    """The result of LoadedKernel.prepare; calling it with a stream handle and addresses launches.
 
-    A caller to whom the time of another call matters calls ``function``, the library's own, which
-    takes as many addresses as ``n_tensors`` and that of a block of ``block_bytes``, where these are
-    not 0; then ``note_launch`` with ``n_kernels``, or ``refused`` with a RuntimeError.
+    Time-critical callers call ``function`` directly, the library's own function. It takes
+    ``n_tensors`` addresses and, if ``block_bytes`` is not 0, the address of a block of that size.
+    They then call ``note_launch`` with ``n_kernels``, or on a RuntimeError raise ``refused``.
     """
 
     function: Callable[..., Any]
@@ -236,7 +238,7 @@ class PreparedLaunch:
         return milliseconds
 
     def refused(self, error: RuntimeError) -> LaunchError:
-        """The error that a caller of ``function`` raises for one of its."""
+        """The error that a caller of ``function`` raises in place of its RuntimeError."""
         what = f"launching {self.config} for {self.problem} on GPU {self.device.ordinal}"
         return LaunchError(f"{what}: {error}")
 
@@ -255,7 +257,7 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     """Loads a library's .so and returns its kernels.
 
     Raises CacheError when other users could have written it, DamagedLibraryError when it cannot be
-    loaded, and LaunchError when its kernels are not those of its manifest.
+    loaded, and LaunchError when its kernels differ from its manifest.
     """
     family = family_named(library.manifest.family)
     functions, costs = _load_functions(library.so_path, family)
@@ -265,7 +267,7 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     if set(compiled) != set(library.configs) or tuple(functions.semantics()) != numbers:
         raise LaunchError(
             f"{library.so_path}: holds other kernels than its manifest lists; "
-            "'flashsmith cache clear' and build again"
+            "run 'flashsmith cache clear' and build again"
         )
     return {
         config: LoadedKernel(config, library, index, functions, costs)
@@ -281,8 +283,8 @@ def _load_functions(
     names = tuple(f.name for f in fields(LibraryFunctions))
     try:
         with checked_path(so_path) as path:
-            # Checked before any of its code runs; once loaded, the linker identifies a library by
-            # its path.
+            # Checked before any of the library's code runs: once it is loaded, the linker
+            # identifies it by its path.
             content = Path(path).read_bytes()
             missing = [name for name in names if f"\0__tvm_ffi_{name}\0".encode() not in content]
             if missing:
@@ -290,7 +292,7 @@ def _load_functions(
             module = tvm_ffi.load_module(path)
             costs = None
             if family is not None and family.plan_costs(""):
-                # The same library: the linker knows the file.
+                # The linker knows the path and returns the same library.
                 set_costs = ctypes.CDLL(path).flashsmith_set_plan_costs
                 set_costs.argtypes = (ctypes.POINTER(ctypes.c_double), ctypes.c_size_t)
                 set_costs.restype = ctypes.c_bool
@@ -302,7 +304,7 @@ def _load_functions(
         if not is_from_system(error):
             raise
         raise DamagedLibraryError(
-            f"{so_path}: damaged: {error}; 'flashsmith cache clear' and build again"
+            f"{so_path}: damaged: {error}; run 'flashsmith cache clear' and build again"
         ) from error
 
 
@@ -311,13 +313,13 @@ Key = tuple[KernelConfig, int, Semantics]
 
 @dataclass
 class LoadedKernels:
-    """The kernels this process has loaded, by config, arch and semantics; safe to share."""
+    """The kernels this process has loaded, by config, arch and semantics; threads may share it."""
 
     kernels: dict[Key, LoadedKernel] = field(default_factory=dict)
-    # Held for a search, but not while a compiler runs: threads that need other kernels go on.
+    # Held during a search, but not while compiling: threads that need other kernels do not wait.
     lock: threading.RLock = field(default_factory=threading.RLock)
     building: dict[Key, threading.RLock] = field(default_factory=dict)
-    # General-edge kernels (for any lengths) that served where one for whole tiles was not built.
+    # The general-edge kernels (for any lengths) that serve for whole-tile kernels not built.
     general_edge: dict[Key, LoadedKernel] = field(default_factory=dict)
 
     def get(
@@ -327,13 +329,13 @@ class LoadedKernels:
         semantics: Semantics = NEUTRAL,
         may_build: Callable[[], bool] = lambda: True,
     ) -> LoadedKernel:
-        """The kernel of a legal config: loaded already, from the cache, or built now.
+        """The kernel of a legal config: already loaded, from the cache, or built now.
 
-        Where it would have to be built, but FLASHSMITH_JIT is 0 or ``may_build`` (called only then)
-        returns false, the same config's general-edge kernel serves: it is compiled for any lengths
-        and computes the same within the same tolerance.
+        If it is not built, and FLASHSMITH_JIT is 0 or ``may_build`` (called only then) returns
+        false, the config's general-edge kernel serves. That one is compiled for any lengths and
+        computes the same within the same tolerance.
 
-        Raises KernelNotBuiltError when there is neither, and what the builder raises.
+        Raises KernelNotBuiltError when there is neither, and the builder's errors.
         """
         key = cfg, arch, semantics
         kernel = self.kernels.get(key)
@@ -350,8 +352,8 @@ class LoadedKernels:
             return kernel or self._build(key)
 
     def add(self, library: KernelLibrary) -> None:
-        """Loads a library; kernels that are loaded already stay as they are. What the compiler made
-        slow of it is noted for those who choose."""
+        """Loads a library; kernels that are already loaded stay as they are. Records the kernels
+        that the compiler made slow, for choosers."""
         arch, semantics = library.manifest.arch, library.manifest.semantics
         with self.lock:
             for config, kernel in load_library(library).items():
@@ -359,7 +361,7 @@ class LoadedKernels:
         note_slow(library)
 
     def forget_waiting(self) -> None:
-        """For a forked child, in which the threads that held the locks do not exist."""
+        """Resets the locks in a forked child, where the threads that held them do not exist."""
         self.lock = threading.RLock()
         self.building = {}
         for kernel in self.kernels.values():
@@ -367,7 +369,7 @@ class LoadedKernels:
                 kernel.costs.forget()
 
     def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
-        """The kernel, or the general-edge kernel where it may not be built; None: build it."""
+        """The kernel, or the general-edge kernel if building is not allowed; None: must build."""
         if key in self.general_edge and _why_not_build(may_build):
             return self.general_edge[key]  # no second search
         if self._is_found(key):
@@ -380,8 +382,8 @@ class LoadedKernels:
         said: set[str] = set()
 
         def say(event: BuildEvent) -> None:
-            # Warnings, since the caller waits seconds for what is usually microseconds. Of several
-            # processes one builds: the ranks of a group, say, which all need the kernel at once.
+            # A warning, because the caller waits seconds for what usually takes microseconds. If
+            # several processes need the kernel at once, such as the ranks of a group, one builds.
             if event.stage in _SAID and event.stage not in said:
                 said.add(event.stage)
                 _log.warning(_SAID[event.stage], _named(cfg, semantics), arch)
@@ -389,14 +391,14 @@ class LoadedKernels:
         library = build([cfg], arch=arch, semantics=semantics, progress=say)
         if cfg.family.must_not_spill and (found := losses(library.entry(cfg))):
             _log.warning(
-                "flashsmith: nvcc %s made %s slower than it could be, and no less right: %s",
+                "flashsmith: nvcc %s made %s slower than it could be, but still correct: %s",
                 *(library.manifest.nvcc_version, _named(cfg, semantics), "; ".join(found)),
             )
         self.add(library)
         return self.kernels[key]
 
     def _is_found(self, key: Key) -> bool:
-        """Whether a kernel is loaded, or was in the cache and is loaded now."""
+        """Whether a kernel is loaded; loads it first if it is in the cache."""
         cfg, arch, semantics = key
         if key not in self.kernels:
             library = find_library(cfg, arch=arch, semantics=semantics)
@@ -455,7 +457,7 @@ def _not_built(cfg: KernelConfig, arch: int, semantics: Semantics, why: str) -> 
 def nearest_built(
     cfg: KernelConfig, arch: int, semantics: Semantics = NEUTRAL, count: int = 3
 ) -> list[KernelConfig]:
-    """Up to ``count`` configs built for ``arch``, those that differ in fewest knobs first."""
+    """Up to ``count`` configs built for ``arch``, those with the fewest differing knobs first."""
 
     def differences(other: KernelConfig) -> int:
         return sum(a != b for a, b in zip(cfg.to_ints(), other.to_ints(), strict=True))

@@ -1,5 +1,7 @@
-"""Any operation by one named kernel, wherever the tensors are: run_operation(), and
-prepare_operation() to run one call many times."""
+"""Runs any operation with one named kernel, on a GPU or in the emulator.
+
+run_operation() runs a call once; prepare_operation() prepares a call to run many times.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from flashsmith.semantics.signature import check_flag
 if TYPE_CHECKING:
     from flashsmith.runtime.emulation import Observer
 
-# Keywords of calls that may be repeated: all of them decide what is launched.
+# The keywords that a repeatable call may have; all of them affect what is launched.
 _REPEATABLE = {"options", "wanted", "unwanted", "emulate"}
 
 
@@ -35,9 +37,9 @@ def run_operation(
     schedule_seed: int | None = None,
     **how: Any,
 ) -> OperationResult:
-    """Runs ``cfg``'s kernel on ``problem`` once: ``prepare_operation``, whose keywords ``how`` are.
+    """Runs ``cfg``'s kernel on ``problem`` once; ``how`` are keywords of ``prepare_operation``.
 
-    ``observers`` watch the emulator, and ``schedule_seed`` decides its schedule (None: the fixed
+    ``observers`` watch the emulator, and ``schedule_seed`` selects its schedule (None: the fixed
     one).
     """
     asked = None
@@ -53,7 +55,7 @@ def run_operation(
     prepared = prepare_operation(cfg, problem, tensors, **how)
     result = prepared.run(observers, schedule_seed)
     if asked is not None and signature is not None:
-        # None, which stands for no output, makes a tuple even of a single one.
+        # The final None, which stands for no output, makes even a single output a tuple.
         returned = *result.outputs, None
         cached_calls.remember(calls, signature, asked, tuple(tensors), prepared, returned)
     return result
@@ -87,20 +89,21 @@ def prepare_operation(
     poisoned: bool = False,
     arch: int | DeviceSpec | None = None,
 ) -> PreparedCall:
-    """Everything but the launch of ``cfg``'s kernel on ``problem``: on a GPU where the tensors are
-    there, for host tensors in the emulator. A kernel that is not built is built.
+    """Does everything except launch ``cfg``'s kernel on ``problem``. The call runs on the tensors'
+    GPU, or in the emulator for host tensors. A kernel that is not built is built first.
 
     Args:
-        tensors: by the names of the operation's: every input, and those outputs that have memory
-            already. All of one framework and device, the last dimension contiguous.
-        options: of the operation, by name; those left out have its defaults.
-        wanted: names of optional outputs that are to be written too.
-        unwanted: names of usual outputs that are not to be written.
-        emulate, timed, poisoned, arch: as of ``run_forward``.
+        tensors: by the operation's names: every input, and the outputs that already have memory.
+            All must share one framework and device, with a contiguous last dimension.
+        options: the operation's options by name; those left out take their defaults.
+        wanted: names of optional outputs to write as well.
+        unwanted: names of usual outputs not to write.
+        emulate, timed, poisoned, arch: as for ``run_forward``.
 
     Raises:
-        ArgumentError: an argument is unusable, its name first; nothing was launched.
-        IllegalConfigError, KernelNotBuiltError, EmulationTooLongError, LaunchError: as ``forward``.
+        ArgumentError: an argument is unusable; its name comes first, and nothing was launched.
+        IllegalConfigError, KernelNotBuiltError, EmulationTooLongError, LaunchError: as for
+            ``forward``.
     """
     check_serves(check_config(cfg, problem.operation), problem)
     request = check_operation(
@@ -108,7 +111,7 @@ def prepare_operation(
     )
     if request.deterministic and not cfg.family.is_deterministic(cfg):
         raise ArgumentError(
-            f"deterministic=True: {cfg} adds up in an order that timing decides; choose another "
+            f"deterministic=True: {cfg} sums in an order that depends on timing; choose another "
             "config"
         )
     first = request.first

@@ -1,5 +1,7 @@
-"""Options that callers give as tensors: a scale of no dimension, a window of two numbers, sinks of
-16 bits. Checks, caches of calls and custom ops know numbers, pairs and fp32 sinks alone."""
+"""Converts options given as tensors: a 0-d scale, a window of two numbers, 16-bit sinks.
+
+Checks, call caches and custom ops accept only numbers, pairs and fp32 sinks.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ _NAMES = frozenset((*_NUMBERS, "window", "sinks"))
 
 
 def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of a call with numbers for tensors, and sinks in fp32; the dictionary itself
-    where nothing is to be changed.
+    """A call's keywords with numbers in place of tensors and with fp32 sinks; ``options`` itself if
+    nothing changes.
 
-    Sinks stay differentiable, so that their gradient has their dtype. Raises ArgumentError for a
-    scale, softcap or window that requires grad or lies on a device, where reading it would wait.
+    Sinks stay differentiable, so their gradient has their dtype. Raises ArgumentError for a scale,
+    softcap or window that requires grad or is on a device, where reading it would wait.
     """
     if _NAMES.isdisjoint(options):
         return options
@@ -37,34 +39,34 @@ def plain_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_pair(name: str, pair: Any) -> Any:
-    """A pair of numbers for a tensor of two; anything else as it is.
+    """A tensor of two numbers as a pair; any other value unchanged.
 
-    Raises ArgumentError as plain_options.
+    Raises ArgumentError as plain_options does.
     """
     return tuple(_numbers(name, pair, "a pair of numbers")) if _has_shape(pair, (2,)) else pair
 
 
 def is_16_bits(tensor: Any) -> bool:
-    """Whether it is a tensor, or what a transformation makes of one, of fp16 or bf16."""
+    """Whether this is an fp16 or bf16 tensor, or a transformation's stand-in for one."""
     dtype = getattr(tensor, "dtype", None)
-    # Its size first, since most sinks are fp32, and a dtype's name takes longer.
+    # The size is checked first, because most sinks are fp32 and a dtype's name takes longer.
     return getattr(dtype, "itemsize", 0) == 2 and str(dtype).rpartition(".")[2] in DTYPES
 
 
 def in_dtype(tensor: Any, dtype: Any) -> Any:
-    """A tensor in 'float32', or in a dtype of its own framework."""
+    """A tensor converted to 'float32' or to a dtype of its own framework."""
     if hasattr(tensor, "astype"):
         return tensor.astype(dtype)
     return tensor.float() if dtype == "float32" else tensor.to(dtype)
 
 
 def _has_shape(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a tensor of a shape."""
+    """Whether a value is a tensor of this shape."""
     return framework_of(type(value)) is not None and tuple(value.shape) == shape
 
 
 def _numbers(name: str, tensor: Any, meaning: str) -> Any:
-    """A host tensor's number, or list of them."""
+    """A host tensor's contents as a number or a list of numbers."""
     framework = framework_of(type(tensor))
     assert framework is not None
     view = framework.view(name, tensor)
@@ -74,5 +76,5 @@ def _numbers(name: str, tensor: Any, meaning: str) -> Any:
             f"every call; give {meaning}, read once"
         )
     array = framework.as_numpy(tensor)
-    # NumPy calls bf16 no kind of number.
+    # NumPy does not treat bf16 as a number type.
     return float(array) if array.dtype.kind == "V" else array.tolist()

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class OperationCall(NamedTuple):
-    """One checked call of any operation, in the form a kernel library takes it.
+    """One checked call of any operation, in the form that a kernel library takes.
 
-    ``numbers`` and ``addresses`` are in the operation's order; an address is 0 for what is not
-    given.
+    ``numbers`` and ``addresses`` are in the operation's order; the address of a tensor that is not
+    given is 0.
     """
 
     problem: Problem
@@ -30,8 +30,8 @@ class OperationCall(NamedTuple):
     addresses: tuple[int, ...]
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """The arguments after the config's index of the library's plan and prepare: the device, the
-        count of the operation's numbers, these in its order, and the addresses of its tensors."""
+        """The arguments of the library's plan and prepare that follow the config's index: the
+        device, the count of the operation's numbers, the numbers, and the tensors' addresses."""
         device = self.device
         return (
             *(device.arch, device.sm_count, device.max_smem_per_block, device.max_smem_per_sm),
@@ -41,9 +41,9 @@ class OperationCall(NamedTuple):
 
 
 class OperationResult(NamedTuple):
-    """The tensors that were written, by name, in the caller's framework; ms on the GPU if timed.
+    """The tensors that were written, by name, in the caller's framework; ms if timed on a GPU.
 
-    ``emulation`` is None where nothing was emulated.
+    ``emulation`` is None if nothing was emulated.
     """
 
     outputs: dict[str, Any]
@@ -52,9 +52,10 @@ class OperationResult(NamedTuple):
 
 
 class PreparedCall(NamedTuple):
-    """A checked call of any operation on fixed tensors, which can be run any number of times.
+    """A checked call of any operation on fixed tensors, which can run any number of times.
 
-    ``kernel`` is None where there is nothing to compute, ``launch`` where the emulator runs it.
+    ``kernel`` is None if there is nothing to compute; ``launch`` is None if the emulator runs the
+    call.
     """
 
     call: OperationCall
@@ -65,20 +66,20 @@ class PreparedCall(NamedTuple):
     timed: bool
 
     def is_by(self, cfg: KernelConfig, semantics: Semantics) -> bool:
-        """Whether a GPU runs just this kernel, not a substitute."""
+        """Whether a GPU runs exactly this kernel, not a substitute."""
         kernel = self.kernel if self.launch is not None else None
         return kernel is not None and (kernel.config, kernel.semantics) == (cfg, semantics)
 
     def run(
         self, observers: Sequence[Observer] = (), schedule_seed: int | None = None
     ) -> OperationResult:
-        """Runs it; ``observers`` and the schedule's seed are for the emulator."""
+        """Runs the call; ``observers`` and ``schedule_seed`` are for the emulator."""
         if self.kernel is None:
             return OperationResult(self.outputs, 0.0 if self.timed else None, None)
         first = next(iter(self.views.values()))
         if self.launch is not None:
             return OperationResult(self.outputs, run_on_gpu(self.launch, self.call, first), None)
-        # Loads ptxlab.
+        # Imported here because it loads ptxlab.
         from flashsmith.runtime.emulation import run_in_emulator
 
         as_numpy = first.framework.as_numpy
@@ -91,7 +92,7 @@ class PreparedCall(NamedTuple):
             observers=observers,
             schedule_seed=schedule_seed,
             sm_count=self.call.device.sm_count,
-            # Kernels that promise their bits have them here, too.
+            # Kernels of the canonical order must have their exact bits in the emulator, too.
             exact=version_of(self.kernel.config) > 0,
         )
         return OperationResult(self.outputs, None, emulation)
@@ -105,8 +106,11 @@ def prepare(
     timed: bool = False,
     poisoned: bool = False,
 ) -> PreparedCall:
-    """The request's call by the kernel that is found, or built, once all else is checked, and only
-    where there is something to compute. Outputs are allocated here."""
+    """Allocates a request's outputs and prepares its call.
+
+    ``find_kernel`` finds or builds the kernel. It is called after all other checks, and only if
+    there is something to compute.
+    """
     problem, operation = request.problem, request.problem.computed
     views, first = dict(request.views), request.first
     outputs: dict[str, Any] = {}
@@ -116,14 +120,14 @@ def prepare(
         if name in request.wanted:
             shape = shape_of(tensor, problem, request.sizes)
             dtype = tensor.dtype_of(problem, request.options)
-            other = None if dtype == first.dtype else dtype  # a framework's own takes less time
+            other = None if dtype == first.dtype else dtype  # None is faster
             made = framework.allocate(
                 first.source, shape, other, poisoned=poisoned and "float" in dtype
             )
             outputs[name] = made
-            if 0 in shape:  # each framework has strides of its own
+            if 0 in shape:  # an empty tensor's strides depend on the framework
                 views[name] = framework.view(name, made)
-            else:  # without another look at it
+            else:  # all its properties are known
                 views[name] = TensorView(
                     *(name, framework, dtype, shape, contiguous_strides(shape)),
                     *(framework.address(made), first.device, True, made),
@@ -153,10 +157,10 @@ def prepare(
 def unplaced_call(
     problem: Problem, device: DeviceSpec, scale: float | None = None
 ) -> OperationCall:
-    """A call on dense tensors that do not exist yet: every address is 0, but those of tensors that
-    packed or paged problems have.
+    """A call on dense tensors that do not exist yet. Their addresses are 0, or 1 for tensors that
+    only packed or paged problems have.
 
-    A softcap is 1, a window's left limit 0; packed, every sequence is as long as the longest.
+    The softcap is 1, and a window's left limit is 0. Packed sequences all have the maximum length.
     """
     operation, sizes = problem.computed, problem.computed.sizes(problem)
     semantics = problem.semantics
@@ -180,10 +184,11 @@ def unplaced_call(
 
 
 def run_on_gpu(launch: PreparedLaunch, call: OperationCall, view: TensorView) -> float | None:
-    """Launches ``call`` by its kernel's prepared launch, on the current stream of the tensor's
-    framework for its device.
+    """Launches ``call`` with its prepared launch, on the current stream of the tensor's framework
+    for its device.
 
-    Returns milliseconds if prepared so, else None. Raises LaunchError when the launch is refused.
+    Returns the milliseconds if the launch was prepared as timed, else None. Raises LaunchError when
+    the launch is refused.
     """
     framework, ordinal = view.framework, view.device.ordinal
     result = launch(framework.current_stream(ordinal), *call.addresses)

@@ -1,5 +1,7 @@
-"""A process forked after CUDA was initialised cannot use the GPU: a clear error instead of
-CUDA's."""
+"""Detects a process that was forked after CUDA was initialised, and so cannot use the GPU.
+
+Such a process gets a clear error in place of CUDA's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _users: list[Callable[[], bool]] = []
 
 
 def note_cuda_use() -> None:
-    """Records that this process has initialised CUDA: its children cannot use it."""
+    """Records that this process has initialised CUDA, so its forked children cannot use it."""
     global _cuda_used
     _cuda_used = True
 

@@ -1,4 +1,4 @@
-"""Request: one call of any operation, all checked; nothing is allocated or launched yet."""
+"""Request: a fully checked call of any operation; nothing is allocated or launched yet."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from flashsmith.runtime.tensors import (
     view_tensor,
 )
 
-# What a problem without it lacks, and the word of those that have it.
+# What a problem may lack, and the word in a problem's text that adds it.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
-# Tensors of rows, which TMA may copy, are aligned to so many bytes.
+# The alignment, in bytes, that marks tensors of rows, which TMA may copy.
 _ROW_ALIGNMENT = 16
 
 
 class Request(NamedTuple):
     """The checked arguments of a call.
 
-    ``views`` and ``options`` are by the operation's names, ``sizes`` of the dimensions with names
-    of their own. ``wanted`` are the outputs that are to be allocated.
+    ``views`` and ``options`` have the operation's names as keys. ``sizes`` are the sizes of
+    dimensions that the problem does not determine, by name. ``wanted`` are the outputs to allocate.
     """
 
     problem: Problem
@@ -41,12 +41,12 @@ class Request(NamedTuple):
 
     @property
     def first(self) -> TensorView:
-        """A tensor of the framework and on the device of all."""
+        """One of the tensors, all of which share its framework and device."""
         return next(iter(self.views.values()))
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute: no output has an element, or there is none."""
+        """Whether there is nothing to compute, because no output has an element."""
         if self.wanted and not any(0 in view.shape for view in self.views.values()):
             return False  # most calls
         p, views = self.problem, self.views
@@ -58,10 +58,10 @@ class Request(NamedTuple):
 
     @property
     def suits_tma(self) -> bool:
-        """Whether TMA, which some families use, can copy all tensors."""
+        """Whether TMA, which some families use, can copy all tensors of rows."""
         p, views = self.problem, self.views
         if p.semantics.partial and not p.semantics.packed:
-            # Batches of keys are rows of one long sequence.
+            # Kernels address the keys of all batches as rows of one long sequence.
             for view in (views["k"], views["v"]):
                 batch, rows = view.strides[:2]
                 if view.shape[0] > 1 and view.shape[1] > 1 and (rows <= 0 or batch % rows):
@@ -72,13 +72,13 @@ class Request(NamedTuple):
 
     @property
     def deterministic(self) -> bool:
-        """Whether a kernel must be one that always gives the same bits."""
+        """Whether the kernel must give the same bits in every run."""
         return bool(self.options.get("deterministic"))
 
 
 def suit_tma(views: Sequence[TensorView]) -> bool:
-    """Whether TMA can copy all of some tensors: it takes no negative stride and none of 0, which
-    broadcast tensors have."""
+    """Whether TMA can copy all these tensors: it takes neither negative strides nor strides of 0,
+    which broadcast tensors have."""
     return all(
         stride > 0
         for view in views
@@ -95,12 +95,12 @@ def check_operation(
     wanted: Collection[str] = (),
     unwanted: Collection[str] = (),
 ) -> Request:
-    """The request of an operation's tensors, or views of them, and options by name, for any kernel.
+    """The checked request for an operation's tensors (or views of them) and options, by name. It is
+    independent of the kernel.
 
-    ``wanted`` are optional outputs that are to be written too, ``unwanted`` usual ones that are not
-    to be.
+    ``wanted`` are optional outputs to write as well; ``unwanted`` are usual outputs not to write.
 
-    Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
+    Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
     operation = problem.computed
     _check_names(operation, "wanted", wanted, "optional")
@@ -123,8 +123,8 @@ def _check_tensors(
     tensors: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> tuple[dict[str, TensorView], dict[str, int]]:
-    """Views of the given tensors, in the operation's order, and the sizes of the dimensions with
-    names of their own."""
+    """Views of the given tensors, in the operation's order, and the sizes of dimensions that the
+    problem does not determine."""
     names = [tensor.name for tensor in operation.tensors]
     for name in tensors:
         if name not in names:
@@ -164,14 +164,14 @@ def _check_tensors(
 
 
 def _written(operation: Operation, given: Collection[str]) -> list[TensorSpec]:
-    """The outputs that a call with these tensors, by name, writes."""
+    """The outputs that a call writes, given the names of its tensors."""
     return [tensor for tensor in operation.outputs if tensor.is_written(given)]
 
 
 def _check_shape(
     tensor: TensorSpec, view: TensorView, problem: Problem, sizes: dict[str, int]
 ) -> None:
-    """Raises ArgumentError unless the shape is the specification's; notes new sizes."""
+    """Raises ArgumentError unless the shape matches the specification; adds new ``sizes``."""
     dims = tensor.dims_of(problem)
     wanted = [size_of(dim, problem, sizes) for dim in dims]
     if len(dims) != len(view.shape) or any(
@@ -196,7 +196,7 @@ def _check_memory(tensor: TensorSpec, view: TensorView) -> None:
 
 
 def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
-    """Why no kernel can read a tensor of these strides, and what to do; None where one can."""
+    """Why kernels cannot read a tensor with these strides, and what to do; None if they can."""
     if 0 in view.shape:
         return None
     *steps, last = view.strides or (1,)
@@ -213,7 +213,7 @@ def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
 
 
 def wrong_address(tensor: TensorSpec, view: TensorView) -> str | None:
-    """The same for its address."""
+    """Why kernels cannot read a tensor at this address, and what to do; None if they can."""
     if 0 not in view.shape and view.address % max(tensor.alignment, view.element_size):
         return (
             f"address {view.address:#x} is not a multiple of {tensor.alignment} "
@@ -255,9 +255,10 @@ def _check_options(operation: Operation, options: Mapping[str, Any]) -> dict[str
 def _check_names(
     operation: Operation, argument: str, names: Collection[str], presence: str
 ) -> None:
-    """Raises ArgumentError unless all are names of the operation's outputs of that presence."""
+    """Raises ArgumentError unless all names are those of the operation's outputs of this presence,
+    optional or usual."""
     known = [tensor.name for tensor in operation.outputs if tensor.presence == presence]
-    # An output that is written anyway may be wanted.
+    # ``wanted`` may also name an output that is written anyway.
     allowed = known if argument == "unwanted" else [it.name for it in operation.outputs]
     unknown = sorted(set(names) - set(allowed))
     if unknown:

@@ -1,4 +1,4 @@
-"""How long a problem will take in the emulator, before it runs, and what is too long."""
+"""Estimates how long a problem takes in the emulator, and refuses one that takes too long."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from flashsmith.errors import EmulationTooLongError
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.runtime.request import Request
 
-# Above this the caller has to pass emulate=True.
+# Above this estimate the caller must pass emulate=True.
 LONGEST_UNASKED_SECONDS = 60.0
 # Measured on one core of a 2.6 GHz server over tune configs, d 64 and 128, seq 128 to 1024.
 _STEP_SECONDS = 1.0e-3
 _SECONDS_PER_SCORE = 25e-9
 _SECONDS_PER_SCORE_AND_COLUMN = 0.6e-9
-# Of kernels without one loop over keys: per element that they read or write, and per operation.
+# For kernels without a single loop over keys: per element read or written, and per FLOP.
 _SECONDS_PER_ELEMENT = 1e-7
 _SECONDS_PER_FLOP = 2.5e-10
 
 
 def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
-    """Expected seconds of one launch on the host, checks off, within a factor of about two.
+    """Expected seconds of one launch on the host without checks, within a factor of about two.
 
-    The first term is paid once a kernel; the second is NumPy's cost per call, once for every KV
-    block of every wave of CTAs; the third grows with the scores (seq_q x seq_k of every head) and
-    dominates from about seq 512 on. A causal mask leaves half of both out. Kernels without such a
-    loop, those of the backward pass among them, are taken to touch every element of q and k once,
-    and to take as long for the problem's FLOP as others do.
+    The first term is the translation, paid once per kernel. The second is NumPy's cost per call,
+    paid for every KV block of every wave of CTAs. The third grows with the scores (seq_q x seq_k
+    per head) and dominates from about seq 512. A causal mask halves the second and third.
+
+    For kernels without such a loop, including the backward pass, the estimate counts every element
+    of q and k once, plus the problem's FLOP at a fixed rate.
     """
     loop = cfg.family.loop_tiles(cfg)
     if loop is None:
@@ -51,8 +52,8 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
 
 
 def check_estimate(request: Request, cfg: KernelConfig, *following: KernelConfig) -> None:
-    """Raises EmulationTooLongError when emulating the request's kernel, and those of operations on
-    the same problem that follow it, is estimated above 60 s."""
+    """Raises EmulationTooLongError when the estimated emulation time is above 60 s. It includes the
+    request's kernel and those of ``following`` operations on the same problem."""
     packed = request.problem.semantics.packed
     estimated = _as_one_sequence(request) if packed else request.problem
     seconds = sum(
@@ -68,13 +69,13 @@ def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
     if seconds > LONGEST_UNASKED_SECONDS:
         raise EmulationTooLongError(
             f"emulating {problem} with {cfg} is estimated to take {seconds:.0f} s, above "
-            f"{LONGEST_UNASKED_SECONDS:.0f} s; pass emulate=True to run it all the same, give a "
+            f"{LONGEST_UNASKED_SECONDS:.0f} s; pass emulate=True to run it anyway, give a "
             "smaller problem, or move the tensors to a GPU"
         )
 
 
 def _as_one_sequence(request: Request) -> Problem:
-    """A problem with as many rows and scores as the packed sequences have together."""
+    """One dense problem with as many rows and scores as all the packed sequences together."""
     views, p = request.views, request.problem
     lengths = [
         np.diff(view.framework.as_numpy(view.source).astype(np.int64)).clip(0, longest)

@@ -1,4 +1,4 @@
-"""Packed sequences: their offsets, and the length of the longest."""
+"""Packed sequences: their offsets and maximum lengths, and the key ranges of partial attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIDES = ("q", "k")
 
 
 class Packing(NamedTuple):
-    """Where a packed batch's sequences begin and end, and how long the longest are."""
+    """Where a packed batch's sequences begin and end, and the maximum lengths."""
 
     cu_seqlens_q: TensorView
     cu_seqlens_k: TensorView
@@ -27,14 +27,14 @@ class Packing(NamedTuple):
 
 
 class KeyRanges(NamedTuple):
-    """Which of each sequence's keys count, for partial attention: vectors of batch numbers."""
+    """The keys of each sequence that count in partial attention, as vectors of length batch."""
 
     seqused_k: TensorView | None
     k_begin: TensorView | None
 
     @property
     def views(self) -> dict[str, TensorView]:
-        """Those that are given, by name."""
+        """The given vectors, by name."""
         return {view.name: view for view in self if view is not None}
 
 
@@ -44,13 +44,14 @@ def check_packing(
     """The packing that the options describe, or None; q and k are (total, heads, d) if packed.
 
     On the host the offsets are read, and checked if ``check_contents``. On a device they are read
-    only for a max_seqlen that is missing, which waits for the device once. With a k_begin, which
-    may lead anywhere in k, a missing max_seqlen_k is k's total; and with a seqused_k too,
+    only for a missing max_seqlen, which waits for the device once. With a k_begin, which may point
+    anywhere in k, a missing max_seqlen_k defaults to k's total. With both k_begin and seqused_k,
     cu_seqlens_k may be missing.
 
     Raises ArgumentError when only one of cu_seqlens_q and cu_seqlens_k is given, or a max_seqlen
-    without them; for offsets of another dtype, device or length, or that do not rise from 0 to the
-    total; for a max_seqlen below the longest sequence, or missing during CUDA graph capture.
+    without them. Raises it for offsets of a wrong dtype, device or length, and for offsets that do
+    not rise from 0 to the total. Raises it for a max_seqlen below the longest sequence, or one that
+    is missing during CUDA graph capture.
     """
     if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
         _refuse_limits(options)
@@ -60,14 +61,14 @@ def check_packing(
     has_offsets_k = offsets_k is not None or not by_range or options.seqused_k is None
     offsets = (
         _view_offsets("q", options.cu_seqlens_q, q),
-        # Kernels read some, whatever they say.
+        # Kernels always read offsets of k; here their values do not matter.
         _view_offsets("k", offsets_k if has_offsets_k else options.cu_seqlens_q, q),
     )
     batch, batch_k = (view.shape[0] - 1 for view in offsets)
     if batch_k != batch:
         raise ArgumentError(
-            f"cu_seqlens_k: describes {batch_k} sequences and cu_seqlens_q {batch}; must be as "
-            "many: give both one offset more than there are sequences"
+            f"cu_seqlens_k: describes {batch_k} sequences, but cu_seqlens_q {batch}; must be "
+            "equal: give both one offset more than there are sequences"
         )
     totals = (q.shape[0], k.shape[0])
     for side, total in zip(_SIDES, totals, strict=True):
@@ -87,7 +88,7 @@ def check_packing(
         longest.append(totals[1] if limits[1] is None else limits[1])
     else:
         longest = _longest(offsets, totals, limits, check_contents)
-    # No sequence has more rows than the tensor: a generous limit need not make a large grid.
+    # No sequence has more rows than the tensor, so a generous limit does not enlarge the grid.
     return Packing(*offsets, batch, *(min(pair) for pair in zip(longest, totals, strict=True)))
 
 
@@ -99,18 +100,18 @@ def check_key_ranges(
     *,
     check_contents: bool,
 ) -> KeyRanges | None:
-    """The ranges of keys that the options describe; None unless they ask for partial attention.
+    """The ranges of keys that the options describe; None without partial=True.
 
-    Raises ArgumentError for ranges without partial=True; for vectors of another dtype, device or
-    length; and on the host for ranges outside of the keys, if ``check_contents``.
+    Raises ArgumentError for ranges without partial=True, and for vectors of a wrong dtype, device
+    or length. With ``check_contents`` it also does so for host ranges outside the keys.
     """
     named = {"seqused_k": options.seqused_k, "k_begin": options.k_begin}
     if not check_flag("partial", options.partial):
         for name, value in named.items():
             if value is not None:
                 raise ArgumentError(
-                    f"{name}: given without partial=True; attention to some of the keys is a part: "
-                    "add partial=True, and flashsmith.merge_attention() rounds and adds sinks"
+                    f"{name}: given without partial=True; attention to some of the keys is "
+                    "partial: add partial=True; flashsmith.merge_attention() rounds and adds sinks"
                 )
         return None
     batch = q.shape[0] if packing is None else packing.batch
@@ -166,7 +167,7 @@ def _refuse_limits(options: ForwardOptions) -> None:
         return
     side = "k" if options.max_seqlen_q is None else "q"
     raise ArgumentError(
-        f"max_seqlen_{side}={quoted(getattr(options, f'max_seqlen_{side}'))}: is of packed "
+        f"max_seqlen_{side}={quoted(getattr(options, f'max_seqlen_{side}'))}: is for packed "
         "sequences "
         "only; give cu_seqlens_q and cu_seqlens_k too, or leave it out"
     )
@@ -197,7 +198,7 @@ def _longest(
     limits: Sequence[int | None],
     check_contents: bool,
 ) -> list[int]:
-    """The lengths that no sequence exceeds: the limits given, else those of the longest."""
+    """The maximum lengths: the given limits, else those of the longest sequences."""
     if offsets[0].device.kind == "cpu":
         return [
             _longest_on_host(view, total, limit, check_contents)
@@ -228,7 +229,7 @@ def _longest_on_host(view: TensorView, total: int, limit: int | None, check_cont
 
 
 def _longest_on_device(missing: list[TensorView]) -> list[int]:
-    """Reads from the device once; the caller clamps invalid offsets."""
+    """The longest lengths, read from the device in one step; the caller clamps invalid ones."""
     first = missing[0]
     if first.framework.is_capturing(first.device.ordinal):
         raise ArgumentError(

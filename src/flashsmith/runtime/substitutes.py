@@ -1,7 +1,7 @@
-"""Substitutes: built kernels for calls whose chosen kernel is not built and may not be.
+"""Substitutes: built kernels for calls whose chosen kernel is not built and cannot be built now.
 
-For attention() without config=, which promises a result but no specific kernel. With config= the
-named kernel runs, or an error is raised.
+They serve attention() without config=, which promises a result but no specific kernel. With config=
+the named kernel runs, or an error is raised.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from flashsmith.runtime.request import Request
 
 _log = logging.getLogger("flashsmith")
 
-# How many calls' substitutes are cached; all are dropped when there are more.
+# The maximum number of cached substitutes; once it is reached, all are dropped.
 MOST_CALLS = 1024
 
 # Picks the best of some configs for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
-# The wanted kernel of a call, the problem, whether TMA can copy its tensors, and whether only
-# repeatable kernels serve.
+# The wanted kernel of a call, the problem, whether TMA can copy its tensors, and whether the kernel
+# must be deterministic.
 _Call = tuple[Key, Problem, bool, bool]
 
 
 @dataclass
 class Substitutes:
-    """Cached substitutes. A search takes milliseconds, since it reads the kernel cache; its result
-    is valid until a library is published or removed there."""
+    """Cached substitutes. A search takes milliseconds, because it reads the kernel cache. Its
+    result is valid until a library is added to that cache or removed from it."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
     stamp: object = None
@@ -55,14 +55,15 @@ class Substitutes:
         may_build: Callable[[], bool],
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
-        """The kernel ``wanted``, built if it has to be and may be, else another one that is built.
+        """The kernel ``wanted``, built if necessary and allowed, else another one that is built.
 
-        ``pick`` chooses among those of all families that serve the request. A substitute logs one
-        line for each pair of kernels: a warning, unless it ``is_as_fast``.
+        ``pick`` chooses among the built configs of all families that serve the request. Each pair
+        of kernels is logged once, as a warning unless the substitute ``is_as_fast``.
 
-        Raises KernelNotBuiltError when none serves it, and what the builder raises.
+        Raises KernelNotBuiltError when no built kernel serves the request, and the builder's
+        errors.
         """
-        # Most processes never need a substitute, and skip this.
+        # Most processes never need a substitute and skip this lookup.
         if self.found and not (env.jit_enabled() and may_build()):
             known = self.found.get(_call(wanted, request))
             if known is not None and self.stamp == cache_stamp():
@@ -130,8 +131,8 @@ def _best_built(
 
 
 def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
-    """The built configs that serve a request, with the semantics of their kernels: the exact ones
-    if there is such a kernel, else those of the general-edge kernel."""
+    """The built configs that serve a request, each with its kernel's semantics: exactly the
+    required ones if that kernel is built, else those of the general-edge kernel."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

@@ -1,4 +1,4 @@
-"""The target device of a command: a GPU of this machine, or a known one in the emulator."""
+"""The target device of a command: a GPU of this machine, or a known GPU in the emulator."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def choose_target(
 ) -> Target:
     """The target of a command.
 
-    Without `arch` the first GPU of this machine, or when there is none the first known GPU that all
-    of `configs` are for in the emulator: the A100, unless there are wgmma kernels among them.
-    An `arch` ('sm_90', '90', 'H200') that is not the GPU's own goes to the emulator: machine code
-    for one architecture does not run on another. `emulate` leaves the GPU alone.
+    Without `arch` it is the first GPU of this machine. If there is none, it is the first known GPU
+    that all `configs` run on, in the emulator: the A100, unless `configs` include wgmma kernels.
+    An `arch` ('sm_90', '90', 'H200') that is not the GPU's own is emulated, because machine code
+    for one architecture does not run on another. `emulate` always selects the emulator.
 
     Raises ArgumentError for an unknown arch.
     """

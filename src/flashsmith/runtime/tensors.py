@@ -32,7 +32,7 @@ class Array(Protocol):
     def __dlpack__(self, *args: Any, **keywords: Any) -> Any: ...
 
 
-# A result is like the first tensor, in framework and device.
+# A result has the first tensor's framework and device.
 TensorT = TypeVar("TensorT", bound=Array)
 
 
@@ -43,15 +43,15 @@ class SizedDtype(Protocol):
     def itemsize(self) -> int: ...
 
 
-# A name, or a dtype of flashsmith's or a framework's, as dtype_name() reads them.
+# What dtype_name() accepts: a name, or a dtype of flashsmith or a framework.
 Dtype = str | DType | SizedDtype | type[Any]
 
 
 def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> TensorView:
     """The view of argument ``name``; copies nothing.
 
-    Raises ArgumentError when it is no tensor, its dtype is none of ``dtypes``, it lives neither on
-    the host nor on a CUDA GPU, or autograd would have to follow it.
+    Raises ArgumentError when it is not a tensor, its dtype is none of ``dtypes``, it is neither on
+    the host nor on a CUDA GPU, or autograd would have to record the call.
     """
     kind = type(tensor)
     framework = framework_of(kind)
@@ -72,7 +72,7 @@ def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> Ten
 def view_vector(name: str, tensor: Any, dtype: str) -> TensorView:
     """The view of argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies nothing.
 
-    Raises ArgumentError when it is no tensor, or of another dtype or rank or not contiguous.
+    Raises ArgumentError when it is not a tensor, has another dtype or rank, or is not contiguous.
     """
     view = view_tensor(name, tensor, (dtype,))
     if len(view.shape) != 1:
@@ -91,7 +91,7 @@ def view_vector(name: str, tensor: Any, dtype: str) -> TensorView:
 
 
 def check_beside(view: TensorView, first: TensorView) -> None:
-    """Raises ArgumentError unless a tensor is of the first's framework and on its device."""
+    """Raises ArgumentError unless a tensor has the framework and device of ``first``."""
     if view.framework is not first.framework:
         raise ArgumentError(
             f"{view.name}: is a {view.framework.name} tensor and {first.name} a "
@@ -105,7 +105,7 @@ def check_beside(view: TensorView, first: TensorView) -> None:
 
 
 def check_memory(view: TensorView) -> None:
-    """Raises ArgumentError when a tensor has elements, but no memory for them."""
+    """Raises ArgumentError when a tensor has elements but no memory for them."""
     if view.address == 0 and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: has no memory (a fake tensor, or one whose storage was freed); give a "
@@ -114,7 +114,7 @@ def check_memory(view: TensorView) -> None:
 
 
 def byte_range(view: TensorView) -> tuple[int, int]:
-    """First byte and one past the last byte that the tensor can touch."""
+    """The first byte of a tensor's memory and one past the last byte."""
     first, end = _element_range(view.shape, view.strides)
     itemsize = view.element_size
     return view.address + first * itemsize, view.address + end * itemsize
@@ -155,7 +155,7 @@ def check_output_distinct(o: TensorView, inputs: Sequence[TensorView]) -> None:
         if share_memory(o, tensor):
             raise ArgumentError(
                 f"{o.name}: shares memory with {tensor.name}, which the kernel still reads while "
-                "the output is written; give memory of its own, or none"
+                "the output is written; give a separate tensor, or None"
             )
     if _overlaps_itself(o.shape, o.strides):
         raise ArgumentError(
@@ -168,8 +168,8 @@ def check_output_distinct(o: TensorView, inputs: Sequence[TensorView]) -> None:
 def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether some dimension's stride is smaller than the extent of the dimensions within it.
 
-    Strict for odd stride sets that happen to interleave; every slice, transpose or view of a
-    dense tensor passes.
+    This also rejects unusual strides that interleave without overlapping; every slice, transpose or
+    view of a dense tensor passes.
     """
     extent = 1
     for stride, size in sorted(zip(map(abs, strides), shape, strict=True)):

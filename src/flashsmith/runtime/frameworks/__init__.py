@@ -23,7 +23,7 @@ _by_type: dict[type, Framework | None] = {}
 
 
 def framework_of(kind: type) -> Framework | None:
-    """The framework whose tensors objects of type ``kind`` are, if they are tensors.
+    """The framework of tensors of type ``kind``; None if these are not tensors.
 
     Imports only frameworks of which the caller holds a tensor.
     """
@@ -37,13 +37,13 @@ def framework_of(kind: type) -> Framework | None:
 
 
 def why_refused(kind: type) -> str | None:
-    """The reason why objects of a framework that are no tensors are refused."""
+    """Why a framework's objects of type ``kind`` are refused; None for any other type."""
     reasons = (framework.refusal(kind) for framework in FRAMEWORKS)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def _adapter(owner: type[Framework]) -> Framework:
     if owner not in _adapters:
-        # One for all threads, so that views of one framework's tensors compare equal.
+        # All threads share one adapter, so that views of one framework's tensors compare equal.
         _adapters.setdefault(owner, owner())
     return _adapters[owner]

@@ -1,6 +1,7 @@
-"""Framework: the interface to the libraries that make tensors, with one adapter for each of them.
+"""Framework: the interface to tensor libraries, with one adapter for each of them.
 
-An adapter exists only once the caller holds a tensor of its framework, so that it may import that.
+An adapter is created only when the caller holds a tensor of its framework, so it may import that
+framework.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 
-# Alignment of a workspace, bytes; every allocator on a GPU provides it.
+# Alignment of a workspace in bytes; every GPU allocator provides it.
 WORKSPACE_ALIGNMENT = 256
 
 # The names of element types in NumPy, CuPy, JAX and flashsmith's own arrays.
@@ -63,10 +64,10 @@ class TensorView(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Uninitialised memory at ``address``, a multiple of WORKSPACE_ALIGNMENT, as long as ``owner``
-    lives.
+    """Uninitialised memory at ``address``, a multiple of WORKSPACE_ALIGNMENT, that lives as long as
+    ``owner``.
 
-    It is freed in the order of its stream: drop it as soon as all its uses are enqueued there.
+    It is freed in stream order, so drop it as soon as all its uses are enqueued on its stream.
     """
 
     address: int
@@ -79,7 +80,7 @@ class Framework(ABC):
     name: ClassVar[str]
 
     def __init__(self, dtypes: Mapping[str, Any] = NUMPY_DTYPES) -> None:
-        """``dtypes`` are the framework's own, by the names in NUMPY_DTYPES."""
+        """``dtypes`` maps the names in NUMPY_DTYPES to the framework's dtypes."""
         self.dtypes = dict(dtypes)
         self.dtype_names = {dtype: name for name, dtype in dtypes.items()}
 
@@ -90,8 +91,8 @@ class Framework(ABC):
 
     @classmethod
     def refusal(cls, kind: type) -> str | None:
-        """Why objects of type ``kind`` cannot be taken, if they are this framework's, yet no
-        tensors."""
+        """Why objects of type ``kind`` are refused, if they are this framework's but not tensors;
+        None for any other type."""
         return None
 
     @abstractmethod
@@ -105,10 +106,10 @@ class Framework(ABC):
     def allocate(
         self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False
     ) -> Any:
-        """A dense tensor beside ``like``, of its dtype unless another is named.
+        """A new dense tensor on the device of ``like``, of its dtype unless another is named.
 
-        Uninitialised, or NaN throughout when ``poisoned``, so that elements a kernel does not write
-        show.
+        It is uninitialised, or filled with NaN when ``poisoned``, which exposes elements that a
+        kernel does not write.
         """
 
     @abstractmethod
@@ -117,7 +118,7 @@ class Framework(ABC):
 
     @abstractmethod
     def as_numpy(self, tensor: Any) -> np.ndarray:
-        """A host tensor's own memory, nothing copied; a GPU's tensor copied to the host."""
+        """A host tensor's own memory without a copy, or a host copy of a GPU tensor."""
 
     @abstractmethod
     def dense_copy(self, tensor: Any) -> Any:
@@ -125,71 +126,71 @@ class Framework(ABC):
 
     @abstractmethod
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
-        """At least one byte for what is enqueued on ``stream`` next; during capture, part of the
-        graph.
+        """``nbytes`` (at least 1) for the work enqueued next on ``stream``. During capture the
+        memory is part of the graph.
 
         Raises LaunchError, or the framework's own error, when there is not enough memory.
         """
 
     def is_deterministic(self) -> bool:
-        """Whether the program asked the framework for results with the same bits in every run."""
+        """Whether the program requires deterministic results from the framework."""
         return False
 
     def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
-        """The largest step up in each vector on one GPU, 0 where there is none. Waits for the GPU,
-        once if it can."""
+        """The largest increase between neighbours in each vector, 0 if there is none. All vectors
+        must be on one GPU. The call waits for it, only once if the framework allows that."""
         steps = (np.diff(self.as_numpy(vector).astype(np.int64)) for vector in vectors)
         return [max(0, int(step.max(initial=0))) for step in steps]
 
     def current_stream(self, ordinal: int) -> int:
-        """The framework's current stream on GPU ``ordinal``. Queried by every call, so that the
-        current device does not matter."""
+        """The framework's current stream on GPU ``ordinal``. Every call queries it, so the current
+        device does not matter."""
         return 0
 
     def is_capturing(self, ordinal: int) -> bool:
-        """Whether that stream captures a CUDA graph: then nothing may wait for the device, or take
-        seconds."""
+        """Whether that stream is capturing a CUDA graph. Meanwhile nothing may wait for the device
+        or take seconds."""
         return False
 
     def finish(self, ordinal: int) -> None:
-        """Waits for the launch, where the framework would not order its next work behind it."""
+        """Waits for the launch, if the framework would not order its next work after it."""
         return None
 
 
 class RepeatableFramework(Framework):
-    """A framework whose launches can be cached (cached_calls.py): reading a tensor's data_ptr(),
-    stride(), is_neg(), dtype, shape, device and requires_grad takes next to no time.
+    """A framework whose launches can be cached (cached_calls.py), because reading a tensor's
+    data_ptr(), stride(), is_neg(), dtype, shape, device and requires_grad takes almost no time.
 
-    is_neg() says whether the values are those in memory with the other sign."""
+    is_neg() says whether memory holds the negated values."""
 
     # Exactly this type: a derived class may behave differently.
     tensor_type: type[Any]
     # ``current_stream``, or a faster equivalent.
     stream_of: Callable[[int], int]
-    # Whether operations on tensors that require grad are to be followed.
+    # Whether autograd records operations on tensors that require grad.
     grad_enabled: Callable[[], bool]
-    # Whether the framework may fill what it allocates.
+    # Whether the framework may fill the memory that it allocates.
     fills: Callable[[], bool]
 
     @abstractmethod
     def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
-        """A function of as many tensors that says whether they have the types, dtypes, devices,
-        shapes, strides and requires_grad of these.
+        """A function that takes the same number of tensors and returns whether they have the types,
+        dtypes, devices, shapes, strides and requires_grad of these.
 
-        False also for tensors of which one is given twice, and always where the framework has no
-        such function.
+        It also returns False if a tensor is given twice, and always returns False if the framework
+        has no such check.
         """
 
     @abstractmethod
     def allocator(
         self, like: Any, shape: tuple[int, ...], dtype: str, *, filled: bool = False
     ) -> Callable[[], Any]:
-        """A function that makes dense tensors beside ``like``, which it does not keep alive;
-        ``filled`` as the framework fills its own."""
+        """A function that makes dense tensors on the device of ``like``, which it does not keep
+        alive. With ``filled``, new memory is filled if the framework's settings demand it."""
 
 
 class HostMemory:
-    """An address range as an array for NumPy; ``owner`` keeps the memory alive."""
+    """Exposes an address range to NumPy as an array; ``owner`` keeps the memory alive."""
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class HostMemory:
         strides_bytes: tuple[int, ...] | None = None,
         owner: Any = None,
     ) -> None:
-        """Without strides it is dense."""
+        """Without strides the array is dense."""
         self._owner = owner
         self.__array_interface__ = {
             "version": 3,
@@ -211,7 +212,7 @@ class HostMemory:
 
 
 def host_workspace(nbytes: int) -> Workspace:
-    """A workspace on the host, where no allocator promises the alignment."""
+    """A workspace on the host, aligned here because host allocators do not guarantee it."""
     memory = np.empty(nbytes + WORKSPACE_ALIGNMENT - 1, np.uint8)
     first: int = memory.__array_interface__["data"][0]
     return Workspace(first + -first % WORKSPACE_ALIGNMENT, memory)
@@ -220,7 +221,7 @@ def host_workspace(nbytes: int) -> Workspace:
 def in_elements(
     name: str, framework: str, strides: tuple[int, ...], itemsize: int
 ) -> tuple[int, ...]:
-    """Strides in bytes as strides in elements. Raises ArgumentError unless they are whole ones."""
+    """Converts strides from bytes to elements. Raises ArgumentError for fractions of an element."""
     if any(stride % itemsize for stride in strides):
         raise ArgumentError(
             f"{name}: strides of {strides} bytes are no whole elements of {itemsize} bytes; "
@@ -231,7 +232,7 @@ def in_elements(
 
 @lru_cache(maxsize=1024)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides of ``shape``, elements."""
+    """Row-major strides of ``shape``, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -1,4 +1,4 @@
-"""CuPy's arrays, on a GPU, on CuPy's current stream."""
+"""CuPy's arrays: on a GPU, used on CuPy's current stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.runtime.frameworks.device_array import stream_ordered_workspace
 
 
 class CupyArrays(Framework):
-    """Arrays that are written in place."""
+    """CuPy arrays, which kernels write in place."""
 
     name = "cupy"
 

@@ -40,7 +40,7 @@ class DeviceArray:
         weakref.finalize(self, _free, ordinal, address)
 
     def __reduce__(self) -> Any:
-        # A copied or unpickled array has memory of its own: two would free one address.
+        # A copied or unpickled array gets its own memory, so that no two free the same address.
         return DeviceArray.from_host, (self.to_host(), self.ordinal)
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class DeviceArray:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: np.dtype, ordinal: int = 0) -> DeviceArray:
-        """Uninitialised memory. Raises LaunchError when the GPU has not enough."""
+        """Uninitialised memory. Raises LaunchError when the GPU has too little."""
         address = ctypes.c_uint64()
         size = max(1, math.prod(shape) * dtype.itemsize)
         with driver.current_gpu(ordinal):
@@ -75,9 +75,9 @@ class DeviceArray:
         return copy
 
     def to_host(self) -> np.ndarray:
-        """A copy on the host, after everything on the default stream has finished.
+        """A copy on the host, made after everything on the default stream has finished.
 
-        Raises LaunchError with CUDA's message when a kernel before it failed.
+        Raises LaunchError with CUDA's message when an earlier kernel failed.
         """
         array = np.empty(self.shape, dtype=self.dtype)
         with driver.current_gpu(self.ordinal):
@@ -92,7 +92,7 @@ class DeviceArray:
 
 
 class DeviceArrays(Framework):
-    """DeviceArray, as one framework among others."""
+    """The adapter for DeviceArray."""
 
     name = "flashsmith"
 
@@ -128,7 +128,7 @@ class DeviceArrays(Framework):
 
 
 class _StreamOrderedBlock:
-    """Memory that is freed to the driver's pool in the order of a stream."""
+    """Memory that is freed to the driver's pool in stream order."""
 
     def __init__(self, nbytes: int, ordinal: int, stream: int) -> None:
         address = ctypes.c_uint64()
@@ -152,9 +152,9 @@ def _free_in_order(ordinal: int, address: int, stream: int) -> None:
 
 
 def stream_ordered_workspace(nbytes: int, device: Device, stream: int) -> Workspace:
-    """A workspace from the driver's own pool; while ``stream`` captures, memory of the graph's.
+    """A workspace from the driver's own pool or, while ``stream`` is capturing, from the graph's.
 
-    Raises LaunchError when there is not enough.
+    Raises LaunchError when there is not enough memory.
     """
     block = _StreamOrderedBlock(nbytes, device.ordinal, stream)
     return Workspace(block.address, block)

@@ -1,4 +1,4 @@
-"""JAX's arrays, on a GPU or the host, on the default stream."""
+"""JAX's arrays: on a GPU or the host, used on the default stream."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from flashsmith.runtime.frameworks.device_array import stream_ordered_workspace
 
 
 class JaxArrays(Framework):
-    """Immutable arrays.
+    """JAX's immutable arrays.
 
-    JAX exposes neither its streams nor unfinished results: the call waits for the inputs and for
-    the kernel, on the default stream. Outputs are new JAX arrays, filled once before they are
-    returned.
+    JAX exposes neither its streams nor unfinished results, so a call waits for its inputs and then
+    for the kernel on the default stream. Outputs are new JAX arrays, which the kernel writes in
+    place before they are returned.
     """
 
     name = "jax"
@@ -45,7 +45,7 @@ class JaxArrays(Framework):
             f"is a tracer of a JAX transformation ({kind.__qualname__}), not an array; "
             "flashsmith's calls cannot be traced: make them outside of jax.jit, jax.vmap and the "
             "other transformations, on arrays; only attention() can be differentiated, once, by "
-            "jax.grad or jax.vjp, not forwards"
+            "jax.grad or jax.vjp, not in forward mode"
         )
 
     def view(self, name: str, tensor: Any) -> TensorView:

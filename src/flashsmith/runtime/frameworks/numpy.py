@@ -1,4 +1,4 @@
-"""NumPy's arrays, on the host."""
+"""NumPy's arrays on the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flashsmith.runtime.frameworks.base import (
 
 
 class NumpyArrays(Framework):
-    """Arrays on the host, of NumPy's own class or one derived from it."""
+    """NumPy's arrays, of its own class or a derived one."""
 
     name = "numpy"
 
@@ -31,7 +31,7 @@ class NumpyArrays(Framework):
     def view(self, name: str, tensor: Any) -> TensorView:
         if isinstance(tensor, np.ma.MaskedArray):
             raise ArgumentError(
-                f"{name}: is a masked array, whose mask no kernel would see; give its .filled()"
+                f"{name}: is a masked array, and kernels ignore masks; give its .filled()"
             )
         strides = in_elements(name, "numpy", tensor.strides, max(tensor.itemsize, 1))
         address, read_only = tensor.__array_interface__["data"]

@@ -1,4 +1,4 @@
-"""PyTorch's tensors, on a GPU or the host, on PyTorch's current stream."""
+"""PyTorch's tensors: on a GPU or the host, used on PyTorch's current stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _new_tuple = tuple.__new__
 
 
 class TorchTensors(RepeatableFramework):
-    """Strided tensors that need no gradient, of torch.Tensor or a class derived from it."""
+    """Strided tensors that need no gradient, of torch.Tensor or a derived class."""
 
     name = "torch"
 
@@ -37,11 +37,11 @@ class TorchTensors(RepeatableFramework):
 
         super().__init__({name: getattr(torch, name) for name in NUMPY_DTYPES})
         self._torch, self.tensor_type = torch, torch.Tensor
-        # Of PyTorch's own compiler, not of its interface: used as far as it is there.
+        # An internal of torch.compile, not a public interface: used only if it exists.
         dynamo = getattr(torch._C, "_dynamo", None)
         self._guards: Any = getattr(dynamo, "guards", None)
         self._strided, self.grad_enabled = torch.strided, torch.is_grad_enabled
-        # PyTorch's own function of Python's asks this one.
+        # PyTorch's public function calls this one.
         self.fills = getattr(
             torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
         )
@@ -74,8 +74,8 @@ class TorchTensors(RepeatableFramework):
             raise ArgumentError(f"{name}: layout {tensor.layout}; give a strided (dense) tensor")
         if tensor.requires_grad and self.grad_enabled():
             raise ArgumentError(
-                f"{name}: requires grad, and gets no gradient from this call; "
-                "flashsmith.attention() gives some to q, k, v and sinks; else call under "
+                f"{name}: requires grad, but gets no gradient from this call; "
+                "flashsmith.attention() differentiates q, k, v and sinks; otherwise call under "
                 "torch.no_grad(), or detach it"
             )
         device = self._devices.get(tensor.device)
@@ -83,8 +83,8 @@ class TorchTensors(RepeatableFramework):
             device = self._devices[tensor.device] = self.device_of(name, tensor.device)
         is_plain = not tensor.is_neg()
         if not is_plain:
-            # Its memory has the values with the other sign: what a kernel writes there would be
-            # wrong, too.
+            # Its memory holds the negated values, so what a kernel writes there would be wrong,
+            # too.
             tensor = tensor.resolve_neg()
         dtype, address = self.dtype_names.get(tensor.dtype, ""), tensor.data_ptr()
         shape, strides = tuple(tensor.shape), tensor.stride()
@@ -111,7 +111,7 @@ class TorchTensors(RepeatableFramework):
         if poisoned:
             return torch.full(shape, math.nan, dtype=own, device=like.device)
         if dtype is None and shape == like.shape:
-            # Half the time of empty().
+            # Takes half the time of empty().
             return torch.empty_like(like, memory_format=torch.contiguous_format)
         return torch.empty(shape, dtype=own, device=like.device)
 
@@ -134,8 +134,9 @@ class TorchTensors(RepeatableFramework):
         if device == HOST:
             return host_workspace(nbytes)
         torch, ordinal = self._torch, device.ordinal
-        # The allocator reuses memory in the order of the stream that is current at the call, and
-        # while that captures allocates from the graph's pool. Its blocks are aligned to 512 bytes.
+        # The allocator reuses memory in the order of the stream that is current at the call. While
+        # that stream is capturing, it allocates from the graph's pool. Its blocks are aligned to
+        # 512 bytes.
         if self.stream_of(ordinal) == stream:
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self._gpu(ordinal))
         else:
@@ -160,7 +161,7 @@ class TorchTensors(RepeatableFramework):
             return bool(self._torch.cuda.is_current_stream_capturing())
 
     def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
-        # What torch.compile looks at tensors with: one call of C++, 0.1 us a tensor.
+        # The tensor guards of torch.compile: one C++ call that takes 0.1 us per tensor.
         guards_of = getattr(self._guards, "TensorGuards", None)
         if guards_of is None:
             return lambda *given: False
@@ -173,7 +174,7 @@ class TorchTensors(RepeatableFramework):
     ) -> Callable[[], Any]:
         own, device, strides = self.dtypes[dtype], like.device, contiguous_strides(shape)
         allocate = partial(self._torch.empty_strided, shape, strides, dtype=own, device=device)
-        # What torch.compile allocates with, in half the time; it fills nothing.
+        # The allocation function of torch.compile takes half the time and fills nothing.
         directly = getattr(self._guards, f"_empty_strided_{device.type}", None)
         if directly is None or filled:
             return allocate
@@ -181,7 +182,7 @@ class TorchTensors(RepeatableFramework):
             return partial(directly, shape, strides, own)
         current = self._torch._C._cuda_getDevice
 
-        # It knows of no other device than the current one.
+        # ``directly`` allocates only on the current device.
         def allocate_there() -> Any:
             return directly(shape, strides, own) if current() == device.index else allocate()
 
@@ -189,7 +190,7 @@ class TorchTensors(RepeatableFramework):
 
 
 def no_memory_of_its_own(kind: type) -> str | None:
-    """Why tensors of a class are refused that stand for others' memory; None of other classes."""
+    """Why tensors of a class without memory of its own are refused; None for other classes."""
     if kind.__name__ == "DTensor":
         return (
             "is a DTensor, whose memory is that of its local tensors; call within "
@@ -200,7 +201,7 @@ def no_memory_of_its_own(kind: type) -> str | None:
 
 
 def _cuda_is_initialised() -> bool:
-    # Only if it is imported already, and completely: forking must not import anything.
+    # Only if torch.cuda is already fully imported: a fork must not import anything.
     is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     return is_initialized is not None and is_initialized()
 
