@@ -93,7 +93,8 @@ def python_prose(text: str) -> Iterator[str]:
 def python_messages(text: str) -> Iterator[str]:
     """The string literals of a module that have several words, such as errors and helps.
 
-    A value in an f-string counts as one word.
+    A value in an f-string counts as one word. Programs, which have lines that end in a semicolon,
+    are left out.
     """
     tree = ast.parse(text)
     inner = {
@@ -120,7 +121,7 @@ def python_messages(text: str) -> Iterator[str]:
             message = node.value
         else:
             continue
-        if len(re.findall(r"\b[a-z]+\b", message)) >= SEVERAL:
+        if ";\n" not in message and len(re.findall(r"\b[a-z]+\b", message)) >= SEVERAL:
             yield message
 
 

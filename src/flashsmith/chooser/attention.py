@@ -138,40 +138,41 @@ def attention(
     the bottom right. A row that sees no key gives 0.
 
     Args:
-        q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array
-            (bf16 as ml_dtypes.bfloat16); packed (total_q, heads_q, d). Any strides with a
-            contiguous last dimension and 16-byte aligned rows; d a multiple of 8 up to 256; lengths
-            may be 0.
-        k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q; heads_q must be a
-            multiple of heads_k, and heads_q / heads_k heads of q share one of k and v.
-        causal: whether a query sees only keys up to its own position.
-        window: (left, right): the number of keys before and after its own position that a query
-            sees; None is no limit. With causal the right limit is 0.
+        q: (batch, seq_q, heads_q, d), or (total_q, heads_q, d) if packed; fp16 or bf16. A PyTorch
+            tensor, or a NumPy, CuPy or JAX array (bf16 as ml_dtypes.bfloat16). The last dimension
+            must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0. d is
+            at most 256.
+        k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
+            multiple of heads_k: heads_q / heads_k heads of q share one head of k and v.
+        causal: whether a query attends only to keys up to its own position.
+        window: (left, right): how many keys before and after its own position a query attends to;
+            None is no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: the factor of q k^T, finite and > 0; None is 1/sqrt(d). scale and softcap may be
+        scale: the factor on q k^T, finite and > 0; None is 1/sqrt(d). scale and softcap may be
             0-dimensional tensors, and window a tensor of two numbers, on the host.
-        sinks: (heads_q,) fp32, fp16 or bf16, one logit per head that joins the softmax of its rows;
+        sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
             None for no sinks. Their gradient has their dtype.
-        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
-            rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
-            checked; a kernel clamps them, and does not write rows of out that they do not cover.
-        max_seqlen_q, max_seqlen_k: at least the longest packed sequence's length; longer ones are
-            cut off. None computes it, which on a device waits for it once.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
+            cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked; the
+            kernel clamps them and does not write rows of out outside all sequences.
+        max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
+            sequences are cut off. None computes it; on a device this waits for the device once.
         out: where to write the result, q's shape and dtype; None allocates it.
-        return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
-            or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
-        return_row_max: also return the maximum of every row's scaled and capped scores, without
-            the sink, in the same shape; -inf where a row sees nothing.
-        partial: whether o is a part for ``flashsmith.merge_attention``: fp32, not rounded, without
-            sinks. Then (o, lse) is returned, without gradients. seqused_k and k_begin require it.
-        seqused_k: (batch,) int32: the number of keys used of each sequence; None uses all from
-            k_begin on. It is read on its device.
-        k_begin: (batch,) int32: the row of k at which a sequence's keys begin; None is its first.
-            In a packed k it may be any row, regardless of cu_seqlens_k. For every mask the last
-            query has the position of the last key used, k_begin + seqused_k - 1.
+        return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
+            seq_q) or (heads_q, total_q); -inf for a row with neither keys nor a sink.
+        return_row_max: also return the maximum of each row's scaled and capped scores, without the
+            sink, in the same shape; -inf for a row without keys.
+        partial: whether to compute a part for ``flashsmith.merge_attention``. It returns (o, lse)
+            with o in fp32, not rounded, without sinks and without gradients. Only parts take
+            seqused_k and k_begin.
+        seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
+            k_begin on. On a device only the kernel reads it.
+        k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
+            row. In a packed k it may be any row, whatever cu_seqlens_k says. For every mask, the
+            last query has the position of the last key that counts, k_begin + seqused_k - 1.
         bits: 'canonical' makes a row's output and log-sum-exp depend only on its own query, the
-            keys and values that it sees, and what is computed (mask, softcap, scale, sinks, dtype,
-            d). The bits are then the same in training, prefill, any chunks of a prompt, and
+            keys and values that it attends to, and what is computed (mask, softcap, scale, sinks,
+            dtype, d). The bits are then the same in training, prefill, any chunks of a prompt, and
             attention_with_cache(), in any batch and with any kernel. V must be finite. 'free' lets
             each kernel sum in its own order. None is FLASHSMITH_BITS, or 'free'. docs/bits.md has
             the contract.
@@ -181,7 +182,7 @@ def attention(
         deterministic: True requires gradients with the same bits in every run; None means True with
             canonical bits, else PyTorch's are_deterministic_algorithms_enabled() at this call. Only
             dq can vary otherwise.
-        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+        emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Returns:
         o, (o, lse), (o, row_max) or (o, lse, row_max), in the framework and on the device of q.
