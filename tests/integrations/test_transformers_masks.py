@@ -95,7 +95,7 @@ def test_indices_of_keys_are_honoured_and_need_a_mask() -> None:
 
     q = torch.zeros(1, 1, 4, 32).half()
     indices = torch.zeros(1, 4, 2, dtype=torch.long)
-    with pytest.raises(ArgumentError, match=r"indices: shape \(1, 4, 2\), with an .* of shape None"):
+    with pytest.raises(ArgumentError, match=r"indices: shape \(1, 4, 2\), with .* of shape None"):
         flashsmith_attention_forward(torch.nn.Identity(), q, q, q, None, indices=indices)
 
 

@@ -366,7 +366,7 @@ def test_what_the_planner_refuses_is_an_argument_error(
         (replace(PROBLEM, semantics=Semantics("causal")), "mask: this library's kernels have none"),
         (replace(PROBLEM, semantics=Semantics("window")), "mask: this library's kernels have none"),
         (replace(PROBLEM, semantics=Semantics(softcap=True)), "softcap: this library's kernels"),
-        (replace(PROBLEM, semantics=Semantics(packed=True, uneven=True)), "packed: the call and this library"),
+        (replace(PROBLEM, semantics=Semantics(packed=True, uneven=True)), "packed: the call and"),
     ],
 )
 def test_a_kernel_compiled_for_other_semantics_refuses_the_call(
