@@ -191,9 +191,7 @@ def test_equal_machine_code_is_not_timed(
     said = f"of {len(pairs)} pairs differ in machine code"
     kernels = {pair.kernel for pair in pairs if str(pair.config) in tool.changed}
     assert len(rows) == len(kernels) >= 2
-    assert (
-        f"{len(kernels)} of {len(pairs)} pairs differ in machine code" in capsys.readouterr().out
-    )
+    assert f"{len(kernels)} of {len(pairs)} pairs differ in machine code" in capsys.readouterr().out
     digests["mov;"] = "2"
     status, _ = run(*asked)
     assert status == 0
