@@ -84,10 +84,10 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
 class BenchEntry:
     """A flashsmith implementation, before its tensors exist.
 
-    ``config`` is None if no kernel can be chosen, and ``note`` gives the reason. ``attention``: the
-    public call is measured, which chooses ``config`` itself: attention(), or attention_with_cache()
-    over a cache. Otherwise the kernel is called directly. Gradients are computed by PyTorch's
-    autograd through attention() if PyTorch holds the tensors.
+    ``config`` is None if no kernel can be chosen, and ``note`` gives the reason. ``attention``:
+    whether the public call is measured, which chooses ``config`` itself: attention(), or
+    attention_with_cache() over a cache. Otherwise the kernel is called directly. Gradients are
+    computed by PyTorch's autograd through attention() if PyTorch holds the tensors.
     """
 
     name: str
@@ -297,7 +297,7 @@ class _Point:
                 makers |= {peer.name: peer.prepare for peer in peers}
                 timed = self._replays(timed, makers, workload)
             samples = measure(timed, self.protocol, clock=bench.clock, telemetry=bench.telemetry)
-        except Exception as error:  # PyTorch's own errors too
+        except Exception as error:  # includes PyTorch's own errors
             names = [found.name for found in timed]
             return self._untimed(names, f"timed together: {_first_line(error)}")
         self.rows = [
@@ -326,7 +326,7 @@ class _Point:
                 made = [makers[name](each) for each in sets]
                 replay, output = captured(name, made, bench.clock, workload.memory)
                 proof = Proof.of(workload.judge(output))
-            except Exception as error:  # PyTorch's own errors too
+            except Exception as error:  # includes PyTorch's own errors
                 self._untimed([name], f"in a graph: {_first_line(error)}")
                 continue
             if proof.verdict == "pass":

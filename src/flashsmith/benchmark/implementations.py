@@ -1,4 +1,5 @@
-"""What is timed: attention(), attention_with_cache(), flashsmith's kernels by config, and peers."""
+"""The implementations that are timed: attention(), attention_with_cache(), flashsmith's kernels by
+config, and peers."""
 
 from __future__ import annotations
 
@@ -107,7 +108,10 @@ def gradient_implementation(
     name: str, config: KernelConfig, workload: BackwardWorkload, backward_config: Any = None
 ) -> GradientImplementation:
     """The gradients of `flashsmith.attention` on PyTorch tensors, computed through autograd as for
-    peers. ``backward_config`` None lets it choose, which yields ``config``."""
+    peers.
+
+    With ``backward_config`` None, the call chooses the backward kernel, which is ``config``.
+    """
     forward = partial(flashsmith.attention, **workload.options, backward_config=backward_config)
     call = workload.differentiated(forward)
     return GradientImplementation(name, config, workload, call, "torch.autograd.grad")

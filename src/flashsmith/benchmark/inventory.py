@@ -45,7 +45,7 @@ def config_facts(
 ) -> list[dict[str, Any]]:
     """The facts known about each config before it runs.
 
-    `cached` are the cache's libraries, from which 'built' follows; only plain kernels for this
+    'built' is derived from the cache's libraries, ``cached``. Only current plain kernels for this
     architecture count.
     """
     built = {
@@ -123,7 +123,7 @@ def print_library(console: Console, library: KernelLibrary, target: Target) -> N
 def entry_facts(entry: CacheEntry) -> dict[str, Any]:
     """The facts about one library in the cache, with its configs unless it is damaged.
 
-    `current` is is_current(), that is, whether the library would be used; None for a damaged one.
+    'current' says whether the library would be used, by is_current(); it is None for a damaged one.
     """
     manifest = entry.manifest
     return {

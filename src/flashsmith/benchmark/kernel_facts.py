@@ -27,8 +27,8 @@ KernelUse = tuple[KernelConfig, Problem]
 class KernelFacts:
     """The costs of one kernel from the compiler's report, and its counts from the emulator.
 
-    registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels, of
-    the one with most.
+    registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels,
+    these are the values of the kernel with the most.
     smem_bytes: per CTA.
     instructions: executed warp instructions by class, None if nothing was emulated.
     conflicts: wavefronts over their ideal number by use of shared memory, None if there was no such

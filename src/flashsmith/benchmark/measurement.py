@@ -92,8 +92,7 @@ class Measurement:
     """One implementation on one problem.
 
     implementation: its name in tables; files call the column 'contender'.
-    family, config: of flashsmith's kernel, '' for a peer. If attention() chose the kernel, the
-    chosen one.
+    family, config: of flashsmith's kernel, which attention() may have chosen; '' for a peer.
     semantics: the problem's words, or 'plain'; batch and lengths are as in Problem.
     verdict to rel_l2: from Proof.
     ms to power_w: from Times.
@@ -166,11 +165,8 @@ class Measurement:
 
     @property
     def is_failure(self) -> bool:
-        """Whether this row makes a run fail.
-
-        A run fails if an output is wrong, even a peer's, because nothing may be compared with it.
-        It also fails if a flashsmith kernel did not finish.
-        """
+        """Whether this row makes a run fail: an output is wrong, or a flashsmith kernel did not
+        finish. A peer's wrong output counts too, because nothing may be compared with it."""
         return self.verdict in ("fail", "error")
 
     @property

@@ -70,7 +70,7 @@ def require_writable(option: str, path: str | Path) -> None:
         reason = "permission denied"
     if reason:
         raise ArgumentError(
-            f"{option}={str(path)!r}: cannot be written: {reason}; give a file in a folder of yours"
+            f"{option}={str(path)!r}: cannot be written: {reason}; give a file in a writable folder"
         )
 
 
@@ -355,7 +355,7 @@ def row_of(record: Mapping[str, Any], where: str) -> Measurement:
 def checked_row(
     cls: type[_Row], record: Mapping[str, Any], where: str, required: Sequence[str]
 ) -> _Row:
-    """The same for any subclass of Measurement, whose required columns are ``required``."""
+    """Like row_of(), for any class of measurement; ``required`` are its required columns."""
     missing = [
         _column(name)
         for name in required

@@ -40,7 +40,7 @@ class Peer(Protocol):
         """Why the peer cannot take part; None if nothing rules it out before it is tried."""
 
     def version(self) -> str:
-        """The version of the library that computes, provided that the peer is not absent."""
+        """The version of the computing library; valid only if the peer is not absent."""
 
     def prepare(self, workload: Any) -> PeerImplementation:
         """The implementation on a workload of the problem's operation, whose tensors are PyTorch's.
@@ -297,8 +297,8 @@ class FlashAttnPeer:
     def prepare_call(
         self, name: str, tensors: Sequence[Any], options: Mapping[str, Any]
     ) -> PeerImplementation:
-        """The implementation by the package's function of that name. ``options`` have flashsmith's
-        names."""
+        """A peer implementation that calls the package's function ``name``; ``options`` use
+        flashsmith's names."""
         function = self._function(name)
         # The available keywords depend on the package's version.
         known = inspect.signature(function).parameters
@@ -378,8 +378,8 @@ class DenseCachePeer:
     """PyTorch's attention on a dense cache that every sequence fills, since SDPA takes no cache
     lengths.
 
-    A causal mask shows a single query every key, so SDPA is called without a mask. Other masks go
-    to the function below the flash backend, which aligns them to the bottom right.
+    A single query under a causal mask sees every key, so SDPA is called without a mask. Other masks
+    go to the function below the flash backend, which aligns them to the bottom right.
     """
 
     of: SdpaPeer

@@ -264,7 +264,7 @@ def _verdict() -> Iterator[Problem]:
 # packed: packed sequences.
 # unseen: batches and lengths that no default sweep tunes on.
 # verdict: all of the above.
-# public: problems with published results of the best public kernel
+# public: problems for which the best public kernel's results are known
 # (benchmarks/h200/best-public.csv).
 # backward: the same for gradients (best-public-backward.csv).
 # decode: one token over a cache, dense and in pages of 16 keys.

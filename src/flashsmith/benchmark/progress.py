@@ -31,7 +31,7 @@ _LINE_SECONDS = 15.0
 
 
 class LineReporter:
-    """Writes to standard error: lines, and on a terminal a bar below them.
+    """Writes lines to standard error, with a progress bar below them on a terminal.
 
     Use as a context manager; `quiet` writes nothing.
     """

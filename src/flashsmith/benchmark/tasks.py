@@ -18,8 +18,8 @@ PACKED_SEQUENCES = 4
 
 
 def whole_tiles(seq: int, cfg: KernelConfig) -> int:
-    """The smallest length of at least `seq` that all of the config's tiles divide, those of queries
-    and of keys.
+    """The smallest length of at least `seq` that the config's tiles divide, for queries and keys
+    alike.
 
     Each config gets its own length, because the least common multiple over a set of configs is
     unbounded (13,440 for the shipped Hopper kernels).
@@ -98,8 +98,8 @@ class Size:
         return None
 
     def check(self, cfg: KernelConfig) -> None:
-        """Raises ArgumentError if the size would run a kernel of `cfg` with other semantics than
-        these."""
+        """Raises ArgumentError for a value below 1, or if the size would run a kernel with other
+        semantics than the task's."""
         for name, value in (("batch", self.batch), ("heads", self.heads), ("seq", self.seq)):
             if value < 1:
                 raise ArgumentError(f"{name}={value}: give a whole number above 0")

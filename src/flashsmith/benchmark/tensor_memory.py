@@ -1,5 +1,5 @@
-"""TensorMemory: where a benchmark's tensors live: in PyTorch's GPU memory, or else in the
-driver's."""
+"""TensorMemory: allocates a benchmark's tensors, through PyTorch on the GPU or else through the
+CUDA driver."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ class TorchMemory:
 
 @contextlib.contextmanager
 def _failures_as_launch_errors() -> Iterator[None]:
-    """Converts the RuntimeError into LaunchError with which PyTorch reports an earlier kernel's
-    failure at the next synchronizing call."""
+    """Converts PyTorch's RuntimeError into a LaunchError. PyTorch raises it at the first
+    synchronizing call after a kernel has failed."""
     try:
         yield
     except RuntimeError as error:

@@ -360,7 +360,7 @@ class Implementation(Interface):
 @dataclass(frozen=True)
 class Replay:
     """Calls of one implementation captured in a graph. A launch runs all of them, and its time is
-    divided by their number."""
+    reported per call."""
 
     name: str
     replay: Callable[[], Any]

@@ -204,7 +204,8 @@ class Workload:
         )
 
     def _keys(self, rows: slice) -> slice:
-        """The keys up to which the rows stay aligned to the bottom right, as masks are."""
+        """The keys that align the rows to the bottom right, as masks require; all keys without a
+        mask."""
         p = self.problem
         masked = p.semantics.key_mask.hides
         end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k

@@ -55,8 +55,7 @@ COUNTERS = (
 # Launch properties and per-instruction sums, which are missing from the profiler's list of hardware
 # metrics.
 _UNLISTED = re.compile(r"launch__|memory_l1_|sm__maximum_warps_")
-# Stalled warps per issued instruction by reason, which is the number of cycles that the reason
-# adds.
+# Stalled warps by reason, per issued instruction: the cycles that the reason adds to each issue.
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
 _NO_STALLS = ("selected", "not_issued")
 _STALL_SUFFIX = ".ratio"
@@ -152,7 +151,7 @@ class ProfiledLaunch:
 
 
 def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
-    """Merges the launches of a call, given by role, into one. Sums are added, registers are the
+    """Merges the launches of a call, given by role, into one. Sums are added, registers take the
     maximum, and shares, rates and stalls are averaged by duration."""
     first, *others = launches.values()
     if not others:

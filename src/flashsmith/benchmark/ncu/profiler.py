@@ -228,7 +228,7 @@ def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
             break
         profiled.append(ProfiledUse(use, wrong, own))
     if len(profiled) < len(job.uses):
-        why = why or "the process under it stopped before the end"
+        why = why or "the profiled process stopped before the end"
     return profiled, str(_failure(why, ended)) if why else ""
 
 
@@ -275,4 +275,4 @@ def _failure(what: str, ended: _Ended) -> ProfilerError:
             "\nOnly administrators may read the counters here: run as root, or load the driver "
             "with NVreg_RestrictProfilingToAdminUsers=0"
         )
-    return ProfilerError(f"ncu: {what}; it said:\n{words[-_WORDS:] or '(nothing)'}{advice}")
+    return ProfilerError(f"ncu: {what}; its output:\n{words[-_WORDS:] or '(nothing)'}{advice}")

@@ -29,12 +29,12 @@ class ProfileRow(Measurement):
     with cold caches and without clock control. For a call with several launches, they are sums, or
     means by duration.
 
-    verdict: on the output, before the kernel was profiled; 'error' if it cannot run here.
+    verdict: of the output check before profiling; 'error' if the kernel cannot run here.
     note: the reason, the duration of each launch of a call, and the columns without a counter on
     this GPU.
     tensor_pct, mufu_pct, issue_pct: utilization while the SMs were active.
     occupancy_pct, max_occupancy_pct: resident warps, achieved and possible.
-    wavefronts: of shared memory; wavefronts_ideal: without bank conflicts.
+    wavefronts, wavefronts_ideal: of shared memory, counted and without bank conflicts.
     emulated_wavefronts(_ideal): the emulator's counts for the same launch.
     l2_bytes: through L2 in both directions.
     stalls: why warps waited, longest first, in cycles per instruction issued.
@@ -61,8 +61,8 @@ class ProfileRow(Measurement):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The identity of a measurement: rows with the same config, problem and GPU measure the
-        same."""
+        """The identity of a measurement: rows with the same config, problem and GPU are repeats of
+        one another."""
         return self.config, str(self.problem), self.gpu
 
 

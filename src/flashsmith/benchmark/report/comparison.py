@@ -202,8 +202,8 @@ def _by_bytes(chain: Sequence[Point]) -> Sequence[Point]:
 
 
 def _chart_key(row: Measurement) -> tuple[Any, ...]:
-    """The properties that a chart's problems share. Small and large caches share a chart, although
-    the same protocol times them differently."""
+    """The properties that a chart's problems share. The suffix ', in graphs' of the protocol is
+    ignored, so that small and large caches share a chart."""
     setting, *others = _group_key(row)
     if row.is_memory_bound:
         setting = setting._replace(protocol=setting.protocol.removesuffix(f", {IN_GRAPHS}"))

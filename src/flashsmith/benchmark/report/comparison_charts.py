@@ -42,7 +42,7 @@ def throughput_charts(
     """A chart of TFLOP/s by length for each group with a rate. Problems over a cache show TB/s and
     the measured DRAM bandwidth.
 
-    A peer has its place from `places` in every chart.
+    `places` assigns each peer its colour and mark in all charts.
     """
     dram = {one.gpu: one.rate("dram_read") for one in rooflines}
     for group, title in zip(groups, titles([group.first for group in groups]), strict=True):

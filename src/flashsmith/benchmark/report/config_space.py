@@ -43,7 +43,7 @@ class SearchedSpace:
 
     @property
     def row(self) -> Measurement:
-        """A row with the problem of all."""
+        """A row that identifies the problem."""
         return self.ranked[0]
 
 

@@ -160,8 +160,8 @@ def measure_ceiling(
 
 
 def _turns_that_take(key: str, running: Running, launch_ms: float, timer: Timer) -> int:
-    """The number of turns for a launch of about `launch_ms`. Two rounds, because the first guess
-    may be far too short."""
+    """The number of turns for a launch of about `launch_ms`. It is calibrated twice, because the
+    first guess may be far too short."""
     turns = running.first_turns
     for _ in range(2):
         ms = timer(_Launches(key, running, turns), _ONCE).median_ms
@@ -301,5 +301,5 @@ def _check_no_spills(source: str, reports: dict[str, ResourceReport]) -> None:
         if spilled or report.stack_bytes:
             raise CompileError(
                 f"{source}.cu: {name} spills {spilled} bytes and has a stack of "
-                f"{report.stack_bytes} a thread; it would not measure what it is for"
+                f"{report.stack_bytes} bytes per thread; it would not measure its ceiling"
             )

@@ -21,7 +21,7 @@ class Absent(Exception):
 
 
 class Wrong(Exception):
-    """A microbenchmark's output is not what it should be."""
+    """A microbenchmark's output is incorrect."""
 
 
 class LaunchableKernel(Protocol):
@@ -173,8 +173,8 @@ SHAPES = (REGISTERS, SHARED_16, SHARED_32, WGMMA_128, WGMMA_256)
 class Product(Running):
     """A product's kernel with random operands, one CTA on every SM.
 
-    Constant operands would switch fewer transistors, draw less power, and run at a clock that no
-    real product reaches.
+    With constant operands fewer transistors switch, so that the GPU would draw less power and run
+    at a clock that real products do not reach.
     """
 
     def __init__(self, shape: ProductShape, dtype: DType, machine: Machine) -> None:
@@ -405,7 +405,7 @@ def start_dram(machine: Machine) -> MemoryRead:
     size, least = min(_DRAM_BYTES, machine.free_bytes() // 2), _TIMES_L2 * machine.device.l2_bytes
     if size < least:
         raise Absent(
-            f"needs {2 * least // _MIB} MiB of free GPU memory, there are "
+            f"needs {2 * least // _MIB} MiB of free GPU memory, found "
             f"{machine.free_bytes() // _MIB}"
         )
     return MemoryRead(size, machine)
