@@ -1,4 +1,4 @@
-"""All environment variables that flashsmith reads, typed.
+"""Typed access to all environment variables that flashsmith reads.
 
 ``flashsmith env`` prints this table. Nothing else in the package touches ``os.environ``.
 """
@@ -29,7 +29,7 @@ class Variable:
 KERNELS = Variable(
     "KERNELS",
     "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
-    "backward, hopper-backward, hopper-dq, decode, 'B_r,B_c', a set of yours, or short forms "
+    "backward, hopper-backward, hopper-dq, decode, 'B_r,B_c', one of your sets, or short forms "
     "separated by ';'",
     "unset (each command says whether it needs one)",
 )
@@ -56,7 +56,7 @@ TRUST_CACHE = Variable(
 )
 TABLE = Variable(
     "FLASHSMITH_TABLE",
-    "your own table of winners, a JSON file; `flashsmith winners path` says where it is",
+    "your own table of winners, a JSON file; `flashsmith winners path` prints its path",
     "winners.json in the user's data folder, flashsmith/",
 )
 EMULATE = Variable(

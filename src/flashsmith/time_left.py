@@ -16,7 +16,7 @@ class TimeLeft:
         self._start = time.monotonic()
 
     def after(self, done: float) -> float:
-        """Seconds left when work with an estimate of `done` seconds has finished."""
+        """Seconds left after finishing work that was estimated at `done` seconds."""
         if self.total <= 0:
             return 0.0
         prior = _PRIOR * self.total

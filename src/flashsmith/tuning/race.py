@@ -35,7 +35,8 @@ MIN_FINAL_LAUNCHES = 3
 #: Warm-up before steady timing, in milliseconds: under load the GPU's power limit settles its
 #: clock.
 STEADY_WARMUP_MS = 100.0
-# For the estimate: a kernel's untimed launches (its proof, the first launch, the run estimate).
+# For the estimate of the time left. A kernel's other launches are its proof, the first launch and
+# the estimate of its run time.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0

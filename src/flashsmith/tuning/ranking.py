@@ -91,7 +91,8 @@ def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
     """Merges a race that had its final into a table with other sweeps' winners, and removes
-    kernels that failed here. `shipped` is the table behind that one, if any.
+    kernels that failed here. `shipped`, if any, provides entries that
+    the table lacks.
 
     Raises TableError.
     """

@@ -31,7 +31,7 @@ _FEW = 8
 # The shipped tables' configs for a problem, within this margin of the best of them.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
-# This many configs per family are also tried as split-KV, each with up to three split counts.
+# This many configs per family also get split-KV variants, with up to three split counts each.
 _MOST_IN_PARTS = 4
 # Sets that are searched at every dtype and head dimension; 'B_r,B_c' selects from tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
@@ -81,10 +81,10 @@ def search_space(
     - The key of a family's space: 'space' for the mma.sync family, 'hopper' for the wgmma family.
     - 'both': the newest family's space and a few configs of the others, led by those in the
       shipped tables.
-    - 'known': the few best configs by the shipped tables, for a GPU like one of theirs.
+    - 'known': the few best configs by the shipped tables, for a GPU similar to one in them.
     - None: the key of default_space().
-    - A KERNELS key. For tune, its block sizes ('64,32'), prog, prog-all and all, the configs take
-      the problem's dtype and head dimension. Other sets contribute the configs that match both.
+    - A KERNELS key. The configs of tune, prog, prog-all, all and block sizes like '64,32' take the
+      problem's dtype and head dimension. Other sets contribute only configs that match both.
 
     Spaces are searched at the problem's dtype and head dimension. If few tiles leave SMs idle, a
     family's space also has some split-KV configs. For a problem with canonical bits, each config

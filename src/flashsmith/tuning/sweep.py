@@ -50,7 +50,7 @@ class Settings:
 
     budget: seconds for all problems together. max_spill: allowed spill bytes per thread.
     refinements: how many times neighbours of a problem's best are tried. jobs: number of compile
-    processes. patience: seconds that a request to the bench may take beyond the time for its FLOP.
+    processes. patience: seconds that a request to the bench may take beyond its estimated time.
     compile_patience: seconds that a batch of kernels may take to compile.
     """
 
@@ -252,9 +252,9 @@ class Sweep:
         """The next search task for a GPU, or None.
 
         With a budget, each problem gets its share: problems with the fewest measurements come
-        first, and those that used up their share come last. Without one, problems run in order,
-        and a GPU finishes one, including its final, before the next. Tensors are then made only
-        once, and a stopped sweep has complete results.
+        first, and those that used up their share come last. Without a budget, problems run in
+        order, and a GPU finishes one, including its final, before the next. Tensors are then made
+        only once, and a stopped sweep has complete results.
         """
         ends_first = math.isinf(self.settings.budget)
         states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
@@ -277,7 +277,7 @@ class Sweep:
             return states
         share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
-        # At the latest moment that still leaves each of them its share, they stop waiting.
+        # Waiting problems start at the last moment that still leaves each of them its share.
         needed = share * len(waiting) / len(self._benches)
         if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)
@@ -364,7 +364,7 @@ class Sweep:
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
     def _take_missing(self, bench: _Bench, failure: Failure) -> None:
-        """Releases the problems of a GPU that does not answer to the other GPUs.
+        """Frees the problems of an unresponsive GPU for the other GPUs.
 
         After repeated failures the GPU is given up; if it is the last one, the sweep ends.
         """

@@ -100,7 +100,7 @@ class Worker:
         return math.inf if self._deadline is None else self._deadline
 
     def request(self, method: str, *arguments: Any, seconds: float) -> None:
-        """Has the process call `method`, which may take `seconds` beyond the process's start."""
+        """Has the process call `method`, which may take `seconds`, not counting its start."""
         if self.busy:
             raise RuntimeError(f"request({method!r}): the worker is busy")
         self._waiting = (method, arguments, seconds)
