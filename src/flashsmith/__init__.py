@@ -1,4 +1,4 @@
-"""flashsmith: flash-attention kernels as Python configs, on a GPU or with none.
+"""flashsmith: flash-attention kernels as Python configs, run on a GPU or in an emulator.
 
 Names load on first use, so that `import flashsmith` is quick and imports no framework.
 """
@@ -113,7 +113,7 @@ def _loaded(name: str) -> Any:
     return value
 
 
-if not TYPE_CHECKING:  # for which any name would be one of ours
+if not TYPE_CHECKING:  # type checkers would accept any attribute of a module with __getattr__
     __getattr__ = _loaded
 
 

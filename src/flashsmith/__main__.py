@@ -4,13 +4,13 @@ import sys
 
 from flashsmith.errors import FlashsmithError, install_extra
 
-# What the extra 'cli' brings.
+# The packages that the extra 'cli' installs.
 _PACKAGES = ("rich", "typer")
 
 
 def main() -> None:
-    """Entry point. Where the command's packages are missing, what servers ask for works without
-    them; of anything else one line on standard error says what brings them."""
+    """Entry point. Without the packages of the extra 'cli', only the two commands that servers
+    need still work; any other prints one line on standard error that names the extra."""
     try:
         from flashsmith.cli import main as run
     except ModuleNotFoundError as error:
@@ -21,7 +21,8 @@ def main() -> None:
 
 
 def _bare(words: list[str], missing: str) -> int:
-    """The command of a bare install, which a server's image has; returns its exit status."""
+    """Runs the command on an install without extras, as in a server image; returns the exit
+    status."""
     try:
         if words in (["--version"], ["-V"]):
             from flashsmith import __version__
@@ -39,9 +40,9 @@ def _bare(words: list[str], missing: str) -> int:
         print(f"flashsmith: {error}", file=sys.stderr)
         return 2
     print(
-        f"flashsmith: the command needs {missing}, not installed here: the extra 'cli' brings it "
-        f"(and 'compiler' also nvcc); {install_extra('cli')}. Without it there are 'flashsmith "
-        "cache verify' and 'flashsmith --version'",
+        f"flashsmith: the command needs {missing}, not installed here: the extra 'cli' has it "
+        f"(and 'compiler' also nvcc); {install_extra('cli')}. Only 'flashsmith cache verify' and "
+        "'flashsmith --version' work without it",
         file=sys.stderr,
     )
     return 2

@@ -1,4 +1,4 @@
-"""The public names of flashsmith.families, under the name that earlier versions documented."""
+"""The public names of flashsmith.families, under an older documented module name."""
 
 from flashsmith.families import *  # noqa: F403
 from flashsmith.families import __all__ as __all__

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """The number and the noun, with an s unless it is 1; `plural` where an s does not do."""
+    """The number and the noun. The plural ends in an s unless `plural` gives another form."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

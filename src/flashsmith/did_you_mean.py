@@ -1,4 +1,4 @@
-"""A suggestion for a word that was mistyped, for error messages."""
+"""A spelling suggestion for error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'causal'?" where one of `known` is close to `word`, else nothing."""
-    # Needed by errors alone; it takes a hundredth of a second to import.
+    # Imported here, since only errors need it and the import takes about 10 ms.
     from difflib import get_close_matches
 
     by_lower = {name.lower(): name for name in known}

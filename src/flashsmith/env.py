@@ -1,4 +1,4 @@
-"""All environment variables that flashsmith reads, typed.
+"""Typed access to all environment variables that flashsmith reads.
 
 ``flashsmith env`` prints this table. Nothing else in the package touches ``os.environ``.
 """
@@ -29,14 +29,14 @@ class Variable:
 KERNELS = Variable(
     "KERNELS",
     "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
-    "backward, hopper-backward, hopper-dq, decode, 'B_r,B_c', a set of yours, or short forms "
+    "backward, hopper-backward, hopper-dq, decode, 'B_r,B_c', one of your sets, or short forms "
     "separated by ';'",
     "unset (each command says whether it needs one)",
 )
 JIT = Variable(
     "FLASHSMITH_JIT",
-    "1: build a config on first use; 0: where it is not built attention() takes another that is, "
-    "and a config that was named is an error",
+    "1: build a config on first use; 0: attention() uses only configs that are already built, and "
+    "naming one that is not built is an error",
     "1",
 )
 CACHE_DIR = Variable(
@@ -46,7 +46,7 @@ CACHE_DIR = Variable(
 )
 CACHE_LIMIT = Variable(
     "FLASHSMITH_CACHE_LIMIT",
-    "size limit of the cache in MiB; the libraries unused longest go first",
+    "size limit of the cache in MiB; the least recently used libraries are deleted first",
     "4096",
 )
 TRUST_CACHE = Variable(
@@ -56,25 +56,25 @@ TRUST_CACHE = Variable(
 )
 TABLE = Variable(
     "FLASHSMITH_TABLE",
-    "your own table of winners, a JSON file; `flashsmith winners path` says where it is",
+    "your own table of winners, a JSON file; `flashsmith winners path` prints its path",
     "winners.json in the user's data folder, flashsmith/",
 )
 EMULATE = Variable(
     "FLASHSMITH_EMULATE",
     "1: sdpa() and transformers run host tensors in the emulator, many times slower than PyTorch; "
-    "0: they leave them to PyTorch",
+    "0: PyTorch computes them",
     "0",
 )
 UNTUNED = Variable(
     "FLASHSMITH_UNTUNED",
-    "1: sdpa() and transformers use the kernels on sm_100 and later, too, for which no table was "
-    "measured; 0: they leave calls there to PyTorch",
+    "1: sdpa() and transformers also use the kernels on sm_100 and later, which have no measured "
+    "table; 0: PyTorch computes calls there",
     "0",
 )
 BITS = Variable(
     "FLASHSMITH_BITS",
     "canonical: calls without bits= give each row the same bits in training, prefill, chunks and "
-    "decode; free: kernels add up in their own orders. Read by the first call of a kind",
+    "decode; free: each kernel sums in its own order. Read at the first call of each kind",
     "free",
 )
 JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
@@ -127,7 +127,7 @@ def jit_enabled() -> bool:
 
 
 def trusts_cache() -> bool:
-    """Whether kernels are loaded from the cache without a check of owner and mode."""
+    """Whether kernels are loaded from the cache without checking its owner and mode."""
     return _boolean(TRUST_CACHE, False)
 
 
@@ -142,7 +142,7 @@ def untuned_enabled() -> bool:
 
 
 def bits() -> str | None:
-    """What calls without ``bits`` have: FLASHSMITH_BITS as it is set, None where it is not."""
+    """The default of the argument ``bits``: FLASHSMITH_BITS as set, or None when it is unset."""
     return BITS.raw()
 
 
@@ -157,7 +157,7 @@ def jobs() -> int:
 
 
 def check_values() -> None:
-    """Raises ArgumentError, naming the variable, when one of them has a value it cannot have."""
+    """Raises ArgumentError, naming the variable, when a variable has an invalid value."""
     for read in (jit_enabled, cache_limit_mib, jobs):
         read()
 
@@ -168,24 +168,24 @@ def keep_models_offline() -> None:
 
 
 def ray_address() -> str:
-    """The cluster that Ray connects to where none is named; '' for none."""
+    """The cluster that Ray connects to by default; '' when RAY_ADDRESS is unset."""
     return os.environ.get("RAY_ADDRESS", "")
 
 
 def keep_ray_quiet() -> None:
-    """Keeps a Ray that is started here from sending statistics of its use."""
+    """Keeps Ray, if this process starts it, from sending usage statistics."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def environment_of_gpu(ordinal: int) -> dict[str, str]:
-    """The environment of a process that is to see GPU ``ordinal`` of those this one sees, alone."""
+    """The environment of a process that sees only GPU ``ordinal`` of those visible here."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = listed.split(",")[ordinal] if listed else str(ordinal)
     return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
 
 
 def profiled_environment() -> dict[str, str]:
-    """The environment of a profiler and the process under it: nothing is built there, and numbers
+    """The environment of a profiler and the process it profiles: building is disabled, and numbers
     are written in the C locale."""
     return {**os.environ, JIT.name: "0", "LC_ALL": "C"}
 
@@ -195,7 +195,7 @@ _COMPILER_OVERRIDES = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
     "NVCC_CCBIN",
-    # g++ looks into these before it looks where -isystem points: at another toolkit's headers.
+    # g++ searches these before -isystem, so they could select another toolkit's headers.
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",

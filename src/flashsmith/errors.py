@@ -37,7 +37,7 @@ class PlatformError(FlashsmithError, RuntimeError):
 
 
 class DependencyError(FlashsmithError, ImportError):
-    """An optional package is not installed; names it and the extra that brings it."""
+    """An optional package is not installed; the message names it and the extra that has it."""
 
 
 class ToolchainError(FlashsmithError, RuntimeError):
@@ -73,7 +73,7 @@ class ProfilerError(FlashsmithError, RuntimeError):
 
 
 class GroupError(FlashsmithError, RuntimeError):
-    """Another process of a group has ended, or did not come within the group's timeout."""
+    """Another process of the group has ended, or did not arrive within the group's timeout."""
 
 
 class EmulatorError(FlashsmithError, RuntimeError):
@@ -86,8 +86,8 @@ class EmulationTooLongError(FlashsmithError, RuntimeError):
 
 
 def install_extra(extra: str) -> str:
-    """How to get the packages of one of flashsmith's extras, for a message.
+    """The command that installs the packages of an extra, for an error message.
 
-    From the source, since no package index has flashsmith.
+    It installs from a checkout, since no package index has flashsmith.
     """
     return f"run pip install '.[{extra}]' in a checkout of flashsmith"

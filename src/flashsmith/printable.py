@@ -1,17 +1,17 @@
-"""Text that others wrote, made fit to be printed: no control character reaches a terminal."""
+"""Escapes untrusted text for printing, so that no control character reaches a terminal."""
 
 from __future__ import annotations
 
-# Longer quotes would not help to find the mistake.
+# Longer quotes would not help the reader find the mistake.
 QUOTED_CHARACTERS = 400
 
 
 def printable(text: str, *, lines: bool = False) -> str:
     """``text`` with everything that is not printable escaped: '\\x1b' for an escape character.
 
-    That is control and formatting characters (ANSI sequences, carriage returns, bidirectional
-    marks), line separators, lone surrogates and unassigned code points: what str.isprintable()
-    says no to. ``lines``: line feeds and tabs stay.
+    These are control and formatting characters (ANSI sequences, carriage returns, bidirectional
+    marks), line separators, lone surrogates and unassigned code points: all characters for which
+    str.isprintable() is false. With ``lines``, line feeds and tabs are kept.
     """
     if text.isprintable():
         return text
@@ -22,14 +22,14 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def quoted(value: object, most: int = QUOTED_CHARACTERS) -> str:
-    """repr(value) for an error message: cut off after ``most`` characters, and never failing."""
+    """repr(value) for an error message: cut off after ``most`` characters. It never raises."""
     if isinstance(value, str):
         if len(value) <= most:
             return repr(value)
         return f"{value[:most]!r}... ({len(value):,} characters)"
     try:
         text = repr(value)
-    except Exception:  # of an unknown class whose repr fails, or a number of thousands of digits
+    except Exception:  # an unknown class's __repr__ raised, or an int has thousands of digits
         bits = f" of {value.bit_length():,} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{bits}>"
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"

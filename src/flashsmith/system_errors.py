@@ -1,16 +1,17 @@
-"""Which OSErrors are the operating system's, and not the program's own."""
+"""Distinguishes the operating system's OSErrors from those that programs raise."""
 
 from __future__ import annotations
 
 
 def is_from_system(error: Exception) -> bool:
-    """Whether an exception may be caught as an error of a file or a process; True for exceptions
-    that are no OSErrors.
+    """Whether an exception may be handled as the failure of a file or process operation.
 
-    Programs limit the time of a call by a signal handler that raises TimeoutError, an OSError,
-    wherever the call is just then. Such exceptions, and OSErrors of other packages, have no error
-    number. OSErrors without one are the system's only as their own class, as dlopen() has them, or
-    as shutil's, which lists several.
+    True for every exception that is not an OSError.
+
+    A program may limit the time of a call with a signal handler that raises TimeoutError, which is
+    an OSError, at any point of the call. Such exceptions, and OSErrors of other packages, have no
+    errno. Without an errno, only a plain OSError (raised by dlopen()) or an exception class of
+    shutil (which collects several errors) counts as the system's.
     """
     if not isinstance(error, OSError):
         return True

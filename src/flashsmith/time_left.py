@@ -1,22 +1,22 @@
-"""Estimates the time left: the estimate made before, corrected by the time taken so far."""
+"""Estimates the time left from an initial estimate and the time taken so far."""
 
 from __future__ import annotations
 
 import time
 
-# The share of the work after which the time taken weighs as much as the estimate.
+# After this share of the work, the time taken weighs as much as the initial estimate.
 _PRIOR = 0.1
 
 
 class TimeLeft:
-    """Counts from now on; `total` is the estimate of all the work together, seconds."""
+    """Starts counting now; `total` is the estimate for all of the work, in seconds."""
 
     def __init__(self, total: float) -> None:
         self.total = total
         self._start = time.monotonic()
 
     def after(self, done: float) -> float:
-        """Seconds left once work that was estimated at `done` seconds has finished."""
+        """Seconds left after finishing work that was estimated at `done` seconds."""
         if self.total <= 0:
             return 0.0
         prior = _PRIOR * self.total

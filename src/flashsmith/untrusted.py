@@ -1,20 +1,19 @@
-"""Reads files and numbers from untrusted sources, so that bad content can only be refused.
+"""Reads files and numbers from untrusted sources and rejects bad content safely.
 
-These functions guarantee for any content and any kind of file:
+For any content and any kind of file, these functions guarantee:
 
-- They return, or raise UnusableTextError, and nothing else (but MemoryError, and what a signal
-  handler raises): no OSError of the system, and no UnicodeError, RecursionError, OverflowError or
-  ValueError of the standard library gets out.
-- They neither hang nor read without end: only regular files are read (a symlink to one is
-  followed; fifos, devices, sockets and folders are refused before a byte is read), and no more
-  than a stated number of bytes.
-- JSON is nested at most MOST_LEVELS deep, so that walking, comparing, printing or writing it again
-  cannot exhaust the stack; whole numbers have at most MOST_DIGITS digits; no name stands twice in
-  an object; strings are whole Unicode text that UTF-8 can hold (no lone surrogates). Strings may
-  still hold control characters (flashsmith.printable), numbers may be NaN or infinite, and types
-  are whatever the file has: these are the reader's to check.
-- Messages are one line, repeat nothing of the content but a name that stands twice, and do not
-  name the path, which the caller knows better.
+- The only exception they raise is UnusableTextError, besides MemoryError and exceptions from
+  signal handlers. OSErrors of the system and UnicodeError, RecursionError, OverflowError or
+  ValueError of the standard library do not escape.
+- They neither hang nor read without end. They read only regular files (or symlinks to them), up
+  to a stated number of bytes, and reject fifos, devices, sockets and folders before reading.
+- JSON is nested at most MOST_LEVELS deep, so walking, comparing, printing or rewriting it cannot
+  exhaust the stack. Whole numbers have at most MOST_DIGITS digits, and no name occurs twice in an
+  object. Strings can be encoded as UTF-8 (no lone surrogates).
+- The caller must still check the rest: strings may hold control characters
+  (flashsmith.printable), numbers may be NaN or infinite, and values may have any JSON type.
+- Messages are one line and quote nothing of the content except a duplicate name. They do not name
+  the path, which the caller adds.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from flashsmith.system_errors import is_from_system
 
 MOST_BYTES = 64 << 20
 MOST_LEVELS = 64
-# More digits than any count or time has, and few enough for every float.
+# More digits than any count or time has; a float still holds such a number.
 MOST_DIGITS = 300
-# Of numbers in names and variables: all of them fit into 64 bits.
+# For numbers in names and variables: 18 digits always fit into 64 bits.
 MOST_DIGITS_OF_COUNTS = 18
 
 _KINDS = (
@@ -48,10 +47,10 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class UnusableTextError(ValueError):
-    """A file or text cannot be read; callers turn it into an error of their own:
+    """A file or text cannot be read; callers raise their own error from it with the message
     f"{path}{error.place}: {error}".
 
-    ``place``: ', line 3, column 5', both counted from 1; '' where no place can be named.
+    ``place`` is text like ', line 3, column 5', counted from 1, or '' when it is unknown.
     """
 
     def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
@@ -61,9 +60,9 @@ class UnusableTextError(ValueError):
 
 
 def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file of at most ``most_bytes``; raises UnusableTextError."""
+    """The content of a regular file of at most ``most_bytes`` bytes; raises UnusableTextError."""
     try:
-        # Opening a pipe without O_NONBLOCK waits for its other end.
+        # Without O_NONBLOCK, opening a pipe would block until its other end is opened.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(fd, "rb") as file:
             mode = os.fstat(fd).st_mode
@@ -77,7 +76,7 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
         raise UnusableTextError(error.strerror or str(error)) from error
     except UnusableTextError:
         raise
-    except ValueError as error:  # a path with a NUL, or one that the file system cannot spell
+    except ValueError as error:  # a path with a NUL, or one that the file system cannot encode
         raise UnusableTextError(f"it is no path: {error}") from error
     if len(content) > most_bytes:
         raise UnusableTextError(f"it has more than {most_bytes:,} bytes")
@@ -95,12 +94,12 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def read_json(path: str | Path, most_bytes: int = MOST_BYTES) -> Any:
-    """A file's JSON, see the module; raises UnusableTextError."""
+    """A file's JSON, checked as the module describes; raises UnusableTextError."""
     return parse_json(read_text(path, most_bytes))
 
 
 def parse_json(text: str) -> Any:
-    """The value that a text of JSON stands for, see the module; raises UnusableTextError."""
+    """The value of a JSON text, checked as the module describes; raises UnusableTextError."""
     try:
         value = json.loads(text, parse_int=_whole_number, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
@@ -114,8 +113,8 @@ def parse_json(text: str) -> Any:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that 1 to MOST_DIGITS_OF_COUNTS ASCII digits stand for; None for anything else."""
-    # isdecimal alone also takes other scripts' digits, and int() of thousands of them fails.
+    """The number that 1 to MOST_DIGITS_OF_COUNTS ASCII digits spell; None for anything else."""
+    # isdecimal() also accepts other scripts' digits, and int() fails on thousands of digits.
     if len(text) <= MOST_DIGITS_OF_COUNTS and text.isascii() and text.isdecimal():
         return int(text)
     return None

@@ -604,7 +604,7 @@ def test_over_a_cache_the_table_has_microseconds_and_terabytes() -> None:
     assert "70.00" in ours
     assert "3.84" in ours  # 268.4 MB of cache, and 0.1 of the rest
     assert "timed interleaved or interleaved, in graphs;" in text
-    assert "240 MB of caches in turn" in text
+    assert "cycle through 240 MB of caches" in text
     assert summary(problem, rows) == f"  {problem}: ours 3.84 TB/s, cudnn 1.92 TB/s"
     # Attention's stays as it was.
     assert "TB/s" not in printed(ROWS)

@@ -204,7 +204,7 @@ def test_a_broken_gpu_is_reported_by_what_broke_it(gpu: PretendedDriver) -> None
 
 @pytest.mark.parametrize(
     ("count", "ordinal", "seen"),
-    [(0, 0, "sees none"), (2, 2, "sees 2, and GPU 2 is asked for")],
+    [(0, 0, "sees none"), (2, 2, "sees 2, but GPU 2 was requested")],
 )
 def test_a_missing_gpu_is_named(monkeypatch, count: int, ordinal: int, seen: str) -> None:
     monkeypatch.setattr(driver, "gpu_count", lambda: count)

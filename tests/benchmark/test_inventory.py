@@ -71,4 +71,4 @@ def test_an_outdated_library_is_called_so(change: dict, capsys: pytest.CaptureFi
     assert [entry_facts(entry)["current"] for entry in entries] == [True, False, None]
     print_entries(make_console(), entries)
     states = [row.split("|")[-2].strip() for row in capsys.readouterr().out.splitlines()[2:]]
-    assert states == ["ok", "outdated: of other sources or versions", "damaged: is gone"]
+    assert states == ["ok", "outdated: built from other sources or versions", "damaged: is gone"]

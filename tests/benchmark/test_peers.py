@@ -600,9 +600,9 @@ def test_on_a_gpu_whoever_is_there_is_right(peer: Peer, problem: Problem) -> Non
     ("theirs", "said"),
     [
         ({"o": 0.03, "dq": 0.1}, ""),
-        ({"o": 0.031, "dq": 0.1}, "o: error 0.031, above 3 times 0.01, ours"),
-        ({"o": 9.0, "dq": math.inf}, "o: error 9, above 3 times 0.01, ours; dq: error inf, above"),
-        ({"o": math.nan, "dq": 0.1}, "o: error nan, above 3 times 0.01, ours"),
+        ({"o": 0.031, "dq": 0.1}, "o: error 0.031, above 3 times ours, 0.01"),
+        ({"o": 9.0, "dq": math.inf}, "o: error 9, above 3 times ours, 0.01; dq: error inf, above"),
+        ({"o": math.nan, "dq": 0.1}, "o: error nan, above 3 times ours, 0.01"),
     ],
 )
 def test_a_peer_is_wrong_whose_error_is_above_three_times_ours(

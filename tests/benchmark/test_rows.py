@@ -165,7 +165,7 @@ def test_a_value_that_does_not_fit_is_located(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     write_rows(path, [ROW, ROW])
     path.write_text(path.read_text().replace('"ms": 1.25', '"ms": "quick"', 1))
-    with pytest.raises(ArgumentError, match=r"rows\.json, row 1: ms='quick' is no float"):
+    with pytest.raises(ArgumentError, match=r"rows\.json, row 1: ms='quick' is not of type float"):
         read_rows(path)
 
 

@@ -269,7 +269,7 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
     assert [backend for backend, *_ in calls] == ["emulator", "gpu"]
     assert len({(causal, softcap) for _, causal, _, softcap in calls}) == 1
     text = printed(report)
-    assert f"timed:   in turn, {said}; the output is judged" in text
+    assert f"timed:   interleaved, {said}; the output is checked" in text
     assert f"| {row.proven.semantics} " in text
     facts = report.to_json()
     assert (facts["kernels"][0]["proven"], facts["kernels"][0]["emulated"]) == (proven, emulated)

@@ -175,7 +175,7 @@ def test_a_folder_that_is_missing_is_not_made(words: tuple[str, ...], tmp_path: 
 def test_a_file_is_no_folder_for_another(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     message = refused("run", "--csv", str(tmp_path / "file" / "rows.csv"))
-    assert f"'{tmp_path / 'file'}' is no folder" in message
+    assert f"'{tmp_path / 'file'}' is not a folder" in message
 
 
 def test_a_file_of_kernels_that_is_missing_is_called_that(tmp_path: Path) -> None:

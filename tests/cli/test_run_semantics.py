@@ -199,7 +199,7 @@ CONFLICT = "^--problem: already sets what is computed; leave out "
         (("--problem", "s300 d64 fp16 h4:3"), "^heads_q=4: must be a multiple of heads_k=3"),
         (
             ("--problem", "s300 d60 fp16"),
-            "^problem='b1 s300 h1 d60 fp16': d=60 is no multiple of 8",
+            "^problem='b1 s300 h1 d60 fp16': d=60 is not a multiple of 8",
         ),
         (
             ("--problem", "s300 d64 bf16"),

@@ -137,8 +137,8 @@ def test_a_journal_of_an_older_version_is_refused_and_stays(path: Path) -> None:
         with pytest.raises(ArgumentError) as error:
             Journal(path, "here")
         assert str(error.value) == (
-            f"out='{path.parent}': an older version of flashsmith wrote its journal.jsonl; go on "
-            "with that version, give another folder, or begin anew with --fresh"
+            f"out='{path.parent}': an older version of flashsmith wrote its journal.jsonl; "
+            "continue with that version, give another folder, or start over with --fresh"
         )
     assert path.read_bytes() == before
     assert read(path, fresh=True).records == []

@@ -145,7 +145,7 @@ def test_progress_is_reported_as_it_happens(
     assert f"done {PROBLEM}: {NAMES[1]}, " in said
     assert "1 of 2 problems have a winner" in said
     run(tmp_path)
-    assert "going on from" in capsys.readouterr().err
+    assert "continuing from" in capsys.readouterr().err
 
 
 def test_a_plan_says_what_is_tried_and_what_is_not() -> None:

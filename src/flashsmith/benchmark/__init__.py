@@ -1,1 +1,2 @@
-"""The main job over a set of kernels: build, run, prove, count and, on a GPU, time them."""
+"""The main job over a set of kernels: build, run, prove, count instructions and, on a GPU, time
+them."""

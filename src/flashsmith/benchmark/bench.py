@@ -1,6 +1,6 @@
-"""`flashsmith bench`: flashsmith's kernels and other libraries' attention, problem by problem.
+"""`flashsmith bench`: measures flashsmith's kernels and other libraries' attention on each problem.
 
-The implementations of a benchmark point get the same tensors; their outputs are checked, and those
+All implementations of a benchmark point get the same tensors. Their outputs are checked, and those
 with correct output are timed together.
 """
 
@@ -62,9 +62,10 @@ from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 
 
 def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
-    """The configs of a key, else of env KERNELS, and whether attention() takes part.
+    """The configs that ``kernels`` selects, and whether attention() is measured.
 
-    'ours' means attention(), alone or beside a key; it is the default.
+    If ``kernels`` is None, the environment variable KERNELS applies. The word 'ours' selects
+    attention(), alone or along with other keys; without any key it is the default.
 
     Raises SelectionError for an unknown key.
     """
@@ -81,11 +82,12 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
 
 @dataclass(frozen=True)
 class BenchEntry:
-    """An implementation of flashsmith before there are tensors.
+    """A flashsmith implementation, before its tensors exist.
 
-    ``config`` None: ``note`` gives the reason. ``attention``: whether attention(), over a cache
-    attention_with_cache(), is called, which chooses ``config``, and not the kernel. Gradients are
-    PyTorch's autograd's of attention(), where it holds the tensors.
+    ``config`` is None if no kernel can be chosen, and ``note`` gives the reason. ``attention``:
+    whether the public call is measured, which chooses ``config`` itself: attention(), or
+    attention_with_cache() over a cache. Otherwise the kernel is called directly. Gradients are
+    computed by PyTorch's autograd through attention() if PyTorch holds the tensors.
     """
 
     name: str
@@ -94,7 +96,7 @@ class BenchEntry:
     note: str = ""
 
     def implementation(self, workload: AnyWorkload) -> KernelImplementation:
-        """The implementation on a workload; there must be a config."""
+        """The implementation on a workload; ``config`` must not be None."""
         assert self.config is not None
         if isinstance(workload, BackwardWorkload):
             if workload.has_autograd:
@@ -109,7 +111,8 @@ class BenchEntry:
 class BenchPlan:
     """A whole benchmark of ``configs``, ``peers`` and, if ``ours``, attention().
 
-    ``rotation``: which implementation of a problem is measured first; those before it come last.
+    ``rotation`` is the index of the implementation that is measured first on each problem; the
+    order wraps around.
     """
 
     problems: tuple[Problem, ...]
@@ -121,7 +124,8 @@ class BenchPlan:
     rotation: int = 0
 
     def check(self) -> None:
-        """Raises ArgumentError when there is nothing to measure, or nothing to measure on it."""
+        """Raises ArgumentError if there are no problems, no implementations, or no config that
+        serves any of the problems."""
         if not self.problems:
             raise ArgumentError("problems: none; give at least one")
         if not (self.configs or self.ours or self.peers):
@@ -131,11 +135,11 @@ class BenchPlan:
             raise ArgumentError(
                 f"kernels: none of the {len(unserved)} serves any of the problems (the first is "
                 f"{self.configs[0]}, the first problem '{self.problems[0]}'); "
-                "give --d_heads and --dtypes that are theirs"
+                "give --d_heads and --dtypes that the kernels support"
             )
 
     def entries(self, problem: Problem, device: DeviceSpec) -> Iterator[BenchEntry]:
-        """flashsmith's implementations that serve a problem."""
+        """The flashsmith implementations that serve a problem."""
         for name, choose in _choosers(problem).items() if self.ours else ():
             try:
                 chosen = choose(problem, device)
@@ -146,31 +150,32 @@ class BenchPlan:
         yield from (BenchEntry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
     def uses(self, device: DeviceSpec) -> Iterator[KernelUse]:
-        """The kernels to build, and on what problems: of gradients those of the forward pass, too,
-        whose outputs they are of."""
+        """The kernels to build, with their problems. A backward problem also needs the forward
+        kernel that computes its o and lse."""
         for problem in self.problems:
             for entry in self.entries(problem, device):
                 if entry.config is not None:
                     yield entry.config, problem
             if problem.operation == BACKWARD.name:
                 forward = problem.of_operation(DEFAULT)
-                with suppress(FlashsmithError):  # what is wrong is said of that problem
+                with suppress(FlashsmithError):  # reported with that problem's measurement
                     yield choose_config(forward, device), forward
 
     def peers_of(self, problem: Problem) -> tuple[Peer, ...]:
-        """Those of ``peers`` that a problem is for, as ``peers.peers_of`` says."""
+        """The implementations among ``peers`` that apply to a problem; see ``peers.peers_of``."""
         return peers_of(problem, self.peers)
 
 
 def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], KernelConfig]]:
-    """The public calls that compute a problem, by name, and how each chooses a kernel."""
+    """The public calls that compute a problem, by name, and the chooser that each of them uses."""
     if problem.operation == DECODE.name:
         return {OURS: CHOOSERS["invariant"], OURS_FREE: CHOOSERS["free"]}
     return {OURS: choose_config} if problem.operation in (DEFAULT, BACKWARD.name) else {}
 
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether a kernel is made for a problem's operation, gradients, dtype and head dimension."""
+    """Whether a kernel computes a problem's operation and gradients, for its dtype and head
+    dimension."""
     if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
         return False
     if not serves_gradients(cfg, problem):
@@ -184,7 +189,7 @@ _Makers = dict[str, Callable[[Any], ProvableImplementation]]
 
 @dataclass
 class Bench:
-    """The state that the problems share."""
+    """The state shared by all problems of a benchmark."""
 
     plan: BenchPlan
     device: DeviceSpec
@@ -206,12 +211,13 @@ def run_bench(
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
-    """The measurements of all problems, in their order, each given to ``write`` as it is made.
+    """The measurements of all problems, in order; each is passed to ``write`` once its problem is
+    done.
 
-    A kernel that is wrong or cannot run is a row, and so is a peer that is absent.
+    A kernel that is wrong or cannot run still gets a row, and so does an absent peer.
 
-    Raises ArgumentError for a plan without implementations, what building raises, and LaunchError
-    when a kernel has left the GPU unusable to this process.
+    Raises ArgumentError for a plan without implementations, any error of building, and LaunchError
+    if a kernel has left the GPU unusable to this process.
     """
     plan.check()
     environment, telemetry = environment or Environment.collect(), telemetry or Telemetry()
@@ -226,7 +232,7 @@ def run_bench(
         try:
             made = point.run()
         except BaseException:
-            # The problem's rows so far are kept, also when the run is interrupted.
+            # Rows made so far are written even if the run is interrupted.
             for row in point.rows:
                 write(row)
             raise
@@ -238,7 +244,7 @@ def run_bench(
 
 
 def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
-    """A problem in one line, the fastest first."""
+    """One line about a problem, the fastest implementation first."""
     timed = sorted((row for row in rows if row.tflops), key=lambda row: -(row.tflops or 0))
     said = [
         f"{row.implementation} {row.tb_per_s:.2f} TB/s"
@@ -252,7 +258,7 @@ def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
 
 @dataclass
 class _Point:
-    """One problem. ``rows`` are those made so far, without times until all are timed."""
+    """One problem. ``rows`` holds the rows made so far; they get their times once all are timed."""
 
     bench: Bench
     problem: Problem
@@ -260,7 +266,7 @@ class _Point:
 
     @property
     def protocol(self) -> Protocol:
-        """The plan's, of a small cache in graphs."""
+        """The plan's protocol, switched to CUDA graphs for a small cache."""
         protocol = self.bench.plan.protocol
         if self.problem.operation != DECODE.name or not self.bench.clock.can_capture:
             return protocol
@@ -291,7 +297,7 @@ class _Point:
                 makers |= {peer.name: peer.prepare for peer in peers}
                 timed = self._replays(timed, makers, workload)
             samples = measure(timed, self.protocol, clock=bench.clock, telemetry=bench.telemetry)
-        except Exception as error:  # PyTorch's own errors too
+        except Exception as error:  # includes PyTorch's own errors
             names = [found.name for found in timed]
             return self._untimed(names, f"timed together: {_first_line(error)}")
         self.rows = [
@@ -305,9 +311,12 @@ class _Point:
     def _replays(
         self, right: Sequence[Implementation], makers: _Makers, workload: AnyWorkload
     ) -> list[Implementation]:
-        """Graphs of the implementations' calls on sets of tensors, ``workload`` and others that are
-        drawn once for all; whose calls cannot be captured, or whose replay leaves another output
-        than a call, gets no time."""
+        """CUDA graphs of the implementations' calls, over ``workload`` and other sets of tensors
+        that all implementations share.
+
+        An implementation is left untimed if its calls cannot be captured, or if the output of a
+        replay is wrong.
+        """
         bench, sets = self.bench, [workload]
         for number in range(1, num_sets(self.problem.computed.bytes(self.problem))):
             sets.append(bench.make_workload(self.problem, bench.plan.seed + number))
@@ -317,7 +326,7 @@ class _Point:
                 made = [makers[name](each) for each in sets]
                 replay, output = captured(name, made, bench.clock, workload.memory)
                 proof = Proof.of(workload.judge(output))
-            except Exception as error:  # PyTorch's own errors too
+            except Exception as error:  # includes PyTorch's own errors
                 self._untimed([name], f"in a graph: {_first_line(error)}")
                 continue
             if proof.verdict == "pass":
@@ -329,8 +338,8 @@ class _Point:
     def _untimed(
         self, names: list[str], why: str, verdict: Verdict | None = None
     ) -> list[Measurement]:
-        """The rows of implementations with correct output whose timing failed, of several which of
-        them is unknown."""
+        """Marks the rows of ``names`` as failed: their output was correct, but timing raised an
+        error. If several were timed together, the culprit is unknown."""
         self._check_gpu(f"one of {', '.join(names)}")
         self.rows = [
             replace(
@@ -364,7 +373,8 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> ProvableImplementation | None:
-        """The same for a peer; any exception makes it an absent peer."""
+        """The peer's implementation if its output is correct; adds its row in either case. Any
+        exception makes the peer absent."""
         if (absence := peer.absence(self.problem)) is not None:
             self._add(peer.name, "peer", Proof("absent", absence))
             return None
@@ -379,7 +389,7 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _kernel(self, entry: BenchEntry) -> tuple[Mapping[str, Any] | Part | None, ...]:
-        """The facts about the flashsmith kernel: config and resources."""
+        """The config and the resources of an entry's kernel, for its row."""
         if entry.config is None:
             return ()
         named = {"family": entry.config.FAMILY, "config": str(entry.config)}
@@ -401,7 +411,7 @@ class _Point:
         self.rows.append(made)
 
     def _check_gpu(self, culprit: str) -> None:
-        """Raises LaunchError when the failure has made the GPU unusable."""
+        """Raises LaunchError if the failure has left the GPU unusable."""
         require_usable_gpu(self.bench.clock, f"{culprit} on '{self.problem}'")
 
 

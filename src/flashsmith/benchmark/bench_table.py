@@ -1,5 +1,5 @@
-"""The table of `flashsmith bench`: each problem's implementations by speed, relative to FA2 and the
-best peer."""
+"""The table of `flashsmith bench`: each problem's implementations by speed, relative to FA2 and to
+the best peer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "
 
 
 def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
-    """The environment, and one table of all rows; problems in the order they come."""
+    """Prints the environment and one table of all rows, with problems in the order given."""
     for line in header(rows):
         print_text(console, line)
     cells: list[tuple[Cell, ...]] = []
@@ -40,7 +40,7 @@ def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
 
 
 def header(rows: Sequence[Measurement]) -> list[str]:
-    """The environment and the protocol of the figures."""
+    """The environment and the timing protocol."""
     if not rows:
         return []
     row = rows[0]
@@ -51,25 +51,28 @@ def header(rows: Sequence[Measurement]) -> list[str]:
     return [
         ", ".join(parts),
         *_typical_options(rows),
-        f"timed {protocols}; median, and interquartile range over it; TFLOP/s of "
-        f"{flop_formula(rows)}, halved if causal, of what a window shows; errors against float64",
+        f"timed {protocols}; median, and interquartile range over it; TFLOP/s from "
+        f"{flop_formula(rows)}, halved if causal, a window's visible scores only; "
+        "errors against float64",
         *_caches(rows),
     ]
 
 
 def _caches(rows: Sequence[Measurement]) -> list[str]:
-    """What is counted where memory is the limit, and how small caches are kept out of the L2."""
+    """How TB/s are counted for memory-bound problems, and how small caches are kept out of the
+    L2."""
     if not any(row.is_memory_bound for row in rows):
         return []
     return [
-        f"TB/s of what must be read and written; '{IN_GRAPHS}': a call's share of a CUDA graph of "
-        f"at least {CALLS_IN_GRAPH} calls, which read {SETS_BYTES // 10**6} MB of caches in turn"
+        f"TB/s count the bytes that must be read and written; '{IN_GRAPHS}': time per call in a "
+        f"CUDA graph of at least {CALLS_IN_GRAPH} calls, which cycle through "
+        f"{SETS_BYTES // 10**6} MB of caches"
     ]
 
 
 def flop_formula(rows: Sequence[Measurement]) -> str:
-    """What TFLOP/s are counted of, without a mask: '4 b h s_q s_k d', 10 for gradients, 6 for dq
-    alone and 8 without it."""
+    """The FLOP formula of unmasked problems, '4 b h s_q s_k d'. The factor is 10 for all gradients,
+    6 for dq alone and 8 without dq."""
     forward, factors = False, set()
     for problem in {row.problem for row in rows}:
         forward |= problem.operation == DEFAULT
@@ -80,7 +83,8 @@ def flop_formula(rows: Sequence[Measurement]) -> str:
 
 
 def _typical_options(rows: Sequence[Measurement]) -> list[str]:
-    """The limits and caps that were measured: a problem does not name them."""
+    """The window sizes and softcaps that were measured, which the problems' names do not
+    include."""
     problems = dict.fromkeys(row.problem for row in rows)
     windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
     caps = sorted({problem.softcap for problem in problems} - {0.0})
@@ -93,13 +97,13 @@ def _typical_options(rows: Sequence[Measurement]) -> list[str]:
 
 
 def sort_rows(rows: Sequence[Measurement]) -> list[Measurement]:
-    """The fastest first, then those that could not be timed, then the absent."""
+    """Rows with a time first, fastest to slowest, then failures, then absent peers."""
     order = {"pass": 0, "fail": 1, "error": 1, "absent": 2}
     return sorted(rows, key=lambda row: (order[row.verdict], row.ms or 0.0))
 
 
 def shares(rows: Sequence[Measurement]) -> list[tuple[float | None, float | None]]:
-    """Every row's speed over FA2's and over the best peer's, of one problem's rows."""
+    """For each row of one problem, its speed relative to FA2 and to the best peer."""
     peers = [row.tflops for row in rows if row.kind == "peer" and row.tflops]
     best = max(peers, default=None)
     fa2 = next((row.tflops for row in rows if row.implementation == BASELINE), None)

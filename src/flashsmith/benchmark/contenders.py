@@ -1,4 +1,4 @@
-"""Kernels to be timed, under the name that the docs have had for them."""
+"""The documented old name of ``implementations.kernel_implementation``."""
 
 from flashsmith.benchmark.implementations import kernel_implementation as kernel_contender
 

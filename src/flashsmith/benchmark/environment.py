@@ -1,5 +1,8 @@
-"""Environment: where and with what a figure was taken; Telemetry: a GPU's SM clock and power while
-something runs. NVML is read, and never set."""
+"""Environment: the machine and software behind a measurement. Telemetry: a GPU's SM clock and power
+while something runs.
+
+NVML is only read, never used to change settings.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,20 @@ from flashsmith.runtime import driver
 
 INTERVAL_SECONDS = 0.01
 
-# One reading: SM clock in MHz and power in W, None where it cannot be read.
+# One reading: SM clock in MHz and power in W, None where unavailable.
 Sensor = Callable[[], tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What a row of figures says about its origin; '' where there is nothing to say.
+    """The origin of a measurement, as stored in each row; '' where unknown.
 
-    gpu: its name; arch: 90 for sm_90; driver: NVIDIA's version; cuda: what the driver offers;
-    torch, flashsmith, python: versions; revision: `git describe` of the checkout that flashsmith
-    runs from, else a hash of its CUDA sources.
+    gpu: its name.
+    arch: 90 for sm_90.
+    driver: NVIDIA's driver version.
+    cuda: the CUDA version that the driver supports.
+    torch, flashsmith, python: versions.
+    revision: `git describe` of flashsmith's checkout, or else a hash of its CUDA sources.
     """
 
     gpu: str
@@ -48,9 +54,10 @@ class Environment:
     @classmethod
     @cache
     def collect(cls, ordinal: int | None = 0) -> Environment:
-        """The environment of this process and GPU ``ordinal``, None for none; asked once.
+        """The environment of this process and of GPU ``ordinal`` (None: no GPU). The result is
+        cached.
 
-        Raises ArgumentError where there is no such GPU.
+        Raises ArgumentError if there is no such GPU.
         """
         spec = None if ordinal is None else driver.query_gpu(ordinal)
         return cls(
@@ -66,13 +73,13 @@ class Environment:
 
 
 def _driver_version() -> str:
-    """From NVML, else from the kernel module's own file."""
+    """The version from NVML, or else from the kernel module's own file."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         return _text(pynvml.nvmlSystemGetDriverVersion())
-    except Exception:  # absent or broken, which NVML says with errors of its own
+    except Exception:  # NVML is absent or broken, and raises its own error types
         pass
     return driver.driver_version()
 
@@ -89,7 +96,8 @@ def _cuda_version() -> str:
 
 
 def _torch_version() -> str:
-    """As PyTorch says it if it is loaded: its own version names its CUDA."""
+    """The loaded module's version if PyTorch is loaded, because it includes the CUDA version;
+    otherwise the installed version."""
     loaded = sys.modules.get("torch")
     if loaded is not None:
         return str(loaded.__version__)
@@ -120,7 +128,7 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """Medians over what the sensor said so far; None where it said nothing."""
+    """Medians of the readings so far; None where there were none."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)
@@ -143,8 +151,8 @@ class Reading:
 class Telemetry:
     """Reads GPU ``ordinal``'s sensors in a thread.
 
-    Without NVML (the extra 'bench'), its driver or this GPU in it, every reading is empty, and
-    ``absence`` says why. ``sensor`` takes NVML's place.
+    Every reading is empty without NVML (the extra 'bench'), without its driver, or if NVML does not
+    list this GPU; ``absence`` then gives the reason. ``sensor`` replaces NVML.
     """
 
     def __init__(self, ordinal: int = 0, *, sensor: Sensor | None = None) -> None:
@@ -158,7 +166,7 @@ class Telemetry:
 
     @contextmanager
     def reading(self) -> Iterator[Reading]:
-        """Reads from here to the end of the block, at least once."""
+        """Reads the sensor repeatedly while the block runs, at least once."""
         reading = Reading()
         if self._sensor is None:
             yield reading
@@ -183,7 +191,7 @@ def _read(sensor: Sensor, reading: Reading, done: threading.Event) -> None:
 
 
 class _Absent(Exception):
-    """Why there are no sensors."""
+    """The reason why there are no sensors."""
 
 
 def _nvml_sensor(ordinal: int) -> Sensor:
@@ -217,7 +225,7 @@ def _asked(pynvml: Any, question: Callable[[], float], factor: float = 1.0) -> f
 
 
 def _power_milliwatts(pynvml: Any, handle: Any) -> float:
-    """At this moment where the GPU says so, else its average over up to a second."""
+    """The instantaneous power if the GPU reports it, or else its average over up to a second."""
     (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
     if value.nvmlReturn == pynvml.NVML_SUCCESS:
         return float(value.value.uiVal)
@@ -225,7 +233,7 @@ def _power_milliwatts(pynvml: Any, handle: Any) -> float:
 
 
 def _pci_bus_id(ordinal: int) -> bytes:
-    """By which NVML finds the GPU, whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
+    """The PCI bus ID, by which NVML finds the GPU however CUDA_VISIBLE_DEVICES renumbers it."""
     device = ctypes.c_int()
     driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
     text = ctypes.create_string_buffer(32)

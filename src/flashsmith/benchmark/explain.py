@@ -1,4 +1,4 @@
-"""All that is known about one config: before it is built, from its build, and from a small run."""
+"""All facts about one config: before it is built, from its build, and from a small run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from flashsmith.verify import Verdict, prove
 
 @dataclass(frozen=True)
 class RuleResult:
-    """One legality rule on this config; `values` are the config's own that it looks at."""
+    """One legality rule applied to this config; `values` are the config's values that the rule
+    reads."""
 
     name: str
     holds: bool
@@ -37,7 +38,8 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class KnobEffect:
-    """One field of a config: its value, what that value does, and where (a name in csrc/)."""
+    """One field of a config: its value, the value's effect, and the place in csrc/ that implements
+    it."""
 
     knob: str
     value: str
@@ -47,7 +49,8 @@ class KnobEffect:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `flashsmith explain` shows. The parts after `intensity` need a legal config."""
+    """The output of `flashsmith explain`. The fields after `order` are set only for a legal
+    config."""
 
     config: KernelConfig
     target: Target
@@ -70,11 +73,11 @@ class Explanation:
 
     @property
     def ok(self) -> bool:
-        """Whether the config is legal and its kernel right."""
+        """Whether the config is legal and its kernel's output correct."""
         return self.verdict is not None and self.verdict.ok
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it; what an illegal config lacks is null."""
+        """The explanation as JSON; fields that an illegal config lacks are null."""
         verdict = self.verdict
         return {
             "config": str(self.config),
@@ -99,9 +102,10 @@ class Explanation:
 
 
 def explain(cfg: KernelConfig, target: Target, reporter: ProgressReporter) -> Explanation:
-    """Everything about `cfg` on `target`: builds it if need be and emulates a small problem.
+    """Explains `cfg` on `target`: builds it if necessary, and emulates a small problem.
 
-    An illegal config is explained too, as far as that goes. Raises what building raises.
+    For an illegal config, only what is known before a build is explained. Raises any error of
+    building.
     """
     known = _before_building(cfg, target)
     if not known.legal:
@@ -134,8 +138,9 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     cfg, device = known.config, known.target.device
     kernel = library.entry(cfg)
     conflicts = BankConflicts()
-    # Two K/V steps: the peeled first one, if there is one, and the loop's. Whole tiles, because the
-    # kernel of others is another than the one whose registers are shown.
+    # Two K/V steps cover a peeled first step, if there is one, and the loop's step. The sizes fill
+    # whole tiles, because an uneven problem would run another kernel than the one whose registers
+    # are shown.
     rows, step = cfg.family.loop_tiles(cfg) or (0, 0)
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
     sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
@@ -156,13 +161,13 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
-# Of a kernel without a loop over keys, at least.
+# The least number of rows for a kernel without a loop over keys.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity", "order")
 
 
 def knob_effects(cfg: KernelConfig) -> tuple[KnobEffect, ...]:
-    """Every field of `cfg` in order."""
+    """The effect of every field of `cfg`, in order."""
     effects = []
     for knob in fields(cfg):
         declared, value = knob.metadata, getattr(cfg, knob.name)

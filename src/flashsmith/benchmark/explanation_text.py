@@ -1,4 +1,4 @@
-"""An explanation as text: sections with small tables, on a terminal or piped."""
+"""An explanation as text: sections with small tables, for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashsmith.families.order import order_name
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
-    """Prints everything that `explain` found, most general first."""
+    """Prints everything that `explain` found, the most general parts first."""
     cfg = explanation.config
     print_text(console, str(cfg), style="bold")
     print_text(console, f"on {explanation.target}")
@@ -39,7 +39,7 @@ def _rules(console: Console, explanation: Explanation) -> None:
     _section(console, f"Rules: {verdict}")
     print_table(
         console,
-        make_columns("holds | rule | here~ | what it asks~"),
+        make_columns("holds | rule | here~ | what it requires~"),
         [
             (
                 Text("yes", "green") if rule.holds else Text("NO", "bold red"),
@@ -69,7 +69,7 @@ def _order(console: Console, explanation: Explanation) -> None:
     order = explanation.order
     if order is None:
         return
-    _section(console, f"Order of a row's operations: {order_name(explanation.config)}")
+    _section(console, f"Order of operations on a row: {order_name(explanation.config)}")
     rows = [(field.name.replace("_", " "), getattr(order, field.name)) for field in fields(order)]
     print_table(console, make_columns("operation | how~"), rows)
 
@@ -108,7 +108,7 @@ def _compiler(console: Console, explanation: Explanation) -> None:
     ]
     for one in kernel.beside:
         lines += [
-            f"beside it             {one.role}: {one.registers} registers, spilled bytes "
+            f"also launches         {one.role}: {one.registers} registers, spilled bytes "
             f"{one.spill_store_bytes} stored, {one.spill_load_bytes} loaded",
             *(f"ptxas warns           {one.role}: {warning}" for warning in one.warnings),
         ]

@@ -1,5 +1,5 @@
-"""What is timed: attention(), attention_with_cache(), kernels of ours by their configs, and
-peers."""
+"""The implementations that are timed: attention(), attention_with_cache(), flashsmith's kernels by
+config, and peers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ OURS_FREE = "ours_free"
 
 
 class ProvableImplementation(Implementation, Protocol):
-    """What can be timed, and whose output can be compared."""
+    """An implementation that can be timed and whose output can be compared."""
 
     def output(self) -> Any:
-        """What one launch computes, in q's layout; NaN where ours wrote nothing."""
+        """The output of one launch, in q's layout. Elements that flashsmith did not write are
+        NaN."""
 
     def result(self, returned: Any) -> Any:
-        """The same of what a launch returned."""
+        """The same output, from the value that a launch returned."""
 
 
 @dataclass(frozen=True)
 class KernelImplementation:
-    """A kernel of ours on one workload, whose outputs it writes. ``note``: by what means, where
-    that is not attention() or forward()."""
+    """A flashsmith kernel on one workload, whose output tensors it writes.
+
+    ``note`` says how the kernel is called, unless through attention() or forward().
+    """
 
     name: str
     config: KernelConfig
@@ -51,21 +54,21 @@ class KernelImplementation:
         return self.call()
 
     def output(self) -> Any:
-        """What the workload has for an output, written over NaN."""
+        """The workload's output, filled with NaN before one call writes it."""
         self.workload.poison()
         return self.result(self.call())
 
     def result(self, returned: Any) -> Any:
-        """What the workload has for an output, whatever was returned."""
+        """The workload's output; the returned value is ignored."""
         return self.workload.output
 
 
 @dataclass(frozen=True)
 class GradientImplementation(KernelImplementation):
-    """Kernels of a backward pass as PyTorch's autograd calls them: it has the gradients made."""
+    """Backward kernels as called by PyTorch's autograd, which allocates the gradients."""
 
     def output(self) -> dict[str, Any]:
-        """The gradients by name, allocated as NaN."""
+        """The gradients by name, from memory that is allocated as NaN."""
         with _empty_memory_is_nan():
             return self.result(self.call())
 
@@ -76,7 +79,7 @@ class GradientImplementation(KernelImplementation):
 
 
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
-    """The kernel that ``config`` names, all launches of a call."""
+    """All launches of one call of the kernel that ``config`` names."""
     prepared = isinstance(workload, (BackwardWorkload, DecodeWorkload))
     note = "prepared call" if prepared else ""
     return KernelImplementation(str(config), config, workload, workload.call(config), note)
@@ -85,11 +88,11 @@ def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> Kernel
 def attention_implementation(
     config: KernelConfig, workload: Any, name: str = OURS
 ) -> KernelImplementation:
-    """attention(), or attention_with_cache(), which choose the kernel at each call: ``config``'s.
-    OURS_FREE splits freely.
+    """attention() or attention_with_cache(), which choose a kernel at each call; ``config`` is that
+    choice. OURS_FREE means split='free'.
 
-    The chooser's own, without the half microsecond in which `flashsmith.attention` asks PyTorch
-    whether it is tracing.
+    This calls the chooser's own function, because `flashsmith.attention` takes another 0.5 us to
+    ask PyTorch whether it is tracing.
     """
     w = workload
     if isinstance(w, DecodeWorkload):
@@ -104,8 +107,11 @@ def attention_implementation(
 def gradient_implementation(
     name: str, config: KernelConfig, workload: BackwardWorkload, backward_config: Any = None
 ) -> GradientImplementation:
-    """The gradients of `flashsmith.attention` on PyTorch's tensors, by the means that peers are
-    timed by; ``backward_config`` None: it chooses ``config``."""
+    """The gradients of `flashsmith.attention` on PyTorch tensors, computed through autograd as for
+    peers.
+
+    With ``backward_config`` None, the call chooses the backward kernel, which is ``config``.
+    """
     forward = partial(flashsmith.attention, **workload.options, backward_config=backward_config)
     call = workload.differentiated(forward)
     return GradientImplementation(name, config, workload, call, "torch.autograd.grad")
@@ -118,15 +124,17 @@ def captured(
     memory: TensorMemory,
     least: int | None = None,
 ) -> tuple[Replay, Any]:
-    """The graph of an implementation's calls on several sets of tensors, as Replay.of() has it; and
-    what a replay writes, over NaN, where the first set's calls wrote their output.
+    """The graph of an implementation's calls on several sets of tensors, made by Replay.of(), and
+    the output that one replay writes.
 
-    Raises what the calls and capturing raise.
+    The output is that of the first set's call, whose tensors are filled with NaN before the replay.
+
+    Raises any error of the calls and of capturing.
     """
     returned: list[Any] = [None]
 
     def launch() -> Any:
-        # A graph's calls write again what they returned while they were captured.
+        # On replay, a graph writes the same tensors that its calls returned during capture.
         returned[0] = implementations[0].launch()
         return returned[0]
 
@@ -143,8 +151,8 @@ def captured(
 
 @contextmanager
 def _empty_memory_is_nan() -> Iterator[None]:
-    """Has PyTorch fill what it allocates: else a gradient that nobody wrote may be an earlier one's
-    memory, with its contents."""
+    """Makes PyTorch fill newly allocated memory with NaN. Otherwise an unwritten gradient could
+    reuse the memory, and the correct contents, of an earlier one."""
     import torch
 
     before = torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""What there is: the configs of a set, the kernels of a library, the libraries of the cache.
+"""Listings of config sets, kernel libraries and the library cache.
 
 Facts are plain dictionaries, ready for JSON; the tables show a part of them.
 """
@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def print_sets(console: Console, sizes: Mapping[str, int | None]) -> None:
-    """A table of kernel_set_sizes()."""
+    """Prints the table of kernel_set_sizes()."""
     columns = make_columns("key | configs> | what it is~")
     rows = [
         (key, "cannot be loaded" if n is None else str(n), _meaning(key))
@@ -35,7 +35,7 @@ def print_sets(console: Console, sizes: Mapping[str, int | None]) -> None:
 def _meaning(key: str) -> str:
     if "," in key:
         B_r, B_c = key.split(",")
-        return f"of tune, those with B_r {B_r} and B_c {B_c}"
+        return f"configs of 'tune' with B_r {B_r} and B_c {B_c}"
     offered = config_sets().get(key)
     return offered.meaning if offered else "a set of an installed package"
 
@@ -43,7 +43,11 @@ def _meaning(key: str) -> str:
 def config_facts(
     configs: Iterable[KernelConfig], target: Target, cached: Iterable[CacheEntry]
 ) -> list[dict[str, Any]]:
-    """What is known of each config before it runs; `cached` says which are built (plain)."""
+    """The facts known about each config before it runs.
+
+    'built' is derived from the cache's libraries, ``cached``. Only current plain kernels for this
+    architecture count.
+    """
     built = {
         kernel.config
         for entry in cached
@@ -68,7 +72,7 @@ def config_facts(
 
 
 def print_configs(console: Console, facts: Sequence[dict[str, Any]]) -> None:
-    """A table of config_facts()."""
+    """Prints the table of config_facts()."""
     columns = make_columns("kernel | threads> | smem\nKiB> | CTAs/SM\nby smem> | legal | built")
     rows = [
         (
@@ -85,7 +89,7 @@ def print_configs(console: Console, facts: Sequence[dict[str, Any]]) -> None:
 
 
 def library_facts(library: KernelLibrary) -> dict[str, Any]:
-    """Where a library is, and the compiler's report on each of its kernels."""
+    """The path of a library, and the compiler's report on each of its kernels."""
     manifest = library.manifest
     return {
         "path": str(library.path),
@@ -97,7 +101,7 @@ def library_facts(library: KernelLibrary) -> dict[str, Any]:
 
 
 def print_library(console: Console, library: KernelLibrary, target: Target) -> None:
-    """A table of a library's kernels."""
+    """Prints a table of a library's kernels."""
     columns = make_columns(
         "kernel | regs> | spilled\nbytes> | CTAs/SM> | code\nbytes> | nvcc\nseconds>"
     )
@@ -117,9 +121,9 @@ def print_library(console: Console, library: KernelLibrary, target: Target) -> N
 
 
 def entry_facts(entry: CacheEntry) -> dict[str, Any]:
-    """What is known of one library in the cache; its configs too, unless it is damaged.
+    """The facts about one library in the cache, with its configs unless it is damaged.
 
-    `current` says whether it would be used: is_current(), None of a damaged one.
+    'current' says whether the library would be used, by is_current(); it is None for a damaged one.
     """
     manifest = entry.manifest
     return {
@@ -138,7 +142,7 @@ def entry_facts(entry: CacheEntry) -> dict[str, Any]:
 
 
 def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
-    """A table of the cache's libraries."""
+    """Prints a table of the cache's libraries."""
     columns = make_columns("library | arch | semantics | configs> | MiB> | last used | state~")
     rows = [
         (
@@ -158,4 +162,4 @@ def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
 def _state(entry: CacheEntry) -> str:
     if entry.manifest is None:
         return f"damaged: {entry.damage}"
-    return "ok" if is_current(entry.manifest) else "outdated: of other sources or versions"
+    return "ok" if is_current(entry.manifest) else "outdated: built from other sources or versions"

@@ -1,4 +1,4 @@
-"""KernelFacts: what a kernel costs and what it does, counted in one place for every command."""
+"""KernelFacts: a kernel's costs and instruction counts, computed in one place for every command."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from flashsmith.runtime.emulation import (
     parse_entry,
 )
 
-# What kernels use shared memory for; each family says which accesses those are.
+# Uses of shared memory; each family maps its accesses to them.
 CONFLICT_KINDS = ("ldmatrix", "copy st", "O st", "O ld")
 KernelUse = tuple[KernelConfig, Problem]
 
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What one kernel costs, by the compiler's report, and what it did in the emulator.
+    """The costs of one kernel from the compiler's report, and its counts from the emulator.
 
-    Registers and spilled bytes are per thread, and those of the kernel with most where a config has
-    several; smem_bytes is of a CTA. instructions: executed warp instructions by class, None where
-    nothing was emulated; conflicts: wavefronts over their ideal number by use of shared memory,
-    None where there was no such access.
+    registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels,
+    these are the values of the kernel with the most.
+    smem_bytes: per CTA.
+    instructions: executed warp instructions by class, None if nothing was emulated.
+    conflicts: wavefronts over their ideal number by use of shared memory, None if there was no such
+    access.
     """
 
     registers: int
@@ -49,7 +51,7 @@ class KernelFacts:
         emulation: EmulationResult | None = None,
         conflicts: BankConflicts | None = None,
     ) -> KernelFacts:
-        """The facts of a built kernel on a device, and of its emulation where there was one."""
+        """The facts of a built kernel on a device, and of its emulation if there was one."""
         cfg, spilling = entry.config, entry.most_spilling
         return cls(
             registers=entry.most_registers,
@@ -68,11 +70,11 @@ class KernelFacts:
 
     @property
     def total_instructions(self) -> int | None:
-        """Warp instructions of all classes; None where nothing was emulated."""
+        """Warp instructions of all classes; None if nothing was emulated."""
         return None if self.instructions is None else sum(self.instructions.values())
 
     def columns(self) -> dict[str, Any]:
-        """The columns of a Measurement that say what a kernel costs and does."""
+        """The columns of a Measurement that hold a kernel's facts."""
         names = ["registers", "spill_bytes", "smem_bytes", "ctas_per_sm"]
         names += ["instructions", "conflicts"] if self.instructions is not None else []
         return {name: getattr(self, name) for name in names}
@@ -82,7 +84,7 @@ NO_CONFLICTS: dict[str, float | None] = dict.fromkeys(CONFLICT_KINDS)
 
 
 def conflict_factors(measured: BankConflicts, cfg: KernelConfig) -> dict[str, float | None]:
-    """Wavefronts over their ideal number for each of CONFLICT_KINDS; None where there were none."""
+    """Wavefronts over their ideal number for each of CONFLICT_KINDS; None if there were none."""
     factors: dict[str, float | None] = {}
     uses = cfg.family.conflict_kinds()
     for use in CONFLICT_KINDS:
@@ -95,14 +97,14 @@ def conflict_factors(measured: BankConflicts, cfg: KernelConfig) -> dict[str, fl
 
 
 def static_mix(ptx: str, entry: str) -> dict[str, int]:
-    """PTX instructions of one entry by class, as they stand in the text, largest class first."""
+    """Instructions in the PTX text of one entry by class, the largest class first."""
     kernel = parse_entry(ptx, entry)
     return instruction_mix(Counter(instruction.mnemonic for instruction in kernel.instructions))
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """CTAs that one SM has room for, by resource; the smallest decides."""
+    """The number of CTAs that fit on one SM by each resource; the smallest number decides."""
 
     ctas_per_sm: int
     warps_per_sm: int
@@ -111,7 +113,8 @@ class Occupancy:
 
 
 def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
-    """How many CTAs of a kernel with `registers` per thread fit on one SM, and why not more."""
+    """How many CTAs of a kernel with `registers` per thread fit on one SM, and which resources
+    limit it."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         registers,
@@ -128,17 +131,18 @@ def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupanc
 
 
 class BuiltKernels:
-    """The kernels of a benchmark: built before any is timed, with the facts of each, by config and
-    by what it was compiled for."""
+    """The kernels of a benchmark, all built before any is timed. Kernels are found by config and by
+    the semantics that they are compiled for."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
         self._libraries: dict[Semantics, list[KernelLibrary]] = defaultdict(list)
 
     def build(self, uses: Iterable[KernelUse], progress: Progress) -> None:
-        """Builds what is in no library yet, all kernels of the same semantics at once.
+        """Builds the kernels that no library contains yet; kernels with the same semantics and
+        family form one library.
 
-        A config that is illegal here is left out. Raises what building raises.
+        A config that is illegal on this device is skipped. Raises any error of building.
         """
         wanted: dict[Semantics, dict[KernelConfig, None]] = defaultdict(dict)
         for config, problem in uses:
@@ -153,7 +157,7 @@ class BuiltKernels:
                 self._libraries[semantics].append(built)
 
     def illegality(self, config: KernelConfig) -> str | None:
-        """Why there can be no such kernel on this device, None if there can."""
+        """Why the config is illegal on this device, None if it is legal."""
         try:
             check_legal(config, self.device)
         except IllegalConfigError as error:
@@ -161,7 +165,7 @@ class BuiltKernels:
         return None
 
     def facts(self, config: KernelConfig, problem: Problem) -> KernelFacts | None:
-        """What a kernel costs; None if it is not built."""
+        """The costs of a kernel; None if it is not built."""
         entry = self._find(config, problem.required_semantics(config))
         return None if entry is None else KernelFacts.of(entry, self.device)
 

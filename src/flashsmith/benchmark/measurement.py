@@ -1,7 +1,7 @@
 """Measurement: one implementation on one problem, with everything that its figures depend on.
 
-A measurement is a row: its fields are the columns of every file of measurements. It is made of
-typed parts: the Problem, a Proof, Times, KernelFacts, and the Environment.
+A measurement is a row: its fields are the columns of every measurement file. It is assembled from
+typed parts: a Problem, Proof, Times, KernelFacts and Environment.
 
     proof = Proof.of(workload.judge(output))
     Measurement.of("ours", "ours", problem, proof, Times.of(samples, problem), environment)
@@ -22,7 +22,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import Comparison
 
-# Tensor cores of every GPU so far compute more FLOP while its memory reads a byte.
+# On every GPU so far, tensor cores compute more FLOP than this in the time that memory reads a
+# byte.
 FLOP_PER_BYTE = 100
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
@@ -33,7 +34,8 @@ class Proof:
     """The check of an output before it is timed.
 
     verdict: 'absent' for a peer that cannot take part, 'error' for a kernel that did not finish.
-    note: why, or a peer's version. The errors are against float64; None where nothing was compared.
+    note: the reason, or a peer's version.
+    max_error, error_bound, rel_l2: against float64; None if nothing was compared.
     """
 
     verdict: Verdict
@@ -44,7 +46,7 @@ class Proof:
 
     @classmethod
     def of(cls, found: Comparison, note: str = "") -> Proof:
-        """The Proof of a comparison; ``note`` is used if the output is correct."""
+        """The Proof of a comparison; ``note`` is used only if the output is correct."""
         verdict: Verdict = "pass" if found.ok else "fail"
         note = note if found.ok else "; ".join(found.reasons)
         return cls(verdict, note, found.max_error, found.bound, found.rel_l2)
@@ -54,8 +56,10 @@ class Proof:
 class Times:
     """The statistics of an implementation's samples.
 
-    ms: the median; spread: interquartile range over it; tflops: `Problem.attn_flop` over the
-    median. sm_clock_mhz and power_w: while it was timed, None where no sensor was read.
+    ms: the median.
+    spread: the interquartile range over the median.
+    tflops: `Problem.attn_flop` over the median.
+    sm_clock_mhz, power_w: readings during the timed launches, None without a sensor.
     """
 
     ms: float
@@ -87,12 +91,15 @@ _Self = TypeVar("_Self", bound="Measurement")
 class Measurement:
     """One implementation on one problem.
 
-    implementation: its name in tables; files call the column 'contender'. family and config are a
-    kernel's of ours ('' for a peer), the one that served where attention() chose. semantics: the
-    problem's words, or 'plain'; batch and lengths as in Problem. verdict to rel_l2 are Proof's, ms
-    to power_w Times', registers to ctas_per_sm KernelFacts', gpu to python Environment's. time:
-    when the row was made (UTC, ISO). instructions and conflicts are KernelFacts', too; tables (CSV,
-    Parquet) lack them.
+    implementation: its name in tables; files call the column 'contender'.
+    family, config: of flashsmith's kernel, which attention() may have chosen; '' for a peer.
+    semantics: the problem's words, or 'plain'; batch and lengths are as in Problem.
+    verdict to rel_l2: from Proof.
+    ms to power_w: from Times.
+    registers to ctas_per_sm, instructions, conflicts: from KernelFacts. CSV and Parquet files lack
+    the last two.
+    gpu to python: from Environment.
+    time: when the row was made (UTC, ISO).
     """
 
     implementation: str
@@ -144,8 +151,8 @@ class Measurement:
         *parts: Part | Mapping[str, Any] | None,
         **columns: Any,
     ) -> _Self:
-        """The measurement of an implementation, made of its parts; parts that are None are left
-        out."""
+        """The measurement of an implementation, assembled from its parts; None parts are
+        ignored."""
         for part in parts:
             columns |= _columns(part)
         named = {"implementation": implementation, "kind": kind, "family": "", "config": ""}
@@ -153,19 +160,19 @@ class Measurement:
 
     @property
     def environment(self) -> Environment:
-        """Its environment."""
+        """The environment part of the row."""
         return Environment(**{part.name: getattr(self, part.name) for part in fields(Environment)})
 
     @property
     def is_failure(self) -> bool:
-        """Whether a run with this row has failed: an output is wrong, a peer's too, with which
-        nothing may be compared, or a kernel of ours did not finish."""
+        """Whether this row makes a run fail: an output is wrong, or a flashsmith kernel did not
+        finish. A peer's wrong output counts too, because nothing may be compared with it."""
         return self.verdict in ("fail", "error")
 
     @property
     def is_memory_bound(self) -> bool:
-        """Whether memory limits the problem on any GPU, by an operation's own count of bytes; False
-        where the row names no problem that is known here."""
+        """Whether memory limits the problem on any GPU, by the operation's count of bytes. False if
+        the row's problem is unknown."""
         try:
             problem = self.problem
         except ArgumentError:
@@ -176,13 +183,13 @@ class Measurement:
 
     @property
     def tb_per_s(self) -> float:
-        """TB/s of the bytes that a kernel must read and write; 0 where nothing was timed."""
+        """TB/s of the bytes that a kernel must read and write; 0 if nothing was timed."""
         problem = self.problem
         return problem.computed.bytes(problem) / self.ms / 1e9 if self.ms else 0.0
 
     @property
     def problem(self) -> Problem:
-        """The problem that was measured. Raises ArgumentError for a row that names none."""
+        """The measured problem. Raises ArgumentError if the row does not name a valid one."""
         return _problem(
             f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} d{self.d} "
             f"{self.dtype} {self.semantics}"
@@ -215,5 +222,5 @@ _SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
 
 
 def now() -> str:
-    """The time, as measurements have it."""
+    """The current time in the format that measurements use."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,8 +1,8 @@
-"""Files of measurements, written and read in one place.
+"""Reading and writing of measurement files.
 
-JSON Lines and CSV grow a row at a time, each on the disk before the next is measured; JSON and
-Parquet (extra 'parquet') are written whole. All have the same columns, those of Measurement, and
-read back as they were, also where an older version wrote them: columns may come and go.
+JSON Lines and CSV files grow by one row at a time, and each row is on disk before the next is
+measured. JSON and Parquet files (extra 'parquet') are written as a whole. All have Measurement's
+fields as columns. Files of older versions can be read, because columns may be added or removed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, parse_json, read_json, read_text
 
-# Of a file of measurements; ten million rows are below it.
+# The size limit of a measurement file; ten million rows stay below it.
 MOST_BYTES = 1 << 30
 STDOUT = "-"
-# What files call a field by another name.
+# Fields that have another name in files.
 _COLUMN_OF = {"implementation": "contender"}
 _FIELD_OF = {column: field for field, column in _COLUMN_OF.items()}
-# Of every file; what has parts of its own is in JSON alone.
+# Columns of every file; nested fields are stored only in JSON.
 _PARTED = ("instructions", "conflicts")
 COLUMNS = tuple(
     _COLUMN_OF.get(field.name, field.name)
@@ -45,8 +45,11 @@ _Self = TypeVar("_Self", bound="GrowingFile")
 
 
 def require_writable(option: str, path: str | Path) -> None:
-    """Raises ArgumentError naming `option` unless a file can be written at `path`: asked before the
-    work whose result it is to hold. A folder that is missing is not made: it may be mistyped."""
+    """Raises ArgumentError, which names `option`, unless a file can be written at `path`.
+
+    This is called before the work whose result the file will hold. A missing folder is not created,
+    because its name may be a typing error.
+    """
     path = Path(path)
     folder = path.parent
     try:
@@ -60,14 +63,14 @@ def require_writable(option: str, path: str | Path) -> None:
         )
     reason = ""
     if not folder.is_dir():
-        reason = f"{str(folder)!r} is no folder"
+        reason = f"{str(folder)!r} is not a folder"
     elif path.is_dir():
         reason = "it is a folder"
     elif not os.access(path if path.exists() else folder, os.W_OK):
         reason = "permission denied"
     if reason:
         raise ArgumentError(
-            f"{option}={str(path)!r}: cannot be written: {reason}; give a file in a folder of yours"
+            f"{option}={str(path)!r}: cannot be written: {reason}; give a file in a writable folder"
         )
 
 
@@ -75,13 +78,13 @@ def require_writable(option: str, path: str | Path) -> None:
 
 
 class GrowingFile:
-    """A file to which records of `columns` are appended: JSON Lines where its name ends in .jsonl,
-    else CSV. One that is there is continued.
+    """A file to which records with `columns` are appended: JSON Lines if its name ends in .jsonl,
+    otherwise CSV. An existing file is continued.
 
-    A last line that was cut off, by a crash or a full disk, is taken away first. Use as a context
+    A last line that was cut off by a crash or a full disk is removed first. Use as a context
     manager.
 
-    Raises ArgumentError when the file has other columns, or cannot be written.
+    Raises ArgumentError if the file has other columns or cannot be written.
     """
 
     def __init__(self, path: str | Path, columns: tuple[str, ...] = COLUMNS) -> None:
@@ -90,7 +93,7 @@ class GrowingFile:
         option = "jsonl" if self._lines else "csv"
         require_writable(option, self.path)
         if self.path.exists() and not self.path.is_file():
-            raise ArgumentError(f"{option}: {self.path} is no regular file; give another file")
+            raise ArgumentError(f"{option}: {self.path} is not a regular file; give another file")
         if self._lines:
             self._check_lines()
         _drop_unfinished_line(self.path, quotes=not self._lines)
@@ -109,8 +112,8 @@ class GrowingFile:
         self._file.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One more line, on the disk when the call returns; in CSV, texts of several lines become
-        one."""
+        """Appends one line, which is on disk when the call returns. CSV joins the lines of a
+        multi-line text into one."""
         if self._lines:
             self._file.write(json.dumps(for_json(record)) + "\n")
         else:
@@ -136,7 +139,8 @@ class GrowingFile:
             )
 
     def _check_lines(self) -> None:
-        """A file of something else is neither cut nor continued."""
+        """Checks the existing records, so that a file of another kind is neither cut nor
+        continued."""
         try:
             for number, record in enumerate(read_lines(self.path) if self.path.exists() else (), 1):
                 row_of(record, f"{self.path}, row {number}")
@@ -172,7 +176,7 @@ def _drop_unfinished_line(path: Path, *, quotes: bool) -> None:
         return
     content = path.read_bytes()
     complete = content.rfind(b"\n") + 1
-    # An odd number of quotes: the line goes on, within one.
+    # An odd number of quotes means that the record continues within a quoted text.
     while quotes and content.count(b'"', 0, complete) % 2:
         complete = content.rfind(b"\n", 0, complete - 1) + 1
     if complete < len(content):
@@ -180,13 +184,13 @@ def _drop_unfinished_line(path: Path, *, quotes: bool) -> None:
 
 
 class MeasurementFiles:
-    """Where measurements go: JSON Lines and CSV files that grow as they are made, JSON and Parquet
-    files written at the end. What breaks off leaves those that were made.
+    """The output files of a run: JSON Lines and CSV files grow with each measurement, JSON and
+    Parquet files are written at the end. An interrupted run keeps the measurements made so far.
 
-    '-' as CSV or JSON is standard output, at the end.
+    '-' for CSV or JSON means standard output, written at the end.
 
-    Raises ArgumentError for a wrong ending, a file that cannot be written or two things for
-    standard output, DependencyError for Parquet without pyarrow.
+    Raises ArgumentError for a wrong suffix, a file that cannot be written, or two outputs to
+    standard output. Raises DependencyError for Parquet without pyarrow.
     """
 
     def __init__(
@@ -214,7 +218,7 @@ class MeasurementFiles:
 
     @property
     def takes_stdout(self) -> bool:
-        """Whether the measurements take a table's place."""
+        """Whether standard output receives the measurements and not a table."""
         return STDOUT in (self._csv, self._json)
 
     def __enter__(self) -> MeasurementFiles:
@@ -235,7 +239,7 @@ class MeasurementFiles:
             write_rows(self._parquet, self._rows)
 
     def write(self, row: Measurement) -> None:
-        """Takes a measurement as soon as it is made."""
+        """Records a measurement as soon as it is made."""
         self._rows.append(row)
         for file in self._growing:
             file.write(row)
@@ -245,9 +249,9 @@ class MeasurementFiles:
 
 
 def write_rows(path: str | Path, rows: Sequence[Measurement]) -> None:
-    """Writes all measurements into a new file: .csv, .jsonl, .json or .parquet, by its ending.
+    """Writes all measurements into a new file: .csv, .jsonl, .json or .parquet, by its suffix.
 
-    Raises ArgumentError for another ending, DependencyError for Parquet without pyarrow.
+    Raises ArgumentError for another suffix, DependencyError for Parquet without pyarrow.
     """
     path = Path(path)
     writer = _by_ending(path, _WRITERS)
@@ -267,7 +271,7 @@ def rows_as_csv(
 def rows_as_json(
     rows: Iterable[Measurement], columns: tuple[str, ...] = COLUMNS
 ) -> list[dict[str, Any]]:
-    """The rows as JSON takes them: infinities and NaN, which it lacks, as words."""
+    """The rows as JSON; infinities and NaN, which JSON lacks, become words."""
     return [
         for_json(_cells(row, [*columns, *(name for name in _PARTED if getattr(row, name))]))
         for row in rows
@@ -275,7 +279,7 @@ def rows_as_json(
 
 
 def require_parquet() -> None:
-    """Raises DependencyError, naming the extra, where Parquet files cannot be written."""
+    """Raises DependencyError, which names the extra, if Parquet files cannot be written."""
     _pyarrow()
 
 
@@ -308,7 +312,7 @@ def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
 
 
 def _stored_as(column: str) -> type:
-    """Whether a column holds texts (choices are texts, too), whole numbers or numbers."""
+    """The type that a column is stored as: str (also for choices), int or float."""
     hint = hints_of(Measurement)[_FIELD_OF.get(column, column)]
     if get_origin(hint) in (Union, UnionType):
         hint = get_args(hint)[0]
@@ -330,10 +334,10 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def read_rows(path: str | Path) -> list[Measurement]:
-    """The measurements of a file; columns that Measurement does not have are passed over.
+    """The measurements of a file; columns that Measurement does not have are ignored.
 
-    Raises ArgumentError when the file is of none of the kinds, cannot be read, lacks a column
-    without which a row means nothing, or has a value that its column cannot hold.
+    Raises ArgumentError for an unknown suffix, an unreadable file, a missing required column, or a
+    value that its column cannot hold.
     """
     path = Path(path)
     records = _by_ending(path, _READERS)(path)
@@ -341,11 +345,9 @@ def read_rows(path: str | Path) -> list[Measurement]:
 
 
 def row_of(record: Mapping[str, Any], where: str) -> Measurement:
-    """The measurement of a record, whose values may be texts; ``where`` begins the errors'
-    messages.
+    """The measurement of a record, whose values may be texts; ``where`` starts the error messages.
 
-    Raises ArgumentError when it lacks a column without which it means nothing, or has a value that
-    its column cannot hold.
+    Raises ArgumentError for a missing required column, or a value that its column cannot hold.
     """
     return checked_row(Measurement, record, where, required_of(Measurement))
 
@@ -353,7 +355,7 @@ def row_of(record: Mapping[str, Any], where: str) -> Measurement:
 def checked_row(
     cls: type[_Row], record: Mapping[str, Any], where: str, required: Sequence[str]
 ) -> _Row:
-    """Likewise, of a kind of measurement that means nothing without the columns ``required``."""
+    """Like row_of(), for any class of measurement; ``required`` are its required columns."""
     missing = [
         _column(name)
         for name in required
@@ -361,7 +363,7 @@ def checked_row(
     ]
     if missing:
         raise ArgumentError(
-            f"{where}: lacks {', '.join(missing)}; these are no rows of a benchmark"
+            f"{where}: lacks {', '.join(missing)}; these are not rows of a benchmark"
         )
     try:
         return read_record(cls, record, _COLUMN_OF)
@@ -372,10 +374,10 @@ def checked_row(
 def read_csv(path: str | Path) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
     """The columns of a CSV file, and its rows as texts, each with the number of its last line.
 
-    Blank lines do not count; a byte order mark and any line ends are accepted.
+    Blank lines are ignored; a byte order mark and any line ends are accepted.
 
-    Raises ArgumentError, naming file and line, when it is no UTF-8 text or no CSV, a column stands
-    there twice, or a row has more or fewer values than there are columns.
+    Raises ArgumentError, which names file and line, if the file is not UTF-8 text or not CSV, if a
+    column occurs twice, or if a row has more or fewer values than there are columns.
     """
     try:
         text = read_text(path, MOST_BYTES)
@@ -406,7 +408,7 @@ def read_csv(path: str | Path) -> tuple[tuple[str, ...], list[tuple[int, dict[st
 def _check_columns(columns: tuple[str, ...], where: str) -> None:
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
-        raise ArgumentError(f"{where}: the column {quoted(twice, 80)} stands there twice")
+        raise ArgumentError(f"{where}: the column {quoted(twice, 80)} occurs twice")
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
@@ -419,12 +421,12 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
     except UnusableTextError as error:
         raise ArgumentError(f"{path}{error.place}: cannot be read as json: {error}") from error
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise ArgumentError(f"{path}: must hold a list of objects, one a row")
+        raise ArgumentError(f"{path}: must hold a list of objects, one per row")
     return records
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """One object a line; a last line that was cut off is left out."""
+    """One object per line; a last line that was cut off is left out."""
     try:
         text = read_text(path, MOST_BYTES)
     except UnusableTextError as error:
@@ -437,7 +439,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except UnusableTextError as error:
             raise ArgumentError(f"{path}, line {number}: cannot be read: {error}") from error
         if record is not None and not isinstance(record, dict):
-            raise ArgumentError(f"{path}, line {number}: must hold an object, a row")
+            raise ArgumentError(f"{path}, line {number}: must hold an object, which is a row")
         if record is not None:
             records.append(record)
     with contextlib.suppress(UnusableTextError):
@@ -449,11 +451,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
     pyarrow, parquet = _pyarrow()
     if not os.path.isfile(path):
-        raise ArgumentError(f"{path}: cannot be read as parquet: it is no file")
+        raise ArgumentError(f"{path}: cannot be read as parquet: it is not a file")
     try:
         records: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        # Their messages go on for lines.
+        # These messages can have many lines.
         reason = str(error).partition("\n")[0]
         raise ArgumentError(f"{path}: cannot be read as parquet: {reason}") from error
     return records

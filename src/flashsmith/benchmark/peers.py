@@ -1,6 +1,8 @@
-"""Other people's attention, behind one small interface, so that ours is measured beside it.
+"""Other libraries' attention behind one small interface, so that flashsmith can be compared with
+it.
 
-A peer that is not installed, or that cannot serve a problem, says why: a named gap, no failure.
+A peer that is not installed, or that cannot serve a problem, is absent with a reason and not a
+failure.
 """
 
 from __future__ import annotations
@@ -28,27 +30,27 @@ from flashsmith.semantics import UNLIMITED
 
 
 class Peer(Protocol):
-    """Somebody else's attention."""
+    """Another library's attention."""
 
     @property
     def name(self) -> str:
-        """As --peers and the tables call it."""
+        """Its name in --peers and in tables."""
 
     def absence(self, problem: Problem) -> str | None:
-        """Why it cannot take part, None if it can as far as is known before it is tried."""
+        """Why the peer cannot take part; None if nothing rules it out before it is tried."""
 
     def version(self) -> str:
-        """Of what computes, if it takes part."""
+        """The version of the computing library; valid only if the peer is not absent."""
 
     def prepare(self, workload: Any) -> PeerImplementation:
-        """The implementation on a Workload, or on that of another operation, whose tensors are
-        PyTorch's. What it raises is an absence."""
+        """The implementation on a workload of the problem's operation, whose tensors are PyTorch's.
+        Any exception makes the peer absent."""
 
 
 @dataclass(frozen=True)
 class PeerImplementation:
-    """A peer on one workload. ``in_q_layout`` turns what ``call`` returns into q's layout, or into
-    the gradients by name."""
+    """A peer on one workload. ``in_q_layout`` converts what ``call`` returns into q's layout, or
+    into gradients by name."""
 
     name: str
     call: Callable[[], Any]
@@ -59,7 +61,7 @@ class PeerImplementation:
         return self.call()
 
     def output(self) -> Any:
-        """What one call computes, in q's layout."""
+        """The output of one call, in q's layout."""
         return self.result(self.call())
 
     def result(self, returned: Any) -> Any:
@@ -67,19 +69,20 @@ class PeerImplementation:
         return self.in_q_layout(returned)
 
 
-# Times that a peer's error may be of ours, both beside the same reference: kernels that round more
-# often, as where parts are merged in 16 bits, stay far below it, and other functions far above.
+# How much larger a peer's error may be than flashsmith's, both against the same reference. Kernels
+# that round more often, for example when they merge partial results in 16 bits, stay far below this
+# factor. Kernels that compute another function are far above it.
 MOST_OVER_OURS = 3.0
 
 
 def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
-    """Why a peer's result is wrong, by the largest errors of its outputs and of ours, by name; ''
-    where it is right. Peers of a wrong result get no time.
+    """Why a peer's result is wrong; '' if it is correct. Peers with a wrong result are not timed.
 
-    The rule of benchmarks whose problems Workload.judge() does not know.
+    ``theirs`` and ``ours`` are the largest errors by output name. This rule is for benchmarks whose
+    problems Workload.judge() does not support.
     """
     return "; ".join(
-        f"{name}: error {theirs[name]:.3g}, above {MOST_OVER_OURS:g} times {error:.3g}, ours"
+        f"{name}: error {theirs[name]:.3g}, above {MOST_OVER_OURS:g} times ours, {error:.3g}"
         for name, error in ours.items()
         if not theirs[name] <= MOST_OVER_OURS * error
     )
@@ -101,9 +104,9 @@ def torch_absence() -> str | None:
 
 @dataclass(frozen=True)
 class SdpaPeer:
-    """One backend; ``backend`` is its name in torch.nn.attention.SDPBackend.
+    """One SDPA backend; ``backend`` is its name in torch.nn.attention.SDPBackend.
 
-    ``direct``: whether packed batches and windows go to the function that lies under the backend.
+    ``direct``: packed batches and windows call the function below the backend.
     """
 
     name: str
@@ -142,7 +145,7 @@ class SdpaPeer:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         backend = getattr(SDPBackend, self.backend)
-        # (batch, heads, seq, d) in memory as it is: nothing is copied.
+        # Views as (batch, heads, seq, d): nothing is copied.
         q, k, v = (tensor.transpose(1, 2) for tensor in (workload.q, workload.k, workload.v))
         grouped = workload.problem.heads_q != workload.problem.heads_k
         causal = workload.causal
@@ -157,8 +160,8 @@ class SdpaPeer:
 
 
 def _direct_call(workload: Workload) -> Callable[[], Any]:
-    """The function under the flash backend; PyTorch itself calls it for nested tensors. Its masks
-    are aligned to the bottom right."""
+    """A call of the function below the flash backend, which PyTorch itself uses for nested tensors.
+    It aligns masks to the bottom right."""
     import torch
 
     w, p = workload, workload.problem
@@ -176,10 +179,10 @@ def _direct_call(workload: Workload) -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class FlexPeer:
-    """FlexAttention; masks as a block mask, so that tiles without visible keys are passed over.
+    """FlexAttention. Masks become block masks, so that tiles without visible keys are skipped.
 
-    ``mode`` is torch.compile's. Its default takes seconds a problem; max-autotune, which tries a
-    dozen tiles and prints what it finds, half a minute.
+    ``mode`` is torch.compile's. The default takes seconds per problem; max-autotune takes half a
+    minute, because it tries a dozen tiles and prints its findings.
     """
 
     name: str = "flex"
@@ -199,7 +202,7 @@ class FlexPeer:
         import torch
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        # Beyond a few shapes of one function the compiler gives up and runs it uncompiled.
+        # After a few shapes of one function, torch.compile gives up and runs it uncompiled.
         torch._dynamo.reset()
         compiled = torch.compile(flex_attention, dynamic=False, mode=self.mode)
         p = workload.problem
@@ -218,7 +221,7 @@ class FlexPeer:
 
 
 def _visible(problem: Problem) -> Callable[..., Any] | None:
-    """Which keys a query sees, aligned to the bottom right; None: all."""
+    """The mask function, aligned to the bottom right; None if every key is visible."""
     mask, offset = problem.semantics.key_mask, problem.seq_k - problem.seq_q
     if not mask.hides:
         return None
@@ -232,7 +235,7 @@ def _visible(problem: Problem) -> Callable[..., Any] | None:
 
 
 def _changed(problem: Problem) -> Callable[..., Any] | None:
-    """What a score becomes; None: it stays what it is."""
+    """The function that modifies a score; None if scores stay unchanged."""
     score, numbers = problem.semantics.score, problem.numbers
     if score.is_plain:
         return None
@@ -246,13 +249,13 @@ def _changed(problem: Problem) -> Callable[..., Any] | None:
 
 # --- packages ---
 
-# What they call our options, unless by our names.
+# The packages' names for flashsmith's options, where they differ.
 _THEIR_NAMES = {
     "window": "window_size",
     "cache_lens": "cache_seqlens",
     "page_table": "block_table",
 }
-# Without these it would compute something else.
+# A function that lacks one of these keywords would compute something else.
 _NEEDED = {"causal", "window_size", "softcap", "cache_seqlens", "block_table", "cu_seqlens_q"}
 _DENSE, _PACKED = "flash_attn_func", "flash_attn_varlen_func"
 _CACHED = "flash_attn_with_kvcache"
@@ -260,7 +263,8 @@ _CACHED = "flash_attn_with_kvcache"
 
 @dataclass(frozen=True)
 class FlashAttnPeer:
-    """One generation: the modules that may hold its functions, the distributions it comes in."""
+    """One FlashAttention generation: the modules that may hold its functions, and the distributions
+    that ship it."""
 
     name: str
     modules: tuple[str, ...]
@@ -270,8 +274,8 @@ class FlashAttnPeer:
         return self.absence_of(_PACKED if problem.semantics.packed else _DENSE)
 
     def absence_of(self, function: str) -> str | None:
-        """Why its function of that name cannot be used here, None if it can."""
-        # First what takes no time: without PyTorch none of them imports.
+        """Why the function of that name cannot be used here, None if it can."""
+        # The cheap check comes first: without PyTorch none of the modules can be imported.
         if absent := torch_absence():
             return absent
         found = self._function(function)
@@ -293,9 +297,10 @@ class FlashAttnPeer:
     def prepare_call(
         self, name: str, tensors: Sequence[Any], options: Mapping[str, Any]
     ) -> PeerImplementation:
-        """The implementation by its function of that name; options by our names for them."""
+        """A peer implementation that calls the package's function ``name``; ``options`` use
+        flashsmith's names."""
         function = self._function(name)
-        # Which of the keywords there are depends on the version.
+        # The available keywords depend on the package's version.
         known = inspect.signature(function).parameters
         options = {
             name if name in known else _THEIR_NAMES.get(name, name): value
@@ -311,7 +316,7 @@ class FlashAttnPeer:
         return PeerImplementation(self.name, call, _output)
 
     def _function(self, name: str) -> Any:
-        """The function, or why it is not there."""
+        """The function, or a text that says why it is missing."""
         reasons = []
         for module in self.modules:
             try:
@@ -332,7 +337,7 @@ class FlashAttnPeer:
 
 
 def _output(returned: Any) -> Any:
-    """o: some versions return the LSE as well."""
+    """o; some versions also return the LSE."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 
@@ -341,8 +346,8 @@ def _output(returned: Any) -> Any:
 
 @dataclass(frozen=True)
 class GradientPeer:
-    """The gradients of another peer's forward pass, by torch.autograd.grad(): its kernels alone,
-    without what accumulating into .grad takes."""
+    """The gradients of another peer's forward pass, by torch.autograd.grad(). This times the
+    kernels without the accumulation into .grad."""
 
     of: SdpaPeer | FlashAttnPeer
 
@@ -370,10 +375,11 @@ class GradientPeer:
 
 @dataclass(frozen=True)
 class DenseCachePeer:
-    """PyTorch's attention on a dense cache that its sequences fill: it reads no lengths.
+    """PyTorch's attention on a dense cache that every sequence fills, since SDPA takes no cache
+    lengths.
 
-    The mask of a single query shows every key; those of more go to the function under the flash
-    backend, which aligns them to the bottom right.
+    A single query under a causal mask sees every key, so SDPA is called without a mask. Other masks
+    go to the function below the flash backend, which aligns them to the bottom right.
     """
 
     of: SdpaPeer
@@ -391,7 +397,7 @@ class DenseCachePeer:
             plain = Semantics(softcap=problem.semantics.softcap)
             problem = replace(problem, semantics=plain, window_keys=0)
         elif not self.of.direct:
-            return "PyTorch aligns causal masks to the top left, and has windows for fa2 only"
+            return "PyTorch aligns causal masks to the top left, and supports windows in fa2 only"
         elif problem.semantics.score.is_plain:
             return torch_absence()
         return self.of.absence(problem)
@@ -415,7 +421,7 @@ def _sees_all(problem: Problem) -> bool:
 
 @dataclass(frozen=True)
 class CachePeer:
-    """A FlashAttention package's function over a cache."""
+    """A FlashAttention package's function for a KV cache."""
 
     of: FlashAttnPeer
 
@@ -434,15 +440,15 @@ class CachePeer:
         return self.of.prepare_call(_CACHED, (w.q, w.k_cache, w.v_cache), w.options)
 
 
-# Twice of what its documentation recommends.
+# Twice the size that FlashInfer's documentation recommends.
 _WORKSPACE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class FlashInferPeer:
-    """FlashInfer's attention of decoded tokens over pages; of a dense cache each sequence is one.
+    """FlashInfer's decode attention over pages; a dense cache has one page per sequence.
 
-    Its plan, which waits for the GPU, is made once: what is timed is a run of it.
+    The plan, which waits for the GPU, is made once and not timed; only its run is timed.
     """
 
     name: str = "flashinfer"
@@ -451,9 +457,9 @@ class FlashInferPeer:
         if absent := torch_absence():
             return absent
         if problem.operation != DECODE.name:
-            return "FlashInfer is compared over a cache only"
+            return "FlashInfer is compared only over a cache"
         if problem.seq_q > 1 and not problem.semantics.key_mask.hides:
-            return "FlashInfer's several queries of a sequence are causal"
+            return "FlashInfer always masks several queries of a sequence causally"
         try:
             importlib.import_module("flashinfer")
         except ModuleNotFoundError as error:
@@ -506,7 +512,7 @@ class FlashInferPeer:
 
 @cache
 def _workspace(device: Any) -> Any:
-    """FlashInfer's scratch memory: its calls follow each other on one stream."""
+    """FlashInfer's scratch memory. One is enough, because its calls run in order on one stream."""
     import torch
 
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -514,7 +520,7 @@ def _workspace(device: Any) -> Any:
 
 # --- by name ---
 
-# PyTorch's own FlashAttention-2: what others are compared with.
+# PyTorch's built-in FlashAttention-2, the baseline of all comparisons.
 BASELINE = "fa2"
 _ALL: tuple[SdpaPeer | FlexPeer | FlashAttnPeer, ...] = (
     SdpaPeer(BASELINE, "FLASH_ATTENTION", direct=True),
@@ -541,9 +547,10 @@ _OWN: dict[str, Sequence[Peer]] = {BACKWARD.name: BACKWARD_PEERS, DECODE.name: D
 
 
 def get_peers(names: str) -> tuple[Peer, ...]:
-    """The peers of a comma-separated list, each once, in the order of PEERS; 'all' or 'none'.
+    """The peers named in a comma-separated list, each once, in the order of PEERS. 'all' and 'none'
+    are allowed.
 
-    Raises ArgumentError for an unknown name; the message lists what is known.
+    Raises ArgumentError for an unknown name; the message lists the known ones.
     """
     wanted = {name.strip().replace("-", "_") for name in names.split(",") if name.strip()}
     if wanted == {"all"}:
@@ -560,10 +567,12 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 
 
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
-    """The peers that a problem is for: those asked for, FlashInfer over a cache alone; of another
-    operation than attention its own of these names, or all of its own where it has none of them.
+    """The peers among ``asked`` that apply to a problem.
 
-    Raises ArgumentError when those that an operation names cannot be loaded.
+    FlashInfer applies only to a KV cache. Operations other than attention have their own peers:
+    those of the same names, or all of them if no name matches.
+
+    Raises ArgumentError if an operation's peers cannot be loaded.
     """
     if problem.operation == DEFAULT or not asked:
         return tuple(peer for peer in asked if peer is not _FLASHINFER)

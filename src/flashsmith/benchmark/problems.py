@@ -1,6 +1,8 @@
-"""The problems of a benchmark: default shapes, the shapes of given lists of sizes, and the named
-sets that kernels are compared on, so that figures of different days and machines are of the same
-points."""
+"""The problems of a benchmark: default shapes, shapes from lists of sizes, and named sets.
+
+The named sets fix the problems that kernels are compared on, so that results from different days
+and machines cover the same points.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 
 SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384)
-# Heads such that heads times d is 2048, as in models, for the head sizes that divide it.
+# Number of heads such that heads times d is 2048, as is common in models, by head dimension.
 _HEADS = {64: 32, 128: 16, 256: 8}
 _OTHER_HEADS = 16
-# The batch size up to each sequence length, which bounds a problem's work.
+# (longest sequence, batch size) pairs, which bound a problem's work.
 _BATCHES = ((4096, 16), (8192, 8), (16384, 4), (32768, 2))
 
 
@@ -32,11 +34,13 @@ def default_problem(
     packed: bool = False,
     operation: str = DEFAULT,
 ) -> Problem:
-    """The default problem for a head size and a length: batch 16 up to 4096, 8 up to 8192, 4 up to
-    16384; heads 16, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k). Over a
-    cache of that length a sequence has one query.
+    """The default problem for a head dimension and a sequence length.
 
-    Raises ArgumentError when the sizes make no problem.
+    The batch is 16 up to length 4096, 8 up to 8192, 4 up to 16384, 2 up to 32768, then 1. There are
+    16 heads, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k). In decode, ``seq``
+    is the cache's length, and each sequence has one query.
+
+    Raises ArgumentError if the sizes are invalid.
     """
     heads_q, heads_k = heads or (default_heads(d),) * 2
     batch = next((batch for longest, batch in _BATCHES if seq <= longest), 1)
@@ -46,13 +50,14 @@ def default_problem(
 
 
 def default_heads(d: int) -> int:
-    """How many heads a problem of that head size has."""
+    """The number of heads of a default problem with that head dimension."""
     return _HEADS.get(d, _OTHER_HEADS)
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes given to `flashsmith bench`. ``gqa``: '8' (heads of k and v) or '32:8'."""
+    """The shapes given to `flashsmith bench`. ``gqa`` is '8' (heads of k and v) or '32:8' (heads of
+    q, heads of k and v)."""
 
     d_heads: tuple[int, ...]
     seq_lens: tuple[int, ...]
@@ -63,7 +68,7 @@ class Shapes:
     operation: str = DEFAULT
 
     def problems(self) -> tuple[Problem, ...]:
-        """The product. Raises ArgumentError when the sizes make no problem."""
+        """One problem for every combination. Raises ArgumentError if the sizes are invalid."""
         combined = product(self.d_heads, self.dtypes, self.masks, self.seq_lens)
         return tuple(
             default_problem(
@@ -96,14 +101,14 @@ class Shapes:
 
 _D_HEADS = (128,)
 _DTYPES = (DType.FP16, DType.BF16)
-# Lengths and head sizes that a typing error makes would run for hours.
+# Larger values are most likely typing errors, and would run for hours.
 _LARGEST = 1 << 20
 
 
 def parse_problems(texts: Sequence[str]) -> tuple[Problem, ...]:
     """The problems of all texts; one text may hold several, separated by ';'.
 
-    Raises ArgumentError for a text that is none.
+    Raises ArgumentError for a text that does not name a problem.
     """
     words = [word for text in texts for word in text.split(";") if word.strip()]
     return tuple(dict.fromkeys(map(Problem.parse, words)))
@@ -120,9 +125,10 @@ def make_shapes(
     gqa: str | None = None,
     packed: bool = False,
 ) -> Shapes:
-    """The shapes that comma-separated lists ask for; without them the kernels' own.
+    """The shapes that comma-separated lists select; an omitted list defaults to what the configs
+    support.
 
-    Raises ArgumentError for anything else.
+    Raises ArgumentError for an invalid list.
     """
     operations = {config.family.operation for config in configs}
     return Shapes(
@@ -181,7 +187,7 @@ _UNSEEN = (
 )
 
 
-# Batch and keys, of 4 MB to 17 GB of cache with 32 heads of q and 8 of k.
+# (batch, keys): with 32 heads of q and 8 of k, the caches take 4 MB to 17 GB.
 _CACHES = (
     *((1, 1024), (1, 4096), (1, 8192), (8, 1024)),
     *((1, 65536), (8, 8192), (64, 1024)),
@@ -252,11 +258,17 @@ def _verdict() -> Iterator[Problem]:
     return chain(_main(), _heads(), _grouped(), _packed(), _unseen())
 
 
-# main: d 128; heads: d 64, 96 and 256; grouped: four heads of q to one of k; packed; unseen:
-# batches and lengths that no default sweep tunes on; verdict: all of these; public: those for
-# which the best public kernel's figures are known (benchmarks/h200/best-public.csv); backward: the
-# gradients' of which they are (best-public-backward.csv); decode: one token over a cache, dense and
-# in pages of 16 keys; decode_wide: other heads and head dimensions, and eight tokens.
+# main: d 128.
+# heads: d 64, 96 and 256.
+# grouped: four heads of q per head of k.
+# packed: packed sequences.
+# unseen: batches and lengths that no default sweep tunes on.
+# verdict: all of the above.
+# public: problems for which the best public kernel's results are known
+# (benchmarks/h200/best-public.csv).
+# backward: the same for gradients (best-public-backward.csv).
+# decode: one token over a cache, dense and in pages of 16 keys.
+# decode_wide: other heads and head dimensions, and eight tokens.
 PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "main": _main,
     "heads": _heads,
@@ -274,7 +286,7 @@ PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
 def named_problems(names: str) -> tuple[Problem, ...]:
     """The problems of a comma-separated list of sets, each once.
 
-    Raises ArgumentError for a name that is none; the message lists what is known.
+    Raises ArgumentError for an unknown name; the message lists the known ones.
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in PROBLEM_SETS]

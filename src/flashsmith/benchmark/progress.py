@@ -1,4 +1,4 @@
-"""Progress reporters: what long work writes as it runs, a bar on a terminal, else plain lines."""
+"""Progress reporters for long-running work: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent
 
 
-# Between two lines that say the same of other numbers.
+# The shortest time between two lines that differ only in their numbers.
 _LINE_SECONDS = 15.0
 
 
 class LineReporter:
-    """Writes to standard error: lines, and on a terminal a bar below them.
+    """Writes lines to standard error, with a progress bar below them on a terminal.
 
     Use as a context manager; `quiet` writes nothing.
     """
@@ -42,7 +42,7 @@ class LineReporter:
         self._bar: Progress | None = None
 
     def _begin(self, *columns: ProgressColumn, total: float | None, **fields: Any) -> None:
-        """Shows a bar with these columns behind it where there is a terminal."""
+        """Starts a bar with these columns to its right, on a terminal only."""
         if not self._console.is_terminal or self.quiet:
             return
         what = TextColumn(
@@ -68,21 +68,23 @@ class LineReporter:
             self._bar = None
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Prints one line that stays on the screen."""
         if not self.quiet:
             self._console.print(text, markup=False, soft_wrap=True)
 
 
 class _Elapsed(ProgressColumn):
-    """How long it has taken so far."""
+    """The elapsed time."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{format_seconds(task.elapsed or 0.0)} so far")
 
 
 class _Remaining(ProgressColumn):
-    """What is left until the task's `end`, on the monotonic clock; nothing where that is None.
-    Until the first step is done it is an estimate that no measurement corrects."""
+    """The time left until the task's `end`, on the monotonic clock; empty where `end` is None.
+
+    Until the first step is done, this is an estimate that no measurement has corrected.
+    """
 
     def render(self, task: Task) -> Text:
         end = task.fields["end"]
@@ -97,7 +99,7 @@ def _about(seconds: float) -> str:
 
 
 class ProgressReporter(LineReporter):
-    """Reports on standard error what is being done, and how far it is."""
+    """Reports the current step and the overall progress on standard error."""
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet)
@@ -111,16 +113,17 @@ class ProgressReporter(LineReporter):
         return self
 
     def expect(self, what: str, estimates: Sequence[float]) -> None:
-        """Says how long `what` is estimated to take; `estimates` are the seconds of each of the
-        steps that follow."""
+        """Announces how long `what` is estimated to take; `estimates` are the seconds of each
+        following step."""
         self._estimates = estimates
         self.say(f"{what} is estimated to take {_about(sum(estimates))}")
 
     def step(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` are through and `what` is next: the bar's text, or a line.
+        """Reports that `done` of `total` steps are complete and `what` is next, in the bar or as a
+        line.
 
-        Both say how long the rest will take: by the estimates that `expect` was given, and without
-        any by the time that the steps before it took.
+        Both include the remaining time. It is derived from the estimates given to `expect`, or else
+        from the duration of the previous steps.
         """
         estimates = self._estimates if len(self._estimates) == total else [1.0] * total
         if done == 0:
@@ -136,7 +139,7 @@ class ProgressReporter(LineReporter):
             self.say(f"{what} ({done + 1} of {total}{rest})")
 
     def _is_news(self, what: str) -> bool:
-        """Whether a line is worth it: another step than the last line's, or that one is old."""
+        """Whether to print a line: the step differs from the last line's, or that line is old."""
         last, since = self._last_line
         now = time.monotonic()
         if what == last and now - since < _LINE_SECONDS:
@@ -145,7 +148,7 @@ class ProgressReporter(LineReporter):
         return True
 
     def build(self, event: BuildEvent) -> None:
-        """A builder's event; fits the builder's `progress` argument."""
+        """Reports a builder's event; usable as the builder's `progress` argument."""
         if self._bar is not None:
             what = {"compile": "compiling", "host": "compiling host code"}.get(
                 event.stage, event.message

@@ -1,7 +1,8 @@
 """`flashsmith progression`: a run in which each kernel is compared with the one before it.
 
-What a step costs and does is what `flashsmith run` finds out in the emulator; times, and the share
-of FlashAttention-2, are those of `flashsmith bench` and need a GPU. An ablation is stored as JSON.
+Costs and instruction counts come from the emulator, as in `flashsmith run`. Times, and the share of
+FlashAttention-2, are measured as in `flashsmith bench` and need a GPU. An ablation is stored as
+JSON.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from flashsmith.runtime.target import Target
 
 KIND = "flashsmith progression"
 SCHEMA = 1
-# Of a picture that can be looked at.
+# More steps would make the plot unreadable.
 MOST_STEPS = 200
-# No launch is shorter, in milliseconds; what is divided by a time stays finite.
+# In milliseconds. No launch is shorter, and quotients by an accepted time stay finite.
 SHORTEST = 1e-12
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """What the timed launches took, milliseconds; `peer_ms` is the peer's in the same run.
+    """Statistics of one step's timed launches, in milliseconds; `peer_ms` is the peer's time in the
+    same run.
 
-    FLOP are 4 b h s_q s_k d. `spread` is the interquartile range over the median.
+    `tflops` counts 4 b h s_q s_k d FLOP. `spread` is the interquartile range over the median.
     """
 
     ms: float
@@ -57,7 +59,7 @@ class StepTime:
 
     @property
     def share(self) -> float | None:
-        """Throughput over the peer's; None without a peer."""
+        """Throughput relative to the peer's; None without a peer."""
         return None if self.peer_ms is None else self.peer_ms / self.ms
 
 
@@ -65,8 +67,8 @@ class StepTime:
 class Step(KernelFacts):
     """One kernel of the ablation, with its facts.
 
-    `problems` says what is wrong, empty for a right kernel. Instructions and conflicts are of the
-    length `counted_seq` (0 in files of before there were several).
+    `problems` lists what is wrong with the kernel and is empty for a correct one. Instructions and
+    conflicts were counted at length `counted_seq`; older files, which had a single length, store 0.
     """
 
     config: str
@@ -82,17 +84,18 @@ class Step(KernelFacts):
 
     @property
     def ok(self) -> bool:
-        """Whether the kernel is right."""
+        """Whether the kernel's output is correct."""
         return not self.problems
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """All steps. `counted` is the problem that instructions and conflicts are of.
+    """All steps of an ablation.
 
-    `timed` is the problem of the times, None without a GPU. `peer` names the implementation that
-    shares are of, and `peer_note` says why there is none. `environment` is what a row of a
-    benchmark carries: GPU, driver, versions, revision.
+    `counted` is the problem on which instructions and conflicts were counted. `timed` is the
+    problem that was timed, None without a GPU. `peer` names the implementation that shares refer
+    to, and `peer_note` gives the reason if there is none. `environment` holds the same facts as a
+    benchmark row: GPU, driver, versions, revision.
     """
 
     arch: str
@@ -107,7 +110,7 @@ class Ablation:
 
     @property
     def ok(self) -> bool:
-        """Whether every kernel is right."""
+        """Whether every kernel's output is correct."""
         return all(step.ok for step in self.steps)
 
     @property
@@ -122,7 +125,7 @@ class Ablation:
     def from_json(cls, data: dict[str, Any]) -> Ablation:
         """The ablation that to_json() wrote.
 
-        Raises ArgumentError for another schema, and for a field that is missing or of no use.
+        Raises ArgumentError for another schema, and for a missing or unusable field.
         """
         if data.get("kind") != KIND or data.get("schema") != SCHEMA:
             raise ArgumentError(
@@ -147,11 +150,11 @@ Pair = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Change:
-    """The differences of two steps; what stayed the same is left out.
+    """The differences between two steps; unchanged values are left out.
 
-    `conflicts` and `costs` (registers, spilled bytes, ...) are pairs (before, after);
-    `instructions` are executed warp instructions by class, after minus before. `speedup` is
-    the time before over the time after, None unless both were timed.
+    `conflicts` and `costs` (registers, spilled bytes, ...) are pairs (before, after).
+    `instructions` are executed warp instructions by class, after minus before. `speedup` is the
+    time before over the time after, None unless both steps were timed.
     """
 
     instructions: dict[str, int]
@@ -170,8 +173,8 @@ COSTS = {
 
 
 def change_between(before: Step, after: Step) -> Change:
-    """The Change that leads from one step to another; instructions of two lengths are not
-    compared."""
+    """The Change from one step to the next. Instruction counts are compared only at the same
+    length."""
     same_length = before.counted_seq == after.counted_seq
     return Change(
         instructions=_differences(before.instructions, after.instructions)
@@ -196,12 +199,12 @@ def _pairs(before: Costs, after: Costs) -> dict[str, Pair]:
 
 
 def _rounded(conflicts: dict[str, float | None]) -> dict[str, float | None]:
-    # Tables show one digit; a difference below it would read '1.0 -> 1.0'.
+    # Tables show one digit, so a smaller difference would read '1.0 -> 1.0'.
     return {use: None if factor is None else round(factor, 1) for use, factor in conflicts.items()}
 
 
 def _differences(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """By class, the largest change first; classes that stayed the same are left out."""
+    """Differences by class, the largest first; unchanged classes are left out."""
     classes = {**before, **after}
     counts = {name: after.get(name, 0) - before.get(name, 0) for name in classes}
     changed = [(name, count) for name, count in counts.items() if count]
@@ -212,12 +215,13 @@ def _ratio(after: int | None, before: int | None) -> float | None:
     return after / before if after is not None and before else None
 
 
-# Classes named one by one in a change; the rest is added up.
+# Number of classes that a change names; the others are summed.
 _CLASSES_NAMED = 4
 
 
 def step_names(ablation: Ablation) -> list[str]:
-    """A short name for each step: the first one's short form, then what became different in it."""
+    """A short name for each step: the first step's short form, then what changed in each later
+    one."""
     configs = [step.config for step in ablation.steps]
     return configs[:1] + [
         config_words(before, after) or after for before, after in pairwise(configs)
@@ -225,10 +229,10 @@ def step_names(ablation: Ablation) -> list[str]:
 
 
 def config_words(before: str, after: str) -> str:
-    """What differs in two short forms: '+ swizzled', '- buffer', 'stages_2 -> stages_3'.
+    """The difference between two short forms: '+ swizzled', '- buffer', 'stages_2 -> stages_3'.
 
-    A word that took the place of another of the same knob (same letters before its first digit)
-    is shown with it. Empty when nothing differs.
+    Two words with the same letters before their first digit are values of one knob and are shown as
+    'old -> new'. The result is empty when nothing differs.
     """
     (old_tile, old), (new_tile, new) = _parts(before), _parts(after)
     phrases = [f"{old_tile} -> {new_tile}"] if old_tile != new_tile else []
@@ -241,7 +245,7 @@ def config_words(before: str, after: str) -> str:
 
 
 def _parts(config: str) -> tuple[str, list[str]]:
-    """A short form's tile and its words."""
+    """The tile and the words of a short form."""
     tile, _, words = config.rpartition(": ")
     return tile, words.split("+")
 
@@ -285,7 +289,7 @@ def _plain(value: float | None) -> str:
 
 
 def conflict_words(step: Step) -> str:
-    """The uses of shared memory with conflicts: 'ldmatrix x8, O st x8', or 'none'."""
+    """The uses of shared memory that have bank conflicts: 'ldmatrix x8, O st x8', or 'none'."""
     found = [f"{use} x{factor:.3g}" for use, factor in step.conflicts.items() if _bad(factor)]
     return ", ".join(found) or "none"
 
@@ -296,7 +300,7 @@ def _bad(factor: float | None) -> bool:
 
 # --- running --------------------------------------------------------------------------------------
 
-NO_TIMES = "no times: a GPU is needed, and the emulator stood in for it"
+NO_TIMES = "no times: a GPU is needed, and this run used the emulator"
 
 
 def run_ablation(
@@ -308,12 +312,13 @@ def run_ablation(
     reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Ablation:
-    """The ablation of `configs`, in their order. On a GPU they are timed, too: at length `seq`,
-    with the baseline in the same run; all of a dtype take turns. `write` is given every
-    measurement.
+    """The ablation of `configs`, in their order.
 
-    A kernel that is wrong, or does not finish, is a step with problems. Raises IllegalConfigError
-    and what building and timing raise.
+    On a GPU the kernels are also timed, at length `seq` together with the baseline; kernels of one
+    dtype are interleaved. `write` receives every measurement.
+
+    A kernel that is wrong or does not finish becomes a step with problems. Raises
+    IllegalConfigError, and any error of building and timing.
     """
     on_gpu = target.backend == "gpu"
     emulator = replace(target, backend="emulator")
@@ -341,7 +346,8 @@ def run_ablation(
 
 
 def ablation_of(report: Report, rows: Sequence[Measurement]) -> Ablation:
-    """What a run found out, with the times of `rows`; a peer's goes to the steps of its problem."""
+    """The ablation of a run, with the times from `rows`. A peer's time is assigned to the steps of
+    the same problem."""
     peers = [row for row in rows if row.kind == "peer"]
     gaps = [f"no share of {row.implementation}: {_why(row)}" for row in peers if row.ms is None]
     steps = tuple(

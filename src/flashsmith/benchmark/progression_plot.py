@@ -1,4 +1,4 @@
-"""An ablation as a picture: time of each step where there is one, and what its instructions are.
+"""An ablation as a picture: each step's throughput, if timed, and its instruction mix.
 
 Drawn with matplotlib (extra 'bench'), without a display and without global state.
 """
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
-# Twice a page's own pixels, so that pictures stay crisp on dense screens and on paper.
+# Twice the resolution of a page, so that pictures stay crisp on dense screens and on paper.
 _DPI = 144
 _SURFACE, _INK, _MUTED, BAD = "#ffffff", "#1a1c20", "#5b616b", "#b3261e"
-# Told apart by all common kinds of colour vision; the first is flashsmith's, the second the peer's.
+# Distinguishable with all common kinds of colour vision; the first is flashsmith's, the second the
+# peer's.
 _HUES = ("#0b5cad", "#c75000", "#007f5c", "#a33c80", "#7a6a00", "#565b64")
-# A longer text leaves no room for the bars; the knobs of every config that ships have fewer.
+# A longer text would leave no room for the bars; the knobs of every shipped config are shorter.
 _MOST_CHARACTERS = 105
-# What the stacked bars show one by one; the other classes are added up.
+# Instruction classes by stacked bar; all other classes are summed in _REST.
 _GROUPS = {
     "mma": ("mma",),
     "ldmatrix": ("ldmatrix",),
@@ -35,14 +36,14 @@ _GROUPS = {
     "integer, moves": ("integer", "move", "predicate"),
 }
 _REST = "the rest"
-# Of a step's name.
+# The most lines of a step's name.
 _MOST_LINES = 4
 
 
 def check_picture_path(path: Path) -> None:
-    """Raises ArgumentError unless `path` names a kind of picture, in a place that can be written.
+    """Raises ArgumentError unless `path` ends in a supported suffix and can be written.
 
-    Raises DependencyError where matplotlib is not installed.
+    Raises DependencyError if matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ArgumentError(
@@ -59,25 +60,25 @@ def check_picture_path(path: Path) -> None:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Writes the figure as what `path` ends in; the same figure gives the same bytes.
+    """Writes the figure in the format of the path's suffix; equal figures give equal bytes.
 
-    Raises ArgumentError for another ending or where the file cannot be written.
+    Raises ArgumentError for another suffix, or if the file cannot be written.
     """
     check_picture_path(path)
     from matplotlib import rc_context
 
     kind = path.suffix.lower().removeprefix(".")
     metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None}
-    # Ids in an SVG are salted at random otherwise.
+    # Without this, IDs in an SVG get a random salt.
     with rc_context({"svg.hashsalt": "flashsmith"}), warnings.catch_warnings():
-        # Whatever names a file has, a terminal need not be told that the font lacks a character,
-        # which is drawn as a box, or that long ones leave the chart little room.
+        # Names from a file may be too long for the chart, or use characters that the font lacks,
+        # which are drawn as boxes. Neither deserves a warning on the terminal.
         warnings.filterwarnings("ignore", r"Glyph \d+|constrained_layout not applied", UserWarning)
         figure.savefig(path, dpi=_DPI, format=kind, metadata=metadata)
 
 
 def draw_ablation(ablation: Ablation) -> Figure:
-    """Steps from top to bottom; TFLOP/s, if timed, and executed instructions side by side."""
+    """Steps from top to bottom; TFLOP/s, if timed, and executed instructions in two panels."""
     names = step_names(ablation)
     timed = ablation.has_times
     figure = _new_figure(11 if timed else 9, 1.5 + 0.55 * max(len(names), 2))
@@ -92,7 +93,7 @@ def draw_ablation(ablation: Ablation) -> Figure:
 
 
 def _new_figure(width: float, height: float) -> Figure:
-    """An empty figure, inches, that lays its parts out by itself."""
+    """An empty figure, sized in inches, with automatic layout."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -104,7 +105,7 @@ def _new_figure(width: float, height: float) -> Figure:
 
 
 def _dress(axes: Axes, title: str) -> None:
-    """A pair of axes without a frame, with a heading flush with its left."""
+    """Removes the frame of the axes and adds a left-aligned heading."""
     axes.set_facecolor(_SURFACE)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -116,15 +117,17 @@ def _dress(axes: Axes, title: str) -> None:
 
 
 def _label(text: str) -> str:
-    """A text of a file as a picture can show it: no formula, no control character, not too long."""
+    """A text from a file as a picture can show it: no formula, no control characters, not too
+    long."""
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[: _MOST_CHARACTERS - 1]}…"
-    # Two dollars would make a formula of what stands between them.
+    # Matplotlib would parse text between two dollar signs as a formula.
     return printable(text, lines=True).replace("$", r"\$")
 
 
 def _wrapped(name: str) -> str:
-    """A step's name on few short lines: a short form breaks after its tile, changes at commas."""
+    """A step's name on a few short lines: a short form breaks after its tile, a list of changes at
+    commas."""
     tile, found, knobs = name.partition("): ")
     lines = [f"{tile}):", knobs] if found else name.replace(", ", ",\n").split("\n")
     return "\n".join(map(_label, lines[:_MOST_LINES]))
@@ -142,7 +145,8 @@ def _draw_times(axes: Axes, ablation: Ablation) -> None:
     for place, step in enumerate(ablation.steps):
         _write_rate(axes, place, step, longest)
     if peers:
-        # Behind the bars; steps of several dtypes have a peer's time each, all but the same.
+        # Drawn behind the bars. Steps of several dtypes have different peer times, which are nearly
+        # equal; the line marks the fastest.
         axes.axvline(max(peers), color=_HUES[1], linewidth=1.4, linestyle=(0, (4, 3)), zorder=0)
         axes.text(
             max(peers),
@@ -156,7 +160,7 @@ def _draw_times(axes: Axes, ablation: Ablation) -> None:
 
 
 def _write_rate(axes: Axes, place: int, step: Step, longest: float) -> None:
-    """A step's rate at the end of its bar; inside, where the bar is long enough for it."""
+    """Writes a step's rate at the end of its bar, or inside the bar if it is long enough."""
     rate = step.time.tflops if step.time else 0.0
     text = "not timed" if step.time is None else f"{rate:.0f}"
     if step.time and step.time.share:
@@ -216,7 +220,7 @@ def _draw_instructions(axes: Axes, ablation: Ablation) -> None:
 
 def _costs(step: Step) -> str:
     total = step.total_instructions
-    lines = ["did not end" if total is None else f"{total:,}"]
+    lines = ["did not finish" if total is None else f"{total:,}"]
     lines[0] += f", {step.registers} registers"
     if step.spill_store_bytes:
         lines[0] += f", {step.spill_store_bytes} B spilled"
@@ -227,7 +231,7 @@ def _costs(step: Step) -> str:
 
 
 def _grouped(steps: tuple[Step, ...]) -> dict[str, list[float]]:
-    """Instructions of every step, by group of classes."""
+    """Every step's instruction counts, by group of classes."""
     grouped: dict[str, list[float]] = {group: [] for group in (*_GROUPS, _REST)}
     for step in steps:
         mix = step.instructions or {}

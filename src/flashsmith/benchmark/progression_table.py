@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def print_ablation(console: Console, ablation: Ablation) -> None:
-    """Where and on what; the table; the changes; what is wrong, if anything."""
+    """Prints the header, the table of steps, what each step changed, and any problems."""
     for line in header(ablation):
         print_text(console, line, indent=9)
     columns = [Column("#", True), Column("step"), *_COLUMNS]
@@ -43,10 +43,10 @@ def print_ablation(console: Console, ablation: Ablation) -> None:
 
 
 def header(ablation: Ablation) -> list[str]:
-    """What was counted and timed, and on what."""
+    """The device, and the problems that were counted and timed."""
     lines = [
         f"device:  {ablation.arch} ({ablation.device})",
-        f"counted: {ablation.counted}, in the emulator; instructions are PTX's, per warp",
+        f"counted: {ablation.counted}, in the emulator; instructions are PTX warp instructions",
     ]
     if ablation.timed:
         lines.append(f"timed:   {ablation.timed}; {ablation.protocol}")
@@ -61,7 +61,7 @@ def _print_changes(console: Console, ablation: Ablation) -> None:
     pairs = zip(ablation.steps, ablation.steps[1:], strict=False)
     for number, (before, after) in enumerate(pairs, 2):
         words = change_words(change_between(before, after))
-        changed = "; ".join(words) or "nothing that is counted"
+        changed = "; ".join(words) or "no counted figure"
         print_text(console, f"{number:3} {changed}", indent=4)
 
 

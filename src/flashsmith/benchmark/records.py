@@ -1,5 +1,8 @@
-"""Records that others wrote, JSON's or a CSV file's, as dataclasses: msgspec checks every value by
-its field's type. And numbers that JSON lacks, infinities and NaN, as words."""
+"""Decodes untrusted records (JSON objects and CSV rows) into dataclasses.
+
+msgspec checks every value against its field's type. Infinities and NaN, which JSON lacks, are
+stored as words.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from flashsmith.printable import quoted
 
-# Beyond them nothing is counted or measured, and sums and ratios stay finite.
+# Larger values are rejected: no real count or measurement is as large, and sums and ratios of the
+# accepted values stay finite.
 LARGEST = 10**18
 MOST_CHARACTERS = 100_000
 _Record = TypeVar("_Record")
@@ -23,7 +27,7 @@ _STEP = re.compile(r"(\w+)|\[(\d+)\]")
 
 
 def for_json(value: Any) -> Any:
-    """`value` as strict JSON takes it, however deep: 'inf', '-inf' and 'nan' for those numbers."""
+    """`value` as strict JSON: at any depth, infinities and NaN become 'inf', '-inf' and 'nan'."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -58,22 +62,23 @@ def _may_be_none(cls: Any) -> frozenset[str]:
 def read_record(
     cls: type[_Record], record: Any, columns: Mapping[str, str] = MappingProxyType({})
 ) -> _Record:
-    """The dataclass whose fields ``record`` has, an object of JSON or a row of texts: numbers may
-    be texts, for_json()'s words too, and '' is None where a field may be that. Fields that it lacks
-    have their defaults; others are passed over.
+    """Builds a dataclass from ``record``, a JSON object or a row of texts.
 
-    ``columns``: what files call a field by another name, by field. Raises ValueError, which names
-    the field, its value and what it must be.
+    Numbers may be given as texts, including for_json()'s words, and '' means None where a field
+    allows None. Missing fields get their defaults, and unknown ones are ignored.
+
+    ``columns`` maps a field to the name that files use for it. Raises ValueError, which names the
+    field, its value and what is allowed.
     """
-    import msgspec  # 6 ms, and nothing that runs a kernel needs it
+    import msgspec  # takes 6 ms, and no code that runs a kernel needs it
 
     if not isinstance(record, Mapping):
-        raise ValueError(f"{quoted(record, 80)} is no object")
+        raise ValueError(f"{quoted(record, 80)} is not an object")
     given = dict(record)
     for field, column in columns.items():
         if column in given:
             given[field] = given.pop(column)
-    owner: Any = cls  # hashable, which mypy cannot know of a type variable
+    owner: Any = cls  # hashable, which mypy cannot infer for a type variable
     optional = _may_be_none(owner)
     given = {
         name: None if value == "" and name in optional else value
@@ -94,7 +99,7 @@ def read_record(
 
 
 def _in_words(said: str, cls: Any, value: Any, columns: Mapping[str, str]) -> str:
-    """msgspec's message, with the value that it is about."""
+    """msgspec's message, with the offending value added."""
     said, _, path = said.partition(" - at `$")
     path = path.strip("`.")
     if missing := _MISSING.fullmatch(said):
@@ -106,7 +111,7 @@ def _in_words(said: str, cls: Any, value: Any, columns: Mapping[str, str]) -> st
         hint = hints_of(inner[0])[step[1]] if step[1] else hint
     path = columns.get(path, path)
     if expected := _EXPECTED.fullmatch(said):
-        return f"{path}={quoted(value, 80)} is no {expected[1]}"
+        return f"{path}={quoted(value, 80)} is not of type {expected[1]}"
     if said.startswith("Invalid enum value"):
         return f"{path}={quoted(value, 80)}: allowed are {', '.join(map(str, get_args(hint)))}"
     if isinstance(value, str | int | float):
@@ -115,7 +120,7 @@ def _in_words(said: str, cls: Any, value: Any, columns: Mapping[str, str]) -> st
 
 
 def _outsized(value: Any) -> tuple[str, Any] | None:
-    """The first text or whole number that is too large, and where it is."""
+    """The path and value of the first text or integer that is too large; None if there is none."""
     if isinstance(value, str):
         return ("", value) if len(value) > MOST_CHARACTERS else None
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""The reader of measurements, under the name that the docs have had for it."""
+"""The documented old location of ``read_rows``, the reader of measurement files."""
 
 from flashsmith.benchmark.measurement_files import read_rows
 

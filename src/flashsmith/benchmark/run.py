@@ -1,5 +1,5 @@
-"""The main job: build a set of kernels, run each on real tensors, prove it, and count instructions
-and bank conflicts."""
+"""The main job: builds a set of kernels, runs each on real tensors, proves it, and counts
+instructions and bank conflicts."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# The slowdown of the emulator by its checks, for the estimate.
+# How much the emulator's checks slow it down, for the time estimate.
 _CHECKS_COST = 2.2
-# What both references take for a score and a column on one core.
+# Seconds that both references together take per score and column, on one core.
 _REFERENCE_SECONDS = 0.8e-9
 
 
 @dataclass(frozen=True)
 class Options:
-    """The values that a task's semantics leave open: None is Problem's typical value. `checks`
-    turns all of the emulator's checks on; `seed` is of the inputs, and of packed sequences'
-    lengths."""
+    """The values that a task's semantics leave open; None is Problem's typical value.
+
+    `checks` enables all checks of the emulator. `seed` determines the inputs, and the lengths of
+    packed sequences.
+    """
 
     window: Window | None = None
     softcap: float | None = None
@@ -65,9 +67,10 @@ class Options:
 class KernelRun:
     """The results of one kernel.
 
-    `proven` is the problem of the proof, with the compiled-in semantics, and `emulated` that of the
-    counts of instructions and conflicts; `problems` lists what is wrong, empty for a kernel that
-    passed. `verdict` is None for a kernel that did not finish, `times` without a GPU.
+    `proven` is the problem of the proof, with the compiled-in semantics. `emulated` is the problem
+    on which instructions and conflicts were counted. `problems` lists what is wrong and is empty
+    for a kernel that passed. `verdict` is None for a kernel that did not finish, and `times` is
+    None without a GPU.
     """
 
     config: KernelConfig
@@ -85,7 +88,7 @@ class KernelRun:
 
     @property
     def proof(self) -> Proof:
-        """Its verdict as measurements have it."""
+        """The verdict in the form that measurements use."""
         note = "; ".join(self.problems)
         if self.verdict is None:
             return Proof("error", note)
@@ -93,7 +96,7 @@ class KernelRun:
         return replace(verdict, verdict="pass" if self.ok else "fail", note=note)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The results as JSON."""
         proof = self.proof
         return {
             "config": str(self.config),
@@ -110,7 +113,7 @@ class KernelRun:
         }
 
     def measurement(self, timed: Problem | None, environment: Environment) -> Measurement:
-        """As a row of measurements; `timed` is the problem it was timed on, if any."""
+        """The results as a row of measurements; `timed` is the problem it was timed on, if any."""
         return Measurement.of(
             str(self.config),
             "ours",
@@ -128,7 +131,7 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. `skipped`: the kernels that cannot compute the task, and why."""
+    """A whole run. `skipped` maps the kernels that cannot compute the task to the reason."""
 
     target: Target
     task: Task
@@ -143,12 +146,12 @@ class Report:
 
     @property
     def meaning(self) -> str:
-        """What is computed, in the terms of forward(): masks, caps, lengths, sinks."""
+        """What the kernels compute, in the terms of forward(): masks, caps, lengths, sinks."""
         problem = self.rows[0].proven
         return reference_of(problem.computed).meaning(problem, self.options.of(problem))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it, a kernel an item of `kernels`."""
+        """The run as JSON; each kernel is an item of `kernels`."""
         on_gpu = self.target.backend == "gpu"
         return {
             "arch": self.target.arch,
@@ -178,14 +181,14 @@ def run_kernels(
 ) -> Report:
     """Builds, runs, proves and, on a GPU, times every config that can compute the task.
 
-    `task` is what is proven. Instructions and conflicts are always counted in the emulator: of the
-    task too or, with a GPU, of EMULATED with the same semantics. A kernel that is wrong, or that
-    does not finish, is a row of the report and not an exception. `write` is given each kernel's
-    measurement as soon as it is complete.
+    `task` defines the proven problem. Instructions and conflicts are always counted in the
+    emulator: on the task itself, or with a GPU on EMULATED with the same semantics. A kernel that
+    is wrong or does not finish becomes a row of the report, not an exception. `write` receives each
+    kernel's measurement as soon as it is complete.
 
-    Raises ArgumentError for a task that none of the configs can compute, or whose lengths want
-    another kernel than its semantics say; IllegalConfigError, LaunchError when a kernel has left
-    the GPU unusable to this process, and what building raises.
+    Raises ArgumentError for a task that no config can compute, or whose lengths require a kernel
+    with other semantics than it names. Raises IllegalConfigError, any error of building, and
+    LaunchError if a kernel has left the GPU unusable to this process.
     """
     options = options or Options()
     for cfg in configs:
@@ -225,26 +228,26 @@ def _not_computed(task: Task, skipped: Mapping[KernelConfig, str]) -> ArgumentEr
     cfg, reason = next(iter(skipped.items()))
     return ArgumentError(
         f"problem='{task.describe(())}': no selected kernel computes it: {cfg} {reason}; name one "
-        "that does with --kernels, as 'flashsmith choose' does"
+        "that does with --kernels; 'flashsmith choose' prints one"
     )
 
 
 def _estimates(jobs: Sequence[_Job]) -> list[float]:
-    """Seconds that each kernel is expected to take; the first of a problem has its references
-    computed, too."""
+    """The expected seconds of each kernel. The first kernel of a problem includes the time of its
+    references."""
     estimates, known = [], set[Problem]()
     for job in jobs:
         problem, seconds = job.emulated, job.estimate()
         if problem not in known:
             known.add(problem)
-            # 4 FLOP a score and column, in either reference.
+            # attn_flop() counts 4 FLOP per score and column.
             seconds += _REFERENCE_SECONDS * problem.attn_flop() / 4
         estimates.append(seconds)
     return estimates
 
 
 def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Job:
-    """The task of one kernel. Raises ArgumentError for options that do not fit it."""
+    """The job of one kernel. Raises ArgumentError for options that do not fit it."""
     proven = emulated = task.problem(cfg)
     options.of(proven)
     if target.backend == "gpu":
@@ -255,7 +258,7 @@ def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Jo
 def _libraries(
     jobs: Sequence[_Job], target: Target, reporter: ProgressReporter
 ) -> dict[KernelConfig, KernelLibrary]:
-    """Each config's library of the semantics that it is proven with."""
+    """Each config's library, built for the semantics that the config is proven with."""
     groups: dict[Semantics, list[KernelConfig]] = {}
     for job in jobs:
         groups.setdefault(job.proven.semantics, []).append(job.config)
@@ -266,12 +269,12 @@ def _libraries(
     return found
 
 
-# What is wrong with a kernel, in words.
+# Descriptions of what is wrong with a kernel.
 Problems = tuple[str, ...]
 
 
 def _timed(rows: Sequence[KernelRun], task: Task, seed: int) -> list[KernelRun]:
-    """The rows with the times of the kernels that are right."""
+    """The rows, with times for the kernels that are correct."""
     asked = {row.config: task.timed(row.config) for row in rows if row.ok}
     found = time_kernels({cfg: problem for cfg, problem in asked.items() if problem}, seed)
     timed = []
@@ -291,13 +294,13 @@ def time_kernels(
     clock: Clock | None = None,
     make_workload: Callable[[Problem, int], AnyWorkload] = workload_of,
 ) -> dict[KernelConfig, Times | Problems]:
-    """Launches every kernel on its problem, compares two heads of its output, then times the right
+    """Launches every kernel on its problem, checks two heads of its output, then times the correct
     ones.
 
-    A kernel that is wrong, or does not finish, has problems in place of times. Kernels of one
-    problem take turns. `clock` None is GPU 0's.
+    A kernel that is wrong or does not finish gets problems instead of times. Kernels of the same
+    problem are interleaved. `clock` None is GPU 0's.
 
-    Raises LaunchError where there is no GPU, or a kernel has left it unusable to this process.
+    Raises LaunchError if there is no GPU, or if a kernel has left it unusable to this process.
     """
     clock = clock or CudaEvents()
     timings: dict[KernelConfig, Times | Problems] = {}
@@ -338,7 +341,7 @@ def _times(
 
 @dataclass(frozen=True)
 class _Job:
-    """Runs one kernel."""
+    """One kernel's run."""
 
     config: KernelConfig
     target: Target
@@ -347,7 +350,7 @@ class _Job:
     options: Options
 
     def estimate(self) -> float:
-        """Seconds that the emulation is expected to take."""
+        """The expected seconds of the emulation."""
         seconds = estimate_seconds(self.config, self.emulated)
         return seconds * (_CHECKS_COST if self.options.checks else 1.0)
 
@@ -369,7 +372,7 @@ class _Job:
     def _prove(
         self, backend: str, problem: Problem, problems: list[str], *observers: BankConflicts
     ) -> Verdict | None:
-        """The verdict, or None for a kernel that did not finish; mistakes are added to
+        """The verdict, or None for a kernel that did not finish; anything wrong is appended to
         `problems`."""
         try:
             verdict = prove(

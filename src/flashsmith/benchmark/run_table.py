@@ -1,4 +1,4 @@
-"""The run's table: one row a kernel, with its verdict, what it costs and what it did."""
+"""The table of `flashsmith run`: one row per kernel, with its verdict, costs and counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.benchmark.tasks import describe_lengths
 from flashsmith.counted import counted
 from flashsmith.families import Semantics
 
-# Of what a kernel costs, in this table and in that of the ablation.
+# The cost columns of this table and of the ablation's.
 COST_COLUMNS = make_columns("regs> | spilled\nbytes> | smem\nKiB> | CTAs\n/SM> | instr>")
 _COLUMNS = (
     Column("verdict"),
@@ -25,7 +25,8 @@ _TIME_COLUMNS = make_columns("ms> | TFLOP/s>")
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Problem, arch and backend; the table; what is wrong, if anything; what the figures mean."""
+    """Prints the header, the table, any problems, the skipped kernels, and how many kernels
+    passed."""
     for line in header(report):
         print_text(console, line, indent=9)
     _print_rows(console, report)
@@ -39,7 +40,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def header(report: Report) -> list[str]:
-    """What was run, where, and on how much."""
+    """The problem, the architecture and the backend of a run."""
     target, task = report.target, report.task
     configs = [row.config for row in report.rows]
     lines = [
@@ -54,7 +55,7 @@ def header(report: Report) -> list[str]:
         lines += [
             "backend: the GPU; instructions and bank conflicts from the emulator at "
             f"batch {emulated.batch}, seq {lengths}, heads {emulated.heads_q}",
-            f"timed:   in turn, {task.describe_timed()}; the output is judged",
+            f"timed:   interleaved, {task.describe_timed()}; the output is checked",
         ]
     else:
         checked = ", every check on" if report.options.checks else ""
@@ -64,7 +65,8 @@ def header(report: Report) -> list[str]:
 
 def _print_rows(console: Console, report: Report) -> None:
     timed = any(row.times for row in report.rows)
-    # Kernels of one problem may differ in whether their tiles fit it.
+    # Kernels of one problem can be compiled for different semantics, since only some kernels' tiles
+    # divide it.
     meant = any(row.proven.semantics != Semantics() for row in report.rows)
     differ = len({row.emulated.seq_q for row in report.rows}) > 1
     columns = [
@@ -102,7 +104,7 @@ def _cells(row: KernelRun, timed: bool) -> tuple[Cell, ...]:
 
 
 def cost_cells(facts: KernelFacts) -> tuple[Cell, ...]:
-    """A row's cells of COST_COLUMNS."""
+    """A row's cells for COST_COLUMNS."""
     total = facts.total_instructions
     return (
         str(facts.registers),
@@ -122,5 +124,5 @@ def _factor(factor: float | None) -> Cell:
 
 
 def marked(text: str, *, costly: bool) -> Cell:
-    """What costs time is marked."""
+    """The text, in yellow if it costs time."""
     return Text(text, "yellow") if costly else text

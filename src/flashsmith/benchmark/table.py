@@ -1,9 +1,9 @@
-"""Tables and consoles: boxes and colour on a terminal, plain Markdown tables anywhere else.
+"""Tables and consoles: boxes and colour on a terminal, plain Markdown tables elsewhere.
 
-On a terminal nothing is wider than that, and no word is broken: prose is wrapped, long texts become
-a numbered list above their table, and what is still too wide becomes several tables. Anywhere else
-a table is one table with a line for each row, as wide as that takes: it is searched, cut and read
-by programs. The parser of short forms reads its `| ... |` rows.
+On a terminal, tables fit the width and no word is broken: prose is wrapped, long texts move to a
+numbered list above their table, and a table that is still too wide is split into several.
+Elsewhere, a table has one line per row, however wide, so that programs can search, cut and parse
+it. The parser of short forms reads its `| ... |` rows.
 """
 
 from __future__ import annotations
@@ -24,23 +24,27 @@ from rich.text import Text
 
 from flashsmith.printable import printable
 
-# Wider than any line here: what is printed is laid out before, and rich may not wrap it again.
+# Wider than any line: output is laid out before printing, and rich must not wrap it again.
 _UNWRAPPED = 10_000
-# Of texts off a terminal, where COLUMNS does not say otherwise.
+# The width of texts when not on a terminal, unless COLUMNS sets another.
 _PIPED_WIDTH = 120
-# The least a column of prose is wrapped to, and the least that is worth a list of its own.
+# The narrowest wrapped column of prose, and the length above which a column's texts move to a list.
 _LEAST_PROSE = 16
 _LONG = 30
 
-# A Text carries a style, for terminals.
+# A Text carries a style for terminals.
 Cell = str | Text
 _Rows = Sequence[Sequence[Cell]]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading ('\\n' stacks it on a terminal), whether it aligns right, and whether
-    its texts are prose, which may be wrapped at spaces."""
+    """One column of a table.
+
+    heading: '\\n' in it starts a new line on a terminal.
+    right: whether cells are right-aligned.
+    prose: whether texts may be wrapped at spaces.
+    """
 
     heading: str
     right: bool = False
@@ -48,7 +52,7 @@ class Column:
 
 
 def make_columns(headings: str) -> list[Column]:
-    """Columns by their headings, as 'kernel | ms> | note~': '>' aligns right, '~' is prose."""
+    """Columns from headings such as 'kernel | ms> | note~': '>' aligns right, '~' marks prose."""
     return [
         Column(heading.rstrip(">~"), heading.endswith(">"), heading.endswith("~"))
         for heading in headings.split(" | ")
@@ -62,7 +66,7 @@ class _Table:
 
 
 class _SafeConsole(Console):
-    """A console that prints others' texts without their control characters."""
+    """A console that escapes control characters in foreign texts."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(
@@ -85,14 +89,14 @@ def make_console(file: TextIO | None = None) -> Console:
 
 
 def page_width(console: Console) -> int:
-    """How many columns what is printed may take."""
+    """The number of columns available for output."""
     if console.is_terminal:
         return console.width
     return shutil.get_terminal_size((_PIPED_WIDTH, 24)).columns
 
 
 def print_table(console: Console, columns: Sequence[Column], rows: _Rows) -> None:
-    """Print a table the way `console` can show it; a row has one cell per column."""
+    """Prints a table in the form that suits `console`; a row has one cell per column."""
     table = _Table(tuple(columns), tuple(tuple(map(_escaped, row)) for row in rows))
     if not console.is_terminal:
         console.print(plain_table(table.columns, table.rows), markup=False, soft_wrap=True)
@@ -107,10 +111,10 @@ def print_table(console: Console, columns: Sequence[Column], rows: _Rows) -> Non
 
 
 def print_text(console: Console, text: str, style: str = "", indent: int = 0) -> None:
-    """Print text, each of its lines wrapped at spaces, what follows the first line of it indented.
+    """Prints text with each line wrapped at spaces; the continuation of a line is indented.
 
-    A short form that is too long for a terminal's line continues behind a '+'; off a terminal
-    short forms stay whole.
+    On a terminal, a short form that is too long for a line is broken after a '+'; elsewhere short
+    forms stay whole.
     """
     width = page_width(console)
     for line in printable(text, lines=True).splitlines():
@@ -119,7 +123,8 @@ def print_text(console: Console, text: str, style: str = "", indent: int = 0) ->
 
 
 def plain_table(columns: Sequence[Column], rows: _Rows) -> str:
-    """The rows as an aligned Markdown table; a cell of several lines continues in rows below."""
+    """The rows as an aligned Markdown table; a cell of several lines continues in the rows
+    below."""
     headings = [column.heading.replace("\n", " ") for column in columns]
     texts = [
         list(line)
@@ -143,7 +148,8 @@ def plain_table(columns: Sequence[Column], rows: _Rows) -> str:
 
 
 def _escaped(cell: Cell) -> Cell:
-    """The cell on one line, without control characters: line feeds from here on are ours."""
+    """The cell on one line, without control characters, so that later line feeds come from layout
+    only."""
     return cell if isinstance(cell, Text) else printable(cell)
 
 
@@ -152,7 +158,7 @@ def _lines_of(cell: Cell) -> list[str]:
 
 
 def rich_table(columns: Sequence[Column], rows: _Rows, narrow: bool = False) -> Table:
-    """The rows as a rich table; `narrow` keeps a single space between columns."""
+    """The rows as a rich table; `narrow` leaves a single space between columns."""
     table = Table(
         box=box.SIMPLE_HEAD,
         header_style="bold",
@@ -162,7 +168,7 @@ def rich_table(columns: Sequence[Column], rows: _Rows, narrow: bool = False) -> 
     for column in columns:
         table.add_column(column.heading, justify="right" if column.right else "left", no_wrap=True)
     for row in rows:
-        # Short forms would be read as markup, were they plain strings.
+        # rich would parse a plain string with a short form as markup.
         table.add_row(
             *(cell if isinstance(cell, Text) else Text(printable(cell, lines=True)) for cell in row)
         )
@@ -179,8 +185,8 @@ def _boxed_width(table: _Table, narrow: bool = True) -> int:
 
 
 def _laid_out(table: _Table, width: int) -> tuple[list[tuple[str, list[str]]], list[_Table]]:
-    """Lists of long texts, each with its heading, and tables that fit, in which their numbers stand
-    for them."""
+    """Lists of long texts, each with its heading, and tables that fit and refer to the texts by
+    number."""
     listed: list[tuple[str, list[str]]] = []
     while _boxed_width(wrapped := _with_wrapped_prose(table, width)) > width:
         place = _longest_column(table)
@@ -198,7 +204,7 @@ def _with_wrapped_prose(table: _Table, width: int) -> _Table:
     while (excess := _boxed_width(table) - width) > 0:
         lengths = {n: _column_width(table, n) for n in prose}
         for n in sorted(prose, key=lambda n: -lengths[n]):
-            # Down to the next one at most, so that what is to be wrapped is shared.
+            # Not below the next widest column, so that the columns share the wrapping.
             next_one = max((other for other in lengths.values() if other < lengths[n]), default=0)
             target = max(lengths[n] - excess, next_one - 1, _LEAST_PROSE)
             folded = _with_column(table, n, [_fold(row[n], target) for row in table.rows])
@@ -228,7 +234,7 @@ def _with_column(table: _Table, place: int, cells: Sequence[Cell]) -> _Table:
 
 
 def _longest_column(table: _Table) -> int | None:
-    """The column whose texts are long and may not be wrapped; None if there is none."""
+    """The column with the longest texts that may not be wrapped; None if none is long."""
     lengths = {
         n: _column_width(table, n)
         for n, column in enumerate(table.columns)
@@ -239,14 +245,14 @@ def _longest_column(table: _Table) -> int | None:
 
 
 def _numbered(table: _Table, place: int) -> tuple[_Table, list[str]]:
-    """The table with numbers in place of a column's texts, and these, each once."""
+    """The table with numbers in place of a column's texts, and the texts, each once."""
     texts = list(dict.fromkeys(str(row[place]) for row in table.rows))
     numbers = [str(texts.index(str(row[place])) + 1) for row in table.rows]
     column = Column("#" if place == 0 else table.columns[place].heading, right=True)
     columns = (*table.columns[:place], column, *table.columns[place + 1 :])
     table = _with_column(replace(table, columns=columns), place, numbers)
     if place and table.columns[0].heading == "#" and numbers == [str(r[0]) for r in table.rows]:
-        return _without(table, place), texts  # the rows have these numbers already
+        return _without(table, place), texts  # the first column already has these numbers
     return table, texts
 
 
@@ -258,7 +264,8 @@ def _without(table: _Table, place: int) -> _Table:
 
 
 def _in_blocks(table: _Table, width: int) -> list[_Table]:
-    """Several tables, each with the first column, or with numbers where that repeats itself."""
+    """Several tables, each starting with the first column, or with row numbers if that has
+    duplicates."""
     if len({str(row[0]) for row in table.rows}) < len(table.rows):
         rows = tuple((str(number), *row) for number, row in enumerate(table.rows, 1))
         table = _Table((Column("#", right=True), *table.columns), rows)
@@ -285,7 +292,7 @@ def _chosen(table: _Table, places: Sequence[int]) -> _Table:
 
 
 def _print_list(console: Console, heading: str, texts: Sequence[str], *, named: bool) -> None:
-    """The texts with their numbers; `named`: their heading is needed to tell them from others."""
+    """Prints the texts with their numbers; `named` adds the heading, if there are several lists."""
     if named:
         print_text(console, heading, style="bold")
     for number, text in enumerate(texts, 1):
@@ -299,7 +306,7 @@ _FORM_SPACE = "\0"
 
 
 def _wrapped(line: str, width: int, indent: int, *, whole_forms: bool) -> list[str]:
-    """The line in lines of at most `width`, no word of it broken."""
+    """The line split into lines of at most `width`, without breaking a word."""
     kept = _FORM.sub(lambda form: form.group().replace(" ", _FORM_SPACE), line)
     pieces = re.findall(r"\s*\S+", kept)
     if not whole_forms:
@@ -314,7 +321,7 @@ def _wrapped(line: str, width: int, indent: int, *, whole_forms: bool) -> list[s
 
 
 def _parts_of(piece: str, width: int) -> list[str]:
-    """A short form that no line holds, in the parts between its features."""
+    """A short form that is too long for a line, split after each '+'."""
     if len(piece.lstrip()) <= width or _FORM_SPACE not in piece:
         return [piece]
     return re.findall(r"[^+]+\+?", piece)

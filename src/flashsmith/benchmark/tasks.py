@@ -1,4 +1,4 @@
-"""Tasks: what each kernel of a run is to compute, so that it can be proven and timed."""
+"""Tasks: the problems that a run proves and times each kernel on."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from flashsmith.operations import DECODE, DEFAULT
 from flashsmith.runtime.target import Target
 
 _PLAIN = Semantics()
-# Of a packed problem whose batch nobody named.
+# The batch of a packed problem, unless it is given.
 PACKED_SEQUENCES = 4
 
 
 def whole_tiles(seq: int, cfg: KernelConfig) -> int:
-    """The least length of at least `seq` that the config's tiles divide, of queries and keys.
+    """The smallest length of at least `seq` that the config's tiles divide, for queries and keys
+    alike.
 
-    Each config has a length of its own: the least common multiple of a set's tiles has no limit
-    (13,440 for the Hopper kernels that the package ships).
+    Each config gets its own length, because the least common multiple over a set of configs is
+    unbounded (13,440 for the shipped Hopper kernels).
     """
     whole = math.lcm(*cfg.family.dividing_tiles(cfg).values())
     return -(-seq // whole) * whole
@@ -29,18 +30,19 @@ def whole_tiles(seq: int, cfg: KernelConfig) -> int:
 
 @dataclass(frozen=True)
 class TimedSize:
-    """The problem that is timed; over a cache a sequence has one query."""
+    """The size of the timed problem; in decode, a sequence has one query."""
 
     batch: int = 16
     seq: int = 4096
     heads: int = 16
 
     def length(self, semantics: Semantics) -> int:
-        """The length of its sequences: for an uneven kernel one that fills no tiles."""
+        """The length of its sequences; for an uneven kernel, a length that does not fill its
+        tiles."""
         return self.seq - (semantics.uneven and not semantics.packed)
 
     def problem(self, cfg: KernelConfig, semantics: Semantics = _PLAIN) -> Problem:
-        """It, for a config's dtype and head dimension."""
+        """The timed problem for a config's dtype and head dimension."""
         queries = 1 if cfg.family.operation == DECODE.name else None
         return _problem(cfg, self.batch, self.length(semantics), self.heads, semantics, queries)
 
@@ -53,8 +55,8 @@ def _problem(
     semantics: Semantics,
     queries: int | None = None,
 ) -> Problem:
-    """What a config's kernel computes of such sequences, with as many queries as keys unless so
-    many are given."""
+    """The problem that a config's kernel computes at these sizes; ``queries`` defaults to
+    ``seq``."""
     sizes = batch, seq if queries is None else queries, seq, heads, heads, cfg.d_head
     family = cfg.family
     needed = family.gradients_of(cfg)
@@ -66,10 +68,10 @@ TIMED = TimedSize()
 
 @dataclass(frozen=True)
 class Size:
-    """How large a problem every kernel gets; head dimension and dtype are the config's own.
+    """The problem size for every kernel; head dimension and dtype come from the config.
 
-    Packed, ``batch`` is the number of sequences, and ``seq`` the length of the longest.
-    ``whole_tiles`` gives each kernel a length of its own: the shortest from ``seq`` on that its
+    For packed semantics, ``batch`` is the number of sequences and ``seq`` the length of the
+    longest. ``whole_tiles`` gives each kernel the shortest length of at least ``seq`` that its
     tiles divide.
     """
 
@@ -80,23 +82,24 @@ class Size:
     whole_tiles: bool = False
 
     def length(self, cfg: KernelConfig) -> int:
-        """Queries and keys that `cfg`'s kernel gets."""
+        """The number of queries and of keys for `cfg`'s kernel."""
         return whole_tiles(self.seq, cfg) if self.whole_tiles else self.seq
 
     def problem(self, cfg: KernelConfig) -> Problem:
-        """What `cfg`'s kernel computes, with the semantics that it is compiled for."""
+        """The problem for `cfg`'s kernel, with the semantics that it is compiled for."""
         return _problem(cfg, self.batch, self.length(cfg), self.heads, self.semantics)
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """What it is timed on: a size that fills a GPU, for the same kernel."""
+        """The problem that the same kernel is timed on, whose size fills a GPU."""
         return TIMED.problem(cfg, self.semantics)
 
     def why_not(self, cfg: KernelConfig) -> str | None:
-        """Why `cfg`'s kernel cannot compute it; None if it can."""
+        """Why `cfg`'s kernel cannot compute the task; None if it can."""
         return None
 
     def check(self, cfg: KernelConfig) -> None:
-        """Raises ArgumentError where another kernel of `cfg` than the semantics' would run."""
+        """Raises ArgumentError for a value below 1, or if the size would run a kernel with other
+        semantics than the task's."""
         for name, value in (("batch", self.batch), ("heads", self.heads), ("seq", self.seq)):
             if value < 1:
                 raise ArgumentError(f"{name}={value}: give a whole number above 0")
@@ -107,11 +110,11 @@ class Size:
             if self.length(cfg) % tile:
                 raise ArgumentError(
                     f"seq={self.seq}: must be a multiple of {name}={tile} of {cfg}; "
-                    f"take {-(-self.seq // tile) * tile}, or uneven semantics"
+                    f"give {-(-self.seq // tile) * tile}, or use uneven semantics"
                 )
 
     def describe(self, configs: Sequence[KernelConfig]) -> str:
-        """The size, and what the configs add to it."""
+        """The size in words, with the configs' head dimensions, dtypes and operations."""
         d_heads = ", ".join(map(str, sorted({cfg.d_head for cfg in configs})))
         dtypes = ", ".join(sorted({cfg.dtype.name.lower() for cfg in configs}))
         lengths = describe_lengths([self.length(cfg) for cfg in configs])
@@ -124,7 +127,7 @@ class Size:
         return f"batch {TIMED.batch}, seq {TIMED.length(self.semantics)}, heads {TIMED.heads}"
 
     def to_json(self, configs: Sequence[KernelConfig]) -> dict[str, Any]:
-        """As JSON takes it; the length is None where those of the configs differ."""
+        """The size as JSON; the length is None if it differs between the configs."""
         lengths = {self.length(cfg) for cfg in configs}
         facts = asdict(self) | {"semantics": str(self.semantics)}
         facts["seq"] = lengths.pop() if len(lengths) == 1 else None
@@ -132,26 +135,26 @@ class Size:
         return facts
 
     def timed_to_json(self) -> dict[str, Any]:
-        """The size that is timed, likewise."""
+        """The timed size as JSON."""
         return asdict(TIMED) | {"seq": TIMED.length(self.semantics)}
 
 
 @dataclass(frozen=True)
 class OneProblem:
-    """The same problem for every kernel that can compute it."""
+    """One given problem for every kernel that can compute it."""
 
     given: Problem
 
     def problem(self, cfg: KernelConfig) -> Problem:
-        """It, with the semantics that `cfg`'s kernel is compiled for."""
+        """The problem with the semantics that `cfg`'s kernel is compiled for."""
         return replace(self.given, semantics=self.given.required_semantics(cfg))
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """What it is timed on: itself, unless there is nothing to compute."""
+        """The problem to time, which is the same one; None if there is nothing to compute."""
         return self.problem(cfg) if self.given.attn_flop() else None
 
     def why_not(self, cfg: KernelConfig) -> str | None:
-        """Why `cfg`'s kernel cannot compute it; None if it can."""
+        """Why `cfg`'s kernel cannot compute the problem; None if it can."""
         if cfg.family.operation != self.given.operation:
             return f"computes {cfg.family.operation}"
         if not serves_gradients(cfg, self.given):
@@ -163,8 +166,8 @@ class OneProblem:
         return None
 
     def check(self, cfg: KernelConfig) -> None:
-        """Raises ArgumentError for a problem of which nothing would run, a d that no kernel takes,
-        and where another kernel of `cfg` than the one that the problem names would run."""
+        """Raises ArgumentError if the problem has no queries, if no kernel takes its d, or if it
+        would run a kernel of `cfg` with other semantics than the problem's."""
         if not self.given.batch * self.given.seq_q:
             raise ArgumentError(
                 f"problem='{self.given}': has no queries, so that no kernel runs; give b and s of "
@@ -172,22 +175,22 @@ class OneProblem:
             )
         if self.given.d % 8:
             raise ArgumentError(
-                f"problem='{self.given}': d={self.given.d} is no multiple of 8, which all kernels "
-                f"need; take {-(-self.given.d // 8) * 8}"
+                f"problem='{self.given}': d={self.given.d} is not a multiple of 8, which all "
+                f"kernels need; give {-(-self.given.d // 8) * 8}"
             )
         if self.given.semantics.uneven:
             _check_uneven(f"problem='{self.given}'", self.given, cfg)
 
     def describe(self, configs: Sequence[KernelConfig]) -> str:
-        """The problem as it was given."""
+        """The given problem, in words."""
         return str(self.given)
 
     def describe_timed(self) -> str:
-        """The problem that is timed."""
+        """The timed problem, in words."""
         return "the same problem"
 
     def to_json(self, configs: Sequence[KernelConfig] = ()) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The problem as JSON."""
         facts = asdict(self.given) | {
             "dtype": self.given.dtype.name.lower(),
             "semantics": str(self.given.semantics),
@@ -199,26 +202,30 @@ class OneProblem:
         return facts
 
     def timed_to_json(self) -> dict[str, Any]:
-        """The problem that is timed, likewise."""
+        """The timed problem as JSON."""
         return self.to_json()
 
 
 Task = Size | OneProblem
 
-# Four K/V steps of 64 keys: enough for every part of the loop, a second or two per kernel.
+# Four K/V steps of 64 keys cover every part of the loop and take a second or two per kernel.
 EMULATED = Size(batch=1, seq=256, heads=2)
-# On a GPU: what the float64 reference on the CPU does in seconds.
+# On a GPU, the float64 reference on the CPU computes this size in seconds.
 PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
 
 
 def default_size(target: Target, semantics: Semantics = _PLAIN) -> Size:
-    """What is proven unless something else is asked for: for each kernel of a length that its
-    tiles divide or, for uneven semantics, that none's do."""
+    """The default size of a proof.
+
+    Each kernel gets a length that its tiles divide. For uneven semantics, all kernels get the same
+    length, which no tile divides.
+    """
     return size_for(PROVEN_ON_GPU if target.backend == "gpu" else EMULATED, semantics)
 
 
 def size_for(size: Size, semantics: Semantics) -> Size:
-    """About this size, for kernels of these semantics; packed, of some sequences."""
+    """About this size, adapted to kernels of these semantics; packed problems get PACKED_SEQUENCES
+    sequences."""
     return replace(
         size,
         batch=PACKED_SEQUENCES if semantics.packed else size.batch,
@@ -229,7 +236,7 @@ def size_for(size: Size, semantics: Semantics) -> Size:
 
 
 def describe_lengths(lengths: Sequence[int]) -> str:
-    """One length, or from which to which those of the kernels are."""
+    """The length, or the range of lengths if the kernels' lengths differ."""
     shortest, longest = min(lengths), max(lengths)
     if shortest == longest:
         return str(shortest)

@@ -1,4 +1,5 @@
-"""TensorMemory: the memory of a benchmark's tensors: PyTorch's on the GPU, else the driver's."""
+"""TensorMemory: allocates a benchmark's tensors, through PyTorch on the GPU or else through the
+CUDA driver."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 class TensorMemory(Protocol):
-    """Makes tensors on GPU 0 and copies them to the host. Contents are standard normal."""
+    """Makes tensors on GPU 0, with standard normal contents, and copies them to the host."""
 
     def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
         """A dense random tensor."""
@@ -31,23 +32,25 @@ class TensorMemory(Protocol):
         """A copy of a host array."""
 
     def fetch(self, tensor: Any) -> np.ndarray:
-        """A copy on the host. Raises LaunchError when a kernel before it failed."""
+        """A copy on the host. Raises LaunchError if an earlier kernel failed."""
 
     def poison(self, tensor: Any) -> None:
         """Fills a tensor with NaN."""
 
     def nonfinite(self, tensor: Any) -> int:
-        """How many elements are NaN or infinite. Raises LaunchError when a kernel before it
+        """The number of elements that are NaN or infinite. Raises LaunchError if an earlier kernel
         failed."""
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
-        """One head of the rows ``at`` of (batch, seq, heads, d) or (total, heads, d), on the host:
-        (rows, d), and (blocks, rows, d) where ``at`` is a list of blocks. Raises LaunchError when a
-        kernel before it failed."""
+        """One head of the rows ``at`` of (batch, seq, heads, d) or (total, heads, d), on the host.
+
+        The shape is (rows, d), or (blocks, rows, d) if ``at`` is a list of blocks. Raises
+        LaunchError if an earlier kernel failed.
+        """
 
 
 class TorchMemory:
-    """PyTorch's tensors: peers take them too, and random numbers are drawn on the GPU."""
+    """PyTorch's tensors, which peers accept too; random numbers are drawn on the GPU."""
 
     device = "cuda:0"
 
@@ -62,7 +65,7 @@ class TorchMemory:
         import torch
 
         if array.dtype == ml_dtypes.bfloat16:
-            # torch takes no bfloat16 from NumPy: the bits are passed as integers.
+            # torch cannot convert bfloat16 from NumPy, so the bits are passed as integers.
             bits = torch.from_numpy(array.view(np.int16)).to(self.device)
             return bits.view(torch.bfloat16)
         return torch.from_numpy(array).to(self.device)
@@ -85,7 +88,8 @@ class TorchMemory:
         import torch
 
         with _failures_as_launch_errors():
-            # Both ends are NaN if any element is. This takes no memory, unlike isfinite() of all.
+            # Both extremes are NaN if any element is. Unlike isfinite() of the whole tensor, this
+            # allocates no memory of its size.
             ends = torch.stack(torch.aminmax(tensor))
             if torch.isfinite(ends).all():
                 return 0
@@ -97,7 +101,8 @@ class TorchMemory:
 
 @contextlib.contextmanager
 def _failures_as_launch_errors() -> Iterator[None]:
-    """What PyTorch reports of a kernel that failed before, at the next call that waits for it."""
+    """Converts PyTorch's RuntimeError into a LaunchError. PyTorch raises it at the first
+    synchronizing call after a kernel has failed."""
     try:
         yield
     except RuntimeError as error:
@@ -105,7 +110,7 @@ def _failures_as_launch_errors() -> Iterator[None]:
 
 
 class DriverMemory:
-    """DeviceArrays, filled from the host."""
+    """DeviceArrays that are filled from the host."""
 
     def draw(self, shape: Shape, dtype: DType, seed: int) -> DeviceArray:
         numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
@@ -118,7 +123,7 @@ class DriverMemory:
         return tensor.to_host()
 
     def poison(self, tensor: DeviceArray) -> None:
-        # All bits set is NaN in either dtype.
+        # All bits set is NaN in fp16, bf16 and fp32.
         with driver.current_gpu(tensor.ordinal):
             address, size = ctypes.c_uint64(tensor.address), ctypes.c_size_t(tensor.nbytes)
             driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0xFF), size)

@@ -1,8 +1,9 @@
 """The timing protocol: the order of launches, the events around them, and the clock.
 
-CUDA events on the stream that the kernels run on; warm-up; the L2 overwritten between repeats, or
-graphs of calls on sets of tensors that the L2 does not hold; implementations in turn, or one after
-the other. All timing in flashsmith is done here.
+Kernels are timed with CUDA events on the stream that they run on, after a warm-up. Before each
+launch the L2 is overwritten; problems with a small cache instead use CUDA graphs of calls on sets
+of tensors that exceed the L2. Implementations are interleaved or timed one by one. All timing in
+flashsmith is done here.
 """
 
 from __future__ import annotations
@@ -49,18 +50,19 @@ Order = Literal["interleaved", "one_by_one"]
 class Protocol:
     """How implementations are timed.
 
-    order: 'interleaved' launches each once a round, in an order that changes from round to round,
-    so that a drifting clock affects all equally and none always follows the same one; 'one_by_one'
-    finishes an implementation before the next.
+    order: 'interleaved' launches each implementation once per round, in an order that changes from
+    round to round. A drifting clock then affects all equally, and none always follows the same one.
+    'one_by_one' finishes an implementation before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
-    in_graphs: whether a launch is a Replay of a graph, whose calls read one set of tensors after
-    another, none of them again before SETS_BYTES of others.
-    num_warmups, runs: how many launches an implementation gets untimed and timed, at least.
-    warmup_ms, measure_ms: how long, at least, those take together; short kernels are launched more
-    often. 0 leaves the count as it is. Interleaved, they hold for the implementations' mean.
-    num_estimates: launches from which the time of one is estimated.
+    in_graphs: whether a launch is a Replay of a graph. Its calls rotate through sets of tensors, so
+    that SETS_BYTES of other sets are read before a set is read again.
+    num_warmups, runs: the least numbers of untimed and timed launches of an implementation.
+    warmup_ms, measure_ms: the least total times of those launches, so that short kernels are
+    launched more often. 0 leaves the numbers as they are. With 'interleaved', the mean time of the
+    implementations counts.
+    num_estimates: the number of launches from which the time of one launch is estimated.
 
-    Raises ArgumentError for an unknown order, or a number below its least.
+    Raises ArgumentError for an unknown order, or a number below its minimum.
     """
 
     order: Order = "interleaved"
@@ -82,9 +84,9 @@ class Protocol:
 
     @classmethod
     def named(cls, order: str, num_warmups: int | None = None, runs: int | None = None) -> Protocol:
-        """The protocol of that order; a number that is given is exact.
+        """The protocol with that order; a given number is used exactly.
 
-        Raises ArgumentError for an unknown order or a bad number.
+        Raises ArgumentError for an unknown order or an invalid number.
         """
         if order not in _NAMED:
             raise ArgumentError(f"protocol={order!r}: allowed are {_listed()}")
@@ -96,14 +98,15 @@ class Protocol:
         return protocol
 
     def over_cache(self, nbytes: int) -> Protocol:
-        """The protocol for calls that read a cache of so many bytes: this one where it is large, in
-        graphs where a call takes about as long as a launch."""
+        """The protocol for calls that read a cache of ``nbytes``. Small caches are timed in graphs,
+        because a call would take about as long as its launch; for large ones the protocol is
+        unchanged."""
         if nbytes > LARGEST_IN_GRAPHS:
             return self
         return replace(self, flush_l2=False, in_graphs=True)
 
     def launches(self, estimate_ms: float) -> tuple[int, int]:
-        """The numbers of untimed and timed launches for implementations with these launch times."""
+        """The numbers of untimed and timed launches, for implementations with this launch time."""
         return (
             _enough(self.num_warmups, self.warmup_ms, estimate_ms),
             _enough(self.runs, self.measure_ms, estimate_ms),
@@ -116,7 +119,7 @@ class Protocol:
 
 
 def _enough(least: int, milliseconds: float, each: float) -> int:
-    # The resolution of an event is half a microsecond.
+    # Event timestamps have a resolution of half a microsecond.
     return max(least, int(milliseconds / max(each, 5e-4)))
 
 
@@ -124,16 +127,17 @@ def _listed() -> str:
     return ", ".join(get_args(Order))
 
 
-# A cache up to this size is measured in graphs, over sets of tensors of together at least so many
-# bytes (an L2 has some 50 MB), with at least so many calls in a graph: the gap between two launches
-# and the resolution of an event are then below a tenth of a microsecond a call.
+# Caches of up to LARGEST_IN_GRAPHS bytes are timed in CUDA graphs of at least CALLS_IN_GRAPH calls.
+# The gap between two launches and the resolution of an event then cost less than 0.1 us per call.
+# The graph rotates through sets of tensors of at least SETS_BYTES together, since an L2 holds about
+# 50 MB.
 LARGEST_IN_GRAPHS = 40_000_000
 SETS_BYTES = 240_000_000
 CALLS_IN_GRAPH = 48
 IN_GRAPHS = "in graphs"
 
 INTERLEAVED = Protocol()
-# As Triton's do_bench does it, so that figures compare with those taken by it.
+# The protocol of Triton's do_bench, so that results are comparable with it.
 ONE_BY_ONE = Protocol("one_by_one", num_warmups=1, runs=1, warmup_ms=25.0, measure_ms=200.0)
 _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 
@@ -142,8 +146,9 @@ _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 class Samples:
     """The times of one implementation's timed launches, at least one, in the order they ran.
 
-    sm_clock_mhz and power_w are medians over the readings during the timed part, None where NVML
-    gave none. Interleaved implementations run within milliseconds of each other and share theirs.
+    sm_clock_mhz and power_w are medians of the readings during the timed part, None if NVML gave
+    none. Interleaved implementations run within milliseconds of each other and share their
+    readings.
     """
 
     times_ms: tuple[float, ...]
@@ -152,7 +157,7 @@ class Samples:
 
     @property
     def median_ms(self) -> float:
-        """The time that figures are made of."""
+        """The median time, from which all figures are derived."""
         return statistics.median(self.times_ms)
 
     @property
@@ -173,52 +178,52 @@ class Samples:
 
 
 class Clock(Interface):
-    """A stream of work whose progress can be marked. Everything in it runs in order."""
+    """A stream of work, executed in order, on which events mark the progress."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Around all of the other calls, and around the launches between them."""
+        """The context in which all other methods are called and implementations are launched."""
 
     def events(self, count: int) -> list[Any]:
-        """``count`` marks, made before anything is timed."""
+        """``count`` events, created before anything is timed."""
 
     def record(self, event: Any) -> None:
-        """Sets a mark behind everything enqueued so far; does not wait."""
+        """Records an event after everything enqueued so far; does not wait."""
 
     def flush(self) -> None:
-        """Enqueues what drives everything out of the L2; does not wait."""
+        """Enqueues an operation that evicts everything from the L2; does not wait."""
 
     def synchronize(self) -> None:
-        """Waits for everything enqueued so far. Raises LaunchError when some of it failed."""
+        """Waits for everything enqueued so far. Raises LaunchError if some of it failed."""
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:
-        """Milliseconds between two marks that the work has passed."""
+        """Milliseconds between two events that have completed."""
 
     @property
     def can_capture(self) -> bool:
         """Whether calls can be captured in a graph."""
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-        """What enqueues all of the calls at once, captured after each was made once. Raises what
-        they and capturing raise."""
+        """Captures the calls in a graph, after a warm-up call of each, and returns a function that
+        launches it. Raises any error of the calls and of capturing."""
 
 
-# What Triton's do_bench overwrites; on a GPU whose L2 comes near to it, twice the L2.
+# As many bytes as Triton's do_bench overwrites; twice the L2 if that is more.
 FLUSHED_BYTES = 256_000_000
 
 
 class CudaEvents:
     """Events on one stream of GPU ``ordinal``.
 
-    ``stream`` is a handle; None means PyTorch's current stream if PyTorch uses the GPU, else the
-    default stream. Events may be used until new ones are requested.
+    ``stream`` is a handle; None means PyTorch's current stream if PyTorch uses the GPU, otherwise
+    the default stream. Events are valid until the next call of events().
 
-    Raises LaunchError where there is no such GPU.
+    Raises LaunchError if there is no such GPU.
     """
 
     def __init__(self, ordinal: int = 0, stream: int | None = None) -> None:
         count = driver.gpu_count()
         if ordinal >= count:
-            seen = f"sees {count}, and GPU {ordinal} is asked for" if count else "sees none"
+            seen = f"sees {count}, but GPU {ordinal} was requested" if count else "sees none"
             raise LaunchError(
                 f"timing needs an NVIDIA GPU, and this process {seen}; without one "
                 "'flashsmith run' proves kernels in the emulator and counts what they do"
@@ -230,7 +235,7 @@ class CudaEvents:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Makes the GPU current, and determines the stream."""
+        """Makes the GPU current and determines the stream."""
         stream = _current_stream(self.ordinal) if self._wanted is None else self._wanted
         self._stream = ctypes.c_void_p(stream)
         with driver.current_gpu(self.ordinal):
@@ -240,7 +245,7 @@ class CudaEvents:
                 self._destroy_events()
 
     def events(self, count: int) -> list[ctypes.c_void_p]:
-        """Events with timing, unrecorded or free to be recorded again."""
+        """Events with timing enabled, which may be recorded again."""
         while len(self._pool) < count:
             event = ctypes.c_void_p()
             driver.call("cuEventCreate", ctypes.byref(event), 0)
@@ -248,7 +253,7 @@ class CudaEvents:
         return self._pool[:count]
 
     def record(self, event: ctypes.c_void_p) -> None:
-        """Sets a mark on the stream; does not wait."""
+        """Records an event on the stream; does not wait."""
         driver.call("cuEventRecord", event, self._stream)
 
     def flush(self) -> None:
@@ -262,22 +267,23 @@ class CudaEvents:
         driver.call("cuStreamSynchronize", self._stream)
 
     def elapsed_ms(self, begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
-        """Milliseconds between two events that have happened, half a microsecond apart at best."""
+        """Milliseconds between two completed events, with a resolution of half a microsecond at
+        best."""
         milliseconds = ctypes.c_float()
         driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), begin, end)
         return milliseconds.value
 
     @property
     def can_capture(self) -> bool:
-        """Whether PyTorch uses the GPU: its memory is what a graph's calls allocate."""
+        """Whether PyTorch uses the GPU: a graph's calls allocate from its memory pool."""
         return _torch_on_gpu() is not None
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-        """The replay of a CUDA graph of the calls, by PyTorch."""
+        """Captures the calls in a CUDA graph with PyTorch, and returns its replay."""
         torch = _torch_on_gpu()
         assert torch is not None
-        # Not the default stream, which cannot be captured. What a first call there allocates, loads
-        # or chooses is no part of the graph.
+        # The default stream cannot be captured. Calls on the new stream before the capture keep
+        # first-call allocations, module loading and kernel choice out of the graph.
         stream = torch.cuda.Stream(self.ordinal)
         stream.wait_stream(torch.cuda.current_stream(self.ordinal))
         with torch.cuda.stream(stream):
@@ -296,8 +302,8 @@ class CudaEvents:
         return DeviceArray.empty((size // 4,), np.dtype(np.uint32), self.ordinal)
 
     def _destroy_events(self) -> None:
-        # After a kernel failed nothing can be destroyed any more; the failure is reported
-        # elsewhere.
+        # After a kernel has failed, events can no longer be destroyed. The failure itself is
+        # reported elsewhere.
         pool, self._pool = self._pool, []
         for event in pool:
             try:
@@ -307,7 +313,7 @@ class CudaEvents:
 
 
 def _replay(graph: Any, calls: tuple[Callable[[], Any], ...]) -> None:
-    """``calls`` are the graph's, held because it reads and writes their tensors."""
+    """Replays the graph. ``calls`` is unused; holding it keeps the graph's tensors alive."""
     graph.replay()
 
 
@@ -326,15 +332,14 @@ def _current_stream(ordinal: int) -> int:
 
 
 def require_usable_gpu(clock: Clock, culprit: str) -> None:
-    """Raises LaunchError, naming `culprit`, when the failure has made the GPU unusable: every
-    further launch of this process would fail."""
+    """Raises LaunchError, which names `culprit`, if a failure has left the GPU unusable, so that
+    every further launch of this process would fail."""
     try:
         with clock.running():
             clock.synchronize()
     except LaunchError as error:
         raise LaunchError(
-            f"{culprit} left the GPU unusable to this process ({error}); leave it out and start "
-            "again"
+            f"{culprit} left the GPU unusable to this process ({error}); leave it out and run again"
         ) from None
 
 
@@ -346,7 +351,7 @@ class Implementation(Interface):
 
     @property
     def name(self) -> str:
-        """For tables and messages."""
+        """The name in tables and messages."""
 
     def launch(self) -> Any:
         """Enqueues exactly one call on the current stream; does not wait."""
@@ -354,8 +359,8 @@ class Implementation(Interface):
 
 @dataclass(frozen=True)
 class Replay:
-    """Calls of one implementation captured in a graph: a launch is all of them, its time that of
-    one call."""
+    """Calls of one implementation captured in a graph. A launch runs all of them, and its time is
+    reported per call."""
 
     name: str
     replay: Callable[[], Any]
@@ -369,10 +374,10 @@ class Replay:
         clock: Clock,
         least: int | None = None,
     ) -> Replay:
-        """The graph of calls, each on tensors of its own: of all in turn, until they are enough, by
-        default CALLS_IN_GRAPH.
+        """A graph that cycles through ``calls``, each on its own tensors, until it has at least
+        ``least`` calls (default CALLS_IN_GRAPH).
 
-        Raises what the calls and capturing raise.
+        Raises any error of the calls and of capturing.
         """
         every = [*calls] * -(-(least or CALLS_IN_GRAPH) // len(calls))
         with clock.running():
@@ -384,7 +389,7 @@ class Replay:
 
 
 def num_sets(nbytes: int) -> int:
-    """How many sets of tensors, so large each, a graph's calls read in turn."""
+    """The number of tensor sets, of ``nbytes`` each, that a graph's calls rotate through."""
     return max(2, -(-SETS_BYTES // max(1, nbytes)))
 
 
@@ -395,15 +400,15 @@ def measure(
     clock: Clock | None = None,
     telemetry: Telemetry | None = None,
 ) -> dict[str, Samples]:
-    """The samples of every implementation, by name, in the order given; of a Replay those of one
-    of its calls.
+    """The samples of every implementation by name, in the order given. A Replay's samples are per
+    call.
 
-    Launches follow each other without waiting in between: a GPU that idled between repeats would
-    run at a clock that it does not keep under load. ``clock`` None is the current stream of GPU 0,
-    and ``telemetry`` None reads that GPU's clock and power.
+    Launches follow each other without a wait: a GPU that idled between repeats would run at a clock
+    that it cannot sustain under load. ``clock`` None is the current stream of GPU 0, and
+    ``telemetry`` None reads that GPU's clock and power.
 
-    Raises ArgumentError when two have one name, LaunchError when there is no GPU or a launch fails,
-    and what an implementation raises.
+    Raises ArgumentError if two implementations share a name, LaunchError if there is no GPU or a
+    launch fails, and any error that an implementation raises.
     """
     names = [implementation.name for implementation in implementations]
     if len(set(names)) < len(names):
@@ -430,7 +435,7 @@ class _Bench:
     telemetry: Telemetry
 
     def time(self, group: list[Implementation]) -> dict[str, Samples]:
-        """Implementations in turn, or a single one."""
+        """Times one implementation, or several interleaved."""
         num_warmups, runs = self.protocol.launches(statistics.fmean(map(self._estimate, group)))
         for implementation in itertools.chain.from_iterable(itertools.repeat(group, num_warmups)):
             implementation.launch()
@@ -453,8 +458,8 @@ class _Bench:
         }
 
     def _estimate(self, implementation: Implementation) -> float:
-        """Milliseconds of a launch together with the flush before it."""
-        implementation.launch()  # may compile, choose or load
+        """The milliseconds of a launch, including the flush before it."""
+        implementation.launch()  # may compile, choose a kernel or load a module
         self.clock.synchronize()
         begin, end = self.clock.events(2)
         self.clock.record(begin)
@@ -468,7 +473,7 @@ class _Bench:
 
     def _launch(self, implementation: Implementation, begin: Any, end: Any) -> None:
         if self.protocol.flush_l2:
-            # It also keeps the GPU busy while the host prepares the launch.
+            # The flush also keeps the GPU busy while the host prepares the launch.
             self.clock.flush()
         self.clock.record(begin)
         implementation.launch()
@@ -476,10 +481,11 @@ class _Bench:
 
 
 def _turns(group: Sequence[Implementation], rounds: int) -> Iterator[Implementation]:
-    """Each once a round: a shuffled order, then its reverse, then another.
+    """Every implementation once per round: a shuffled order, then its reverse, then another
+    shuffle.
 
-    The same orders every time. The previous kernel leaves the GPU warmer or cooler, so no
-    implementation may always have the same neighbour.
+    The orders are the same in every run. They vary because the previous kernel leaves the GPU
+    warmer or cooler, so no implementation may always have the same neighbour.
     """
     orders = random.Random(0)
     order = list(group)

@@ -1,8 +1,9 @@
-"""Contenders in turns: those whose output is right, in rounds that are measurements of their own.
+"""Interleaved comparison of contenders: after a check of their outputs, they are timed in
+independent rounds.
 
-A GPU's clock drifts by more than two kernels differ. So contenders take turns within a round,
-ratios are taken of one round's times, and the rounds are pooled: their median, and the interval
-around it.
+A GPU's clock drifts by more than two kernels differ. Contenders are therefore interleaved within a
+round, and ratios use times of the same round. The rounds are then pooled into a median and a
+confidence interval.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from flashsmith.benchmark.implementations import KernelImplementation
 from flashsmith.benchmark.timing import Clock, Protocol, Samples, measure
 
 CONFIDENCE = 0.95
-# Of the longest round so far: a later one may take longer.
+# A later round may take longer than the longest one so far, by this factor.
 SLACK = 1.15
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """What takes turns with others. ``why_wrong`` computes its output, and says why that is wrong:
-    '' where it is right."""
+    """An implementation that is timed against others. ``why_wrong`` computes its output and returns
+    why it is wrong, '' if it is correct."""
 
     name: str
     launch: Callable[[], Any]
@@ -34,7 +35,7 @@ class Contender:
 
     @classmethod
     def of(cls, implementation: KernelImplementation) -> Contender:
-        """A kernel on its workload, which judges it."""
+        """A kernel as a contender; its workload checks the output."""
         judge = implementation.workload.judge
         return cls(
             implementation.name,
@@ -44,9 +45,11 @@ class Contender:
 
 
 class Turns:
-    """Contenders, each proven once, then timed round by round, another one first each time.
+    """Contenders that are checked once and then timed in rounds, each round starting with the next
+    contender.
 
-    ``wrong``: why those are wrong that are, by name; they have no times. ``right``: the others.
+    ``wrong`` maps the names of incorrect contenders, which are not timed, to the reason. ``right``
+    are the others.
     """
 
     def __init__(self, contenders: Sequence[Contender], clock: Clock | None = None) -> None:
@@ -57,9 +60,9 @@ class Turns:
         self._clock = clock
 
     def round(self, protocol: Protocol) -> dict[str, Samples]:
-        """One more round: the samples by name, in the order in which it began.
+        """Runs one more round and returns its samples by name, in the order of first launch.
 
-        Raises what ``measure`` does.
+        Raises any error that ``measure`` raises.
         """
         order = rotated(self.right, self.done)
         self.done += 1
@@ -67,7 +70,8 @@ class Turns:
 
 
 def rotated(items: Sequence[_T], first: int) -> list[_T]:
-    """The items from number ``first`` on, counted around, and then those before it."""
+    """The items starting from index ``first``, which wraps around, followed by the items before
+    it."""
     place = first % max(1, len(items))
     return [*items[place:], *items[:place]]
 
@@ -75,10 +79,12 @@ def rotated(items: Sequence[_T], first: int) -> list[_T]:
 def rounds_within(
     seconds: float, most: int | None = None, now: Callable[[], float] = time.monotonic
 ) -> Iterator[int]:
-    """Numbers of rounds, from 0, as long as another is likely to end in time, and ``most`` at most.
+    """Yields round numbers from 0 while another round is likely to end in time, up to ``most``
+    rounds.
 
-    The first round is always there, and tells nothing of the others: it builds, compiles and makes
-    the tensors. A later one may take SLACK times the longest.
+    The first round always runs. Its duration is not used as an estimate, because it builds,
+    compiles and makes the tensors. A later round is expected to take at most SLACK times the
+    longest so far.
     """
     begin, longest, number = now(), 0.0, 0
     while most is None or number < most:
@@ -93,9 +99,12 @@ def rounds_within(
 
 @dataclass(frozen=True)
 class Pooled:
-    """A figure over rounds: their median, and the interval that holds the true median with at least
-    95%, by order statistics. ``certain``: there is one; of fewer than six rounds the least and the
-    most stand there."""
+    """A figure pooled over rounds: the median, and an interval that holds the true median with at
+    least 95% confidence.
+
+    The interval comes from order statistics and needs six rounds. With fewer, ``certain`` is False,
+    and ``low`` and ``high`` are the least and the greatest value.
+    """
 
     median: float
     low: float
@@ -104,7 +113,7 @@ class Pooled:
 
     @classmethod
     def of(cls, figures: Sequence[float]) -> Pooled:
-        """Pools at least one figure."""
+        """Pools one or more figures."""
         ordered = sorted(figures)
         place = left_out(len(ordered))
         low, high = ordered[place or 0], ordered[-1 - (place or 0)]
@@ -114,14 +123,14 @@ class Pooled:
         return format(self)
 
     def __format__(self, form: str) -> str:
-        """The median, and the interval in brackets unless it is one value."""
+        """The median, followed by the interval in brackets unless both ends are equal."""
         median, low, high = (format(it, form or ".3f") for it in (self.median, self.low, self.high))
         return median if self.low == self.high else f"{median} ({low} to {high})"
 
 
 def left_out(count: int) -> int | None:
-    """How many of so many ordered values lie outside the median's interval on either side; None
-    where all of them are too few for one."""
+    """How many of ``count`` ordered values lie outside the median's interval on either side; None
+    if there are too few values for an interval."""
     tail, outside = 0.0, None
     for place in range(count // 2):
         tail += math.comb(count, place) / 2**count

@@ -1,4 +1,4 @@
-"""Workload: one problem's tensors, and the verdict on what an implementation makes of them."""
+"""Workload: one problem's tensors, and the check of an implementation's output on them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from flashsmith.verify.forward_reference import ForwardReference
 from flashsmith.verify.proof_inputs import check_seed, numpy_dtype
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
-# Scores of a head that the references are computed of: more only costs time. Above, the first, the
-# middle and the last rows stand for all.
+# The most scores of a head that the references compute; more would only cost time. Above this, only
+# the first, the middle and the last rows are checked.
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
-# Of a cache: groups of heads, and keys of these, at least the outputs that a verdict needs.
+# For a cache: the most groups of heads that are checked, and the most keys of all groups. Enough
+# groups for the outputs that a verdict needs are always checked.
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
-# Far from those of q, k, v and o.
+# The offset of do's seed, far from the seeds of q, k, v and o.
 _SEED_OF_DO = 1 << 31
 
 
-# q, k and v of some rows.
+# q, k and v for a sample of rows.
 _Tensors = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class _Sample(NamedTuple):
-    """Rows of one head: the sequence's number, the head, and the rows within the sequence."""
+    """Rows of one head: the sequence's index, the head, and the rows within the sequence."""
 
     sequence: int
     head: int
@@ -52,9 +53,10 @@ class _Sample(NamedTuple):
 class Workload:
     """q, k and v of ``problem`` with standard normal contents, and an output ``o`` to be filled.
 
-    Packed, all sequences have the problem's lengths, and the tensors are (total, heads, d). A
-    window's limits and a softcap are Problem's typical ones; of a part all keys count. ``memory``
-    is where the tensors live: GPU 0 unless a test says otherwise.
+    In a packed problem, all sequences have the problem's lengths, and the tensors are (total,
+    heads, d). A window's limits and a softcap are Problem's typical ones; with partial semantics,
+    the part consists of all keys. ``memory`` is where the tensors live: GPU 0 unless a test passes
+    another.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -82,12 +84,12 @@ class Workload:
 
     @property
     def packed(self) -> bool:
-        """Whether sequences lie one after the other."""
+        """Whether sequences are packed one after the other."""
         return self.problem.semantics.packed
 
     @property
     def causal(self) -> bool:
-        """Whether a query sees keys up to its own position only."""
+        """Whether a query sees only keys up to its own position."""
         return self.problem.semantics.causal
 
     @property
@@ -107,12 +109,12 @@ class Workload:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The tensors of a call by the operation's names, its outputs among them."""
+        """The tensors of a call under the operation's names, including its outputs."""
         return self._named("q", "k", "v", "o", "cu_seqlens_q", "cu_seqlens_k")
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """The operation's options by name, as far as they are not its defaults."""
+        """The operation's options by name."""
         left, right = self.problem.window or NO_WINDOW
         return {"left": left, "right": right, "softcap": self.problem.softcap}
 
@@ -122,7 +124,7 @@ class Workload:
 
     @property
     def output(self) -> Any:
-        """What a call writes: o."""
+        """The tensor that a call writes: o."""
         return self.o
 
     def poison(self) -> None:
@@ -130,25 +132,26 @@ class Workload:
         self.memory.poison(self.o)
 
     def judge(self, output: Any, scores: int | None = None) -> Comparison:
-        """Verify's rule on the first head of the first sequence and the last of the last; the rest
-        must be finite, as all references of these inputs are.
+        """Checks two heads by Verify's rule: the first of the first sequence and the last of the
+        last sequence. All other outputs must be finite, as the references of these inputs are.
 
-        ``output`` has q's layout. Sequences whose heads have more than ``scores`` scores are judged
-        on some of their rows; None: only the longest are.
+        ``output`` has q's layout. If a head has more than ``scores`` scores, only some of its rows
+        are checked; None applies the default limit.
         """
         samples, case = self._case_of(scores or self._most_scores)
         rows = [self._rows(output, self.problem.seq_q, sample) for sample in samples]
         return self._if_finite(case.verdict({"o": np.concatenate(rows)}), [output])
 
     def _if_finite(self, found: Comparison, outputs: Iterable[Any]) -> Comparison:
-        """The verdict on a part of some outputs, unless they are NaN or infinite elsewhere."""
+        """The verdict on a part of the outputs, or a failure if they are NaN or infinite
+        elsewhere."""
         wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
         if not wrong:
             return found
         return replace(found, reasons=(f"{wrong} outputs are NaN or infinite",))
 
     def _named(self, *names: str) -> dict[str, Any]:
-        """Those of these attributes that the problem has."""
+        """The attributes of these names that are not None."""
         return {name: it for name in names if (it := getattr(self, name)) is not None}
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -158,7 +161,7 @@ class Workload:
         return (p.batch, p.seq_q, p.heads_q, p.d), (p.batch, p.seq_k, p.heads_k, p.d)
 
     def _rows(self, tensor: Any, seq: int, sample: _Sample) -> np.ndarray:
-        """The sampled rows of a tensor whose sequences are ``seq`` long: (rows, 1, d)."""
+        """The sampled rows of a tensor whose sequences have length ``seq``: (rows, 1, d)."""
         rows = self.memory.head(tensor, self._sequence(sample.sequence, seq), sample.head)
         return rows[sample.rows, None]
 
@@ -174,7 +177,7 @@ class Workload:
         return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
 
     def _case_of(self, scores: int) -> tuple[tuple[_Sample, ...], Case]:
-        """What is looked at, and the case of its rows, one sample after the other."""
+        """The samples to check, and the case of their rows in the same order."""
         if scores not in self._cases:
             p = self.problem
             blocks = row_blocks(p.seq_q, p.seq_k, scores)
@@ -184,7 +187,7 @@ class Workload:
         return self._cases[scores]
 
     def _case_of_rows(self, parts: Iterable[_Tensors]) -> Case:
-        """Of the forward pass's rows, with the mask and the numbers of the problem."""
+        """The forward pass's case for these rows, with the problem's mask and numbers."""
         return ForwardReference().given_rows(
             self.problem, parts, self.problem.keywords, on_gpu=self._on_gpu
         )
@@ -201,7 +204,8 @@ class Workload:
         )
 
     def _keys(self, rows: slice) -> slice:
-        """What keeps the rows at the bottom right of their keys, where masks are aligned."""
+        """The keys that align the rows to the bottom right, as masks require; all keys without a
+        mask."""
         p = self.problem
         masked = p.semantics.key_mask.hides
         end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k
@@ -209,8 +213,8 @@ class Workload:
 
 
 class BackwardWorkload(Workload):
-    """The same of a backward problem: ``do`` besides, ``o`` and ``lse`` as attention() computes
-    them, and those of dq, dk and dv to be filled that the problem needs."""
+    """The tensors of a backward problem: additionally ``do``, ``o`` and ``lse`` from attention(),
+    and the gradients dq, dk and dv that the problem needs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,11 +230,11 @@ class BackwardWorkload(Workload):
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """Those of the forward pass, do, lse and the gradients."""
+        """The tensors of the forward pass, do, lse and the gradients."""
         return {**super().tensors, **self._named("do", "lse"), **self.gradients}
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
-        """One call of a config's kernels, which write the gradients."""
+        """One call of a config's kernels, which writes the gradients."""
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     @property
@@ -239,9 +243,11 @@ class BackwardWorkload(Workload):
         return hasattr(self.q, "requires_grad_")
 
     def differentiated(self, forward: Callable[[Any, Any, Any], Any]) -> Callable[[], Any]:
-        """A call that has PyTorch compute the gradients of ``forward`` of q, k and v that the
-        problem needs, as often as wanted: the kernels alone, without what accumulating into .grad
-        takes."""
+        """A call that computes the problem's gradients of ``forward`` with PyTorch's autograd, and
+        can be repeated.
+
+        It times the kernels alone, without the accumulation into .grad.
+        """
         import torch
 
         tensors = {f"d{name}": getattr(self, name).detach() for name in "qkv"}
@@ -251,12 +257,12 @@ class BackwardWorkload(Workload):
         return partial(torch.autograd.grad, o, leaves, self.do, retain_graph=True)
 
     def by_name(self, gradients: Sequence[Any]) -> dict[str, Any]:
-        """What ``differentiated``'s call returns, as outputs."""
+        """The gradients that ``differentiated``'s call returns, by name."""
         return dict(zip(self.gradients, gradients, strict=True))
 
     @property
     def output(self) -> dict[str, Any]:
-        """What a call writes: the gradients by name."""
+        """The tensors that a call writes: the gradients by name."""
         return self.gradients
 
     def poison(self) -> None:
@@ -265,23 +271,24 @@ class BackwardWorkload(Workload):
             self.memory.poison(gradient)
 
     def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
-        """Verify's rule on the gradients of the first head of k of the first sequence, and of the
-        last of the last, and of all heads of q that share them; the rest must be finite.
+        """Checks the gradients of two heads of k by Verify's rule, together with all heads of q
+        that share them: the first head of the first sequence and the last of the last. All other
+        gradients must be finite.
 
-        ``scores`` does not matter: gradients are of whole sequences.
+        ``scores`` is ignored, because gradients depend on whole sequences.
         """
         got = {name: self._of_groups(output[name], name) for name in self.gradients}
         return self._if_finite(self._case.verdict(got), (output[name] for name in self.gradients))
 
     @cached_property
     def _groups(self) -> list[tuple[int, int]]:
-        """Sequences and heads of k that are judged."""
+        """The (sequence, head of k) pairs that are checked."""
         p = self.problem
         return list(dict.fromkeys(((0, 0), (p.batch - 1, p.heads_k - 1))))
 
     @cached_property
     def _case(self) -> Case:
-        """Of the groups, as the sequences of a batch."""
+        """The case of the groups, arranged as the sequences of a batch."""
         p = self.problem
         left, right = p.window or NO_WINDOW
         inputs = {name: self._of_groups(getattr(self, name), name) for name in ("do", *"qkvo")}
@@ -298,12 +305,12 @@ class BackwardWorkload(Workload):
         return BackwardReference().given(problem, inputs, options)
 
     def _heads_of(self, head_k: int) -> range:
-        """The heads of q that share one of k."""
+        """The heads of q that share a head of k."""
         group = self.problem.heads_q // self.problem.heads_k
         return range(head_k * group, (head_k + 1) * group)
 
     def _of_groups(self, tensor: Any, name: str) -> np.ndarray:
-        """A tensor's rows of the groups: (groups, seq, heads, d)."""
+        """A tensor's rows for the groups: (groups, seq, heads, d)."""
         of_keys = name.removeprefix("d") in "kv"
         seq = self.problem.seq_k if of_keys else self.problem.seq_q
         return np.stack(
@@ -320,7 +327,7 @@ class BackwardWorkload(Workload):
         )
 
     def _statistics_of_groups(self) -> np.ndarray:
-        """lse of the groups: (groups, heads, seq_q)."""
+        """lse for the groups: (groups, heads, seq_q)."""
         lse, seq = self.memory.fetch(self.lse), self.problem.seq_q
         parts = []
         for number, head_k in self._groups:
@@ -331,10 +338,10 @@ class BackwardWorkload(Workload):
 
 
 class DecodeWorkload(Workload):
-    """q and a cache that the sequences of a problem fill, standard normal, and an output ``o``.
+    """q, a cache that the problem's sequences fill, both standard normal, and an output ``o``.
 
-    Packed, sequences have equally many queries. Pages lie in random order. ``k`` and ``v`` are the
-    caches, for implementations that know no others.
+    In a packed problem, all sequences have the same number of queries. Pages are in random order.
+    ``k`` and ``v`` are aliases of the caches, for implementations that use these names.
     """
 
     def __post_init__(self) -> None:
@@ -378,20 +385,20 @@ class DecodeWorkload(Workload):
         return self._named(*names)
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
-        """One call of a config's kernels, which write o."""
+        """One call of a config's kernels, which writes o."""
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def judge(self, output: Any, scores: int | None = None) -> Comparison:
-        """Verify's rule on groups of heads that share one of k, of sequences from the first to the
-        last; the rest must be finite. ``scores`` does not matter."""
+        """Checks groups of heads that share a head of k by Verify's rule, from the first to the
+        last sequence. All other outputs must be finite. ``scores`` is ignored."""
         groups, case = self._expected_groups
         got = np.concatenate([self._rows_of(output, *group) for group in groups])
         return self._if_finite(case.verdict({"o": got}), [output])
 
     @cached_property
     def _expected_groups(self) -> tuple[list[tuple[int, int]], Case]:
-        """Sequences and heads of k, evenly spread, and the case of their rows, one group after the
-        other: K and V of one group at a time are on the host."""
+        """Evenly spread (sequence, head of k) pairs, and the case of their rows in the same order.
+        Only one group's K and V are copied to the host at a time."""
         p = self.problem
         of_group = p.seq_q * p.heads_q // p.heads_k * p.d
         enough = max(2, -(-MIN_OUTPUTS // of_group), min(MOST_GROUPS, MOST_KEYS // p.seq_k))
@@ -409,24 +416,24 @@ class DecodeWorkload(Workload):
         )
 
     def _rows_of(self, tensor: Any, sequence: int, head_k: int) -> np.ndarray:
-        """The rows of the heads of q that share one of k: (seq_q, group, d)."""
+        """The rows of the heads of q that share a head of k: (seq_q, group, d)."""
         of_group = self.problem.heads_q // self.problem.heads_k
         at = self._sequence(sequence, self.problem.seq_q)
         heads = range(head_k * of_group, (head_k + 1) * of_group)
         return np.stack([self.memory.head(tensor, at, head) for head in heads], axis=1)
 
     def _keys_of(self, cache: Any, sequence: int, head_k: int) -> np.ndarray:
-        """One head's keys, or values, of a sequence: (seq_k, d)."""
+        """The keys, or values, of one head of a sequence: (seq_k, d)."""
         at = self.pages[sequence].tolist() if self.problem.page else sequence
         rows = self.memory.head(cache, (at,), head_k)
         return rows.reshape(-1, self.problem.d)[: self.problem.seq_k]
 
 
 class OperationWorkload:
-    """One problem of any operation: its tensors, as its reference draws them, and outputs to be
-    filled. ``memory`` is where the tensors live: GPU 0 unless a test says otherwise.
+    """One problem of any operation: tensors as its reference draws them, and outputs to be filled.
+    ``memory`` is where the tensors live: GPU 0 unless a test passes another.
 
-    The whole output is judged, so that the problem is what a reference computes in seconds.
+    The whole output is checked, so the problem must be one that the reference computes in seconds.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -448,19 +455,19 @@ class OperationWorkload:
             if tensor.name not in self.inputs
         }
         self.output = {**blank, **{t.name: self.inputs[t.name] for t in written if t.role != "out"}}
-        # Of whole numbers none is NaN.
+        # Integer tensors cannot hold NaN.
         self._poisonable = [
             blank[t.name] for t in written if t.name in blank and "float" in t.dtype_of(problem)
         ]
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The tensors of a call by the operation's names, its outputs among them."""
+        """The tensors of a call under the operation's names, including its outputs."""
         return {**self.inputs, **self.output}
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """The operation's options by name, as the reference takes them."""
+        """The operation's options by name, as the reference defines them."""
         return self._reference.call_options(self.problem, self._case.options)
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
@@ -468,12 +475,12 @@ class OperationWorkload:
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def poison(self) -> None:
-        """Fills the outputs with NaN; what a kernel reads, too, stays."""
+        """Fills the outputs with NaN, except those that the kernel also reads."""
         for tensor in self._poisonable:
             self.memory.poison(tensor)
 
     def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
-        """The reference's verdict on the outputs by name; ``scores`` does not matter."""
+        """The reference's verdict on the outputs by name; ``scores`` is ignored."""
         arrays = {name: self.memory.fetch(tensor) for name, tensor in output.items()}
         return self._case.verdict(arrays)
 
@@ -483,7 +490,7 @@ class OperationWorkload:
 
 
 AnyWorkload = Workload | OperationWorkload
-# By the operation's name; of others an OperationWorkload.
+# Workloads by the operation's name; all other operations use OperationWorkload.
 _WORKLOADS = {
     DEFAULT: Workload,
     BACKWARD.name: BackwardWorkload,
@@ -492,20 +499,21 @@ _WORKLOADS = {
 
 
 def workload_of(problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> AnyWorkload:
-    """The workload of a problem, of whatever operation; ``memory`` None is GPU 0's."""
+    """The workload of a problem of any operation; ``memory`` None is GPU 0's."""
     memory = memory or gpu_memory()
     return _WORKLOADS.get(problem.operation, OperationWorkload)(problem, seed, memory)
 
 
 def _check(problem: Problem, seed: int) -> None:
-    """Raises ArgumentError for a problem with nothing to compute, or an unusable seed."""
+    """Raises ArgumentError for a problem with nothing to compute, or an invalid seed."""
     if not problem.attn_flop():
         raise ArgumentError(f"problem='{problem}': there is nothing to compute; give sizes above 0")
     check_seed(seed)
 
 
 def row_blocks(seq_q: int, seq_k: int, scores: int) -> list[slice]:
-    """All rows, or the first, the middle and the last where all have more than ``scores``."""
+    """All rows, or the first, the middle and the last rows if there are more than ``scores``
+    scores."""
     if seq_q * seq_k <= scores:
         return [slice(0, seq_q)]
     rows = max(1, scores // (_BLOCKS * seq_k))

@@ -1,12 +1,13 @@
 """The autotuner: searches a space of configs for the fastest kernel of every problem.
 
-Compile processes build libraries while one measuring process proves kernels and times them, in
-rungs of growing length, each of which drops the slower ones; the final times the fastest
-interleaved. A kernel that crashes, hangs or gives wrong results is dropped, and nothing else is
-lost. Every finding is in a journal before the sweep goes on, so that it can be stopped at any time.
+Compile processes build libraries while one measuring process checks and times kernels. Timing runs
+in rungs of growing length, each of which drops the slower kernels; the final times the fastest
+ones interleaved. A kernel that crashes, hangs or gives wrong results is dropped, and no other
+result is lost. Every result is in a journal before the sweep goes on, so that it can be stopped at
+any time.
 """
 
-# Where they were before they moved.
+# Re-exported from their former module.
 from flashsmith.chooser import (
     Choice,
     attention,

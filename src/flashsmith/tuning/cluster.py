@@ -1,7 +1,7 @@
 """Cluster: an executor on Ray. Each GPU measures in an actor of its own; compilations are tasks.
 
-Actors and tasks leave the work to a worker process of theirs, as this machine's executor does: a
-kernel that crashes or hangs ends that process alone, and what ends an actor is the cluster's fault.
+Actors and tasks delegate the work to a worker process, as the local executor does. A kernel that
+crashes or hangs ends only that process, so the death of an actor is always the cluster's fault.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from flashsmith.tuning.executor import WorkerCall, WorkerGpu
 from flashsmith.tuning.runner import Compiler, Libraries, LibraryGoneError, Runner
 from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Outcome, Worker, wait_for_any
 
-#: The address that means the cluster that this machine is in, or else this machine alone.
+#: This address selects the cluster that this machine is in or, without one, this machine alone.
 ANY_CLUSTER = "auto"
-# Ray itself tries for minutes where nobody answers.
+# Ray itself retries for minutes when nothing answers.
 _CONNECT_SECONDS = 5.0
-# A GPU that another user of the cluster has is not waited for any longer.
+# How long to wait for a GPU that another user of the cluster holds.
 _PATIENCE_SECONDS = 120.0
-# Beyond what a call may take, for its libraries to arrive and for Ray.
+# Added to a call's time limit, for Ray and for the transfer of its libraries.
 _DELIVERY_SECONDS = 120.0
-# How long one part of a cluster may list a machine that another part does not know.
+# How long Ray may list a machine before its scheduler knows it, or after it has left.
 _NEWS_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 3
@@ -44,8 +44,8 @@ _SOURCES = (".py", ".cu", ".cuh", ".cc", ".h")
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster to tune on: its executor, the GPUs with the runner of each, and how many compilers
-    it has room for. gpus is never empty; notes say what could not be used, and why."""
+    """A cluster to tune on: its executor, its GPUs with their runners, and how many compile jobs
+    fit (``jobs``). ``gpus`` is never empty; ``notes`` name what could not be used, and why."""
 
     executor: RayExecutor
     gpus: tuple[tuple[WorkerGpu, Runner], ...]
@@ -54,11 +54,12 @@ class Cluster:
 
 
 def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
-    """Connects to the Ray cluster at 'host:port', or to ANY_CLUSTER, and takes all of its GPUs that
-    are free. `make_runner` is called for each in the actor that has it as its only GPU.
+    """Connects to the Ray cluster at 'host:port', or to ANY_CLUSTER, and takes all its free GPUs.
 
-    Raises DependencyError without Ray; ArgumentError for what is no address; LaunchError when there
-    is no cluster, it has no GPU to measure on, or machines have other versions of flashsmith.
+    Each GPU gets an actor that sees no other GPU; `make_runner` is called in that actor.
+
+    Raises DependencyError without Ray; ArgumentError for a malformed address; LaunchError when
+    there is no cluster, it has no usable GPU, or machines have different versions of flashsmith.
     """
     ray = _ray()
     ours = not ray.is_initialized()
@@ -94,8 +95,8 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
 
 @cache
 def version_here() -> str:
-    """The version of flashsmith that this process began with, and which sources it is made of:
-    machines must agree on both."""
+    """The version of flashsmith when this process started, and a hash of its sources; machines must
+    agree on both."""
     package = Path(flashsmith.__file__).parent
     found = hashlib.sha256()
     for path in sorted(package.rglob("*")):
@@ -135,12 +136,12 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raises ArgumentError for what is no 'host:port', and LaunchError when nobody answers."""
+    """Raises ArgumentError unless it is 'host:port', and LaunchError when nothing answers."""
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or "/" in host:
         raise ArgumentError(
-            f"cluster={quoted(address)}: give host:port, as 'ray start --head' says it, or nothing "
-            "for the cluster that this machine is in"
+            f"cluster={quoted(address)}: give host:port, as 'ray start --head' prints it, or "
+            "leave it out for the cluster that this machine is in"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
@@ -152,10 +153,10 @@ def _check_address(address: str) -> None:
 
 
 def _machines(ray: Any) -> list[dict[str, Any]]:
-    """The cluster's machines, each with the version that is here; LaunchError if one has not.
+    """The cluster's machines. Raises LaunchError if one has another version of flashsmith.
 
-    One that has just left may still be listed, and one that has just joined may not be known where
-    tasks are placed: then all are listed and asked again.
+    Ray may still list a machine that has just left, and its scheduler may not know one that has
+    just joined. In both cases the machines are listed and queried again.
     """
     patience = time.monotonic() + _NEWS_SECONDS
     while True:
@@ -169,15 +170,17 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
 
 
 def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
-    """Raises LaunchError when a machine with cores or GPUs has not what is here. Returns which one
-    is listed and not known where tasks are placed, if one is."""
+    """Raises LaunchError when a machine with cores or GPUs has another version than this one.
 
-    # Not importable by its name, so that it is sent as it is to where flashsmith may be missing.
+    Returns a message about a machine that is listed but unknown to the scheduler, else ''.
+    """
+
+    # A nested function is pickled by value, so it also runs where flashsmith is not installed.
     def probe() -> str:
         try:
             from flashsmith.tuning.cluster import version_here
         except ImportError as error:
-            return f"none that is as new ({error})"
+            return f"in no usable version ({error})"
         return version_here()
 
     asked = [
@@ -205,10 +208,10 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
 
 
 def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
-    """The GPUs of machines, and how many cores these have in all.
+    """The GPUs of the machines, and the total number of cores.
 
-    A GPU has a core to itself, since timing needs one, but where that leaves none to compile on:
-    compilations would wait for ever.
+    Each GPU reserves one core for timing, unless that would leave its machine no core to compile
+    on: compilations would then wait forever.
     """
     slots, all_cores = list[_Slot](), 0
     for node in nodes:
@@ -238,7 +241,7 @@ def _first_line(error: BaseException) -> str:
 
 @dataclass
 class _Slot:
-    """A GPU of a machine: where, how many cores come with it, and the actor that has it."""
+    """A GPU: its machine (``node``), the cores reserved with it, and the actor that holds it."""
 
     node: str
     cores: int
@@ -246,11 +249,11 @@ class _Slot:
 
 
 class RayExecutor:
-    """Carries calls out on a cluster; see Executor. Use from one thread.
+    """Carries out calls on a cluster; see Executor. Use from one thread.
 
-    Libraries go to where they are measured through Ray's object store, unless they are in the cache
-    there already. An actor that died is replaced on its machine by the next call; when the machine
-    is gone that call is lost, too.
+    Ray's object store transfers libraries to the machine that measures them, unless its cache has
+    them already. The next call replaces a dead actor on the same machine; if the machine is gone,
+    that call is lost as well.
     """
 
     def __init__(
@@ -274,12 +277,13 @@ class RayExecutor:
         self._version = version_here()
         self._running: dict[Any, WorkerCall] = {}
         self._deadlines: dict[Any, float] = {}
-        # By library: where all libraries of its batch are, packed.
+        # Library key -> the Ray object with all packed libraries of its batch.
         self._packed: dict[str, Any] = {}
         self._arriving: dict[WorkerCall, Any] = {}
 
     def gather(self) -> tuple[list[tuple[WorkerGpu, Runner]], list[str]]:
-        """Starts the actors: the GPUs that came up, with their runners, and why others did not."""
+        """Starts the actors. Returns the GPUs that came up, with their runners, and notes on the
+        others."""
         ray, found, notes = self._ray, list[tuple[WorkerGpu, Runner]](), list[str]()
         asked = {}
         for slot in self._unnamed:
@@ -305,7 +309,7 @@ class RayExecutor:
         return found, notes
 
     def submit(self, call: WorkerCall) -> None:
-        """As Executor has it."""
+        """As in Executor."""
         if call.compiler is not None:
             ref, self._arriving[call] = self._compile.remote(
                 self._version,
@@ -319,7 +323,7 @@ class RayExecutor:
             slot = self._slots[call.gpu]
             if slot.actor is None:
                 self._start(slot)
-            # In a list, so that they stay where they are until the actor asks for them.
+            # Ray resolves top-level references eagerly; inside a list the actor fetches on demand.
             packed = {key: [self._packed[key]] for key in call.libraries if key in self._packed}
             ref = slot.actor.call.remote(
                 call.method, call.arguments, call.seconds, call.fresh, packed
@@ -329,7 +333,7 @@ class RayExecutor:
         self._running[ref] = call
 
     def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
-        """As Executor has it."""
+        """As in Executor."""
         if not self._running:
             time.sleep(seconds)
             return None
@@ -353,7 +357,7 @@ class RayExecutor:
         return call, outcome
 
     def _outcome(self, ref: Any) -> Outcome:
-        """What became of a call; what Ray raises is no kernel's fault."""
+        """The outcome of a call; an exception of Ray is never blamed on a kernel."""
         compiling = self._running[ref].compiler is not None
         try:
             outcome: Outcome = self._ray.get(ref)
@@ -365,7 +369,7 @@ class RayExecutor:
         return outcome
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """As Executor has it; leaves the cluster as it was."""
+        """As in Executor; leaves the cluster as it was."""
         dropped = set(self._running.values()) if calls is None else set(calls)
         for ref, call in list(self._running.items()):
             if call in dropped:
@@ -402,7 +406,7 @@ def _lost(reason: str) -> Outcome:
 
 
 class _GpuActor:
-    """Has a GPU, as the only one it sees, and a process that measures on it."""
+    """Holds a GPU, the only one it sees, and the process that measures on it."""
 
     def __init__(self, make_runner: Callable[[], Runner]) -> None:
         self._runner = make_runner()
@@ -424,7 +428,7 @@ class _GpuActor:
         fresh: bool,
         packed: Mapping[str, list[Any]],
     ) -> Outcome:
-        """What became of a call of the bench, for which these libraries have to be here."""
+        """The outcome of a call of the bench; fetches the ``packed`` libraries first."""
         try:
             self._receive(packed)
         except LibraryGoneError as error:
@@ -448,7 +452,7 @@ class _GpuActor:
                 libraries.unpack(key, batch[key])
 
 
-# One a Ray worker: the process that its tasks leave the compiling to, by what it was made from.
+# The compile process of this Ray worker, by the pickled compiler that it was made from.
 _compilers: dict[bytes, Worker] = {}
 
 
@@ -460,9 +464,9 @@ def _compile(
     arguments: tuple[Any, ...],
     seconds: float,
 ) -> tuple[Outcome, dict[str, bytes]]:
-    """What became of a call of a compiler, and the libraries that it made, packed.
+    """The outcome of a call of a compiler, and the libraries that it built, packed.
 
-    Raises RuntimeError on a machine that joined with another version than the driver's.
+    Raises RuntimeError on a machine that joined with a version other than the driver's.
     """
     if version_here() != version:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Compiling: turns builds into libraries, a batch at a time, so many batches at once."""
+"""Compiling: turns builds into libraries, in batches that compile in parallel."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import Outcome
 
 Batch = tuple[Build, ...]
-# A library's fixed cost (host code, linking) is that of three configs: this many hide most of it,
-# and are still one shard.
+# A library's fixed cost (host code, linking) equals compiling three configs. A batch of this size
+# hides most of that cost and is still one shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
-# Batches in a row that were lost for no fault of theirs: then there is no machine left.
+# After this many consecutive batches lost to failed machines, no machine is assumed to be left.
 _LOST_ATTEMPTS = 8
 
 
 class Compiling:
-    """At most `jobs` batches at a time on an executor; use from one thread.
+    """Compiles at most `jobs` batches at a time on an executor; use from one thread.
 
-    A batch whose process dies or hangs (for `patience` seconds) is split and tried again, so that
-    in the end one build is at fault: it comes back with an error. What a process raises is not the
-    fault of one build (no compiler, a full disk) and is raised here. A batch that was lost with its
-    machine is compiled on another.
+    A batch whose process dies or hangs (for `patience` seconds) is split and retried until the one
+    build at fault is found, which then returns an error. An exception from a process is not one
+    build's fault (no compiler, a full disk), so it is raised here. A batch that was lost with its
+    machine is compiled on another one.
     """
 
     def __init__(self, compiler: Compiler, executor: Executor, jobs: int, patience: float) -> None:
@@ -40,8 +40,8 @@ class Compiling:
         self._lost = 0  # in a row
 
     def add(self, builds: Iterable[Build]) -> None:
-        """Queues builds, alternating between those that cannot share a library, so that every
-        problem gets some of its kernels early."""
+        """Queues builds. Batches alternate between groups that cannot share a library, so that
+        every problem gets some of its kernels early."""
         groups: dict[tuple[object, ...], list[Build]] = {}
         for build in builds:
             cfg = build.config
@@ -55,11 +55,11 @@ class Compiling:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being compiled, or waits for it."""
+        """Whether a batch is queued or being compiled."""
         return bool(self._queue or self._running)
 
     def dispatch(self) -> None:
-        """Submits what waits, as far as there are jobs for it."""
+        """Submits queued batches until `jobs` are running."""
         while self._queue and len(self._running) < self._jobs:
             batch = self._queue.popleft()
             call = WorkerCall("compile", (batch,), self._patience, compiler=self._compiler)
@@ -67,9 +67,9 @@ class Compiling:
             self._running[call] = batch
 
     def take(self, call: WorkerCall, outcome: Outcome) -> list[tuple[Build, Compiled]] | None:
-        """What became of the builds of a call that is over; None: it is none of these.
+        """The results of the builds of a finished call; None when it is not a call of this object.
 
-        Raises CompileError when a process did not start, or raised, or was lost again and again.
+        Raises CompileError when a process did not start or raised, or was lost too often in a row.
         """
         batch = self._running.pop(call, None)
         if batch is None:
@@ -90,7 +90,7 @@ class Compiling:
         return []
 
     def stop(self) -> None:
-        """Drops what is queued or being compiled."""
+        """Drops all batches that are queued or being compiled."""
         self._queue.clear()
         self._executor.close(self._running)
         self._running.clear()

@@ -1,4 +1,4 @@
-"""Executor: where a sweep's calls are carried out. Here: processes of this machine."""
+"""Executor: carries out a sweep's calls. LocalExecutor does so in processes of this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from flashsmith.tuning.worker import Outcome, Worker, wait_for_any
 
 @dataclass(frozen=True, eq=False)
 class WorkerCall:
-    """One call of a method: of the bench of the GPU `gpu`, or of a `compiler`, whichever process is
-    free.
+    """A method call, either on the bench of the GPU `gpu` or on a `compiler` in any free process.
 
-    seconds: how long it may take before it counts as a hang. libraries: the keys of those that it
-    loads. fresh: whether the GPU's measuring process is to be replaced before.
+    seconds: how long it may take before it counts as a hang. libraries: the keys of the libraries
+    that it loads. fresh: whether to replace the GPU's measuring process first.
     """
 
     method: str
@@ -31,40 +30,40 @@ class WorkerCall:
 
 
 class Executor(Protocol):
-    """Carries out calls: of each GPU one at a time, of compilers as many as are submitted.
+    """Carries out calls: one at a time per GPU, and any number of compiler calls in parallel.
 
-    A call has one result. Its failure is of the kind "crash", "hang" or "error" where the call is
-    to blame, "startup" where the process for it did not come up, and "lost" where process or
-    machine went away for another reason: it may then be submitted again.
+    A call has one result. The kind of a failure is "crash", "hang" or "error" if the call is to
+    blame, and "startup" if its process did not start. It is "lost" if the process or machine went
+    away for another reason; such a call may be submitted again.
     """
 
     def submit(self, call: WorkerCall) -> None:
-        """Has a call carried out."""
+        """Starts a call."""
 
     def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
-        """A call that is over, and what became of it; None when none is after so many seconds."""
+        """A finished call and its outcome; None when no call finishes within `seconds`."""
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """Drops these calls; None: all of them, and ends every process. Without a result both."""
+        """Drops these calls without a result. None drops all calls and ends every process."""
 
 
 @dataclass(frozen=True)
 class WorkerGpu:
-    """A GPU that an executor measures on: its name there, and what figures taken on it say of their
-    origin."""
+    """A GPU that an executor measures on: its name there, and the origin recorded with figures
+    taken on it."""
 
     name: str
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: The one that LocalExecutor has.
+#: The name of LocalExecutor's GPU.
 LOCAL_GPU = "GPU"
 
 
 class LocalExecutor:
-    """Processes of this machine: one that measures, and as many that compile as are called.
+    """Uses processes of this machine: one that measures, and one for each running compile call.
 
-    Use from one thread, which must outlive it.
+    Use from one thread, which must outlive the executor.
     """
 
     def __init__(
@@ -77,11 +76,11 @@ class LocalExecutor:
 
     @classmethod
     def of(cls, runner: Runner) -> LocalExecutor:
-        """One that measures as the runner does."""
+        """An executor that measures with the runner's bench and environment."""
         return cls(runner.bench, runner.process_environment)
 
     def submit(self, call: WorkerCall) -> None:
-        """As Executor has it; all compilers are one."""
+        """As in Executor; all calls must use the same compiler."""
         if call.gpu:
             assert self._bench is not None
             worker = self._bench
@@ -93,11 +92,11 @@ class LocalExecutor:
         self._running[worker] = call
 
     def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
-        """As Executor has it."""
+        """As in Executor."""
         deadline = time.monotonic() + seconds
         while not self._over:
             left = deadline - time.monotonic()
-            # Ends early for a process that came up.
+            # This also returns when a process has started, before any call is over.
             wait_for_any(self._running, max(0.0, left))
             for worker in list(self._running):
                 outcome = worker.outcome()
@@ -109,7 +108,7 @@ class LocalExecutor:
         return self._over.popleft() if self._over else None
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """As Executor has it."""
+        """As in Executor."""
         dropped = None if calls is None else set(calls)
         for worker, call in list(self._running.items()):
             if dropped is None or call in dropped:

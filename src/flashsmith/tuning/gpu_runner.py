@@ -1,4 +1,4 @@
-"""The real runner: nvcc compiles, GPU 0 of the measuring process proves and times."""
+"""The real runner: nvcc compiles; GPU 0 of the measuring process checks and times kernels."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
 from flashsmith.tuning.trial import Build, is_right
 
-# Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
+# Scores per head that the first check covers: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
 _WORKLOADS_KEPT = 16
 
 
 def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
-    """Compiles for `device` and measures on it, GPU `ordinal` of this process."""
+    """A runner that compiles for `device`, GPU `ordinal` of this process, and measures on it."""
     origin = asdict(Environment.collect(ordinal))
     return Runner(
         compiler=NvccCompiler(device),
@@ -52,26 +52,26 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
 
 
 def first_gpu_runner(halving: Halving) -> Runner:
-    """The same for the first GPU that this process sees, as a cluster's actors are given theirs.
+    """A runner for the first GPU that this process sees, such as the one GPU of a cluster's actor.
 
-    Raises LaunchError or ArgumentError where there is none.
+    Raises LaunchError or ArgumentError when there is none.
     """
     return gpu_runner(query_gpu(0), 0, halving)
 
 
 class CachedLibraries:
-    """Those in the user's cache."""
+    """The libraries in the user's cache."""
 
     def has(self, library: str) -> bool:
-        """As Libraries has it."""
+        """As in Libraries."""
         return Cache(cache_dir()).open(library) is not None
 
     def pack(self, library: str) -> bytes:
-        """As Libraries has it."""
+        """As in Libraries."""
         return pack_library(_opened(library))
 
     def unpack(self, library: str, packed: bytes) -> None:
-        """As Libraries has it; raises CacheError."""
+        """As in Libraries; raises CacheError."""
         unpack_library(Cache(cache_dir()), library, packed)
 
 
@@ -83,7 +83,7 @@ def _opened(library: str) -> KernelLibrary:
 
 
 class NvccCompiler:
-    """Compiles batches for a device into libraries of the user's cache."""
+    """Compiles batches for a device into libraries in the user's cache."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
@@ -92,8 +92,8 @@ class NvccCompiler:
         """Nothing to do."""
 
     def compile(self, builds: Sequence[Build]) -> list[Compiled]:
-        """Builds of one semantics. What the cache has is not compiled; when a batch does not
-        compile, its kernels are tried one by one."""
+        """Compiles builds of one semantics, except those in the cache. When a batch fails to
+        compile, its kernels are compiled one by one."""
         arch, semantics = self.device.arch, builds[0].semantics
         configs = [one.config for one in builds]
         together = find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
@@ -106,7 +106,7 @@ class NvccCompiler:
         if not missing:
             return [done[one] for one in builds]
         try:
-            # Warnings are of spills, which the sweep judges by its own limit.
+            # Spill warnings are silenced, since the sweep has its own spill limit.
             library = build(
                 [one.config for one in missing],
                 arch=arch,
@@ -128,10 +128,10 @@ class NvccCompiler:
 
 
 class GpuBench:
-    """Proves and times on GPU 0 of its process. It keeps the tensors of the last problems."""
+    """Checks and times kernels on GPU 0 of its process. Keeps the tensors of recent problems."""
 
     def open(self) -> None:
-        """Initialises the GPU, through PyTorch if it is there; that can take a while.
+        """Initialises the GPU, through PyTorch if it is installed; this can take a while.
 
         Raises LaunchError when there is no GPU.
         """
@@ -146,9 +146,9 @@ class GpuBench:
         self._workload(problem)
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """By verify's rule, on some rows of two heads; `thorough` takes all of their rows.
+        """Checks by verify's rule, on some rows of two heads, or all their rows if `thorough`.
 
-        Wrong outputs are looked at twice, with new tensors: the kernel before this one may have
+        A wrong output is checked again with new tensors, since the previous kernel may have
         written out of bounds.
         """
         proof = self._proof(problem, build, library, thorough)
@@ -165,7 +165,7 @@ class GpuBench:
         ms: float,
         steady: bool,
     ) -> list[Samples]:
-        """By measure(), L2 flushed before every launch."""
+        """Times with measure(), which flushes L2 before every launch."""
         protocol = Protocol(
             num_warmups=1 if steady else 0,
             runs=least,
@@ -201,7 +201,7 @@ class GpuBench:
         try:
             return workload_of(problem, memory=self._memory)
         except Exception:
-            # PyTorch and the driver have errors of their own for 'out of memory'.
+            # The catch is broad: PyTorch and the driver raise different out-of-memory errors.
             if not self._workloads:
                 raise
             self._workloads.clear()

@@ -1,4 +1,4 @@
-"""Journal: what a sweep has found out so far, on disk before the sweep goes on."""
+"""Journal: a sweep's results so far, written to disk before the sweep goes on."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from flashsmith.tuning.trial import Record
 from flashsmith.untrusted import UnusableTextError, parse_json
 
 FORMAT = 2
-# Of versions that wrote down other things, under other names.
+# Older versions recorded other fields under other names.
 _OLDER_FORMATS = (1,)
 
 
 class Journal:
-    """An append-only file of records, one a line; they are on the disk when `add` returns.
+    """An append-only file of records, one per line, which are on disk when `add` returns.
 
-    Lines carry the name of the environment they are true in; `part` has the records of one. Those
-    of environments that are not given, or of other CUDA sources than those here, and those that
-    cannot be read are passed over and counted in `foreign` and `damaged`. A last line that was cut
-    off is dropped. One process at a time writes to a journal.
+    Each line names the environment in which it is valid; `part` has the records of one. Records
+    of other environments or other CUDA sources are skipped and counted in `foreign`. Unreadable
+    lines are skipped and counted in `damaged`. A truncated last line is dropped. Only one process
+    at a time can write to a journal.
 
     Raises ArgumentError when the file cannot be written, another sweep is writing it, or an older
     version wrote it.
@@ -62,7 +62,7 @@ class Journal:
 
     @property
     def records(self) -> list[Record]:
-        """All that count, by environment."""
+        """All valid records, grouped by environment."""
         return [record for part in self._parts.values() for record in part.records]
 
     def part(self, environment: str) -> JournalPart:
@@ -70,7 +70,7 @@ class Journal:
         return self._parts[environment]
 
     def add(self, environment: str, records: Sequence[Record]) -> None:
-        """Appends records and has the disk hold them.
+        """Appends records and syncs them to disk.
 
         Raises ArgumentError when the disk is full.
         """
@@ -85,12 +85,12 @@ class Journal:
         except OSError as error:
             raise ArgumentError(
                 f"out={str(self.path.parent)!r}: cannot be written ({error.strerror}); make room, "
-                "or give another folder, and run again to go on"
+                "or give another folder, and run again to continue"
             ) from error
 
     def close(self) -> None:
-        """Lets another sweep write."""
-        # What a full disk did not take was said when it was added.
+        """Closes the file, so that another sweep can write it."""
+        # `add` has already reported a full disk.
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -109,8 +109,8 @@ class Journal:
             elif found["format"] in _OLDER_FORMATS:
                 raise ArgumentError(
                     f"out={str(self.path.parent)!r}: an older version of flashsmith wrote its "
-                    f"{self.path.name}; go on with that version, give another folder, or begin "
-                    "anew with --fresh"
+                    f"{self.path.name}; continue with that version, give another folder, or "
+                    "start over with --fresh"
                 )
             elif found.get("environment") not in self._parts:
                 self.foreign += 1
@@ -130,12 +130,12 @@ class Journal:
 
 
 class JournalPart:
-    """A journal's records of one environment: those that it had when it was opened."""
+    """A journal's records of one environment, as read when the journal was opened."""
 
     def __init__(self, journal: Journal, environment: str) -> None:
         self.records: list[Record] = []
         self._journal, self._environment = journal, environment
 
     def add(self, records: Sequence[Record]) -> None:
-        """As Journal's."""
+        """As in Journal."""
         self._journal.add(self._environment, records)

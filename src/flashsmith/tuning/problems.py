@@ -12,16 +12,16 @@ from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_text
 
-# By head dimension. Lengths in between are served by the nearer one's winner.
+# By head dimension. A length in between uses the winner of the nearest of these lengths.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
-# The least length of a reference problem, and 8 tiles of 128 rows for every SM.
+# A reference problem has at least this length, and 8 tiles of 128 rows for every SM.
 _REFERENCE_LENGTH = 2048
 _REFERENCE_ROWS_PER_SM = 8 * 128
 
 
 def default_problems() -> list[Problem]:
-    """The points that the benchmarks report: both dtypes, full and causal; those that share kernels
-    are adjacent."""
+    """The problems that the benchmarks report: both dtypes, full and causal. Problems that share
+    kernels are adjacent."""
     return [
         default_problem(d, seq, dtype, causal=causal)
         for d, lengths in _LENGTHS.items()
@@ -30,13 +30,13 @@ def default_problems() -> list[Problem]:
 
 
 def read_problems(text: str) -> list[Problem]:
-    """The problems of a file (one a line; blank lines and '# ...' do not count), or of a text that
-    separates them by ';'. A part may be the name of a set of bench's, for all of its problems.
-    Duplicates count once.
+    """The problems of a file (one per line; blank lines and '# ...' are ignored), or of a text
+    that separates them by ';'. The name of one of bench's problem sets stands for all its
+    problems. Duplicates are removed.
 
     Raises:
-        ArgumentError: the file cannot be read, a problem cannot be parsed (a file's line is named),
-            or there is none.
+        ArgumentError: the file cannot be read, a problem cannot be parsed (the message names the
+            file's line), or there are no problems.
     """
     if os.path.isfile(text):
         try:
@@ -71,11 +71,11 @@ def read_problems(text: str) -> list[Problem]:
 def reference_problem(
     problem: Problem, device: DeviceSpec, others: Iterable[Problem]
 ) -> Problem | None:
-    """The shortest of `others` whose first rung says which kernels are tried on `problem`.
+    """The shortest of `others` whose first rung can select the kernels to try on `problem`.
 
-    It has the same kind of heads, dtype and semantics, and its lengths are in the same proportion;
-    it is long enough that the ends of a kernel's loop hardly count, and large enough to fill the
-    GPU several times over.
+    It has the same kind of heads, dtype and semantics, and the same ratio of its two lengths. It
+    is long enough that the prologue and epilogue of a kernel's loop hardly matter, and large
+    enough to fill the GPU several times over. None if no problem qualifies.
     """
     alike = [
         other

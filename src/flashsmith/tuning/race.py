@@ -1,8 +1,8 @@
-"""A race: which of many kernels is fastest on a problem, by successive halving.
+"""A race: finds the fastest of many kernels on a problem by successive halving.
 
-follow() computes where a race is, and what to measure next, from the trials that are known. It has
-no state: the same trials give the same answer, in any order. A kernel that is found to be wrong
-late needs no correction of what was dropped because of it.
+follow() computes the state of a race, and what to measure next, from the known trials. It is
+stateless: the same trials give the same answer in any order. So when a kernel turns out to be wrong
+late, the kernels that it displaced come back without any correction.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from flashsmith.tuning.trial import (
     rung_stage,
 )
 
-# A final that breaks down is tried once more, after each of its kernels was timed alone.
+# A failed final is retried once, after each of its kernels has been timed alone.
 FINAL_ATTEMPTS = 2
-# Fewer launches each would rank no better than the rungs did.
+# With fewer launches per kernel, the final would rank no better than the rungs did.
 MIN_FINAL_LAUNCHES = 3
-#: What is timed steadily comes after so long of the same work: the power of a busy GPU settles its
-#: clock, milliseconds.
+#: Warm-up before steady timing, in milliseconds: under load the GPU's power limit settles its
+#: clock.
 STEADY_WARMUP_MS = 100.0
-# For the estimate: beside the timed launches those of the proof, the first and the estimate.
+# For the estimate of the time left. A kernel's other launches are its proof, the first launch and
+# the estimate of its run time.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0
@@ -48,10 +49,10 @@ _OVERHEAD_MS = 10.0
 class Rung:
     """One round: a kernel is launched at least `least` times, and for `ms` milliseconds in all.
 
-    Short kernels are launched more often, since what disturbs them does not shrink with them.
-    margin: how near the best, as a share of its time, keeps a kernel in the race at any rank.
-    steady: whether the GPU is warmed up first. Without, what is timed after a pause runs at a clock
-    up to a quarter higher.
+    Short kernels are launched more often, since the noise does not shrink with the run time.
+    margin: a kernel this close to the best, as a share of its time, stays at any rank. steady:
+    whether the GPU is warmed up first; otherwise kernels timed after a pause run at a clock up to
+    a quarter higher.
     """
 
     least: int
@@ -65,15 +66,15 @@ class Halving:
     """The rules of a race.
 
     Every rung keeps 1/eta of the active kernels, at least `finalists`, and all within its margin.
-    Then at most `finalists` kernels that are within the last rung's margin, and the race's
-    incumbents, are timed interleaved, for `final_ms` each and at least `final_least` launches. A
-    long problem is only tried with what is within `entry_margin` of the best on its reference
-    problem, or among the first 1/eta there. `leaders`: of how many the neighbours are tried. Where
-    some kernels are not deterministic, those that are race among themselves, too: the table is to
-    have the best of both.
+    The final then times the race's incumbents and at most `finalists` kernels within the last
+    rung's margin. It times them interleaved, for `final_ms` each and at least `final_least`
+    launches. A long problem only tries kernels that are within `entry_margin` of the best on its
+    reference problem, or in the first 1/eta there. Refinement tries the neighbours of the first
+    `leaders` kernels. If some kernels are not deterministic, the deterministic ones are also
+    ranked among themselves, since the table needs the best of both.
 
-    The margins are several times the spread of so few launches, so that noise cannot throw out the
-    best.
+    The margins are several times the spread of these few launches, so that noise cannot eliminate
+    the best kernel.
     """
 
     rungs: tuple[Rung, ...] = (Rung(1, 5.0, 0.15), Rung(3, 40.0, 0.06, True))
@@ -92,12 +93,12 @@ class Halving:
             )
 
     def of_few(self) -> Halving:
-        """The rules of a race of kernels that are all about as fast, which the final decides: with
-        the first rung alone."""
+        """The rules for kernels that are all about equally fast: only the first rung, since the
+        final decides."""
         return replace(self, rungs=self.rungs[:1])
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
-        """Those that go on, fastest first, of the kernels with `times` (milliseconds by name).
+        """The kernels that go on, fastest first. `times` maps names to milliseconds.
 
         Equal times are ordered by name.
         """
@@ -107,7 +108,7 @@ class Halving:
         return [name for place, name in enumerate(ranked) if place < kept or name in near]
 
     def final_of(self, times: Mapping[str, float]) -> list[str]:
-        """Those in the final, fastest first: all that could still be the best."""
+        """The kernels in the final, fastest first: all that could still be the best."""
         ranked = _ranked(times)
         near = _near_the_best(times, ranked, self.rungs[-1].margin)
         return [name for name in ranked if name in near][: self.finalists]
@@ -129,10 +130,10 @@ DEFAULT_HALVING = Halving()
 class Race:
     """A problem and the kernels that compete on it.
 
-    builds: those that begin. reference: the race for a shorter problem; what is far behind in its
-    first rung does not enter this one. When all rungs are complete, neighbours of the best join,
-    and the rungs are run for them; `refinements` times. incumbents: those of the builds that are in
-    the final however slow they seemed before, since a race is to replace them.
+    builds: the kernels that begin. reference: the race for a shorter problem; kernels far behind in
+    its first rung do not enter this one. When all rungs are complete, neighbours of the best join
+    and run the rungs; this happens `refinements` times. incumbents: the builds that the race may
+    replace, which reach the final however slow they were in the rungs.
     """
 
     problem: Problem
@@ -143,14 +144,14 @@ class Race:
     incumbents: tuple[Build, ...] = ()
 
 
-# ---- where it is ----
+# ---- the state of a race ----
 
 
 @dataclass(frozen=True)
 class Task:
     """One request to the bench: prove a kernel, check it thoroughly, time it on a rung or alone, or
-    time the finalists interleaved; each is launched `least` times at least, and for `ms`
-    milliseconds."""
+    time the finalists interleaved. Timed kernels are launched at least `least` times and for `ms`
+    milliseconds each."""
 
     stage: str
     problem: Problem
@@ -162,14 +163,15 @@ class Task:
 
 @dataclass(frozen=True)
 class RaceState:
-    """Where a race is.
+    """The state of a race.
 
-    joined: the trials of all that joined, by short form; active: those that may still win; dropped:
-    why others may not, beside what their kernels did. rung: the one under way, counted from 0, or
-    how many there are when all are complete. pending: what has to be proven or timed for it to end,
-    in that order. waiting: nothing enters before the reference's first rung is complete. searched:
-    all rungs are complete, and no neighbours are left to join. closed: its search ended early.
-    decided, failed_finals: whether the present finalists had their final, and how often it failed.
+    joined: the trials of all kernels that joined, by short form. active: the trials that may still
+    win. dropped: why the race dropped others; kernels that failed have their reason in the trial.
+    rung: the current rung, counted from 0, or the number of rungs when all are complete. pending:
+    the trials to prove or time before the rung is complete, in this order. waiting: no kernel
+    enters before the reference's first rung is complete. searched: all rungs are complete, and no
+    neighbours are left to join. closed: the search ended early. decided: whether the current
+    finalists had their final. failed_finals: how often that final failed.
     """
 
     race: Race
@@ -188,16 +190,16 @@ class RaceState:
 
     @property
     def problem(self) -> Problem:
-        """What it is about."""
+        """The problem of the race."""
         return self.race.problem
 
     def is_incumbent(self, trial: Trial) -> bool:
-        """Whether a trial is of a kernel that the race is to replace."""
+        """Whether the trial's kernel is one of the race's incumbents."""
         return trial.build in self.race.incumbents
 
     @cached_property
     def trials(self) -> dict[str, Trial]:
-        """The trials of all that joined, each with the status that the race gives it."""
+        """The trials of all kernels that joined, each with its status in the race."""
         return {
             name: replace(trial, status=self.dropped[name][0], reason=self.dropped[name][1])
             if name in self.dropped
@@ -207,13 +209,13 @@ class RaceState:
 
     @cached_property
     def survived(self) -> list[Trial]:
-        """Those that did nothing wrong: they may win, or were slower."""
+        """The trials of kernels that did not fail: they may still win, or were slower."""
         out = {name for name, (status, _) in self.dropped.items() if status == "not reached"}
         return [t for name, t in self.joined.items() if t.active and name not in out]
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to be measured."""
+        """Whether nothing is left to measure."""
         if self.active and not (self.searched or self.closed):
             return False
         return not self.finalists or self._final_is_over
@@ -224,20 +226,20 @@ class RaceState:
 
     @property
     def wanted(self) -> list[Build]:
-        """Kernels that may have to be measured: slower ones too, which may be active again."""
+        """Kernels that may have to be measured; slower ones are included, as they may come back."""
         return [] if self.finished else [trial.build for trial in self.survived]
 
     @cached_property
     def measurements(self) -> int:
-        """How often something was timed."""
+        """The number of timings so far."""
         return sum(len(trial.samples) for trial in self.joined.values())
 
-    # ---- what to do ----
+    # ---- the next task ----
 
     def search_task(self, ready: Container[Build]) -> Task | None:
-        """What to measure next with the kernels that are `ready`; None: nothing now.
+        """The next measurement of the search, among the kernels that are `ready`; None if none.
 
-        A kernel is proven before it is timed; a rung begins when the one before is complete, and
+        A kernel is proven before it is timed. A rung begins when the previous one is complete, and
         ends as soon as all active kernels have been timed on it.
         """
         for trial in () if self.closed else self.pending:
@@ -247,7 +249,7 @@ class RaceState:
         return None
 
     def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
-        """What the final needs next; None: it is over, or does not fit into so many seconds.
+        """The next task of the final; None if it is over or does not fit into `seconds`.
 
         Each finalist is checked thoroughly first.
         """
@@ -255,13 +257,13 @@ class RaceState:
         if not finalists or self._final_is_over or not all(t.build in ready for t in finalists):
             return None
         for trial in finalists if self.failed_finals else ():
-            # Timed alone, the kernel that broke it fails alone.
+            # Timing each kernel alone finds the one that broke the final.
             if ALONE not in trial.samples:
                 return self._task(ALONE, trial, halving.rungs[-1])
         for trial in finalists:
             if not trial.checked:
                 return Task(CHECK, self.problem, (trial.build,))
-        # Half of it: the clock settles first.
+        # Only half of the time, since the clock settles first.
         ms = min(halving.final_ms, 1e3 * seconds / (2 * len(finalists)))
         least = halving.final_least
         if ms < halving.final_ms:
@@ -277,8 +279,8 @@ class RaceState:
 
     @cached_property
     def work(self) -> tuple[float, float]:
-        """Milliseconds of work done and expected in all, as far as they are for an estimate of the
-        time that is left: by the problem's FLOP at a fixed rate."""
+        """Milliseconds of work done, and expected in total, to estimate the time left. Both assume
+        a fixed rate for the problem's FLOP."""
         halving = self.race.halving
         launch = self.problem.attn_flop() / _NOMINAL_FLOP_PER_MS
         running = [t for t in self.survived if t.samples or t.name not in self.dropped]
@@ -293,16 +295,16 @@ class RaceState:
         total += finalists * max(halving.final_ms, halving.final_least * launch)
         return (total, total) if self.finished else (min(done, total), total)
 
-    # ---- what came out ----
+    # ---- the results ----
 
     @property
     def last_stage(self) -> str:
-        """The stage of the last rung that is complete."""
+        """The stage of the last complete rung."""
         return rung_stage(max(0, self.rung - 1))
 
     @property
     def first_times(self) -> dict[str, float]:
-        """Milliseconds on the first rung, of the kernels that began the race."""
+        """Milliseconds on the first rung, for the kernels that began the race."""
         began = {build.name for build in self.race.builds}
         return _times((t for t in self.survived if t.name in began), rung_stage(0))
 
@@ -310,9 +312,9 @@ class RaceState:
     def ranked(self) -> list[Trial]:
         """The trials with a time, fastest first.
 
-        Times of the final, or without one of the last complete rung, are as measured. Those of
-        another rung are scaled by the ratio of the best kernel's times in both: the GPU ran at
-        another clock then.
+        Times of the decisive stage (the final, or without one the last complete rung) are as
+        measured. Times of other rungs are scaled by the ratio of the best kernel's times in both
+        stages, since the GPU clock differed.
         """
         decisive = FINAL if self.decided else self.last_stage
         times = _times(self.trials.values() if self.decided else self.active, decisive)
@@ -331,7 +333,7 @@ class RaceState:
         return sorted(found, key=lambda trial: (trial.ms, trial.name))
 
     def tflops(self, trial: Trial) -> float:
-        """TFLOP/s of one of those that are ranked."""
+        """TFLOP/s of a ranked trial."""
         return self.problem.attn_flop() / trial.ms / 1e9
 
 
@@ -343,11 +345,11 @@ def follow(
     early: bool = False,
     closed: bool = False,
 ) -> RaceState:
-    """Where a race is, by what is known.
+    """The state of a race, from the known trials.
 
     reference: the state of the race's reference, if it has one. early: whether kernels enter by
-    what the reference has timed so far, the best of that first. closed: whether the search ends
-    early; what was not timed at all is out.
+    the reference's times so far, the fastest first. closed: whether the search ends early; this
+    drops kernels that were not timed at all.
     """
     course = _Course(race, known, closed)
     if race.problem in known.unprepared:
@@ -373,8 +375,8 @@ def follow(
 
 
 class _Course:
-    """What follow() works out, a rung at a time: which kernels have ``joined`` a race, which are
-    still ``active``, and why the others were ``dropped``."""
+    """The working state of follow(), rung by rung: which kernels have ``joined`` the race, which
+    are still ``active``, and why the others were ``dropped``."""
 
     def __init__(self, race: Race, known: Trials, closed: bool) -> None:
         self.race, self.known, self.closed = race, known, closed
@@ -385,7 +387,7 @@ class _Course:
         self._rung, self._first_rung_complete = 0, False
 
     def drop(self, names: Iterable[str], status: Status, reason: str) -> None:
-        """Takes those out that are still in."""
+        """Drops the named kernels that are still active."""
         for name in names:
             if self.active.pop(name, None) is not None:
                 self.dropped[name] = status, reason
@@ -393,7 +395,7 @@ class _Course:
     def keep(
         self, times: Mapping[str, float], margin: float, where: str, trials: Mapping[str, Trial]
     ) -> None:
-        """Drops what does not survive these times."""
+        """Drops the kernels that do not survive these times."""
         best = min(times.values(), default=0.0)
         kept = {
             name
@@ -405,7 +407,7 @@ class _Course:
             self.drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
 
     def run_rungs(self) -> list[Trial]:
-        """As many rungs as were timed; the trials that the next one waits for, if it does."""
+        """Runs all rungs that are timed completely; returns the trials that the next one lacks."""
         if self.closed:
             untimed = [name for name, trial in self.active.items() if not trial.samples]
             self.drop(untimed, "not reached", "the budget ended before it was timed")
@@ -421,7 +423,7 @@ class _Course:
         return []
 
     def refine(self) -> bool:
-        """Lets the leaders' neighbours join; False: there are none that may be timed."""
+        """Adds the leaders' neighbours to the race; False if none may be timed."""
         problem, joined = self.race.problem, self.joined
         times = _times(self.active.values(), rung_stage(self._rung - 1))
         leaders = _ranked(times)[: self.race.halving.leaders]
@@ -435,7 +437,7 @@ class _Course:
         return True
 
     def state(self, **facts: Any) -> RaceState:
-        """Where the race is."""
+        """The state of the race."""
         timed = _times(self.active.values(), rung_stage(max(0, self._rung - 1)))
         groups = timed, _of_deterministic(timed, self.active)
         of_groups = (name for group in groups for name in self.race.halving.final_of(group))
@@ -459,7 +461,7 @@ class _Course:
 
 
 def _of_deterministic(times: Mapping[str, float], trials: Mapping[str, Trial]) -> dict[str, float]:
-    """The times of kernels that give the same bits in every run."""
+    """The times of the kernels that give the same bits in every run."""
     configs = {name: trials[name].build.config for name in times}
     return {
         name: ms
@@ -473,7 +475,7 @@ def _times(trials: Iterable[Trial], stage: str) -> dict[str, float]:
 
 
 def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Trial]:
-    """The trials of a final, with its times."""
+    """The trials of a final, including its times."""
     if final is None:
         return {}
     pairs = zip((trials[b.name] for b in final.builds), final.samples, strict=True)
@@ -482,12 +484,12 @@ def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Tr
 
 @lru_cache(maxsize=4096)
 def _builds_beside(problem: Problem, config: KernelConfig) -> tuple[Build, ...]:
-    """Of the configs one move away."""
+    """Builds of the configs one move away."""
     return tuple(Build.of(problem, other) for other in config.family.neighbours(config))
 
 
 def states_of(races: Sequence[Race], known: Trials) -> list[RaceState]:
-    """Where races are, in their order."""
+    """The states of races, in their order."""
     found: dict[Problem, RaceState] = {}
 
     def state(race: Race) -> RaceState:

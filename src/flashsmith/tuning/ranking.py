@@ -1,4 +1,4 @@
-"""What came out of a sweep: a row for every kernel, the winners, and their files."""
+"""The results of a sweep: a row for every kernel, the winners, and their files."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.runner import Runner
 from flashsmith.tuning.trial import FINAL, Trial
 
-# Of what was not timed; of all others it is 'absent'.
+# The verdicts of kernels that were not timed; for other statuses it is 'absent'.
 _VERDICTS: dict[str, Verdict] = {
     "wrong": "fail",
     "crash": "error",
     "hang": "error",
     "error": "error",
 }
-# What says something about the kernel itself.
+# The statuses that mean the kernel itself is faulty.
 _WRONG = ("wrong", "crash", "hang")
 _SHOWN = 3
 
 
 def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measurement]:
-    """Every kernel of every race: per problem those with a time, fastest first, then the others.
+    """A row for every kernel of every race: per problem the timed ones, fastest first, then others.
 
-    ms is what ranks: the final's median, or a rung's scaled to it (`protocol` says which stage);
-    best_ms is scaled by the same factor. note: what dropped a kernel.
+    `ms` ranks the rows: it is the final's median, or a rung's median scaled to the final;
+    `protocol` names the stage. `best_ms` is scaled by the same factor. `note` is why a kernel was
+    dropped.
     """
     rows = []
     for state in states:
@@ -47,8 +48,10 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 
 
 def winners(state: RaceState, runner: Runner) -> list[Ranked]:
-    """The race's ranking as the table of winners takes it: as of its final, or of the last time
-    without one. What was not checked thoroughly is not ranked before what was."""
+    """The race's ranking for the table of winners, dated by its final or else its last timing.
+
+    A kernel that was not checked thoroughly never ranks before one that was.
+    """
     proven = [trial for trial in state.ranked if trial.proof is not None]
     best_checked = min((trial.ms for trial in proven if trial.checked), default=0.0)
     kept = [trial for trial in proven if trial.checked or trial.ms >= best_checked]
@@ -68,15 +71,15 @@ def winners(state: RaceState, runner: Runner) -> list[Ranked]:
 
 
 def write_ranking(folder: Path, ended: Iterable[tuple[Sequence[RaceState], Runner]]) -> None:
-    """ranking.csv and ranking.json in `folder`, in place of older ones; of every kind of GPU its
-    races."""
+    """Writes ranking.csv and ranking.json to `folder`, replacing older ones. `ended` has the races
+    of each kind of GPU."""
     rows = [row for states, runner in ended for row in ranking_rows(states, runner)]
     write_rows(folder / "ranking.csv", rows)
     write_rows(folder / "ranking.json", rows)
 
 
 def record_alone(state: RaceState, runner: Runner, path: Path) -> None:
-    """Enters what a race found so far into the table of this sweep alone.
+    """Enters a race's winners so far into the sweep's own table.
 
     Raises TableError.
     """
@@ -87,8 +90,9 @@ def record_alone(state: RaceState, runner: Runner, path: Path) -> None:
 def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
-    """Enters a race that had its final into a table of other sweeps' winners, beside what they
-    found, and takes out what was wrong here. `shipped`: the table behind that one, if any.
+    """Merges a race that had its final into a table with other sweeps' winners, and removes
+    kernels that failed here. `shipped`, if any, provides entries that
+    the table lacks.
 
     Raises TableError.
     """
@@ -99,8 +103,8 @@ def record_beside(
 
 
 def summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """Per problem: its best configs, what attention() takes by the shipped tables, and what became
-    of the others, for --json."""
+    """For --json, per problem: the best configs, the configs that attention() uses by the shipped
+    tables, and how many kernels ended with each status."""
     return [
         {
             "problem": str(state.problem),
@@ -126,8 +130,8 @@ def _figures(state: RaceState, trial: Trial) -> dict[str, Any]:
 
 
 def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[str] = ()) -> None:
-    """The best configs of every problem, and what attention() takes by the shipped tables; of
-    several kinds of GPU with the kind of each."""
+    """Prints the best configs of every problem, and what attention() uses by the shipped tables.
+    With several kinds of GPU, each problem names its kind."""
     several = len(set(gpus)) > 1
     columns = make_columns("problem | config | ms> | TFLOP/s> | behind> | stage")
     rows = []
@@ -154,7 +158,7 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
 
 
 def print_plan(console: Console, states: Sequence[RaceState]) -> None:
-    """What would be tried, and what is culled, before anything runs."""
+    """Prints how many configs would be tried and why others are culled, before anything runs."""
     columns = make_columns("problem | candidates> | culled>")
     rows = []
     for state in states:
@@ -166,7 +170,7 @@ def print_plan(console: Console, states: Sequence[RaceState]) -> None:
 
 
 def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """What print_plan prints, for --json: every config, and why it is culled if it is."""
+    """The plan for --json: every candidate, and every culled config with the reason."""
     return [
         {
             "problem": str(state.problem),
@@ -178,8 +182,8 @@ def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
 
 
 def culls(states: Sequence[RaceState]) -> Counter[str]:
-    """The reasons for which configs were culled; those that differ in numbers alone are one, in the
-    words of the first."""
+    """Counts the reasons why configs were culled. Reasons that differ only in numbers count as one,
+    with the text of the first."""
     first: dict[str, str] = {}
     counted: Counter[str] = Counter()
     for trial in (trial for state in states for trial in state.trials.values()):
@@ -191,7 +195,7 @@ def culls(states: Sequence[RaceState]) -> Counter[str]:
 
 
 def _lasting(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """An origin without the name of the machine, which the journal has for whoever owns it."""
+    """An origin without the machine's name, which only the journal keeps."""
     return {name: value for name, value in origin.items() if name != "worker"}
 
 

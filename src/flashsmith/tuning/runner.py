@@ -1,7 +1,7 @@
-"""What a sweep runs on: something that compiles, something that proves and times.
+"""The interfaces that a sweep runs on: a compiler, and a bench that checks and times kernels.
 
-Both run in worker processes and are pickled to get there; `gpu_runner` has the real ones, tests
-give others.
+Both are pickled and run in worker processes. `gpu_runner` has the real implementations; tests use
+fakes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from flashsmith.tuning.trial import COMPILE, Build, Record
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a build: the facts of its kernel and the key of its library, or the error that
-    it ended with."""
+    """The result of a build: the facts of its kernel and the key of its library, or the error."""
 
     facts: KernelFacts | None = None
     library: str = ""
     error: str = ""
 
     def record(self, build: Build) -> Record:
-        """The same as the journal has it."""
+        """The result as a record of the journal."""
         if self.facts is not None:
             return Record(COMPILE, builds=(build,), facts=self.facts)
         return Record(COMPILE, builds=(build,), failure=("error", self.error))
@@ -41,25 +40,25 @@ class Compiler(Protocol):
         """Called once, in the process."""
 
     def compile(self, builds: Sequence[Build]) -> list[Compiled]:
-        """Compiles builds of one semantics; a build that fails is an error of its own."""
+        """Compiles builds that share one semantics; each failing build returns its own error."""
 
 
 class LibraryGoneError(LaunchError):
-    """A library is not where its compilation left it: it has to be compiled once more."""
+    """A compiled library has disappeared and must be compiled again."""
 
 
 class TrialRunner(Protocol):
-    """Runs in the measuring process. An exception disqualifies the kernel at hand, except
+    """Runs in the measuring process. An exception disqualifies the kernel being run, except
     LibraryGoneError, which no kernel causes."""
 
     def open(self) -> Any:
         """Called once, in the process: initialises the GPU."""
 
     def prepare(self, problem: Problem) -> None:
-        """Makes a problem's tensors. Fails where the GPU is too small for them."""
+        """Makes a problem's tensors; raises if they do not fit the GPU's memory."""
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Runs the kernel on the problem and judges its output; `thorough` looks at more of it."""
+        """Runs the kernel on the problem and checks its output, more of it if `thorough`."""
 
     def time(
         self,
@@ -74,26 +73,26 @@ class TrialRunner(Protocol):
 
 
 class Libraries(Protocol):
-    """The libraries of a machine, for others that do not share its cache."""
+    """A machine's libraries, for transfer to machines that do not share its cache."""
 
     def has(self, library: str) -> bool:
-        """Whether the one with this key is here, whole."""
+        """Whether the library with this key is here and intact."""
 
     def pack(self, library: str) -> bytes:
-        """One that is here. Raises LibraryGoneError when it is not, or no longer."""
+        """The packed library. Raises LibraryGoneError when it is not here, or no longer."""
 
     def unpack(self, library: str, packed: bytes) -> None:
-        """Puts one here that another machine packed; an exception where it cannot be trusted."""
+        """Stores a library that another machine packed; raises if it cannot be trusted."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A way to compile and to measure, for one device.
+    """Compiles and measures for one device.
 
-    environment: what figures depend on, by name; a journal's records count only where it is the
-    same. origin: what rows of figures say of it. process_environment: the environment variables of
-    the measuring process, None for this one's. libraries: how what one machine compiled gets to
-    another, None where all share a cache.
+    environment: what figures depend on, by name; a journal's records are valid only for the same
+    environment. origin: what rows of figures record about it. process_environment: the environment
+    variables of the measuring process, or None for those of this process. libraries: transfers
+    compiled libraries between machines; None if all share a cache.
     """
 
     compiler: Compiler

@@ -1,4 +1,4 @@
-"""Which configs are candidates for a problem: the documented place where a search space begins."""
+"""Selects the candidate configs of a problem; the documented entry point to search spaces."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from flashsmith.families import (
 from flashsmith.families.canonical import ORDER, version_of
 from flashsmith.operations import DEFAULT
 
-# The space of the newest family that runs on a device, and a few configs of the others.
+# The space of the newest family that runs on a device, plus a few configs of the others.
 ALL_FAMILIES = "both"
 _FEW = 8
-# What the shipped tables have for a problem: those this near the best of them there.
+# The shipped tables' configs for a problem, within this margin of the best of them.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
-# Of a family's configs those that are also tried in parts of the keys, each in up to three numbers.
+# This many configs per family also get split-KV variants, with up to three split counts each.
 _MOST_IN_PARTS = 4
-# Sets that are searched at every dtype and head dimension; 'B_r,B_c' is of tune.
+# Sets that are searched at every dtype and head dimension; 'B_r,B_c' selects from tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
 def space_keys() -> tuple[str, ...]:
-    """The keys of search spaces, whose best are worth refining."""
+    """The keys of search spaces; refining is worthwhile for their best configs."""
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
 
 def check_space(key: str) -> None:
-    """Raises SelectionError or ConfigParseError when a key is neither a space's nor one that
-    KERNELS may have; whether it has configs for a problem is for search_space() to say."""
+    """Raises SelectionError or ConfigParseError when a key is neither a space's nor a valid KERNELS
+    key. Only search_space() checks whether it has configs for a problem."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 
 
 def default_space(device: DeviceSpec) -> str:
-    """The key of the space that is searched on a device unless another is asked for.
+    """The key of the space that is searched on a device by default.
 
     Raises ArgumentError when no family with a space runs there.
     """
@@ -59,7 +59,7 @@ def default_space(device: DeviceSpec) -> str:
 
 
 def _searched(device: DeviceSpec) -> list[Family]:
-    """The families whose spaces are searched on a device, those for the newest GPUs first."""
+    """The families whose spaces are searched on a device; those for the newest GPUs come first."""
     known = [family for family in by_preference() if family.space_key]
     found = [family for family in known if family.runs_on(device)]
     if not found:
@@ -74,22 +74,28 @@ def _searched(device: DeviceSpec) -> list[Family]:
 def search_space(
     problem: Problem, device: DeviceSpec, key: str | None = None
 ) -> list[KernelConfig]:
-    """The configs that may serve `problem` on `device`, each once; some may turn out illegal there.
+    """The configs that may serve `problem` on `device`, without duplicates; some may be illegal.
 
-    `key` is that of a family's space ('space' is the mma.sync family's, 'hopper' the wgmma
-    family's), 'both' (the newest family's, and of the others a few, those of the shipped tables
-    first), 'known' (the best few by the shipped tables, for a GPU like one of theirs), None for
-    default_space(), or a KERNELS key. A space is searched at the problem's own
-    dtype and head dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all,
-    whose configs get them put in. Of any other set those count that have them already. Where few
-    tiles leave SMs idle, a family's space has some configs that split keys besides. For a problem
-    with canonical bits each config is the one that keeps that order in its place.
+    `key` selects the space:
+
+    - The key of a family's space: 'space' for the mma.sync family, 'hopper' for the wgmma family.
+    - 'both': the newest family's space and a few configs of the others, led by those in the
+      shipped tables.
+    - 'known': the few best configs by the shipped tables, for a GPU similar to one in them.
+    - None: the key of default_space().
+    - A KERNELS key. The configs of tune, prog, prog-all, all and block sizes like '64,32' take the
+      problem's dtype and head dimension. Other sets contribute only configs that match both.
+
+    Spaces are searched at the problem's dtype and head dimension. If few tiles leave SMs idle, a
+    family's space also has some split-KV configs. For a problem with canonical bits, each config
+    is replaced by its counterpart that keeps the canonical order.
 
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
             problem's dtype and head dimension, or bits.
-        ArgumentError: no kernel is made for the problem's d, 'both' or None is asked for and no
-            family with a space runs on the device, or 'known' and no kernel serves the problem.
+        ArgumentError: no kernel exists for the problem's d; or the key is 'both' or None and no
+            family with a space runs on the device; or it is 'known' and no kernel serves the
+            problem.
     """
     key = key or default_space(device)
     found = _of_any_order(problem, device, key)
@@ -99,21 +105,21 @@ def search_space(
     canonical = list(dict.fromkeys(cfg for cfg in kept if cfg is not None))
     if not canonical:
         raise SelectionError(
-            f"space={key!r}: no config of {ORDER} on {device.name} takes the place of one of it, "
-            f"which {problem} needs; leave the problem out, or take another space"
+            f"space={key!r}: no config of {ORDER} on {device.name} takes the place of any in this "
+            f"space, but {problem} needs one; leave the problem out, or take another space"
         )
     return canonical
 
 
 def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[KernelConfig]:
-    """The same, whatever the bits."""
+    """The configs of search_space(), regardless of the problem's bits."""
     if key == KNOWN:
         return _known(problem, device)
     d_head = d_head_for(problem)
     asked = [family for family in families() if family.space_key == key]
     of = asked[0].operation if asked else DEFAULT if key == ALL_FAMILIES else None
     if of == DEFAULT != problem.operation:
-        # A key that stands for attention's kernels says nothing about another operation's.
+        # The key names attention's kernels, so it does not restrict those of another operation.
         asked = list(families(problem.operation))
     elif asked and of != problem.operation:
         raise SelectionError(
@@ -148,10 +154,12 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
 
 
 def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """What attention() takes for `problem` on `device` where its user has tuned nothing: the winner
-    of the GPU's own shipped table, or of the nearest GPU's that has one, else the cost model's
-    choice; and what deterministic=True takes where that differs. Empty where no kernel serves the
-    problem there."""
+    """What attention() uses for `problem` on `device` without a user's table.
+
+    That is the winner of the GPU's shipped table or of the nearest GPU that has one, else the cost
+    model's choice. A second config follows if deterministic=True uses another one. The list is
+    empty if no kernel serves the problem there.
+    """
     try:
         choice = choose(problem, device, table=_shipped())
     except ArgumentError:
@@ -161,8 +169,9 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """What the shipped tables say is about as fast as the best, of deterministic kernels too: by
-    the nearest entry of a GPU like the device; without any what is on paper."""
+    """The configs about as fast as the best, by the shipped tables' nearest entry for a GPU like
+    the device; deterministic kernels are also ranked alone. Without an entry, the cost model
+    decides."""
     found: dict[KernelConfig, None] = {}
     for deterministic in (False, True):
         evidence = gather(problem, device, _shipped(), deterministic=deterministic)
@@ -174,7 +183,7 @@ def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """Enough to compare the family with another; its whole space is for another sweep."""
+    """A few configs, enough to compare the family with another without its whole space."""
     d_head, masked = d_head_for(problem), _masked(problem)
     sound = [
         cfg
@@ -192,9 +201,10 @@ def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelCon
 def _with_parts(
     found: Sequence[KernelConfig], asked: Sequence[Family], problem: Problem, device: DeviceSpec
 ) -> list[KernelConfig]:
-    """The same and, where a problem's tiles are few, configs that split keys or have the heads of a
-    group in a tile, of those of the ``asked`` families that are the fastest on paper otherwise, or
-    that a table has."""
+    """``found`` and, if the problem has few tiles, split-KV and pack-GQA configs.
+
+    These are variants of the ``asked`` families' fastest configs by the table or the cost model.
+    """
     names = {cfg.FAMILY for cfg in found}
     variants = [
         other
@@ -213,7 +223,7 @@ def _with_parts(
 
 @lru_cache(maxsize=1)
 def _shipped() -> WinnersTable:
-    # Not the user's own, which changes while a sweep runs: a resumed sweep has the same space.
+    # The user's table changes while a sweep runs; without it a resumed sweep has the same space.
     return WinnersTable.shipped()
 
 
@@ -222,7 +232,7 @@ def _masked(problem: Problem) -> bool:
 
 
 def _whole(asked: Sequence[Family], problem: Problem, d_head: int, key: str) -> list[KernelConfig]:
-    """The spaces of families of one operation."""
+    """The whole spaces of families of one operation."""
     masked = _masked(problem)
     space = (
         family.for_gradients(cfg, problem.gradients)

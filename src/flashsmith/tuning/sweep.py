@@ -1,4 +1,4 @@
-"""Sweep: races for many problems on GPUs of one kind; run_sweeps() runs those of several kinds."""
+"""Sweep: races for many problems on GPUs of one kind; run_sweeps() runs several sweeps."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from flashsmith.tuning.trial import (
 )
 from flashsmith.tuning.worker import Failure, Outcome
 
-# What the search leaves of the budget to the finals, whose figures the table is made of.
+# The search's share of the budget; the finals, whose figures enter the table, get the rest.
 _SEARCH_SHARE = 0.75
-# Measurements of a problem before another is taken up, which costs making that one's tensors again.
+# Measurements of one problem before switching, since a switch may have to remake its tensors.
 _IN_A_ROW = 32
-# A GPU that does not come back so many times in a row is not one kernel's fault.
+# After this many failed starts in a row, a GPU is given up: no single kernel can be to blame.
 _STARTUP_ATTEMPTS = 3
-# A kernel slower than this counts as hanging.
+# A kernel slower than this counts as hung.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
-# Each library links a CUDA runtime statically, and a process cannot hold any number of those.
+# Each library links a CUDA runtime statically, and one process can hold only a limited number.
 MAX_LIBRARIES = 300
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a sweep is run with.
+    """The settings of a sweep.
 
-    budget: seconds for all problems together. max_spill: spilled bytes per thread that are allowed.
-    refinements: how many times neighbours of a problem's best are tried. jobs: compile processes.
-    patience: seconds that a request to the bench may take beyond what its FLOP explain;
+    budget: seconds for all problems together. max_spill: allowed spill bytes per thread.
+    refinements: how many times neighbours of a problem's best are tried. jobs: number of compile
+    processes. patience: seconds that a request to the bench may take beyond its estimated time.
     compile_patience: seconds that a batch of kernels may take to compile.
     """
 
@@ -65,8 +65,8 @@ class Settings:
 
 @dataclass
 class _Bench:
-    """A GPU at work: the call that it has been given, for what task, since when; and what is known
-    of its measuring process: the libraries it opened, and how often in a row it did not start."""
+    """A GPU at work: its current call, the task of that call and when it began. Of its measuring
+    process: the libraries it opened, and how often in a row it failed to start."""
 
     gpu: WorkerGpu
     call: WorkerCall | None = None
@@ -78,14 +78,14 @@ class _Bench:
 
 
 class Sweep:
-    """One run over races on GPUs of one kind, from what the journal knows to the end of the work or
-    of the budget.
+    """One run over races on GPUs of one kind: it continues from the journal's records until the
+    work is done or the budget is spent.
 
-    All that is known is in `trials`: the journal's records, to which every result is added. The
-    states of the races follow from that. Beside it a run has its calls and its clock: how long
-    each problem took, and which searches the budget ended. A problem is measured on one GPU, as
-    long as that is there. `on_finished` is called with every race as soon as it is over. The budget
-    is counted by `clock`, in seconds.
+    `trials` holds all results: the journal's records and those that this run adds. They determine
+    the states of the races. A run also tracks its calls, how long each problem took, and which
+    searches the budget ended. Each problem is measured on one GPU, as long as that GPU is
+    available. `on_finished` is called with every race as soon as it is over. `clock` counts the
+    budget, in seconds.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class Sweep:
         self._unsaved: list[Record] = []
         self._on_finished = on_finished
         self._clock = clock
-        # By the clock.
+        # State that depends on the clock.
         self._seconds: defaultdict[Problem, float] = defaultdict(float)
         self._early: set[Problem] = set()
         self._closed: set[Problem] = set()
         self._began = self._clock()
-        # Calls.
+        # State of the calls.
         self._executor = executor
         self._compiling = Compiling(
             runner.compiler, executor, settings.jobs, settings.compile_patience
@@ -126,15 +126,15 @@ class Sweep:
         self._libraries: dict[Build, str] = {}
         self._recompiled: set[Build] = set()
         self._prepared: set[Problem] = set()
-        # What follows from all that, with what it was worked out from; and as last looked at.
+        # Cached race states with the inputs they were computed from; states at the last _look().
         self._states: dict[Problem, tuple[RaceState, tuple[object, ...]]] = {}
         self._seen: dict[Problem, RaceState] = {}
 
-    # ---- where the races are ----
+    # ---- the states of the races ----
 
     @property
     def states(self) -> list[RaceState]:
-        """Where the races are by all that is known, in their order."""
+        """The current states of the races, in their order."""
         return [self._state(race) for race in self.races.values()]
 
     def _state(self, race: Race) -> RaceState:
@@ -148,7 +148,7 @@ class Sweep:
         return state
 
     def _inputs_of(self, race: Race) -> tuple[int, bool, bool, tuple[object, ...]]:
-        """What changes when a race's state does."""
+        """A key that changes whenever the race's state may change."""
         problem, reference = race.problem, race.reference
         return (
             self.trials.versions[problem],
@@ -158,7 +158,7 @@ class Sweep:
         )
 
     def _note(self, record: Record) -> None:
-        """Adds a result to what is known; `save` has to follow."""
+        """Adds a result to the trials; the caller must `save` later."""
         self._unsaved.append(record)
         if dropped := self.trials.add(record):
             (build,), (status, reason) = record.builds, dropped
@@ -167,7 +167,7 @@ class Sweep:
             )
 
     def save(self) -> None:
-        """Writes new records to the disk, apart from `_note`, so that the GPU does not wait for it.
+        """Writes new records to disk. `_note` does not, so that the GPU need not wait for the disk.
 
         Raises ArgumentError when the disk is full.
         """
@@ -177,12 +177,13 @@ class Sweep:
     # ---- the loop ----
 
     def stop(self) -> None:
-        """Drops what is being compiled."""
+        """Drops all compilations."""
         self._compiling.stop()
 
     def advance(self) -> bool:
-        """Submits what the GPUs and the compilers are to do next; False: it is over. What a GPU is
-        at when the time is up is waited for.
+        """Submits the next calls to GPUs and compilers; returns False when the sweep is over.
+
+        When the time is up, calls already running on a GPU are awaited.
 
         Raises LaunchError when no GPU is left.
         """
@@ -198,7 +199,7 @@ class Sweep:
                     task = self._next_of_finals(bench, until)
                 if task is not None:
                     self._start(bench, task)
-        # On disk only now: the GPUs need not wait for it.
+        # Records are saved after GPUs got new calls, so that no GPU waits for the disk.
         self.save()
         self._look()
         if not over:
@@ -215,7 +216,7 @@ class Sweep:
         return self.advance()
 
     def take(self, call: WorkerCall, outcome: Outcome) -> bool:
-        """Adds the result of a call; False: it was another sweep's.
+        """Adds the result of a call; returns False if the call belongs to another sweep.
 
         Raises LaunchError when the GPU does not come back, and CompileError.
         """
@@ -233,8 +234,8 @@ class Sweep:
         return True
 
     def _look(self) -> None:
-        """For the races that changed: queues the kernels that a search wants, and reports those
-        that are over."""
+        """For races whose state changed: queues the kernels that the search needs, and reports the
+        races that are over."""
         wanted: dict[Build, None] = {}
         for state in self.states:
             before = self._seen.get(state.problem)
@@ -248,10 +249,13 @@ class Sweep:
         self._compiling.add(new)
 
     def _next_of_search(self, bench: _Bench) -> Task | None:
-        """Of a budget every problem gets its share: those that used it up come last, those with
-        the fewest measurements first. Without one they are taken in their order, and a GPU ends a
-        problem, the final too, before it begins another: several end together, tensors are made
-        once, and what a sweep has when it is stopped is whole."""
+        """The next search task for a GPU, or None.
+
+        With a budget, each problem gets its share: problems with the fewest measurements come
+        first, and those that used up their share come last. Without a budget, problems run in
+        order, and a GPU finishes one, including its final, before the next. Tensors are then made
+        only once, and a stopped sweep has complete results.
+        """
         ends_first = math.isinf(self.settings.budget)
         states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
         if ends_first:
@@ -273,7 +277,7 @@ class Sweep:
             return states
         share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
-        # The last moment at which there is still a share for each of them.
+        # Waiting problems start at the last moment that still leaves each of them its share.
         needed = share * len(waiting) / len(self._benches)
         if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)
@@ -288,11 +292,11 @@ class Sweep:
     def _next_of_finals(self, bench: _Bench, deadline: float) -> Task | None:
         unfinished = [state.race for state in self.states if not state.finished]
         mine = [race for race in unfinished if self._may_measure(bench, race.problem)]
-        # Those that no GPU has begun are for all of them.
+        # Races that no GPU has begun are shared among all GPUs.
         free = sum(race.problem not in self._gpu_of for race in mine)
         number = len(mine) - free + -(-free // len(self._benches))
         for place, race in enumerate(mine):
-            # A finalist that failed its check may have left something to search.
+            # If a finalist failed its check, the search may have more to do.
             task = self._state(race).search_task(self._libraries)
             if task is None and not self._state(race).searched:
                 self._closed.add(race.problem)
@@ -324,7 +328,7 @@ class Sweep:
         self._executor.submit(bench.call)
 
     def _request(self, task: Task, kernels: list[tuple[Build, str]]) -> tuple[str, tuple[Any, ...]]:
-        """The method of the bench, and its arguments."""
+        """The bench method to call, and its arguments."""
         if task.problem not in self._prepared:
             return "prepare", (task.problem,)
         if task.stage in (PROVE, CHECK):
@@ -360,8 +364,10 @@ class Sweep:
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
     def _take_missing(self, bench: _Bench, failure: Failure) -> None:
-        """Lets other GPUs have the problems of one that does not answer, and gives it up when that
-        goes on; the last one ends the sweep."""
+        """Frees the problems of an unresponsive GPU for the other GPUs.
+
+        After repeated failures the GPU is given up; if it is the last one, the sweep ends.
+        """
         name = bench.gpu.name
         self._gpu_of = {p: gpu for p, gpu in self._gpu_of.items() if gpu != name}
         bench.opened.clear()
@@ -371,14 +377,16 @@ class Sweep:
         if len(self._benches) == 1:
             raise LaunchError(
                 f"the measuring process did not start {_STARTUP_ATTEMPTS} times in a row; the "
-                f"last time: {failure.reason}\nWhat was found so far is kept; run again"
+                f"last time: {failure.reason}\nThe results so far are kept; run again to continue"
             )
         del self._benches[name]
-        self.progress.say(f"{name}: given up, {failure.reason}; the others go on without it")
+        self.progress.say(f"{name}: given up, {failure.reason}; the other GPUs continue without it")
 
     def _compile_again(self, task: Task) -> bool:
-        """Queues the libraries of a task, with all that is in them, to be compiled again; False:
-        they were already, and are gone once more."""
+        """Queues the libraries of a task, with all their builds, for compiling again.
+
+        Returns False if that was done before, so that they have disappeared a second time.
+        """
         if self._recompiled.issuperset(task.builds):
             return False
         gone = {self._libraries[build] for build in task.builds}
@@ -398,13 +406,13 @@ class Sweep:
 
     @property
     def work(self) -> tuple[float, float]:
-        """Of the races' work, in one unit, what is done and what there is in all."""
+        """The races' work done and their total work, in the same unit."""
         done, total = zip(*(state.work for state in self.states), strict=True)
         return math.fsum(done), math.fsum(total)
 
     @property
     def doing(self) -> dict[str, str]:
-        """What each GPU is at, and the best so far there."""
+        """The current problem of each GPU, and its best kernel so far."""
         return {name: self._doing(bench.last_problem) for name, bench in self._benches.items()}
 
     def _doing(self, problem: Problem | None) -> str:
@@ -418,10 +426,10 @@ class Sweep:
 
 
 def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgress) -> None:
-    """Searches, then runs the finals, of all sweeps side by side; a sweep ends early at the end of
-    its budget. The executor is closed at the end, however that comes.
+    """Runs all sweeps concurrently, each with its search and then its finals. A sweep ends early
+    when its budget is spent. The executor is always closed, also after an exception.
 
-    Raises LaunchError when the GPUs of a sweep do not come back, once the others are over, and
+    Raises LaunchError, after the other sweeps are over, when a sweep's GPUs do not come back; and
     CompileError.
     """
     running, failed = list(sweeps), list[LaunchError]()
@@ -430,7 +438,7 @@ def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgr
 
     @contextlib.contextmanager
     def failing(sweep: Sweep) -> Iterator[None]:
-        """A sweep without a GPU ends; the others need not."""
+        """Ends a sweep that has no GPU left; the others continue."""
         try:
             yield
         except LaunchError as error:

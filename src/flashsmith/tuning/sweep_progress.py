@@ -1,4 +1,4 @@
-"""SweepProgress: what a sweep writes as it runs."""
+"""SweepProgress: the progress output of a running sweep."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flashsmith.benchmark.progress import LineReporter
 from flashsmith.counted import counted
 from flashsmith.time_left import format_seconds
 
-# Between two plain lines that only say how far the sweep is.
+# Interval between two plain progress lines.
 _LINE_SECONDS = 15.0
 
 
 class SweepProgress(LineReporter):
-    """Reports on standard error how far a sweep is: a bar and the best so far, of several GPUs a
-    line each below it, or lines. `events` is given what happens, too: a dict each."""
+    """Reports a sweep's progress on standard error, as a bar or as plain lines, with the best so
+    far. With several GPUs, each has its own line. `events` is also called with a dict per event."""
 
     def __init__(
         self, quiet: bool = False, events: Callable[[dict[str, Any]], None] | None = None
@@ -34,12 +34,12 @@ class SweepProgress(LineReporter):
         return self
 
     def emit(self, event: str, **facts: Any) -> None:
-        """Something happened, for `events`."""
+        """Passes an event to `events`, if there is one."""
         if self._events is not None:
             self._events({"event": event, **facts})
 
     def update(self, share: float, seconds_left: float, doing: Mapping[str, str]) -> None:
-        """`share` of the work, 0 to 1, is done; what is going on, or the best so far, by GPU."""
+        """Shows the completed `share` of the work, 0 to 1, and what each GPU is `doing`."""
         left = f"{format_seconds(seconds_left)} left" if math.isfinite(seconds_left) else ""
         several = len(doing) > 1 or bool(self._gpus)
         what = counted(len(doing), "GPU") if several else "".join(doing.values())

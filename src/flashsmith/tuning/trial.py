@@ -1,4 +1,4 @@
-"""Trial: what is known of one kernel on one problem; Trials: the journal's records as trials."""
+"""Trial: the results of one kernel on one problem. Trials: the journal's records as trials."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 
-# In the race; dropped before it was run; what its kernel did; slower than others; out of time.
+# 'culled': dropped before it ran. 'not reached': it was never timed.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages of a kernel; those of rung_stage() are between proof and check. PREPARE makes a
-# problem's tensors; ALONE finds the kernel that broke the final.
+# The stages of a kernel; those of rung_stage() come between PROVE and CHECK. PREPARE makes a
+# problem's tensors. ALONE finds the kernel that broke the final.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# What a stage's record has; the others have samples.
+# The part that a stage's record has; records of other stages have samples.
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
-# ptxas's spill stores and loads per thread, bytes. A handful outside the loop costs nothing.
+# ptxas's spill stores and loads, bytes per thread. A few outside the main loop cost nothing.
 DEFAULT_MAX_SPILL = 256
 
 
@@ -45,7 +45,7 @@ def rung_stage(number: int) -> str:
 
 @dataclass(frozen=True, order=True)
 class Build:
-    """A kernel to compile. One serves every problem that needs these semantics."""
+    """A kernel to compile. It serves every problem that needs these semantics."""
 
     config: KernelConfig
     semantics: Semantics
@@ -65,7 +65,7 @@ class Build:
 
 
 def is_right(proof: Proof) -> bool:
-    """Whether an output was what it has to be."""
+    """Whether an output was correct."""
     return proof.verdict == "pass"
 
 
@@ -73,9 +73,9 @@ def is_right(proof: Proof) -> bool:
 class Trial:
     """One kernel on one problem.
 
-    reason: why `status` is what it is. checked: whether the output passed the thorough proof.
-    samples: what was timed, and origins: where and when, by stage. ms: the time that ranks it, in
-    milliseconds, and stage: what that was measured in; infinite and '' where nothing ranks it.
+    reason: why it has its `status`. checked: whether the output passed the thorough proof.
+    samples: the timings by stage. origins: where and when each stage was timed. ms: the time that
+    ranks it, in milliseconds, or infinity if it has none. stage: where `ms` was measured, or ''.
     """
 
     build: Build
@@ -101,16 +101,16 @@ class Trial:
 
     @property
     def survived(self) -> bool:
-        """Whether it did nothing wrong: it may win, or was slower."""
+        """Whether the kernel did not fail: it may win, or was slower."""
         return self.status in ("active", "slower")
 
     @cached_property
     def medians(self) -> dict[str, float]:
-        """Milliseconds, by stage."""
+        """Median milliseconds, by stage."""
         return {stage: samples.median_ms for stage, samples in self.samples.items()}
 
     def after(self, stage: str, samples: Samples, origin: Mapping[str, Any]) -> Trial:
-        """The trial with what was timed on a stage."""
+        """The trial with the timings of one more stage."""
         timed, origins = {**self.samples, stage: samples}, {**self.origins, stage: origin}
         return replace(self, samples=timed, origins=origins)
 
@@ -119,9 +119,9 @@ class Trial:
 class Record:
     """The result of one request to a compiler or to the bench: a line of the journal.
 
-    builds: the kernels that it was about. Of the others there is one: `facts` of what was compiled,
-    a `proof`, `samples`, one for each build, taken where and when `origin` says, or a `failure`:
-    the status it is worth, and the reason.
+    builds: the kernels of the request. A record has exactly one of four results: the `facts` of a
+    compiled kernel; a `proof`; `samples`, one for each build, with the place and time in `origin`;
+    or a `failure`, which is the resulting status and the reason.
 
     Raises ValueError when the parts do not fit the stage.
     """
@@ -157,14 +157,14 @@ class Record:
 
     @property
     def may_pass(self) -> bool:
-        """Whether it is of a failure that the kernel need not have caused (a GPU or a machine out
-        of memory, a compiler that was killed); another run tries again."""
+        """Whether it is a failure that the kernel may not have caused, such as a GPU or machine out
+        of memory or a killed compiler. Another run tries again."""
         if self.failure is None:
             return False
         return self.stage in (COMPILE, PREPARE, FINAL) or self.failure[0] == "error"
 
     def to_json(self) -> dict[str, Any]:
-        """What from_json() reads, with the hash of each family's CUDA sources."""
+        """The record for from_json(), with the hash of each family's CUDA sources."""
         families = sorted({build.config.FAMILY for build in self.builds})
         parts = {name: getattr(self, name) for name in _TYPES if getattr(self, name) is not None}
         return {
@@ -180,7 +180,7 @@ class Record:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Record | None:
-        """The record that to_json() wrote; None when it is of other CUDA sources than those here.
+        """The record that to_json() wrote; None when the CUDA sources have changed since.
 
         Raises ValueError, TypeError or KeyError for anything else.
         """
@@ -210,9 +210,9 @@ def _build(config: str, semantics: str) -> Build:
 
 
 class Trials:
-    """All that a sweep knows: its records, those of earlier runs first, folded into trials.
+    """All results of a sweep: its records, those of earlier runs first, folded into trials.
 
-    Failures of an earlier run that the machine may have caused do not count. A kernel that failed
+    Failures of an earlier run that the machine may have caused are ignored. A kernel that failed
     or was wrong once is disqualified on all problems.
     """
 
@@ -226,20 +226,20 @@ class Trials:
         self._trials: dict[Problem, dict[str, Trial]] = {}
         self._facts: dict[Build, KernelFacts] = {}
         self._dropped: dict[Build, tuple[Status, str]] = {}
-        # Why a problem's tensors cannot be made.
+        # The problems whose tensors cannot be made, with the reason.
         self.unprepared: dict[Problem, str] = {}
-        # By the short forms of the finalists.
+        # The keys hold the short forms of the finalists.
         self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}
         self.failed_finals: Counter[tuple[Problem, frozenset[str]]] = Counter()
-        # Of what is known of a problem: grows with every change.
+        # A problem's version grows with every change to its trials.
         self.versions: Counter[Problem] = Counter()
         for record in records:
             if not record.may_pass:
                 self.add(record)
 
     def of(self, problem: Problem, builds: Iterable[Build]) -> dict[str, Trial]:
-        """The trials of kernels on a problem, by short form: active, or dropped from all races for
-        what the kernel is or did."""
+        """The trials of kernels on a problem, by short form. Each is active, or dropped from all
+        races because the kernel was culled or failed."""
         known = self._trials.setdefault(problem, {})
         return {b.name: known.get(b.name) or self._begin(problem, b) for b in builds}
 
@@ -252,7 +252,7 @@ class Trials:
         return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
-        """Adds a record; the status and reason with which it drops its kernel, if it does."""
+        """Adds a record. If it drops its kernel, returns the status and reason."""
         problem, stage, failure = record.problem, record.stage, record.failure
         if problem is None:
             return self._add_compiled(record.builds[0], record.facts, failure)
@@ -292,7 +292,7 @@ class Trials:
         return None if reason is None else self._drop(build, "culled", reason)
 
     def _drop(self, build: Build, status: Status, reason: str) -> tuple[Status, str]:
-        """Takes a kernel out of all races; the first reason stays."""
+        """Drops a kernel from all races; the first reason is kept."""
         status, reason = self._dropped.setdefault(build, (status, reason))
         self._change(build, status=status, reason=reason)
         return status, reason
@@ -305,12 +305,12 @@ class Trials:
                 self.versions[problem] += 1
 
 
-# ---- what drops a kernel before it is measured ----
+# ---- reasons to drop a kernel before it is measured ----
 
 
 def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
-    """Why no kernel need be compiled: the config is illegal on the device, or none of its CTAs fits
-    an SM. None: it is worth a try."""
+    """Why compiling would be useless: the config is illegal on the device, or its CTA does not fit
+    an SM. None if the config is worth trying."""
     broken = broken_rules(cfg, device)
     if broken:
         return "illegal: " + "; ".join(rule.message for rule in broken)
@@ -322,9 +322,9 @@ def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
 def cull_compiled(
     cfg: KernelConfig, facts: KernelFacts, device: DeviceSpec, max_spill: int
 ) -> str | None:
-    """Why a compiled kernel need not be run; None: it is worth a try.
+    """Why running a compiled kernel would be useless; None if the kernel is worth trying.
 
-    Of a family where every spill is a loss, none may spill at all.
+    Some families do not allow any spills, since each one costs time there.
     """
     if cfg.family.must_not_spill:
         max_spill = 0

@@ -1,4 +1,4 @@
-"""tune(): a sweep from problems to the table of winners; and the two modes without a GPU."""
+"""tune(): a sweep from problems to the table of winners; also the two modes without a GPU."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Tuned:
-    """Where a sweep left its races; `interrupted` when Ctrl-C ended it. gpus: the name of the kind
-    of GPU that each race was run on."""
+    """The final states of a sweep's races. interrupted: whether Ctrl-C ended it. gpus: for each
+    race, the kind of GPU that it ran on."""
 
     races: list[RaceState]
     interrupted: bool
@@ -53,8 +53,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Fleet:
-    """GPUs of one kind, and the races to run on them: `runner` says how, and what figures depend
-    on."""
+    """GPUs of one kind, the races to run on them, and the `runner` that compiles and measures."""
 
     runner: Runner
     gpus: tuple[WorkerGpu, ...]
@@ -64,7 +63,7 @@ class Fleet:
 def fleets_of(
     gpus: Iterable[tuple[WorkerGpu, Runner]], races_on: Callable[[DeviceSpec], Sequence[Race]]
 ) -> list[Fleet]:
-    """GPUs by their kind: those whose figures are worth the same, by all that figures depend on."""
+    """Groups GPUs whose figures are comparable, because the runners' environments are equal."""
     kinds: dict[str, list[tuple[WorkerGpu, Runner]]] = {}
     for gpu, runner in gpus:
         kinds.setdefault(journal_key(runner), []).append((gpu, runner))
@@ -98,12 +97,12 @@ def make_race(
     refinements: int = 0,
     incumbents: Sequence[KernelConfig] = (),
 ) -> Race:
-    """The race between the configs of a space (see search_space) and ``incumbents``, which are
-    always in the final, for a problem.
+    """The race for a problem between the configs of a space (see search_space) and ``incumbents``,
+    which are always in the final.
 
     Raises what ``search_space`` raises.
     """
-    # First: where the budget is short, the others have to do without.
+    # Incumbents come first, so that a short budget measures them before other configs.
     configs = dict.fromkeys((*incumbents, *search_space(problem, device, key)))
     return Race(
         problem,
@@ -118,9 +117,9 @@ def make_race(
 def plan_races(
     problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
 ) -> list[Race]:
-    """A race for each problem, in their order; of the default ones (None) those that the space has
-    configs for. Long problems have shorter ones like them as their reference. What attention()
-    takes without this sweep is in every race, and in its final.
+    """A race for each problem, in their order. None selects the default problems for which the
+    space has configs. A long problem has a similar shorter one as its reference. Every race and
+    its final include the configs that attention() would use without this sweep.
 
     Raises what ``search_space`` raises.
     """
@@ -152,12 +151,12 @@ def plan_races(
 def check_gpu(ordinal: int) -> DeviceSpec:
     """The GPU to measure on.
 
-    Raises LaunchError without a GPU, ArgumentError when there is no such one.
+    Raises LaunchError without a GPU, ArgumentError when no GPU has this ordinal.
     """
     if gpu_count() == 0:
         raise LaunchError(
-            "timing needs an NVIDIA GPU, and this machine has none that is usable; --dry-run says "
-            "what would be tried and --build-only compiles it, both without one"
+            "timing needs an NVIDIA GPU, and this machine has none that is usable. Without a GPU, "
+            "--dry-run lists what would be tried and --build-only compiles it"
         )
     return query_gpu(ordinal)
 
@@ -172,12 +171,12 @@ def tune(
     fresh: bool = False,
     table: Path | None = None,
 ) -> Tuned:
-    """Runs the races and writes to the folder `out`: journal.jsonl as it goes, winners.json with
-    each problem's end, ranking.csv and ranking.json at the end. Winners of a final are also merged
-    into `table`, by default the user's own.
+    """Runs the races and writes to the folder `out`: journal.jsonl continuously, winners.json when
+    a problem is done, ranking.csv and ranking.json at the end. Winners of a final are also merged
+    into `table`, by default the user's table.
 
-    Findings of an earlier run in `out` on the same GPU, driver and sources are not measured again,
-    unless `fresh`. Ctrl-C ends it early, and the findings so far are written.
+    Results of an earlier run in `out` on the same GPU, driver and sources are reused, unless
+    `fresh`. Ctrl-C ends the sweep early; the results so far are still written.
 
     Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
     when the GPU does not come back, CompileError when nothing can be compiled.
@@ -197,8 +196,9 @@ def tune_fleets(
     fresh: bool = False,
     table: Path | None = None,
 ) -> Tuned:
-    """The same for the races of several kinds of GPU side by side, on an executor, which is closed
-    in the end. Journal, ranking and tables hold all kinds; only this process writes them.
+    """Like tune(), but runs several kinds of GPU concurrently on an executor, and closes it.
+
+    Journal, ranking and tables hold all kinds of GPU; only this process writes them.
 
     Raises what `tune` raises.
     """
@@ -215,7 +215,7 @@ def tune_fleets(
         stack.callback(journal.close)
 
         def on_finished(state: RaceState, runner: Runner) -> None:
-            # A failed write is tried once more at the end; the journal has everything.
+            # A failed write is retried at the end; the journal has all results.
             for failure in winners.record(state, runner):
                 progress.say(str(failure))
             which = f"{runner.device.name}, " if len(fleets) > 1 else ""
@@ -245,7 +245,7 @@ def tune_fleets(
             try:
                 write_ranking(out, ended)
             finally:
-                # Also those that were over: a kernel may have been found wrong later, on another
+                # Finished races too: a kernel of theirs may have proved wrong later on another
                 # problem.
                 failures = [
                     failure
@@ -256,7 +256,7 @@ def tune_fleets(
                 forget_choices()
     if failures:
         raise TableError(
-            f"{failures[0]}\nThe ranking is in {out}; correct this, and run again to enter it"
+            f"{failures[0]}\nThe ranking is in {out}; fix this error and run again to enter it"
         )
     names = [runner.device.name for states, runner in ended for _ in states]
     tuned = Tuned([state for states, _ in ended for state in states], interrupted, names)
@@ -265,16 +265,16 @@ def tune_fleets(
 
 
 class _Winners:
-    """The tables that races are entered in: the sweep's own, and the one at ``path`` beside what
-    that or the shipped one has."""
+    """Enters races into two tables: the sweep's own, and the one at ``path``, where they are merged
+    with existing entries and those of the shipped table."""
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
         self._own, self._path, self._shipped = own, path, shipped
-        # By what they were when the tables had them: each of many is not written twice.
+        # The states that both tables already have, so that unchanged ones are not written again.
         self._recorded: dict[tuple[str, Problem], RaceState] = {}
 
     def record(self, state: RaceState, runner: Runner) -> list[TableError]:
-        """Enters a race; what of that failed."""
+        """Enters a race into both tables and returns the errors."""
         failures: list[TableError] = []
         place = runner.device.name, state.problem
         if self._recorded.get(place) is state:
@@ -314,8 +314,8 @@ def build_ahead(
     settings: Settings,
     progress: SweepProgress,
 ) -> list[RaceState]:
-    """Compiles everything that the races would compile, and culls by the compiler's reports;
-    returns the races' states.
+    """Compiles every kernel that the races want, culls by the compiler's reports, and returns the
+    races' states.
 
     Raises CompileError when nothing can be compiled.
     """
@@ -342,20 +342,20 @@ def build_ahead(
 
 
 def journal_key(runner: Runner) -> str:
-    """The environment for which a journal's records are valid, as one text."""
+    """The environment in which a journal's records are valid, as one string."""
     return "; ".join(f"{name}: {value}" for name, value in sorted(runner.environment.items()))
 
 
 def _report_known(journal: Journal, progress: SweepProgress) -> None:
     if journal.records:
-        progress.say(f"going on from {len(journal.records)} records in {journal.path}")
+        progress.say(f"continuing from {len(journal.records)} records in {journal.path}")
     if journal.foreign:
         progress.say(
             f"{journal.foreign} records in {journal.path} are of another GPU, driver, sources or "
-            "protocol and do not count"
+            "protocol and are ignored"
         )
     if journal.damaged:
-        progress.say(f"{journal.damaged} lines of {journal.path} cannot be read and do not count")
+        progress.say(f"{journal.damaged} lines of {journal.path} cannot be read and are ignored")
 
 
 def _report_undecided(states: Sequence[RaceState], out: Path, progress: SweepProgress) -> None:
@@ -363,7 +363,7 @@ def _report_undecided(states: Sequence[RaceState], out: Path, progress: SweepPro
     if count:
         progress.say(
             f"{count} problems had no final: their winners are in {out / 'winners.json'} only; run "
-            "again to go on"
+            "again to continue"
         )
 
 

@@ -1,4 +1,4 @@
-"""Worker: a process that works for this one and may crash or hang without taking it along."""
+"""Worker: runs calls in another process, which may crash or hang without harming this one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from types import FrameType
 from typing import Any, Literal
 
 FailureKind = Literal["crash", "hang", "error", "startup", "lost"]
-# Of a CUDA context and PyTorch on a cold disk.
+# Enough for a CUDA context and an import of PyTorch from a cold disk.
 STARTUP_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
 _DEATH_SECONDS = 60.0
 _SHOWN_CHARACTERS = 500
 _READY, _RETURNED, _RAISED = "ready", "returned", "raised"
 _PR_SET_PDEATHSIG = 1
-# A script without a `__main__` guard must not run a second time, which rules multiprocessing out.
+# multiprocessing would run a user's script without a `__main__` guard a second time.
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
@@ -42,9 +42,9 @@ serve({descriptor}, {parent}, {gentle})
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call gave nothing: the process died ("crash"), was too slow ("hang"), raised ("error"),
-    did not come up at all ("startup"), or went away for a reason outside the call ("lost"). raised:
-    the name of the exception's class, if any."""
+    """Why a call has no value: the process died ("crash"), was too slow ("hang"), raised ("error"),
+    did not start ("startup"), or went away for a reason outside the call ("lost"). raised: the
+    name of the exception's class, if any."""
 
     kind: FailureKind
     reason: str
@@ -53,20 +53,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call: its value, or the failure."""
+    """The result of a call: its value or its failure."""
 
     value: Any = None
     failure: Failure | None = None
 
 
 class Worker:
-    """Calls methods of `target` in a process of its own, one at a time.
+    """Calls methods of `target` in a separate process, one at a time.
 
-    `target` is pickled there; its ``open()`` is called first. The process starts with the first
-    request and stays; after a failure it is killed, and the next request starts another. A `gentle`
-    one is asked to end before it is killed. `environment` are its environment variables, None for
-    this process's. Not thread-safe; the thread that makes the first
-    request must outlive the process.
+    `target` is pickled and sent to the process, which calls its ``open()`` first. The first request
+    starts the process, and later ones reuse it; after a failure it is killed, and the next request
+    starts another. A `gentle` process gets SIGTERM before it is killed. `environment` has its
+    environment variables, None for those of this process. Not thread-safe; the thread that makes
+    the first request must outlive the process.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class Worker:
 
     @property
     def deadline(self) -> float:
-        """When, by time.monotonic(), what is under way counts as a hang."""
+        """The time.monotonic() at which the current request counts as a hang."""
         return math.inf if self._deadline is None else self._deadline
 
     def request(self, method: str, *arguments: Any, seconds: float) -> None:
-        """Has the process call `method`; it may take `seconds`, starting the process apart."""
+        """Has the process call `method`, which may take `seconds`, not counting its start."""
         if self.busy:
             raise RuntimeError(f"request({method!r}): the worker is busy")
         self._waiting = (method, arguments, seconds)
@@ -111,7 +111,7 @@ class Worker:
             self._send()
 
     def outcome(self) -> Outcome | None:
-        """What became of the request; None while it is under way. Does not wait."""
+        """The outcome of the request; None while it is under way. Does not block."""
         if self._connection is None or self._deadline is None:
             return None
         try:
@@ -136,7 +136,7 @@ class Worker:
         return None
 
     def stop(self) -> None:
-        """Ends the process, if there is one; a request under way is lost."""
+        """Ends the process, if there is one, and drops a request under way."""
         self._deadline = None
         process, self._process = self._process, None
         if process is None:
@@ -150,7 +150,7 @@ class Worker:
                 process.wait(_GRACE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        # A process that a broken driver holds does not die; it must not hold this one as well.
+        # A process stuck in a broken driver may not die; this process must not wait for it forever.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_DEATH_SECONDS)
         self._words.close()
@@ -176,7 +176,7 @@ class Worker:
         self._connection = Connection(ours.detach())
         self._started = False
         self.starts += 1
-        with contextlib.suppress(ConnectionError):  # outcome() finds out that it died
+        with contextlib.suppress(ConnectionError):  # outcome() will report that it died
             self._connection.send_bytes(self._target)
 
     def _send(self) -> None:
@@ -190,17 +190,17 @@ class Worker:
     def _last_words(self) -> str:
         """How the process ended, and the end of what it printed."""
         if self._process is None:
-            return "it is gone"
+            return "the process is gone"
         try:
             code = self._process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            return "it hung up without ending"
+            return "the process closed its connection but did not exit"
         how = f"ended with {code}"
         if code < 0:
             with contextlib.suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
         self._words.seek(0)
-        # Of Python's own report the stack follows after an empty line.
+        # In faulthandler's report the stack follows an empty line; it is cut off.
         words = self._words.read().decode(errors="replace").partition("\n\n")[0]
         said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
         return f"the process {how}" + (f": {said}" if said else "")
@@ -211,7 +211,7 @@ class Worker:
 
 
 def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:
-    """Waits until a busy worker has something to say or passes its deadline, at most `seconds`."""
+    """Waits until a busy worker sends a message or reaches its deadline, at most `seconds`."""
     busy = [worker for worker in workers if worker.busy]
     left = min((worker.deadline for worker in busy), default=math.inf) - time.monotonic()
     connections = [w._connection for w in busy if w._connection is not None]
@@ -225,11 +225,11 @@ def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:
 
 
 def serve(descriptor: int, parent: int, gentle: bool) -> None:
-    """Answers on the socket `descriptor` for the process `parent`, one call at a time.
+    """Serves calls of the process `parent` on the socket `descriptor`, one at a time.
 
-    The first message is the pickled target, whose ``open()`` is called; every other one is
-    (method, arguments). Ends when the parent hangs up, dies, or sends SIGTERM. A `gentle` process
-    unwinds then, so that it can end its own children.
+    The first message is the pickled target, whose ``open()`` is called; every other message is
+    (method, arguments). Ends when the parent closes the socket, dies, or sends SIGTERM. A `gentle`
+    process then unwinds its stack, so that it can end its own children.
     """
     _die_with(parent, signal.SIGTERM if gentle else signal.SIGKILL)
     if gentle:
@@ -246,7 +246,7 @@ def serve(descriptor: int, parent: int, gentle: bool) -> None:
                 _answer(connection, _RETURNED, methodcaller(method, *arguments), target)
         except (EOFError, ConnectionError):
             pass
-    # Nothing here is worth the minutes that tearing down a broken GPU context can take.
+    # Skip cleanup: tearing down a broken GPU context can take minutes.
     sys.stderr.flush()
     os._exit(0)
 
@@ -268,7 +268,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _die_with(parent: int, signum: int) -> None:
-    """Has the kernel end this process when its parent ends, however that happens."""
+    """Makes Linux send `signum` to this process when its parent ends for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew
+    if os.getppid() != parent:  # the parent died before prctl()
         os._exit(0)

@@ -185,8 +185,11 @@ def test_json_lines_are_continued_and_reported(tmp_path) -> None:
     ("change", "named"),
     [
         (lambda text: text.replace("duration_us", "duration_ms"), "other columns"),
-        (lambda text: text.replace("812.345", "soon"), "row 1: duration_us='soon' is no float"),
-        (lambda text: text.replace(",1024,", ",,"), "row 1: seq_q='' is no int"),
+        (
+            lambda text: text.replace("812.345", "soon"),
+            "row 1: duration_us='soon' is not of",
+        ),
+        (lambda text: text.replace(",1024,", ",,"), "row 1: seq_q='' is not of type int"),
         (lambda text: text.replace("causal", "casual"), "row 1: problem="),
     ],
 )

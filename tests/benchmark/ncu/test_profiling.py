@@ -365,7 +365,7 @@ def test_a_name_that_is_not_understood_is_named(fake) -> None:
     fake.plan(renamed={str(BEST): ["flash_forward_kernel"]})
     rows, words = rows_before(fake, BEST)
     assert rows == []
-    assert "kernels there: flash_forward_kernel" in words
+    assert "kernels on it: flash_forward_kernel" in words
 
 
 def test_a_launch_of_another_kernel_than_expected_is_refused(fake) -> None:
@@ -382,7 +382,7 @@ def test_a_gpu_whose_metrics_cannot_be_listed(fake) -> None:
 
 def test_something_else_that_is_called_ncu(fake) -> None:
     fake.path.write_text("#!/bin/sh\necho a norton commander clone\n")
-    with pytest.raises(ProfilerError, match=r"does not tell its version.*(\n.*)*norton"):
+    with pytest.raises(ProfilerError, match=r"does not report its version.*(\n.*)*norton"):
         Profiler(fake.path)
     fake.path.write_text("no script")
     with pytest.raises(ProfilerError, match="does not run"):

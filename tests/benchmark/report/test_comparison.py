@@ -187,7 +187,7 @@ def test_settings_that_one_fact_does_not_tell_apart_are_named_by_several() -> No
         "NVIDIA H200",
         "H100, PyTorch 2.11.0+cu130",
         "H100, PyTorch 2.12",
-        "a GPU that is not named",
+        "an unnamed GPU",
     ]
 
 

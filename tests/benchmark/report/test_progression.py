@@ -132,7 +132,7 @@ def broken(path: tuple, value: object) -> dict:
             broken(("steps", 1, "time", "ms"), KeyError),
             r"the ablation: 'steps\[1\].time.ms' is missing",
         ),
-        (broken(("steps", 0), 3), r"steps\[0\]=3 is no object"),
+        (broken(("steps", 0), 3), r"steps\[0\]=3 is not of type object"),
         (broken(("steps", 0, "counted_seq"), -1), r"steps\[0\]: counted_seq is -1, below 0"),
         (broken(("steps", 0, "registers"), 10**30), r"steps\[0\].registers=10+ is too large"),
         (
@@ -141,7 +141,10 @@ def broken(path: tuple, value: object) -> dict:
         ),
         (broken(("steps", 1, "time", "peer_ms"), 1e30), "peer_ms is 1e\\+30, not finite"),
         (broken(("environment",), {"\x1b": 10**30}), r"environment\['\\x1b'\]=10+ is too large"),
-        (broken(("steps", 0, "conflicts"), {"O st": "x"}), r"conflicts\[...\]=.* is no float"),
+        (
+            broken(("steps", 0, "conflicts"), {"O st": "x"}),
+            r"conflicts\[...\]=.* is not of type",
+        ),
     ],
 )
 def test_a_broken_ablation_is_refused_with_the_place(data: dict, named: str) -> None:

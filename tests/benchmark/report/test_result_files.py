@@ -79,7 +79,7 @@ def test_rows_that_are_in_two_files_count_once(tmp_path: Path) -> None:
     assert len(results.rows) == 24
     assert [source.what for source in results.sources] == [
         "benchmark rows",
-        "benchmark rows, 5 of them in files before it",
+        "benchmark rows, 5 of them also in earlier files",
     ]
 
 
@@ -92,7 +92,7 @@ def test_a_table_of_winners_is_passed_over(tmp_path: Path) -> None:
     write_rows(tmp_path / "ranking.csv", bench_rows())
     results = read(tmp_path / "ranking.csv", SHIPPED)
     assert results.rows == tuple(bench_rows())
-    assert results.sources[1].what == "a table of winners, which is no measurement: passed over"
+    assert results.sources[1].what == "a table of winners, which is not a measurement: passed over"
 
 
 # --- older files ---------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_files_of_other_kinds_are_passed_over_beside_results(tmp_path: Path) -> 
     ]
     with pytest.raises(ArgumentError, match=r"best-public\.csv, line 1: these columns"):
         read(other, listed)
-    with pytest.raises(ArgumentError, match=r"lines\.jsonl, row 1: these are .*: what, ms;"):
+    with pytest.raises(ArgumentError, match=r"lines\.jsonl, row 1: these fields .*: what, ms;"):
         read(lines)
 
 
@@ -233,8 +233,8 @@ GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.csv", "x,y\n1,2\n", r"a\.csv, line 1: these columns are not of a result: x, y"),
-        ("a.csv", "", r"a\.csv, line 1: these columns are not of a result: \(none\)"),
+        ("a.csv", "x,y\n1,2\n", r"a\.csv, line 1: these columns do not belong to a result: x, y"),
+        ("a.csv", "", r"a\.csv, line 1: these columns do not belong to a result: \(none\)"),
         ("a.csv", HEADER + GOOD + GOOD.replace("340.0", "fast"), r"a\.csv, line 3: .*fast"),
         ("a.csv", HEADER + GOOD + "full,float16\n", r"a\.csv, line 3"),
         ("a.csv", HEADER + GOOD.replace("float16", "int8"), r"a\.csv, line 2: .*int8"),
@@ -243,8 +243,8 @@ GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
             '{\n "kind": ,\n}',
             r"a\.json, line 2, column 10: cannot be read: it is no JSON",
         ),
-        ("a.json", "{}", r"a\.json: is JSON, but no result"),
-        ("a.json", "3", r"a\.json: is JSON, but no result"),
+        ("a.json", "{}", r"a\.json: is JSON, but not a result"),
+        ("a.json", "3", r"a\.json: is JSON, but not a result"),
         ("a.json", '[{"contender": "ours"}]', r"a\.json, row 1: lacks kind"),
         ("a.json", '{"kind": "flashsmith progression", "schema": 99}', r"a\.json: .*schema=99"),
         ("a.json", '{"ceilings": [], "schema": 99}', r"a\.json: .*99"),

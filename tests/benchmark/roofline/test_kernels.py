@@ -177,7 +177,7 @@ def test_dram_is_not_measured_where_its_buffer_would_fit_into_the_l2() -> None:
     machine = EmulatedMachine()
     machine.free_bytes = lambda: 8 * 2**20
     (dram,) = [bench for bench in MICROBENCHMARKS if bench.key == "dram_read"]
-    with pytest.raises(Absent, match="needs 20 MiB of free GPU memory, there are 8"):
+    with pytest.raises(Absent, match="needs 20 MiB of free GPU memory, found 8"):
         dram.start(machine)
 
 

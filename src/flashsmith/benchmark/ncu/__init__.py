@@ -1,7 +1,7 @@
-"""Kernels under Nsight Compute: the hardware's counters.
+"""Kernels under Nsight Compute: hardware counters.
 
-One profiler process per sequence length runs ``ncu.profiled_process``; its counters become
-ProfileRows, which a CSV or JSON Lines file keeps from run to run.
+Each sequence length has one profiler process, which runs ``ncu.profiled_process``. Its counters
+become ProfileRows, which a CSV or JSON Lines file keeps from run to run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The profiler's metrics: flashsmith's columns with the metric names of its versions; and its
-output, the raw page as CSV: one launch per line, one metric per column, units in the second
-line."""
+"""The profiler's metrics and output.
+
+COUNTERS maps flashsmith's columns to the metric names of different ncu versions. The output is the
+raw page as CSV, with one launch per line, one metric per column, and units in the second line.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Counter:
-    """A column and the metrics that may fill it, the best first; `scale` converts the profiler's
-    base unit into the column's."""
+    """A column and the metrics that may fill it, the preferred one first. `scale` converts the
+    profiler's base unit into the column's unit."""
 
     column: str
     metrics: tuple[str, ...]
@@ -50,10 +52,10 @@ COUNTERS = (
     Counter("dram_write_bytes", ("dram__bytes_write.sum", "dram__bytes_op_write.sum")),
 )
 
-# Facts of a launch and sums over a kernel's instructions: the profiler's list of hardware metrics
-# does not contain them.
+# Launch properties and per-instruction sums, which are missing from the profiler's list of hardware
+# metrics.
 _UNLISTED = re.compile(r"launch__|memory_l1_|sm__maximum_warps_")
-# Stalled warps by reason, per instruction issued: the cycles that each reason adds.
+# Stalled warps by reason, per issued instruction: the cycles that the reason adds to each issue.
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
 _NO_STALLS = ("selected", "not_issued")
 _STALL_SUFFIX = ".ratio"
@@ -62,20 +64,21 @@ TOP_STALLS = 3
 
 @dataclass
 class Selection:
-    """The metrics to collect on this GPU; `missing` are those found to be unknown there."""
+    """The metrics to collect on this GPU; `missing` are the metrics that it turned out not to
+    know."""
 
     listed: Collection[str]
     missing: set[str] = field(default_factory=set)
 
     @property
     def metrics(self) -> list[str]:
-        """Full names, as the profiler takes them."""
+        """Full metric names, as passed to the profiler."""
         chosen = [name for counter in COUNTERS if (name := self.metric(counter))]
         stalls = [name for name in sorted(self.listed) if self._stall(name)]
         return chosen + [f"{name}{_STALL_SUFFIX}" for name in stalls]
 
     def metric(self, counter: Counter) -> str | None:
-        """The metric that fills a column, None where this GPU has none."""
+        """The metric that fills a column, None if this GPU has none."""
         return next((name for name in counter.metrics if self._has(name)), None)
 
     def absent_columns(self) -> list[str]:
@@ -83,7 +86,7 @@ class Selection:
         return [counter.column for counter in COUNTERS if self.metric(counter) is None]
 
     def values(self, measured: Mapping[str, float]) -> dict[str, float]:
-        """Our columns from a launch's metrics; a column without a value is left out."""
+        """flashsmith's columns from a launch's metrics; a column without a value is omitted."""
         found = {}
         for counter in COUNTERS:
             name = self.metric(counter)
@@ -92,7 +95,7 @@ class Selection:
         return found
 
     def stalls(self, measured: Mapping[str, float]) -> list[tuple[str, float]]:
-        """The reasons why warps waited longest, and the cycles per issue, worst first."""
+        """The longest stall reasons and their cycles per issued instruction, the longest first."""
         reasons = {
             reason: measured[f"{name}{_STALL_SUFFIX}"]
             for name in self.listed
@@ -115,7 +118,7 @@ class Selection:
 
 
 def parse_listing(text: str) -> set[str]:
-    """The base names that `ncu --query-metrics` lists, one at the start of a line."""
+    """The base names that `ncu --query-metrics` lists, one at the start of each line."""
     return set(re.findall(r"^(\w+__\w+)\s", text, flags=re.MULTILINE))
 
 
@@ -127,7 +130,7 @@ def unknown_metrics(text: str) -> set[str]:
 # --- the raw page ---------------------------------------------------------------------------------
 
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# What `--print-units base` gives; some versions spell the unit out, some scale it all the same.
+# The units of `--print-units base`. Some versions spell them out, and some still add a prefix.
 _BASE = {"byte": 1.0, "hz": 1.0, "second": 1e9, "s": 1e9}
 _NAME = "Kernel Name"
 _IDENTITY = "ID"
@@ -135,9 +138,12 @@ _IDENTITY = "ID"
 
 @dataclass(frozen=True)
 class ProfiledLaunch:
-    """One launch, or all of a call: the (main) kernel's name as the profiler prints it, and its
-    metrics in base units (nanoseconds, bytes, hertz, per cent). parts: of a call with several, how
-    long each took, in words."""
+    """One launch, or all launches of a call merged.
+
+    kernel: the (main) kernel's name as the profiler prints it.
+    metrics: in base units (nanoseconds, bytes, hertz, per cent).
+    parts: for a call with several launches, the duration of each, in words.
+    """
 
     kernel: str
     metrics: dict[str, float]
@@ -145,8 +151,8 @@ class ProfiledLaunch:
 
 
 def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
-    """The launches of a call, by what they do, as one: sums are added up, of registers the most
-    count, and shares, rates and waits are means by duration."""
+    """Merges the launches of a call, given by role, into one. Sums are added, registers take the
+    maximum, and shares, rates and stalls are averaged by duration."""
     first, *others = launches.values()
     if not others:
         return first
@@ -173,7 +179,7 @@ def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
 
 
 class CutOff(ValueError):
-    """The page ends within a line. `launches` are those before it."""
+    """The page ends within a line. `launches` are the launches before that line."""
 
     def __init__(self, launches: list[ProfiledLaunch]) -> None:
         super().__init__(f"the profiler's page ends within the line of launch {len(launches)}")
@@ -181,10 +187,10 @@ class CutOff(ValueError):
 
 
 def parse_raw_page(text: str) -> list[ProfiledLaunch]:
-    """The launches on a page, in the order they ran; lines around the page are passed over.
+    """The launches on a page, in the order they ran; lines outside the page are ignored.
 
-    Cells that hold no number are left out. Raises ValueError where there is no page, and CutOff
-    where it ends too early.
+    Cells without a number are omitted. Raises ValueError if there is no page, and CutOff if it ends
+    too early.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if not lines:
@@ -192,7 +198,7 @@ def parse_raw_page(text: str) -> list[ProfiledLaunch]:
     header, *rows = csv.reader(lines)
     if _NAME not in header or _IDENTITY not in header:
         raise ValueError(f"the profiler's page has no column {_NAME!r}")
-    # Every cell is quoted, and a quote within one is doubled.
+    # Every cell is quoted, and a quote within a cell is doubled.
     closed = lines[-1].count('"') % 2 == 0 and lines[-1].endswith('"')
     if len((rows or [header])[-1]) < len(header) or not closed:
         raise CutOff(_launches(header, rows[:-1]))
@@ -203,7 +209,7 @@ def _launches(header: list[str], rows: list[list[str]]) -> list[ProfiledLaunch]:
     if not rows:
         return []
     units = dict(zip(header, rows[0], strict=True))
-    # The line of units names no launch.
+    # The line of units has no launch ID.
     launches = rows[1:] if not units[_IDENTITY] else rows
     units = units if not units[_IDENTITY] else {}
     found = []
@@ -227,7 +233,7 @@ def _number(cell: str) -> float | None:
 
 
 def _factor(unit: str) -> float:
-    """From a unit to its base: ns, bytes or hertz."""
+    """The factor from a unit to its base unit: ns, bytes or hertz."""
     for base, to_base in _BASE.items():
         if unit == base:
             return to_base

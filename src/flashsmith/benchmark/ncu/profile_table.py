@@ -17,13 +17,13 @@ _COLUMNS = make_columns(
 
 
 def print_profile(console: Console, rows: Sequence[ProfileRow]) -> None:
-    """The rows as a table, in the order given."""
+    """Prints the rows as a table, in the order given."""
     print_table(console, _COLUMNS, [_cells(row) for row in rows])
     if any(row.verdict == "pass" for row in rows):
         print_text(
             console,
-            "Each kernel alone, caches cold, clocks as they were; TFLOP/s are the profiler's, and "
-            "'flashsmith bench' measures better. wavefronts: of shared memory.",
+            "Each kernel ran alone, with caches cold and without clock control. TFLOP/s come from "
+            "the profiler; 'flashsmith bench' is more accurate. wavefronts: of shared memory.",
         )
 
 

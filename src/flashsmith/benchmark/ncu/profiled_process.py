@@ -1,8 +1,10 @@
-"""The process under the profiler: proves every kernel of a job, then launches each between marks.
+"""The process under the profiler: proves every kernel of a job, then launches each in a profiled
+range.
 
     python -m flashsmith.benchmark.ncu.profiled_process JOB.json
 
-Only what runs between the marks is profiled, so neither the tensors' making nor the proof is.
+The profiler is started only around these launches, so it records neither the making of the tensors
+nor the proof.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from flashsmith.families import Problem, parse_kernel_name_into_config
 
 @dataclass(frozen=True)
 class Use:
-    """One kernel on one problem, as texts that a file can hold."""
+    """One kernel on one problem, as texts that can be stored in a file."""
 
     problem: str
     config: str
@@ -30,8 +32,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to do: every use `runs` times, in order; `verdicts` is the file for what
-    it thinks of them."""
+    """The task of a process: run every use `runs` times, in order, and write the verdicts to the
+    file `verdicts`."""
 
     uses: tuple[Use, ...]
     runs: int
@@ -39,17 +41,17 @@ class Job:
 
 
 def run_job(job: Job) -> None:
-    """Does a job. A verdict, '' for a kernel that is right, is on the disk before that kernel is
-    profiled; one that is wrong is not profiled.
+    """Runs a job. Each kernel's verdict, '' for a correct one, is on disk before the kernel is
+    profiled; incorrect kernels are not profiled.
 
-    Raises what launching raises: after a crash the GPU serves this process no more.
+    Raises any error of launching, because after a crash this process can no longer use the GPU.
     """
     from flashsmith.benchmark.implementations import kernel_implementation
     from flashsmith.benchmark.workload import workload_of
 
     verdicts: list[str] = []
     path = Path(job.verdicts)
-    # Problems come one after the other, so only one's tensors are in memory.
+    # Uses are grouped by problem, so only one problem's tensors are in memory.
     problem, workload = "", None
     for use in job.uses:
         if workload is None or use.problem != problem:
@@ -75,7 +77,7 @@ def _launch_marked(implementation: Any, runs: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Does the job in the file that the only argument names."""
+    """Runs the job in the file that the only argument names."""
     (path,) = arguments
     try:
         run_job(msgspec.json.decode(Path(path).read_bytes(), type=Job))

@@ -1,4 +1,4 @@
-"""Finds Nsight Compute, runs it over a job and returns what it counted, or its own words."""
+"""Finds Nsight Compute, runs it on a job, and returns its counters or its error output."""
 
 from __future__ import annotations
 
@@ -33,24 +33,26 @@ from flashsmith.errors import ConfigParseError, ProfilerError
 from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
 
 _PROFILED = "flashsmith.benchmark.ncu.profiled_process"
-# An unknown metric ends a run before it has begun; every column has a few names at most.
+# The most runs of the profiler. An unknown metric ends a run before it begins, and every column has
+# only a few alternative names.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
-# Of a config's kernels the one whose name spells it.
+# The role of the kernel whose name spells the config.
 _MAIN = "main"
-# Generous, and still an end: a kernel's proof, and its launches replayed for every few counters.
+# Generous limits for a kernel's proof and for its launches, which are replayed for every few
+# counters.
 _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
 _REPLAYS = 50
 _LEAST_FLOP_PER_SECOND = 5e12
-# Where NVIDIA's installers put it, newest version last when sorted by number.
+# Where NVIDIA's installers put it; sorted by number, the newest version comes last.
 _INSTALLED = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
 
 
 def find_ncu(root: Path = Path("/")) -> Path:
-    """The `ncu` on PATH, else CUDA_HOME's, else the newest one installed under `root`.
+    """The `ncu` on PATH, else the one in CUDA_HOME, else the newest one installed under `root`.
 
-    Raises ProfilerError that lists where it looked.
+    Raises ProfilerError, which lists the places searched.
     """
     looked = ["PATH"]
     if on_path := shutil.which("ncu"):
@@ -80,7 +82,7 @@ def _version(path: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class ProfiledUse:
-    """What became of one use: why its kernel is wrong ('' if it is right), and its launches."""
+    """The result of one use: why its kernel is wrong ('' if it is correct), and its launches."""
 
     use: Use
     wrong: str
@@ -89,7 +91,7 @@ class ProfiledUse:
 
 @dataclass(frozen=True)
 class _Ended:
-    """A profiler process that ended: its log and what was said besides."""
+    """A profiler process that ended: its exit status, its log, and its other output."""
 
     code: int
     log: str
@@ -99,7 +101,7 @@ class _Ended:
 class Profiler:
     """Nsight Compute on this machine's first GPU.
 
-    Raises ProfilerError with its words when it cannot say which metrics that GPU has.
+    Raises ProfilerError, with the profiler's output, if it cannot list that GPU's metrics.
     """
 
     def __init__(self, ncu: Path) -> None:
@@ -112,9 +114,10 @@ class Profiler:
         self.selection = Selection(listed)
 
     def profile(self, uses: tuple[Use, ...], runs: int) -> tuple[list[ProfiledUse], str]:
-        """The uses in order, one process for all; and '' or why there are not all of them.
+        """Profiles the uses in order in one process. Returns the results, and the reason if some
+        are missing ('' if none is).
 
-        Raises ProfilerError with the profiler's words when it fails, or does not end in time.
+        Raises ProfilerError, with the profiler's output, if it fails or does not end in time.
         """
         with tempfile.TemporaryDirectory(prefix="flashsmith-ncu-") as folder:
             scratch = Path(folder)
@@ -126,14 +129,14 @@ class Profiler:
                 if not unknown:
                     return _assigned(ended, job)
                 self.selection.missing |= unknown
-        raise _failure("knows none of the metrics asked for", ended)
+        raise _failure("rejects all requested metrics", ended)
 
     def _options(self, scratch: Path) -> list[str]:
         return [
             *("--csv", "--page", "raw", "--print-units", "base"),
-            # Demangled names are shortened by some versions; these say all.
+            # Some versions shorten demangled names; mangled names are complete.
             *("--print-kernel-base", "mangled"),
-            # The machine's clocks are left alone, and ours is read beside every row.
+            # The GPU's clocks are not locked; each row records the SM clock.
             *("--clock-control", "none"),
             *("--profile-from-start", "off"),
             *("--target-processes", "application-only"),
@@ -145,7 +148,7 @@ class Profiler:
     def _run(self, options: list[str], scratch: Path, seconds: float = _SECONDS_TO_BEGIN) -> _Ended:
         log = scratch / "log"
         try:
-            # Its own session: the process under the profiler dies with it.
+            # A session of its own, so that the process under the profiler is killed along with it.
             process = subprocess.Popen(
                 [str(self.ncu), *options],
                 env=env.profiled_environment(),
@@ -180,7 +183,7 @@ class Profiler:
         ended = self._run(["--version"], Path.cwd())
         match = re.search(r"Version ([\d.]+)", ended.words)
         if ended.code or match is None:
-            raise _failure("does not tell its version", ended)
+            raise _failure("does not report its version", ended)
         return match[1]
 
 
@@ -191,14 +194,14 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def time_limit(uses: tuple[Use, ...], runs: int) -> float:
-    """Seconds after which a process that profiles the uses must be hanging."""
+    """The seconds after which a process that profiles the uses must be hanging."""
     flop = sum(Problem.parse(use.problem).attn_flop() for use in uses)
     replayed = _REPLAYS * runs * flop / _LEAST_FLOP_PER_SECOND
     return _SECONDS_TO_BEGIN + _SECONDS_A_USE * len(uses) + replayed
 
 
 def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
-    """Every use with its launches, as far as the page goes."""
+    """Every use with its launches, as far as the page is complete."""
     why = ""
     try:
         launches = parse_raw_page(ended.log)
@@ -221,21 +224,22 @@ def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
             own.append(merged(call))
         if not wrong and len(own) < job.runs:
             names = ", ".join(sorted({launch.kernel for launch in launches})) or "none"
-            why = why or f"it has no launch of {use.config} on its page; kernels there: {names}"
+            why = why or f"its page has no launch of {use.config}; kernels on it: {names}"
             break
         profiled.append(ProfiledUse(use, wrong, own))
     if len(profiled) < len(job.uses):
-        why = why or "the process under it stopped before the end"
+        why = why or "the profiled process stopped before the end"
     return profiled, str(_failure(why, ended)) if why else ""
 
 
 def _next_call(
     waiting: deque[ProfiledLaunch], use: Use, ended: _Ended
 ) -> dict[str, ProfiledLaunch]:
-    """The launches of a use's next call, by what they do, taken from those that wait: a kernel that
-    has run in it already begins another. Those of others' kernels are passed over.
+    """Takes the launches of a use's next call, by role, from those that remain.
 
-    Raises ProfilerError where another config of ours was launched.
+    A role that occurs again starts another call. Launches of foreign kernels are skipped.
+
+    Raises ProfilerError if another flashsmith config was launched.
     """
     cfg = parse_kernel_name_into_config(use.config)
     templates = cfg.family.kernel_templates(cfg)
@@ -255,7 +259,7 @@ def _next_call(
 
 
 def _config_of(kernel: str) -> KernelConfig | None:
-    """The config that a kernel's name spells, None for a kernel that is not one of ours."""
+    """The config that a kernel's name spells, None for a foreign kernel."""
     try:
         return parse_kernel_name_into_config(demangle(kernel) if kernel[:2] == "_Z" else kernel)
     except (ConfigParseError, ValueError):
@@ -268,7 +272,7 @@ def _failure(what: str, ended: _Ended) -> ProfilerError:
     advice = ""
     if "ERR_NVGPUCTRPERM" in words:
         advice = (
-            "\nThe counters are for administrators only here: run as root, or load the driver with "
-            "NVreg_RestrictProfilingToAdminUsers=0"
+            "\nOnly administrators may read the counters here: run as root, or load the driver "
+            "with NVreg_RestrictProfilingToAdminUsers=0"
         )
-    return ProfilerError(f"ncu: {what}; it said:\n{words[-_WORDS:] or '(nothing)'}{advice}")
+    return ProfilerError(f"ncu: {what}; its output:\n{words[-_WORDS:] or '(nothing)'}{advice}")

@@ -1,4 +1,5 @@
-"""Profiles configs on problems: one profiler process a length, one row a kernel, none twice."""
+"""Profiles configs on problems: one profiler process per length, one row per kernel, no row
+twice."""
 
 from __future__ import annotations
 
@@ -30,16 +31,17 @@ _WHOLE_BYTES = ("dram_read_bytes", "dram_write_bytes")
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """What is profiled: every config on every problem that it serves, `runs` launches each."""
+    """The plan of a profile: every config on every problem that it serves, with `runs` launches
+    each."""
 
     configs: tuple[KernelConfig, ...]
     problems: tuple[Problem, ...]
     runs: int = 1
 
     def uses(self) -> list[tuple[Problem, KernelConfig]]:
-        """All pairs, lengths one after the other.
+        """All (problem, config) pairs, grouped by length.
 
-        Raises ArgumentError when there are none, or runs is below 1.
+        Raises ArgumentError if there are none, or if runs is below 1.
         """
         if self.runs < 1:
             raise ArgumentError(f"runs={self.runs}: give at least 1")
@@ -48,7 +50,7 @@ class ProfilePlan:
         if not pairs:
             raise ArgumentError(
                 f"kernels: none of the {len(self.configs)} serves any of the "
-                f"{len(self.problems)} problems; give --d_heads and --dtypes that are theirs"
+                f"{len(self.problems)} problems; give --d_heads and --dtypes they support"
             )
         return pairs
 
@@ -61,19 +63,19 @@ def run_profile(
     write: Callable[[ProfileRow], None],
     reporter: ProgressReporter,
 ) -> None:
-    """Hands a row for every use of the plan that the `known` rows do not settle to `write`, a
-    length's at a time.
+    """Passes a row for every use of the plan to `write`, one length at a time. Uses that the
+    `known` rows settle are skipped.
 
-    Kernels are built first. A config that is illegal on this device gets a row that says so.
+    Kernels are built first. A config that is illegal on this device gets a row with the reason.
 
-    Raises ProfilerError when the profiler fails, after the rows before that have been written; and
-    what building raises.
+    Raises ProfilerError if the profiler fails, after the earlier rows have been written, and any
+    error of building.
     """
     done = {row.key for row in settled(plan, device, known)}
     wanted = plan.uses()
     uses = [use for use in wanted if _key(*use, device) not in done]
     if already := len(wanted) - len(uses):
-        reporter.say(f"{already} of {len(wanted)} rows are there already")
+        reporter.say(f"{already} of {len(wanted)} rows already exist")
     built = BuiltKernels(device)
     built.build(((cfg, problem) for problem, cfg in uses), reporter.build)
     environment = replace(Environment.collect(), gpu=device.name, arch=device.arch)
@@ -98,8 +100,11 @@ def run_profile(
 
 
 def settled(plan: ProfilePlan, device: DeviceSpec, known: Iterable[ProfileRow]) -> list[ProfileRow]:
-    """The rows that need not be made again: each use's last by this revision of flashsmith on this
-    GPU, where its kernel was right."""
+    """The rows that need not be measured again.
+
+    For each use, this is the last row from this revision of flashsmith and this GPU, provided that
+    its kernel was correct.
+    """
     revision = Environment.collect().revision
     wanted = {_key(*use, device) for use in plan.uses()}
     last = {row.key: row for row in known if row.key in wanted and row.revision == revision}
@@ -112,7 +117,7 @@ def _key(problem: Problem, cfg: KernelConfig, device: DeviceSpec) -> tuple[str, 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Makes rows of one profile."""
+    """Makes the rows of one profile."""
 
     built: BuiltKernels
     profiler: Profiler
@@ -168,7 +173,7 @@ class _Rows:
 
 
 def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
-    """The launch with the median duration; of an even number the shorter of the middle ones."""
+    """The launch with the median duration; for an even number, the shorter of the middle two."""
     times = [launch.metrics.get("gpu__time_duration.sum", math.inf) for launch in launches]
     return launches[times.index(statistics.median_low(times))]
 
@@ -177,18 +182,18 @@ def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
 
 
 class WavefrontCount(NamedTuple):
-    """Wavefronts of shared memory of a whole launch, and what they would be without conflicts."""
+    """Shared-memory wavefronts of a whole launch, and their number without bank conflicts."""
 
     actual: int
     ideal: int
 
 
 def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount | None:
-    """What the emulator counts for `cfg`'s kernel on `problem`; None where it cannot tell.
+    """The emulator's count for `cfg`'s kernel on `problem`; None where it cannot be derived.
 
-    One CTA is emulated over a few tiles of keys and over one more: the steps that a mask cuts and
-    the first are in both, so that the difference is one ordinary step, and a launch is the sum over
-    its CTAs.
+    One CTA is emulated over a few tiles of keys, and then over one more. Both runs contain the
+    first step and the steps that a mask cuts, so their difference is one ordinary step. A launch is
+    the sum over its CTAs.
     """
     windowed = problem.semantics.key_mask.takes_limits
     if not cfg.family.equal_steps or problem.semantics.packed or windowed:
@@ -208,7 +213,7 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
 
 
 def _steps(cfg: Any, problem: Problem, begin: int) -> int:
-    """Tiles of keys that the CTA of the rows from `begin` on passes over."""
+    """The number of key tiles that the CTA of the rows starting at `begin` processes."""
     rows, keys = cfg.family.loop_tiles(cfg)
     seen = problem.seq_k
     if problem.semantics.key_mask.is_triangular:
@@ -219,9 +224,10 @@ def _steps(cfg: Any, problem: Problem, begin: int) -> int:
 
 @lru_cache(maxsize=512)
 def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, WavefrontCount]:
-    """Of a CTA that takes one tile of keys, and what every further tile adds."""
+    """The counts of a CTA with one tile of keys, and of every further tile."""
     rows, keys = cfg.family.loop_tiles(cfg)
-    # As many as the diagonal crosses, or a kernel that trims them would count fewer.
+    # At least as many tiles as the diagonal crosses; with fewer, a kernel that trims them would
+    # count less.
     n_few = max(2, -(-rows // keys))
     few, more = (_count(cfg, n, causal, arch) for n in (n_few, n_few + 1))
     step = WavefrontCount(more.actual - few.actual, more.ideal - few.ideal)
@@ -233,7 +239,8 @@ def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, Wavefr
 def _count(cfg: Any, n_tiles: int, causal: bool, arch: int) -> WavefrontCount:
     rows, keys = cfg.family.loop_tiles(cfg)
     conflicts = BankConflicts()
-    # Masks are aligned to the bottom right: so many keys are seen by the last row, masked or not.
+    # Masks are aligned to the bottom right, so the last row sees all n_tiles * keys keys, masked or
+    # not.
     semantics = Semantics("causal" if causal else "none")
     problem = Problem(1, rows, n_tiles * keys, 1, 1, cfg.d_head, cfg.dtype, semantics)
     verdict = prove(cfg, problem, arch=arch, observers=[conflicts])

@@ -1,4 +1,4 @@
-"""ProfileRow: what the profiler found out about one kernel on one problem; and the file of them."""
+"""ProfileRow: the profiler's results for one kernel on one problem; and files of these rows."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ from flashsmith.printable import quoted
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow(Measurement):
-    """A measurement that the profiler took: one kernel on one problem, with what was counted.
+    """A measurement by the profiler: one kernel on one problem, with its counters.
 
-    verdict: of its output, before it was profiled; 'error' when it cannot run here. note: why, how
-    long each launch of a call with several took, and which columns this GPU has no counter for.
-    duration_us and what follows are the profiler's, of the call with the median duration, with cold
-    caches and the clocks as they were; of several launches sums, or means by duration:
-    tensor_pct, mufu_pct, issue_pct: of what these could do while the SMs were active.
-    occupancy_pct, max_occupancy_pct: resident warps, reached and possible. wavefronts: of shared
-    memory, wavefronts_ideal: without bank conflicts; emulated_wavefronts(_ideal): what the
-    emulator counts for the same launch. l2_bytes: through L2 in both directions.
-    stalls: why warps waited, worst first, in cycles per instruction issued.
+    The fields from duration_us on come from the profiler, for the call with the median duration,
+    with cold caches and without clock control. For a call with several launches, they are sums, or
+    means by duration.
+
+    verdict: of the output check before profiling; 'error' if the kernel cannot run here.
+    note: the reason, the duration of each launch of a call, and the columns without a counter on
+    this GPU.
+    tensor_pct, mufu_pct, issue_pct: utilization while the SMs were active.
+    occupancy_pct, max_occupancy_pct: resident warps, achieved and possible.
+    wavefronts, wavefronts_ideal: of shared memory, counted and without bank conflicts.
+    emulated_wavefronts(_ideal): the emulator's counts for the same launch.
+    l2_bytes: through L2 in both directions.
+    stalls: why warps waited, longest first, in cycles per instruction issued.
     """
 
     implementation: str = ""
@@ -57,11 +61,12 @@ class ProfileRow(Measurement):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes two rows the same measurement: config, problem and GPU."""
+        """The identity of a measurement: rows with the same config, problem and GPU are repeats of
+        one another."""
         return self.config, str(self.problem), self.gpu
 
 
-# In the order of the file.
+# The columns, in the order of the file.
 _IN_ORDER = """
     config family batch seq_q seq_k heads_q heads_k d dtype semantics gpu verdict note duration_us
     tflops sm_clock_mhz tensor_pct mufu_pct issue_pct occupancy_pct max_occupancy_pct registers
@@ -73,9 +78,9 @@ _REQUIRED = COLUMNS[: COLUMNS.index("note")]
 
 
 class Ledger(GrowingFile):
-    """A file of ProfileRows that grows, CSV or JSON Lines; what it holds is in ``rows``.
+    """A growing file of ProfileRows, CSV or JSON Lines; ``rows`` holds its contents.
 
-    Raises ArgumentError when it is no such file.
+    Raises ArgumentError if it is not such a file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -90,12 +95,12 @@ class Ledger(GrowingFile):
 
 
 def write_profile(rows: Iterable[ProfileRow], file: TextIO) -> None:
-    """Header and rows into an open file."""
+    """Writes header and rows into an open file."""
     rows_as_csv(rows, file, COLUMNS)
 
 
 def read_profile(path: str | Path) -> list[ProfileRow]:
-    """The rows of a file. Raises ArgumentError when it is no file of ProfileRows."""
+    """The rows of a file. Raises ArgumentError if it is not a file of ProfileRows."""
     if Path(path).suffix == ".jsonl":
         return _rows(path, read_lines(Path(path)))
     try:
@@ -110,7 +115,7 @@ def read_profile(path: str | Path) -> list[ProfileRow]:
 
 
 def profile_as_json(rows: Iterable[ProfileRow]) -> list[dict[str, Any]]:
-    """The rows as JSON takes them."""
+    """The rows as JSON."""
     return rows_as_json(rows, COLUMNS)
 
 
@@ -122,10 +127,10 @@ def _row(record: Mapping[str, Any], where: str) -> ProfileRow:
     row = checked_row(ProfileRow, record, where, _REQUIRED)
     for name in COLUMNS:
         value = getattr(row, name)
-        # Nothing that a profiler counts is infinite, or more than all that a GPU does in a day.
+        # No count is infinite, or larger than what a GPU can do in a day.
         if isinstance(value, float) and not abs(value) <= LARGEST:
             raise ArgumentError(
-                f"{where}: {name}={quoted(record[name], 80)} is no float below {LARGEST:.0e}"
+                f"{where}: {name}={quoted(record[name], 80)} is not a float below {LARGEST:.0e}"
             )
     try:
         _ = row.key

@@ -1,8 +1,8 @@
-"""The report: result files become one self-contained HTML page, and its charts as SVG files.
+"""The report: turns result files into one self-contained HTML page, and its charts into SVG files.
 
-`result_files` reads; `comparison`, `config_space` and `roofline_points` sort what belongs together;
-`svg_charts` draws; `page` fills the templates. The page fetches nothing, and all of it can be read
-without its script.
+`result_files` reads the files. `comparison`, `config_space` and `roofline_points` group the
+results, `svg_charts` draws, and `page` fills the templates. The page fetches nothing, and all of it
+can be read without its script.
 """
 
 from __future__ import annotations

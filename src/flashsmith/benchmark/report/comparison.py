@@ -1,4 +1,4 @@
-"""What is compared with what: one problem's implementations, and problems that share a chart."""
+"""What is compared: the implementations of one problem, and the problems that share a chart."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from flashsmith.operations import parse_kind, semantic_words
 class Point:
     """One problem, measured under one protocol in one environment.
 
-    `chosen` is attention() with no config, `free` the same with a free split; `kernels` are
-    flashsmith's by config, `peers` by name; all of them passed their check and have a time. `wrong`
-    are the rows that did not.
+    `chosen` is attention() without a config, and `free` the same with a free split. `kernels` are
+    flashsmith's by config, and `peers` by name. All of these passed their check and have a time.
+    `wrong` are the rows that failed or did not finish.
     """
 
     row: Measurement
@@ -44,17 +44,18 @@ class Point:
 
     @property
     def shown(self) -> bool:
-        """Whether anything was timed, or wrong; kernels may have been proven only."""
+        """Whether anything was timed or wrong; some kernels may only have been proven."""
         return bool(self.flashsmith or self.peers or self.wrong)
 
     @property
     def best_kernel(self) -> Measurement | None:
-        """The fastest config that was asked for by name."""
+        """The fastest kernel that was selected by its config."""
         return min(self.kernels.values(), key=_ms, default=None)
 
     @property
     def flashsmith(self) -> Measurement | None:
-        """What counts as flashsmith's: attention() where it was measured, else the best config."""
+        """The row that represents flashsmith: attention() if it was measured, otherwise the best
+        config."""
         return self.chosen or self.best_kernel
 
     @property
@@ -63,7 +64,7 @@ class Point:
         return min(self.peers.values(), key=_ms, default=None)
 
     def failure(self, peer: str | None = None) -> Measurement | None:
-        """A wrong row of the peer's, or of flashsmith's own."""
+        """A failed row of the peer, or of flashsmith if `peer` is None."""
         own = peer is None
         names = (row for row in self.wrong if is_flashsmith(row) == own)
         return next((row for row in names if own or row.implementation == peer), None)
@@ -88,19 +89,19 @@ def _over(row: Measurement | None, peer: Measurement | None) -> float | None:
 
 @dataclass(frozen=True)
 class ProblemGroup:
-    """Points that differ in length (and batch) only: one chart."""
+    """Points of one chart, which differ only in length and batch."""
 
     points: tuple[Point, ...]
 
     @property
     def first(self) -> Measurement:
-        """A row that says what all points share."""
+        """A row with the properties that all points share."""
         return self.points[0].row
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What one operation does on one GPU: points of one unit on which flashsmith has a figure."""
+    """The results of one operation on one GPU: points with the same unit and a flashsmith rate."""
 
     gpu: str
     operation: str
@@ -113,13 +114,13 @@ class Summary:
 
     @property
     def fastest(self) -> Measurement:
-        """flashsmith's highest rate."""
+        """The row with flashsmith's highest rate."""
         rows = [row for point in self.points if (row := point.flashsmith)]
         return max(rows, key=lambda row: rate_of(row) or 0.0)
 
     @property
     def kinds(self) -> dict[tuple[int, str], list[Point]]:
-        """The points by head dimension and mask, in that order."""
+        """The points by head dimension and mask, sorted by these."""
         found: dict[tuple[int, str], list[Point]] = {}
         for point in self.points:
             found.setdefault((point.row.d, split_semantics(point.row)[1]), []).append(point)
@@ -127,7 +128,7 @@ class Summary:
 
 
 def make_points(rows: Iterable[Measurement]) -> list[Point]:
-    """A point for each problem, protocol and environment, in the order of the groups."""
+    """A point for each problem, protocol and environment, sorted like the groups."""
     by_key: dict[Any, list[Measurement]] = {}
     for row in rows:
         by_key.setdefault((_group_key(row), sizes(row)), []).append(row)
@@ -155,7 +156,8 @@ def _point(rows: Sequence[Measurement]) -> Point:
 def _medians(
     rows: Sequence[Measurement], name: Callable[[Measurement], str]
 ) -> dict[str, Measurement]:
-    """By name: of several repeats the one in the middle (the slower of two)."""
+    """Rows by name; of several repeats the median one (of an even number, the slower of the middle
+    two)."""
     repeats: dict[str, list[Measurement]] = {}
     for row in rows:
         repeats.setdefault(name(row), []).append(row)
@@ -166,10 +168,10 @@ def _medians(
 
 
 def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
-    """Points by what they share; lengths of one batch, or of one that shrinks as lengths grow. Over
-    caches, where memory is the limit, all sizes make one chart.
+    """Groups of points that share a chart: lengths with one batch, or with a batch that shrinks as
+    lengths grow. For problems over a cache, where memory is the limit, all sizes share a chart.
 
-    A batch that is halved where lengths pass a limit leaves more than half of the tokens.
+    When a batch is halved at a longer length, more than half of the tokens remain.
     """
     chains: dict[Any, list[list[Point]]] = {}
     for point in sorted(points, key=lambda point: (point.row.seq_k, -point.row.batch)):
@@ -184,7 +186,8 @@ def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
 
 
 def _continues(last: Measurement, row: Measurement) -> bool:
-    """Whether a row goes on where a chain of growing lengths ends: about as many tokens or more."""
+    """Whether a row continues a chain of growing lengths, with more than half as many tokens as the
+    last row."""
     if row.is_memory_bound:
         return sizes(last) != sizes(row)
     tokens, before = row.batch * row.seq_k, last.batch * last.seq_k
@@ -192,15 +195,15 @@ def _continues(last: Measurement, row: Measurement) -> bool:
 
 
 def _by_bytes(chain: Sequence[Point]) -> Sequence[Point]:
-    """Caches from small to large; other points as they are."""
+    """Points over a cache, sorted by its size; other points stay in order."""
     if not chain[0].row.is_memory_bound:
         return chain
     return sorted(chain, key=lambda point: (point.row.batch * point.row.seq_k, point.row.batch))
 
 
 def _chart_key(row: Measurement) -> tuple[Any, ...]:
-    """What the problems of a chart share: of one protocol small and large caches are measured by
-    different means."""
+    """The properties that a chart's problems share. The suffix ', in graphs' of the protocol is
+    ignored, so that small and large caches share a chart."""
     setting, *others = _group_key(row)
     if row.is_memory_bound:
         setting = setting._replace(protocol=setting.protocol.removesuffix(f", {IN_GRAPHS}"))
@@ -208,13 +211,14 @@ def _chart_key(row: Measurement) -> tuple[Any, ...]:
 
 
 def _group_key(row: Measurement) -> tuple[Any, ...]:
-    """What a chart's problems share; a query length apart from the keys' is shared too."""
+    """The properties that a group's problems share, including a query length that differs from the
+    key length."""
     seq_q = None if row.seq_q == row.seq_k else row.seq_q
     return (setting_of(row), row.d, row.dtype, row.semantics, row.heads_q, row.heads_k, seq_q)
 
 
 def by_gpu(points: Iterable[Point]) -> dict[str, list[Point]]:
-    """The points of each GPU, that of most points first."""
+    """The points by GPU, the GPU with the most points first."""
     found: dict[str, list[Point]] = {}
     for point in points:
         found.setdefault(point.row.gpu, []).append(point)
@@ -222,7 +226,7 @@ def by_gpu(points: Iterable[Point]) -> dict[str, list[Point]]:
 
 
 def order(row: Measurement) -> tuple[Any, ...]:
-    """Sorts plain problems before masked ones, equal heads before grouped ones, d 128 first."""
+    """Sort key: plain problems before masked ones, equal heads before grouped ones, d 128 first."""
     semantics = (row.semantics != "plain", len(row.semantics), row.semantics)
     return (
         row.d != 128, row.d, row.heads_q != row.heads_k, row.seq_q != row.seq_k, semantics,
@@ -231,7 +235,7 @@ def order(row: Measurement) -> tuple[Any, ...]:
 
 
 def sizes(row: Measurement) -> tuple[int, int, int]:
-    """What points of one group are sorted by."""
+    """The sort key of points within a group."""
     return (row.seq_k, row.seq_q, row.batch)
 
 
@@ -244,9 +248,9 @@ def mask_of(row: Measurement) -> str:
 
 
 def split_semantics(row: Measurement) -> tuple[str, str]:
-    """What a row computes, in words, and under which mask: ('backward, only dq', 'causal, packed').
+    """A row's operation and its mask, in words: ('backward, only dq', 'causal, packed').
 
-    The operation of a package that is not installed is named by the row's first word.
+    An operation of a package that is not installed is named by the row's first word.
     """
     words = row.semantics.split("+")
     try:
@@ -259,18 +263,18 @@ def split_semantics(row: Measurement) -> tuple[str, str]:
 
 
 def gpu_words(gpu: str) -> str:
-    """A GPU's name, or that there is none."""
-    return gpu or "a GPU that is not named"
+    """A GPU's name, or a phrase that says it is unknown."""
+    return gpu or "an unnamed GPU"
 
 
 def facets(row: Measurement, without: str = "") -> dict[str, str]:
-    """What the page's filters choose problems by."""
+    """The values by which the page's filters select problems."""
     found = {"d": str(row.d), "dtype": row.dtype, "mask": mask_of(row)}
     return {name: value for name, value in found.items() if name != without}
 
 
 def describe(row: Measurement) -> str:
-    """What a group is about: 'd 128, fp16, causal, 32:8 heads'."""
+    """What a group's problems share, in words: 'd 128, fp16, causal, 32:8 heads'."""
     heads = f"{row.heads_q}" + (f":{row.heads_k}" if row.heads_k != row.heads_q else "")
     parts = [f"d {row.d}", row.dtype, mask_of(row), f"{heads} heads"]
     return ", ".join(
@@ -279,12 +283,14 @@ def describe(row: Measurement) -> str:
 
 
 def problem_words(row: Measurement) -> str:
-    """One problem: 'd 128, fp16, causal, 16 heads, 16 x 4096', batch x length at the end."""
+    """One problem in words: 'd 128, fp16, causal, 16 heads, 16 x 4096', with batch x length at the
+    end."""
     return f"{describe(row)}, {row.batch} x {row.seq_k}"
 
 
 def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
-    """Each setting by the first facts that tell all of them apart; '' where there is only one."""
+    """Each setting by the first facts that distinguish it from the others; '' if there is only
+    one."""
     facts = {setting: setting_facts(setting) for setting in settings}
     told: dict[Setting, tuple[str, ...]] = dict.fromkeys(facts, ())
     for name in next(iter(facts.values()), {}):
@@ -298,9 +304,11 @@ def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
 
 
 def titles(rows: Sequence[Measurement]) -> list[str]:
-    """A title for the group of each row: what it is about, the GPU where there are several, and
-    where several are about the same, the batch and the facts of the setting that tell them
-    apart."""
+    """A title for the group of each row.
+
+    A title describes the problems, and names the GPU if there are several. If groups share a
+    description, it also has the batch and the facts of the setting in which they differ.
+    """
     several_gpus = len({row.gpu for row in rows}) > 1
 
     def about(row: Measurement) -> tuple[str, ...]:
@@ -323,7 +331,7 @@ def titles(rows: Sequence[Measurement]) -> list[str]:
 
 
 def peer_order(names: Iterable[str]) -> list[str]:
-    """FlashAttention-2 and cuDNN first, then as they come."""
+    """FlashAttention-2 and cuDNN first, then the others in their given order."""
     found = dict.fromkeys(names)
     return [name for name in BASELINES if name in found] + [
         name for name in found if name not in BASELINES
@@ -334,13 +342,12 @@ def peer_order(names: Iterable[str]) -> list[str]:
 
 
 def ratios(points: Iterable[Point], peer: str) -> list[float]:
-    """flashsmith's throughput over the peer's, of the points that have both."""
+    """flashsmith's throughput over the peer's, for the points that have both."""
     return [ratio for point in points if (ratio := point.ratio(peer))]
 
 
 def last_measured(points: Iterable[Point]) -> list[Point]:
-    """Of points of one problem on one GPU, in several versions or settings, the one that was
-    measured last."""
+    """For each problem and GPU, the most recently measured point of all versions and settings."""
     last: dict[Any, Point] = {}
     for point in points:
         key = (point.row.gpu, *_group_key(point.row)[1:], *sizes(point.row))
@@ -350,7 +357,7 @@ def last_measured(points: Iterable[Point]) -> list[Point]:
 
 
 def summaries(points: Iterable[Point]) -> list[Summary]:
-    """Of each GPU and operation what flashsmith has a figure on: one headline, and one unit."""
+    """The points with a flashsmith rate, by GPU, operation and unit."""
     found = []
     for gpu, on_gpu in by_gpu(point for point in points if point.flashsmith).items():
         parts: dict[tuple[str, bool], list[Point]] = {}
@@ -363,7 +370,7 @@ def summaries(points: Iterable[Point]) -> list[Summary]:
 
 
 def _rank(operation: str) -> int:
-    """Forward passes first, then backward ones, then over caches, then others."""
+    """Sort key of operations: forward, then backward, then decode, then others."""
     known = ("forward", "backward", "decode")
     name = operation.partition(",")[0]
     return known.index(name) if name in known else len(known)

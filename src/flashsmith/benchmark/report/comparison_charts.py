@@ -1,4 +1,5 @@
-"""Charts of flashsmith beside its peers: throughput by length, and ratios by kind of problem."""
+"""Charts that compare flashsmith with its peers: throughput by length, and ratios by kind of
+problem."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from flashsmith.benchmark.report.svg_charts import (
 )
 from flashsmith.benchmark.roofline import Roofline
 
-# Of a chart, and of the table of problems.
+# The most peers of a chart and of the table of problems.
 MOST_PEERS = 12
 _MOST_STRIPS = 30
 
@@ -38,12 +39,15 @@ _MOST_STRIPS = 30
 def throughput_charts(
     groups: Sequence[ProblemGroup], rooflines: Sequence[Roofline], places: Mapping[str, int]
 ) -> Iterator[Chart]:
-    """TFLOP/s by length, for each group in which anything has a rate; over caches TB/s, below what
-    the GPU's memory gives. A peer has its place of `places` in every chart."""
+    """A chart of TFLOP/s by length for each group with a rate. Problems over a cache show TB/s and
+    the measured DRAM bandwidth.
+
+    `places` assigns each peer its colour and mark in all charts.
+    """
     dram = {one.gpu: one.rate("dram_read") for one in rooflines}
     for group, title in zip(groups, titles([group.first for group in groups]), strict=True):
         series = _series(group.points)
-        # One point alone says no more than the table.
+        # A single point shows no more than the table.
         if not series or len(series) == len(group.points) == 1:
             continue
         lengths = [(point.row.seq_k, point.row.batch) for point in group.points]
@@ -51,7 +55,7 @@ def throughput_charts(
         caption = f"{unit} by length and batch (b)."
         if group.first.is_memory_bound and (roof := dram.get(group.first.gpu)):
             series.append(Series(DRAM_READ, [roof] * len(lengths), dashed=True))
-            caption += " What lies above 'DRAM read' came from the L2."
+            caption += " Rates above 'DRAM read' come from data in the L2."
         more = len({name for point in group.points for name in point.peers}) - MOST_PEERS
         if more > 0:
             caption += f" {more} more peers are left out."
@@ -85,7 +89,7 @@ def _series(points: Sequence[Point]) -> list[Series]:
 
 
 def ratio_chart(summary: Summary, peers: Sequence[str], places: Mapping[str, int]) -> Chart | None:
-    """A point for each problem and peer, in a row for each head dimension and mask."""
+    """A chart with one point per problem and peer, and one row per head dimension and mask."""
     strips = [
         Strip(f"d {d}, {mask}", [one for point in points for one in _ratios(point, peers)])
         for (d, mask), points in summary.kinds.items()

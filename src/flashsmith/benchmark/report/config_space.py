@@ -1,5 +1,5 @@
-"""The config space as it was measured: of each problem the best configs, how all are distributed,
-and rates by tile and by the knobs that differ."""
+"""The measured config space: for each problem the best configs, the distribution of all rates, and
+rates by tile and by the knobs that differ."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flashsmith.benchmark.report.results import digits_of, is_flashsmith, rate_o
 from flashsmith.benchmark.report.svg_charts import robust_range
 from flashsmith.untrusted import whole_number
 
-# Fewer are no space to look at.
+# A problem with fewer configs is not shown as a space.
 LEAST_CONFIGS = 4
-# Of a heat map, and of the page.
+# Limits of a heat map, and the most maps of a page.
 MOST_ROWS = 40
 MOST_COLUMNS = 40
 MOST_MAPS = 100
-# Configs that are listed: of a problem at least as many, of the page about as many.
+# Listed configs: at least _LEAST_LISTED of a problem, and about _LISTED on a page.
 _LEAST_LISTED, _LISTED = 3, 600
 _LEVELS = 10
 _BARS = "▁▂▃▄▅▆▇█"
@@ -30,8 +30,12 @@ _DIGITS = re.compile(r"\d", re.ASCII)
 
 @dataclass(frozen=True)
 class SearchedSpace:
-    """One problem's configs of one family, each by its last measurement: those with a rate,
-    fastest first, and those that were wrong, failed or were dropped."""
+    """One problem's configs of one family, each with its last measurement.
+
+    ranked: those with a rate, fastest first.
+    wrong: those that were wrong or failed.
+    dropped: how many the search dropped.
+    """
 
     ranked: tuple[Measurement, ...]
     wrong: tuple[Measurement, ...]
@@ -39,12 +43,12 @@ class SearchedSpace:
 
     @property
     def row(self) -> Measurement:
-        """A row that names the problem."""
+        """A row that identifies the problem."""
         return self.ranked[0]
 
 
 def make_searched(rows: Iterable[Measurement]) -> list[SearchedSpace]:
-    """The problems of which several configs were measured by name, as `order` has them."""
+    """The problems on which several configs were measured by name, sorted by `order`."""
     by_problem: dict[Any, dict[str, list[Measurement]]] = {}
     for row in rows:
         if is_flashsmith(row) and row.config and row.implementation == row.config:
@@ -71,14 +75,15 @@ def _rate(row: Measurement) -> float:
 
 
 def _rounds(row: Measurement) -> tuple[bool, bool, int]:
-    """Orders measurements of a config: a search times the good ones again, longer, from rung to
-    rung, and in the finals."""
+    """Sort key for a config's measurements: a search times good configs again, for longer, from
+    rung to rung and in the finals."""
     digits = "".join(_DIGITS.findall(row.protocol))
     return (_rate(row) > 0, "rung" not in row.protocol, whole_number(digits) or 0)
 
 
 def distribution(one: SearchedSpace) -> tuple[str, str]:
-    """How many configs reach which share of the best, in steps of 5%: little bars, and words."""
+    """How many configs reach which share of the best rate, in steps of 5%, as small bars and in
+    words."""
     counts = Counter(min(9, max(0, int((_rate(row) / _rate(one.row) - 0.5) * 20)))
                      for row in one.ranked)  # fmt: skip
     most = max(counts.values())
@@ -99,8 +104,8 @@ def listed_configs(searched: Sequence[SearchedSpace]) -> int:
 class HeatMap:
     """A problem's best rates by tile (columns) and knobs (rows).
 
-    A cell is a text and a class of the style sheet: 'h0' to 'h9' by its rate, 'bad' for a wrong
-    kernel. `low` and `high` are the ends of the colours; `beyond` cells lie outside.
+    A cell is a text and a CSS class: 'h0' to 'h9' by its rate, 'bad' for a wrong kernel. `low` and
+    `high` are the ends of the colour scale; `beyond` cells lie outside it.
     """
 
     searched: SearchedSpace
@@ -115,7 +120,7 @@ class HeatMap:
 
 
 def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
-    """Of each kind of problem the one with most configs, the longest of several."""
+    """For each kind of problem, the one with the most configs; of several, the longest."""
     chosen: dict[Any, SearchedSpace] = {}
     for one in searched:
         best = chosen.setdefault(_kind(one.row), one)
@@ -125,15 +130,15 @@ def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
 
 
 def make_heat_map(one: SearchedSpace) -> HeatMap:
-    """The best rates of a problem by tile and by the knobs in which its configs differ; the best
-    of them comes first."""
+    """The best rates of a problem by tile and by the knobs in which its configs differ. Rows and
+    columns are sorted by their best rate."""
     parts = {row.config: _parts(row.config) for row in (*one.ranked, *one.wrong)}
     common = set.intersection(*(set(words) for _, words in parts.values()))
     best: dict[tuple[str, str], Measurement] = {}
     for row in one.ranked:
         tile, words = parts[row.config]
         best.setdefault((_knobs(words, common), tile), row)
-    # The ranking is by rate: the first to name a row or a column has its best.
+    # The configs are ranked by rate, so the first one in a row or a column is its best.
     rows = list(dict.fromkeys(knobs for knobs, _ in best))
     shown = rows[:MOST_ROWS]
     wrong = {(_knobs(parts[row.config][1], common), parts[row.config][0]) for row in one.wrong}

@@ -1,4 +1,4 @@
-"""Rows in other forms than Measurement: `flashsmith run --json`, and semantics-speed.csv."""
+"""Measurements from other formats: `flashsmith run --json`, and semantics-speed.csv."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _CONTENDERS = {"attention()": "ours", "FA2": "fa2"}
 
 
 def read_speed(path: Path) -> list[Measurement]:
-    """The rows of benchmarks/h200/semantics-speed.csv; they name no environment.
+    """The rows of benchmarks/h200/semantics-speed.csv, which do not name an environment.
 
-    Raises ArgumentError with the line of the first row that is of no use.
+    Raises ArgumentError with the line of the first unusable row.
     """
     rows = []
     for line, record in read_csv(path)[1]:
@@ -35,7 +35,7 @@ def read_speed(path: Path) -> list[Measurement]:
             rows.append(row_of(_of_speed(record), where))
         except KeyError as error:
             raise ArgumentError(
-                f"{where}: {quoted(error.args[0], 80)} is of no use here"
+                f"{where}: {quoted(error.args[0], 80)} is not supported here"
             ) from error
     return rows
 
@@ -63,9 +63,9 @@ def _of_speed(record: dict[str, str]) -> dict[str, Any]:
 
 
 def rows_of_run(value: dict[str, Any]) -> list[Measurement]:
-    """The kernels of `flashsmith run --json`; those without a time only where they failed.
+    """The kernels of `flashsmith run --json` that were timed or failed.
 
-    Raises ArgumentError with the number of the first kernel that is of no use.
+    Raises ArgumentError with the number of the first unusable kernel.
     """
     if not isinstance(value["kernels"], list):
         raise ArgumentError("kernels must be a list")
@@ -77,7 +77,7 @@ def rows_of_run(value: dict[str, Any]) -> list[Measurement]:
         except KeyError as error:
             raise ArgumentError(f"{where}: {error} is missing") from error
         except (TypeError, AttributeError, ConfigParseError) as error:
-            raise ArgumentError(f"{where}: is of no use here: {error}") from error
+            raise ArgumentError(f"{where}: cannot be used: {error}") from error
     return [row for row in rows if row.ms is not None or row.verdict == "fail"]
 
 

@@ -1,4 +1,4 @@
-"""The page: the data of the templates, one HTML file, and the charts as SVG files beside it."""
+"""The page: the templates' data, one HTML file, and a folder of SVG charts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from flashsmith.printable import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# The most of each kind on one page; the page states what is left out.
+# The most items of each kind on one page; the page reports how many are left out.
 LIMITS = {
     "charts": 100,
     "table_rows": 1500,
@@ -40,16 +40,16 @@ LIMITS = {
     "heat_maps": config_space.MOST_MAPS,
     "named": 10,
 }
-# Peers of the overview.
+# The most peers in the overview.
 _COMPARED_PEERS = 3
-# Of a file's name.
+# The longest slug of a chart's file name.
 _MOST_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What the overview says of one operation on one GPU: its points, the peers it was measured
-    beside, and the chart of its ratios."""
+    """The overview of one operation on one GPU: its points, the peers it is compared with, and the
+    chart of ratios."""
 
     summary: Summary
     compared: Sequence[str]
@@ -58,7 +58,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Page:
-    """The page's text, and that of each chart's SVG file by its name."""
+    """The page's HTML, and the text of each chart's SVG file by its name."""
 
     html: str
     charts: dict[str, str]
@@ -67,7 +67,7 @@ class Page:
 def make_page(found: Results, title: str = "flashsmith report") -> Page:
     """The page of the results.
 
-    Raises DependencyError where Jinja2 is not installed.
+    Raises DependencyError if Jinja2 is not installed.
     """
     templates = page_templates()
     points = [point for point in comparison.make_points(found.compared) if point.shown]
@@ -126,12 +126,12 @@ def _overview(summary: Summary, peers: Sequence[str], places: Mapping[str, int])
 
 
 def _compared(points: Sequence[Point], peers: Sequence[str]) -> list[str]:
-    """The first few peers that were measured beside flashsmith."""
+    """The first few peers that were measured on the same problems as flashsmith."""
     return [peer for peer in peers if comparison.ratios(points, peer)][:_COMPARED_PEERS]
 
 
 def _problem_tables(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points by what their table is called: those of one GPU and one unit."""
+    """The points by the title of their table; a table has the points of one GPU and one unit."""
     of_gpus = comparison.by_gpu(points)
     tables: dict[str, list[Point]] = {}
     for gpu, on_gpu in of_gpus.items():
@@ -144,7 +144,7 @@ def _problem_tables(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def _by_version(points: Sequence[Point]) -> list[tuple[str, str, str, list[Point]]]:
-    """(revision, GPU, operation, its points), the one that was measured last first."""
+    """(revision, GPU, operation, its points), the most recently measured first."""
     found: dict[tuple[str, str, str], list[Point]] = {}
     for point in points:
         row = point.row
@@ -155,7 +155,7 @@ def _by_version(points: Sequence[Point]) -> list[tuple[str, str, str, list[Point
 
 
 def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
-    """(peer, why it took no part) and on how many problems."""
+    """(peer, reason for its absence), and the number of problems."""
     gaps: dict[tuple[str, str], int] = {}
     for row in rows:
         if not results.is_flashsmith(row) and row.verdict == "absent":
@@ -170,9 +170,9 @@ def _slug(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def page_templates() -> Environment:
-    """The templates beside this file, which escape all values.
+    """The templates in this file's folder; they escape all values.
 
-    Raises DependencyError, which names the extra, where Jinja2 is not installed.
+    Raises DependencyError, which names the extra, if Jinja2 is not installed.
     """
     try:
         import jinja2
@@ -184,7 +184,7 @@ def page_templates() -> Environment:
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        # HTML has no control characters either.
+        # HTML does not allow control characters either.
         finalize=lambda value: printable(value, lines=True) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -206,7 +206,7 @@ def page_templates() -> Environment:
     return made
 
 
-# What the templates call.
+# The functions that the templates call.
 _FUNCTIONS: dict[Any, tuple[str, ...]] = {
     comparison: ("describe", "facets", "gpu_words", "mask_of", "problem_words", "ratios"),
     config_space: ("distribution", "listed_configs", "make_heat_map", "widest"),
@@ -216,10 +216,10 @@ _FUNCTIONS: dict[Any, tuple[str, ...]] = {
 
 
 def write_page(page: Page, out: Path) -> list[Path]:
-    """Writes the page and, in the folder '<name>-charts' beside it, its charts in place of those
-    of an earlier page; returns all paths.
+    """Writes the page, and its charts into the folder '<name>-charts' next to it. Charts of an
+    earlier page are removed. Returns all paths.
 
-    Raises ArgumentError when a file cannot be written.
+    Raises ArgumentError if a file cannot be written.
     """
     folder = out.with_name(f"{out.stem}-charts")
     try:

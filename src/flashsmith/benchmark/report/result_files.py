@@ -1,4 +1,4 @@
-"""Reads result files: what each is shows in it, not in its name."""
+"""Reads result files; a file's kind is recognized by its contents, not by its name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_json, read_text
 
 _ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
-# What is drawn and compared of a row, and the range in which that can be done.
+# A row's figures that are drawn and compared, and the range in which they are usable.
 _FIGURES = ("ms", "best_ms", "spread", "tflops", "sm_clock_mhz", "power_w")
 _MAY_BE_ZERO = ("spread", "sm_clock_mhz", "power_w")
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -34,21 +34,22 @@ READS = (
     "'flashsmith progression', 'roofline' and 'run', the CSV of 'flashsmith ncu', the table of "
     "'flashsmith roofline' (.txt); CSV and JSON also with .gz"
 )
-# Of what a compressed file holds: a small one may decompress to more than a disk.
+# The limit of decompressed data: a small file may decompress to more than a disk holds.
 _MOST_DECOMPRESSED = 1 << 30
 
 
 class _NoResult(ArgumentError):
-    """A file that is whole, but not a result of flashsmith."""
+    """A readable file that is not a result of flashsmith."""
 
 
 def read_results(paths: Sequence[Path]) -> Results:
-    """Everything in `paths`, together.
+    """The combined results of all `paths`.
 
-    A file of no known kind is passed over, and its Source says so, if others are known.
+    A file of unknown kind is skipped with a note in its Source, provided that another file is of a
+    known kind.
 
-    Raises ArgumentError when a file is missing or damaged, or none is of a known kind; the message
-    names the file, and the line or row where there is one.
+    Raises ArgumentError if a file is missing or damaged, or if none is of a known kind. The message
+    names the file, and the line or row if there is one.
     """
     results, unknown, seen = Results(), list[_NoResult](), set[str]()
     for path in paths:
@@ -70,12 +71,15 @@ _PARTS = fields(Results)
 
 
 def _without(results: Results, seen: set[str]) -> Results:
-    """The results without the rows that an earlier file has, as the CSV and the JSON of one run do;
-    `seen` are those rows, and becomes these too."""
+    """The results without rows that an earlier file contains, for example the CSV and the JSON of
+    one run.
+
+    `seen` are the earlier rows; these rows are added to it.
+    """
     left: dict[str, Any] = {}
     dropped = 0
     for name in ("rows", "profiles"):
-        # Not by ==, for which a NaN is another each time.
+        # Rows are compared as texts, because NaN is never equal to itself.
         texts = [(repr(row), row) for row in getattr(results, name)]
         left[name] = tuple(row for text, row in texts if text not in seen)
         dropped += len(texts) - len(left[name])
@@ -83,7 +87,7 @@ def _without(results: Results, seen: set[str]) -> Results:
     if not dropped:
         return results
     (source,) = results.sources
-    what = f"{source.what}, {dropped:,} of them in files before it"
+    what = f"{source.what}, {dropped:,} of them also in earlier files"
     return replace(results, **left, sources=(replace(source, what=what),))
 
 
@@ -105,7 +109,7 @@ def _read(path: Path) -> Results:
 
 
 def _read_compressed(path: Path) -> Results:
-    """What the decompressed file holds."""
+    """The results in the decompressed file."""
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / path.stem
         try:
@@ -124,7 +128,7 @@ def _read_compressed(path: Path) -> Results:
 
 
 def _read_text(path: Path) -> Results:
-    """The table that 'flashsmith roofline' prints."""
+    """The roofline in the table that 'flashsmith roofline' prints."""
     try:
         roofline = parse_roofline(read_text(path))
     except UnusableTextError as error:
@@ -139,8 +143,8 @@ def _read_text(path: Path) -> Results:
 
 
 def _rows(path: Path, what: str, rows: Sequence[Measurement]) -> Results:
-    """The rows, without figures that are none: a rate or a time that is NaN, infinite or below 0
-    cannot be drawn or compared."""
+    """The rows without unusable figures: a rate or a time that is NaN, infinite or below 0 cannot
+    be drawn or compared."""
     kept, left_out = [], []
     for number, row in enumerate(rows, 1):
         values = {name: getattr(row, name) for name in _FIGURES}
@@ -159,11 +163,12 @@ def _is_figure(name: str, value: float | None) -> bool:
 
 def _read_lines(path: Path) -> Results:
     records = read_lines(path)
-    # A log may have lines of several kinds, and a word or two of ours in them: what begins it says
-    # whose it is.
+    # A log may contain lines of several kinds and a few of these names, so the first line decides.
     if records and 2 * len(_ROW_COLUMNS & records[0].keys()) < len(_ROW_COLUMNS):
         shown = quoted(", ".join(records[0]), 120)[1:-1]
-        raise _NoResult(f"{path}, row 1: these are not of a result: {shown}; results are {READS}")
+        raise _NoResult(
+            f"{path}, row 1: these fields do not belong to a result: {shown}; results are {READS}"
+        )
     profiled = any("ncu" in record for record in records)
     return _read_profile(path) if profiled else _read_rows(path)
 
@@ -185,7 +190,7 @@ def _read_csv(path: Path) -> Results:
         return _read_profile(path)
     shown = quoted(", ".join(columns), 120)[1:-1] or "(none)"
     raise _NoResult(
-        f"{path}, line 1: these columns are not of a result: {shown}; results are {READS}"
+        f"{path}, line 1: these columns do not belong to a result: {shown}; results are {READS}"
     )
 
 
@@ -206,7 +211,7 @@ def _read_json(path: Path) -> Results:
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from error
     if found is None:
-        raise _NoResult(f"{path}: is JSON, but no result; results are {READS}")
+        raise _NoResult(f"{path}: is JSON, but not a result; results are {READS}")
     return found
 
 
@@ -227,7 +232,7 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
         source = Source(path, "the roofline", len(roofline.ceilings))
         return Results(rooflines=(roofline,), sources=(source,))
     if "entries" in value and "environments" in value:
-        what = f"a table of winners, which is no measurement: {PASSED_OVER}"
+        what = f"a table of winners, which is not a measurement: {PASSED_OVER}"
         return Results(sources=(Source(path, what, 0),))
     if "kernels" in value and "backend" in value:
         return _rows(path, "kernels of 'flashsmith run'", converted_rows.rows_of_run(value))
@@ -235,9 +240,9 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
 
 
 def with_stored_rooflines(results: Results) -> Results:
-    """Also the rooflines that this machine keeps, of the GPUs that the rows are from.
+    """The results together with the rooflines stored on this machine for the rows' GPUs.
 
-    Raises ArgumentError when one of these is damaged.
+    Raises ArgumentError if one of them is damaged.
     """
     from flashsmith.benchmark.roofline import load_roofline, roofline_path
 
@@ -247,7 +252,7 @@ def with_stored_rooflines(results: Results) -> Results:
         for gpu in wanted:
             roofline_path(gpu)
     except ArgumentError:
-        # Without a home folder nothing is kept.
+        # Without a home folder, no rooflines are stored.
         return results
     stored = [found for gpu in wanted if (found := load_roofline(gpu)) is not None]
     return replace(results, rooflines=(*results.rooflines, *stored))

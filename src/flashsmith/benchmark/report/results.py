@@ -1,4 +1,4 @@
-"""Results: everything read for one page, with the environment of each measurement."""
+"""Results: everything that was read for one page, including the environment of each measurement."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flashsmith.benchmark.progression import Ablation
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.printable import quoted
 
-# The names of attention() on the page, and of attention_with_cache() with a free split; in files
-# their rows are of 'ours' and 'ours_free'.
+# The page's names of attention() and of attention_with_cache() with a free split; files call them
+# 'ours' and 'ours_free'.
 FLASHSMITH = "flashsmith"
 FREE_SPLIT = "free split"
 _NAMES = {OURS: FLASHSMITH, OURS_FREE: FREE_SPLIT}
 BASELINES = ("fa2", "cudnn")
-# What a search measures in its rounds: figures for the config space, not for comparisons.
+# Protocols of a search's rounds, whose figures belong to the config space and not to comparisons.
 _SEARCH_PROTOCOLS = ("rung", "final")
 PASSED_OVER = "passed over"
 ENVIRONMENT = tuple(field.name for field in fields(Environment))
@@ -30,8 +30,12 @@ ENVIRONMENT_NAMES = {"gpu": "GPU", "cuda": "CUDA", "torch": "PyTorch", "python":
 
 @dataclass(frozen=True)
 class Source:
-    """One file that was read: its kind, how many rows (steps, ceilings) it gave, and a sentence for
-    each kind of rows that were left out."""
+    """One file that was read.
+
+    what: its kind.
+    count: how many rows (steps, ceilings) it contains.
+    left_out: a sentence for each value that was left out.
+    """
 
     path: Path
     what: str
@@ -40,7 +44,8 @@ class Source:
 
 
 class Setting(NamedTuple):
-    """Where and how figures were measured; only figures of one setting are comparable."""
+    """The environment and protocol of a measurement; only figures with the same setting are
+    comparable."""
 
     environment: tuple[tuple[str, Any], ...]
     protocol: str
@@ -48,7 +53,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """All that the page shows."""
+    """All results that the page shows."""
 
     rows: tuple[Measurement, ...] = ()
     ablations: tuple[Ablation, ...] = ()
@@ -58,13 +63,13 @@ class Results:
 
     @cached_property
     def compared(self) -> tuple[Measurement, ...]:
-        """Rows of implementations beside each other; not those of a search."""
+        """Rows that compare implementations, without those of a search."""
         return tuple(row for row in self.rows if not of_search(row))
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """The revisions whose kernels are compared, the one measured last first, and the time of
-        each one's last row. Rows that name no revision are of one, ''."""
+        """The compared revisions with the time of each one's last row, the most recent first. Rows
+        without a revision count as revision ''."""
         last: dict[str, str] = {}
         for row in self.compared:
             last[row.revision] = max(last.get(row.revision, ""), row.time)
@@ -72,7 +77,7 @@ class Results:
 
     @cached_property
     def environments(self) -> tuple[dict[str, Any], ...]:
-        """Every environment of the rows and of the ablations that were timed, once."""
+        """The distinct environments of the rows and of the timed ablations."""
         found = [setting_of(row).environment for row in self.rows]
         found += [_environment(one.environment) for one in self.ablations if one.has_times]
         return tuple(dict(environment) for environment in dict.fromkeys(found))
@@ -85,35 +90,35 @@ class Results:
 
 
 def is_flashsmith(row: Measurement) -> bool:
-    """Whether a row is of a flashsmith kernel, not of a peer."""
+    """Whether a row belongs to a flashsmith kernel and not to a peer."""
     return row.kind != "peer"
 
 
 def name_of(row: Measurement) -> str:
-    """The name of a row's implementation on the page: attention() is 'flashsmith'."""
+    """The name of a row's implementation on the page; attention() is 'flashsmith'."""
     name = row.implementation
     return _NAMES.get(name, name) if is_flashsmith(row) else name
 
 
 def rate_of(row: Measurement | None) -> float | None:
-    """A row's throughput in ``unit_of`` it; None where it has none."""
+    """A row's throughput in the unit of ``unit_of``; None if it has none."""
     if row is None or not row.is_memory_bound:
         return row.tflops if row else None
     return row.tb_per_s or None
 
 
 def unit_of(row: Measurement) -> str:
-    """TB/s where memory limits the problem, else TFLOP/s."""
+    """TB/s if memory limits the problem, otherwise TFLOP/s."""
     return "TB/s" if row.is_memory_bound else "TFLOP/s"
 
 
 def digits_of(row: Measurement) -> int:
-    """How many digits behind the point a rate is shown with."""
+    """The number of decimals with which a rate is shown."""
     return 2 if row.is_memory_bound else 0
 
 
 def of_search(row: Measurement) -> bool:
-    """Whether a search over configs made the row: timed the config, or dropped it before."""
+    """Whether the row comes from a search over configs, which timed or dropped the config."""
     dropped = is_flashsmith(row) and row.ms is None and not row.protocol
     return dropped or row.protocol.startswith(_SEARCH_PROTOCOLS)
 
@@ -132,8 +137,7 @@ def _fact(value: Any) -> Any:
 
 
 def setting_facts(setting: Setting) -> dict[str, str]:
-    """A setting's facts as the page shows them, '' for an unknown one; the most important come
-    first."""
+    """A setting's facts as the page shows them, the most important first; '' for an unknown one."""
     known = dict(setting.environment)
     others = {
         name: f"{ENVIRONMENT_NAMES.get(name, name)} {value}" if value else ""

@@ -1,4 +1,4 @@
-"""Kernels below the ceilings of their GPU: a chart for each dtype, head dimension and operation."""
+"""Kernels under the ceilings of their GPU: a chart for each dtype, head dimension and operation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from flashsmith.benchmark.roofline.roofline_table import describe as ceiling_wor
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families import parse_kernel_name_into_config
 
-# Lines that a chart can hold.
+# The most lines of a chart.
 _MOST_TRACES = 10
-# A ceiling this far above what is shown would press the rest together.
+# Ceilings above this multiple of the highest rate are omitted, since they would compress the rest.
 _IN_SIGHT = 2.0
 
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One kernel on one problem: its FLOP per byte, and what each ceiling allows it."""
+    """One kernel on one problem: its FLOP per byte, and the rate that each ceiling allows it."""
 
     row: Measurement
     rate: float
@@ -36,12 +36,12 @@ class RooflinePoint:
 
     @property
     def tightest(self) -> Bound | None:
-        """The ceiling that allows least."""
+        """The ceiling that allows the lowest rate."""
         return self.bounds[0] if self.bounds else None
 
     @property
     def reached(self) -> float | None:
-        """Which share of the tightest ceiling."""
+        """The achieved share of the tightest ceiling."""
         return self.rate / self.tightest.tflops if self.tightest else None
 
     @property
@@ -53,8 +53,8 @@ class RooflinePoint:
 def roofline_points(
     groups: Iterable[ProblemGroup], rooflines: Iterable[Roofline]
 ) -> tuple[list[Chart], list[RooflinePoint]]:
-    """The charts, and every kernel in them: those that are known by their config, of GPUs that
-    have a roofline."""
+    """The charts, and every kernel in them. A kernel is included if its config is known and its GPU
+    has a roofline."""
     by_gpu = {one.gpu: one for one in rooflines}
     by_chart: dict[tuple[str, str, int, str], list[list[RooflinePoint]]] = {}
     for group in groups:
@@ -79,7 +79,8 @@ def _points(group: ProblemGroup, measured: Roofline) -> list[RooflinePoint]:
         try:
             cfg, problem = parse_kernel_name_into_config(row.config), row.problem
         except (ConfigParseError, ArgumentError):
-            # A kernel of another version: its figures stand, its ceilings are not known.
+            # The config of another version cannot be parsed: its measurement stays on the page, but
+            # its ceilings are unknown.
             continue
         if problem.attn_flop():
             dram = intensity(problem, cfg).dram
@@ -93,11 +94,11 @@ def _chart(
     everything = [one for points in traces for one in points]
     highest = max(one.rate for one in everything)
     level = {
-        # Without the dtype, which the title has.
+        # The dtype is omitted, because the title has it.
         bound.ceiling.removesuffix("_fp16").removesuffix("_bf16").replace("_", " "): bound.tflops
         for one in everything
         for bound in one.bounds
-        # What L2 allows depends on the config's tile: it stands in the table.
+        # The L2 bound depends on the config's tile, so only the table shows it.
         if bound.ceiling not in ("dram_read", "l2_read") and bound.tflops < _IN_SIGHT * highest
     }
     about = ", ".join(title[:2]) + ", "
@@ -108,9 +109,9 @@ def _chart(
         )
         for points in traces[:_MOST_TRACES]
     ]
-    caption = "A point is a length; each byte of q, k, v and o counted once."
+    caption = "Each point is one length; every byte of q, k, v and o is counted once."
     if len(traces) > _MOST_TRACES:
-        caption += f" In the table alone: {len(traces) - _MOST_TRACES} more."
+        caption += f" {len(traces) - _MOST_TRACES} more lines are only in the table."
     dram = measured.rate("dram_read")
     known = facets(everything[0].row, without="mask")
     return roofline(", ".join(title), dram, level, lines, caption, known)

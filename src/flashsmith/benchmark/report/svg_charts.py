@@ -1,4 +1,4 @@
-"""The page's charts: lines by length, a roofline, ratios in strips; as shapes of an SVG."""
+"""The page's charts as SVG shapes: lines by length, a roofline, and ratios in strips."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 
 from flashsmith.benchmark.report.results import FLASHSMITH
 
-# Narrow enough for a phone without shrinking its text; wider screens show several in a row.
+# Fits a phone without shrinking the text; wider screens show several charts in a row.
 WIDTH = 420.0
 _LEFT, _TOP, _BOTTOM = 40.0, 12.0, 226.0
 _LINE_HEIGHT = 13.5
-# Characters of a label: no name that is known here is longer, and files may hold any.
+# The longest label; all known names are shorter, but files may contain any name.
 _LONGEST = 24
 _WIDE, _NARROW = "mwMW@%…", "iljtfrI.,:;'|()[] "
 DRAM_READ = "DRAM read"
-# An implementation keeps its colour and its mark in every chart.
+# An implementation has the same colour and mark in every chart.
 _PLACES = (
     FLASHSMITH, "fa2", "cudnn", "flash_attn_3", "flash_attn_4", "flex", "mem_efficient",
     "flash_attn_2", "flashinfer", DRAM_READ,
 )  # fmt: skip
-# Distinguished by shape too, for readers who cannot distinguish the colours: circle, square,
-# diamond, triangles, cross, star, hexagon, bars, and triangles that point sideways.
+# Shapes also distinguish the series, for readers who cannot distinguish the colours: circle,
+# square, diamond, triangles, cross, star, hexagon, bars, and triangles that point sideways.
 _MARKS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", "M-3.5 -3.5h7v7h-7z", "M0 -5l5 5l-5 5l-5 -5z",
     "M0 -4.5l4.5 8h-9z", "M0 4.5l4.5 -8h-9z", "M-1.5 -4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
@@ -46,10 +46,10 @@ class ChartShape:
 
 @dataclass(frozen=True)
 class Chart:
-    """An SVG: shapes in a box of WIDTH by `height`, which grows with the page's width.
+    """An SVG: shapes in a box of WIDTH by `height`, which scales with the page's width.
 
-    `alt` describes it for screen readers, `caption` is shown below it. `facets` are the values that
-    the page's filters use.
+    `alt` describes it for screen readers, and `caption` is shown below it. `facets` are the values
+    that the page's filters use.
     """
 
     title: str
@@ -70,14 +70,14 @@ class Series:
     dashed: bool = False
 
     def place(self, places: Mapping[str, int]) -> int:
-        """Its index among colours and marks."""
+        """The index of its colour and mark."""
         name = FLASHSMITH if self.strong else self.name
         return _PLACES.index(name) if name in _PLACES else places.get(name, len(_MARKS) - 1)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Kernels of one kind below a roofline: (FLOP per byte, TFLOP/s, what a point is)."""
+    """Kernels of one kind in a roofline: (FLOP per byte, TFLOP/s, the point's tip)."""
 
     name: str
     points: Sequence[tuple[float, float, str]]
@@ -85,15 +85,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Strip:
-    """A row of a chart of ratios: its name, and (ratio, peer, what a point is) for each point."""
+    """A row of a ratio chart: its name, and (ratio, peer, the point's tip) for each point."""
 
     name: str
     points: Sequence[tuple[float, str, str]]
 
 
 def places_of(peers: Sequence[str]) -> dict[str, int]:
-    """The index among colours and marks of each peer that a page shows: one that is known here has
-    its own on every page, and others take what these leave free."""
+    """The index of colour and mark for each peer on a page. A known peer has its own index on every
+    page; the others take the free ones."""
     taken = {_PLACES.index(name) for name in (FLASHSMITH, DRAM_READ)}
     taken |= {_PLACES.index(name) for name in peers if name in _PLACES}
     free = [place for place in reversed(range(len(_MARKS))) if place not in taken]
@@ -104,22 +104,22 @@ def places_of(peers: Sequence[str]) -> dict[str, int]:
 
 
 def lines_of(text: str, most: int) -> list[str]:
-    """A text in lines of at most `most` characters."""
+    """The text, wrapped to lines of at most `most` characters."""
     return textwrap.wrap(text, most) or [""]
 
 
 def cut(text: str, most: int = _LONGEST) -> str:
-    """A text, shortened for a label."""
+    """The text, shortened for a label."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def text_width(text: str) -> float:
-    """About how wide a label's text is, in the widest of the fonts that the style sheet names."""
+    """The approximate width of a label's text, in the widest font that the style sheet names."""
     return sum(10.8 if char in _WIDE else 4.2 if char in _NARROW else 7.1 for char in text)
 
 
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
-    """From the least to the greatest value, without those that lie farther from the middle half
+    """The smallest and the largest value without outliers, which lie farther from the middle half
     than `reach` times its width."""
     if len(values) < 4:
         return min(values), max(values)
@@ -131,7 +131,7 @@ def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, fl
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
     """Positions near the wanted ones, in their order, at least `gap` apart.
 
-    Labels that would overlap move apart as a block around the mean of where they belong.
+    Overlapping labels are spread as a block around the mean of their wanted positions.
     """
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     blocks: list[tuple[float, int]] = []  # (middle, labels)
@@ -156,7 +156,7 @@ def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
 
 @dataclass
 class _Drawing:
-    """Shapes; of charts with axes, `right` is where these end and what lines are begins."""
+    """The shapes of a chart. `right` is where the axes end and the lines' labels begin."""
 
     right: float = WIDTH
     shapes: list[ChartShape] = field(default_factory=list)
@@ -183,13 +183,14 @@ class _Drawing:
         kind: str = "",
         shape: int | None = None,
     ) -> None:
-        """The mark of a place, or the shape of another one's in its colour."""
+        """Draws a place's mark, or with `shape` that place's shape in the colour of `place`."""
         mark = _MARKS[(place if shape is None else shape) % len(_MARKS)]
         self.add("path", f"mark c{place} {kind}".strip(), tip=tip,
                  d=mark, transform=f"translate({x:.1f} {y:.1f})")  # fmt: skip
 
     def legend(self, entries: Sequence[tuple[int, str]], y: float) -> float:
-        """Marks and what they stand for, in as many lines as they need; where the last one is."""
+        """Draws marks and their meanings in as many lines as needed; returns the y of the last
+        line."""
         x = 12.0
         for place, words in entries:
             width = 16 + text_width(words) + 10
@@ -201,7 +202,8 @@ class _Drawing:
         return y
 
     def rates_axis(self, top: float) -> Callable[[float], float]:
-        """Level lines with their figures; where a rate lies."""
+        """Draws horizontal grid lines with their values; returns the function from a rate to its
+        y."""
         for tick in _ticks(top):
             y = _between(tick, 0.0, top, _BOTTOM, _TOP)
             self.line("grid", (_LEFT, y), (self.right, y))
@@ -209,9 +211,9 @@ class _Drawing:
         return lambda rate: _between(rate, 0.0, top, _BOTTOM, _TOP)
 
     def end_labels(self, labels: Sequence[tuple[str, str, float, float]]) -> None:
-        """(text, class, x, y): what a line is, to the right of the axes, none on another."""
+        """Draws labels (text, class, x, y) to the right of the axes, without overlap."""
         heights = spread_out([y for *_, y in labels], _LINE_HEIGHT)
-        # Labels beyond an edge are moved back, and the others with them.
+        # Labels beyond an edge move back inside, and all others move by the same amount.
         lift = max([0.0, *(height - _BOTTOM - 26 for height in heights)])
         lift = min([lift, *(height - 6 for height in heights)])
         for (text, kind, x, y), height in zip(labels, heights, strict=True):
@@ -220,7 +222,7 @@ class _Drawing:
 
 
 def _between(value: float, low: float, high: float, start: float, end: float) -> float:
-    """Where `value` lies between `start` and `end`, as it lies between `low` and `high`."""
+    """Maps `value` linearly from [low, high] to [start, end], clamped."""
     share = (value - low) / (high - low) if high > low else 0.5
     return start + min(1.0, max(0.0, share)) * (end - start)
 
@@ -242,7 +244,8 @@ def lines_by_length(
     unit: str = "TFLOP/s",
     digits: int = 0,
 ) -> Chart:
-    """Rates in ``unit``, shown with so many ``digits``, by (length, batch), evenly spaced."""
+    """A chart of rates in ``unit`` by (length, batch), evenly spaced; rates have ``digits``
+    decimals."""
     shown = [one for one in series if any(one.rates)]
     alt = ", ".join(f"{_last(one)[1]:.{digits}f} {one.name}" for one in shown)
     alt = f"{unit} by length, {title}: {alt}"
@@ -283,12 +286,12 @@ def lines_by_length(
 
 
 def _right_of_axes(labels: Sequence[str]) -> float:
-    """Where axes end that leave room for these labels."""
+    """The x at which the axes end, which leaves room for these labels."""
     return WIDTH - 14 - max(map(text_width, labels))
 
 
 def _label(series: Series, lengths: Sequence[tuple[int, int]], digits: int) -> str:
-    """A line's last rate and its name; with the length where it ends before the others."""
+    """A line's last rate and its name, with the length if the line ends before the others."""
     at, rate = _last(series)
     if at < len(lengths) - 1:
         return f"{rate:.{digits}f} {cut(series.name)} at {lengths[at][0]}"
@@ -296,7 +299,7 @@ def _label(series: Series, lengths: Sequence[tuple[int, int]], digits: int) -> s
 
 
 def _last(series: Series) -> tuple[int, float]:
-    """The last length's place, and the rate there."""
+    """The index of the last length with a rate, and that rate."""
     return [(place, rate) for place, rate in enumerate(series.rates) if rate][-1]
 
 
@@ -308,7 +311,8 @@ def roofline(
     caption: str,
     facets: Mapping[str, str],
 ) -> Chart:
-    """TFLOP/s by FLOP per byte (by powers of two), below what arithmetic and bandwidth allow."""
+    """A chart of TFLOP/s by FLOP per byte (in powers of two), under the limits of arithmetic and
+    bandwidth."""
     points = [point for trace in traces for point in trace.points]
     left = math.log2(min(x for x, *_ in points)) - 3
     right = math.log2(max(x for x, *_ in points)) + 0.5
@@ -329,7 +333,7 @@ def roofline(
     )
     ends = []
     for words, rate in zip(levels, ceilings.values(), strict=True):
-        # A ceiling begins where the bandwidth reaches it.
+        # A ceiling starts where the bandwidth line reaches it.
         begin = x_of(rate / dram_tb_per_s) if dram_tb_per_s else _LEFT
         drawing.line("ceiling", (begin, y_of(rate)), (drawing.right, y_of(rate)))
         ends.append((words, "label muted", drawing.right - 5, y_of(rate)))
@@ -341,7 +345,7 @@ def roofline(
             drawing.line("ceiling", *slope)
             y = max(_TOP + 4, slope[0][1] - 8)
             drawing.text(slope[0][0] + 14, y, f"DRAM {dram_tb_per_s:.2f} TB/s")
-    # All of them are flashsmith's, and have its colour: other colours are peers'.
+    # All traces are flashsmith's and have its colour; other colours belong to peers.
     own = _PLACES.index(FLASHSMITH)
     for number, (words, trace) in enumerate(zip(rates, traces, strict=True)):
         path = [(x_of(x), y_of(y)) for x, y, _ in trace.points]
@@ -361,16 +365,17 @@ def roofline(
     return Chart(title, alt, caption, y, drawing.shapes, facets)
 
 
-# Characters of a line of a strip's name.
+# The most characters in a line of a strip's name.
 _STRIP_NAME = 30
-# Ratios that an axis names.
+# The ratios that an axis may label.
 _NAMED_RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 10, 100)
 
 
 def ratio_strips(
     title: str, strips: Sequence[Strip], caption: str, places: Mapping[str, int]
 ) -> Chart:
-    """A row of points for each strip, by their ratios to the peers, on a logarithmic axis."""
+    """A chart with a row of points per strip, by their ratios to the peers on a logarithmic
+    axis."""
     drawing = _Drawing()
     peers = list(dict.fromkeys(peer for strip in strips for _, peer, _ in strip.points))
     entries = [(Series(peer, ()).place(places), f"over {cut(peer)}") for peer in peers]

@@ -1,7 +1,7 @@
-"""A GPU's own ceilings, measured by kernels that do one thing each, and where kernels lie below.
+"""A GPU's ceilings, measured by single-purpose kernels, and how far kernels stay below them.
 
-``measure_roofline`` measures, ``load_roofline`` reads what was measured before, ``bounds`` says
-what each ceiling allows a config on a problem.
+``measure_roofline`` measures, ``load_roofline`` reads an earlier measurement, and ``bounds``
+returns what each ceiling allows a config on a problem.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Measures a GPU's ceilings: compile, check, find out how many turns take long enough, time."""
+"""Measures a GPU's ceilings: compiles the microbenchmarks, checks their output, calibrates the
+number of turns, and times them."""
 
 from __future__ import annotations
 
@@ -32,9 +33,10 @@ from flashsmith.families import DeviceSpec
 from flashsmith.runtime import driver
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 
-# Long enough for the clock to settle under the tensor cores' power.
+# Long enough for the clock to settle under the tensor cores' power draw.
 LAUNCH_MS = 50.0
-# The caches stay warm: that is what the L2 is measured with, and nothing else cares.
+# The caches stay warm: the L2's bandwidth is measured this way, and the other kernels are
+# unaffected.
 PROTOCOL = Protocol(
     "one_by_one",
     flush_l2=False,
@@ -52,7 +54,7 @@ Timer = Callable[["_Launches", Protocol], Samples]
 
 @dataclass(frozen=True)
 class _Launches:
-    """What is timed: launches of so many turns."""
+    """The implementation to time: launches of ``turns`` turns each."""
 
     name: str
     running: Running
@@ -63,7 +65,7 @@ class _Launches:
 
 
 class Gpu:
-    """GPU 0 as a machine for microbenchmarks, with the sources compiled for it."""
+    """GPU 0 as the machine for microbenchmarks, with their sources compiled for it."""
 
     def __init__(self, device: DeviceSpec, sources: Sequence[str]) -> None:
         self.device = device
@@ -91,18 +93,19 @@ class Gpu:
 def measure_roofline(
     launch_ms: float = LAUNCH_MS, progress: Callable[[str, int, int], None] | None = None
 ) -> Roofline:
-    """Every ceiling of GPU 0, each launch taking about `launch_ms`.
+    """Measures every ceiling of GPU 0 with launches of about `launch_ms`.
 
-    What cannot be measured is a gap with its reason; what fails is marked wrong, and the others are
-    measured nevertheless. `progress` gets what comes next, how many are done and of how many.
+    A ceiling that cannot be measured becomes a gap with its reason, and a failed one is marked
+    wrong; the others are measured regardless. `progress` receives the next step, the number of
+    completed steps and their total.
 
-    Raises ArgumentError for a bad `launch_ms`, LaunchError without a GPU, ToolchainError,
+    Raises ArgumentError for an invalid `launch_ms`, LaunchError without a GPU, ToolchainError,
     CompileError.
     """
     if not 1 <= launch_ms <= 1000:
         raise ArgumentError(f"ms={launch_ms}: a launch takes from 1 to 1000 ms")
     if driver.gpu_count() == 0:
-        raise LaunchError("a roofline is measured on an NVIDIA GPU, and there is none here")
+        raise LaunchError("a roofline is measured on an NVIDIA GPU, but none was found")
     device = driver.query_gpu(0)
     possible = [bench for bench in MICROBENCHMARKS if not bench.absence(device.arch)]
     if progress:
@@ -130,7 +133,7 @@ def _time(launches: _Launches, protocol: Protocol) -> Samples:
 def measure_ceiling(
     bench: Microbenchmark, machine: Machine, launch_ms: float = LAUNCH_MS, timer: Timer = _time
 ) -> Ceiling:
-    """One ceiling: its kernel's output is checked, then it is timed."""
+    """One ceiling: the kernel's output is checked, then the kernel is timed."""
     empty = Ceiling(bench.key, bench.unit)
     if absence := bench.absence(machine.device.arch):
         return replace(empty, note=absence)
@@ -157,7 +160,8 @@ def measure_ceiling(
 
 
 def _turns_that_take(key: str, running: Running, launch_ms: float, timer: Timer) -> int:
-    """How many turns make a launch of about `launch_ms`; the first guess may be far too short."""
+    """The number of turns for a launch of about `launch_ms`. It is calibrated twice, because the
+    first guess may be far too short."""
     turns = running.first_turns
     for _ in range(2):
         ms = timer(_Launches(key, running, turns), _ONCE).median_ms
@@ -175,9 +179,9 @@ _MAX_DYNAMIC_SMEM = 8  # CUfunction_attribute, cuda.h
 
 
 class GpuModule:
-    """A cubin on GPU ``ordinal``; it stays loaded as long as the process lives.
+    """A cubin on GPU ``ordinal``; it stays loaded for the life of the process.
 
-    Raises LaunchError with CUDA's words when the GPU cannot load it.
+    Raises LaunchError with CUDA's message if the GPU cannot load it.
     """
 
     def __init__(self, image: bytes, ordinal: int = 0) -> None:
@@ -187,9 +191,9 @@ class GpuModule:
             driver.call("cuModuleLoadData", ctypes.byref(self._module), ctypes.c_char_p(image))
 
     def kernel(self, name: str, smem_bytes: int = 0) -> GpuKernel:
-        """The kernel of that name, to be launched with so much dynamic shared memory.
+        """The kernel of that name, for launches with ``smem_bytes`` of dynamic shared memory.
 
-        Raises LaunchError when there is none, or the GPU has less.
+        Raises LaunchError if there is no such kernel, or if the GPU has less shared memory.
         """
         function = ctypes.c_void_p()
         with driver.current_gpu(self.ordinal):
@@ -200,7 +204,7 @@ class GpuModule:
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A kernel and what all of its launches have in common."""
+    """A kernel and the parameters that all of its launches share."""
 
     function: ctypes.c_void_p
     smem_bytes: int
@@ -211,7 +215,7 @@ class GpuKernel:
 
         Arguments are DeviceArrays, passed by address, and ctypes numbers.
 
-        Raises LaunchError with CUDA's words when the launch is refused.
+        Raises LaunchError with CUDA's message if the launch is refused.
         """
         values: list[Any] = [
             ctypes.c_uint64(value.address) if isinstance(value, DeviceArray) else value
@@ -233,14 +237,14 @@ class GpuKernel:
 
 # --- compiling: seconds, so nothing is kept -------------------------------------------------------
 
-# Its instructions exist under this target's name only.
+# wgmma's instructions exist only for this target.
 _TARGETS = {"wgmma": {90: "90a"}}
 
 RooflineKind = Literal["cubin", "ptx"]
 
 
 def target_of(source: str, arch: int) -> str:
-    """The compiler's name for the architecture, '90' or '90a', that a source needs."""
+    """The compiler's name for the architecture that a source needs: '90' or '90a'."""
     return _TARGETS.get(source, {}).get(arch, str(arch))
 
 
@@ -249,8 +253,8 @@ def compile_sources(
 ) -> dict[str, bytes]:
     """The images of csrc/roofline/<source>.cu for sm_<arch>, by source.
 
-    Raises ToolchainError, CompileError with the compiler's words, and CompileError when a kernel
-    spills: a ceiling measured through spills would be none.
+    Raises ToolchainError, and CompileError with the compiler's message. A kernel that spills also
+    raises CompileError, because it would not measure the ceiling.
     """
     toolchain = find_toolchain()
     toolchain.check_arch(arch)
@@ -297,5 +301,5 @@ def _check_no_spills(source: str, reports: dict[str, ResourceReport]) -> None:
         if spilled or report.stack_bytes:
             raise CompileError(
                 f"{source}.cu: {name} spills {spilled} bytes and has a stack of "
-                f"{report.stack_bytes} a thread; it would not measure what it is for"
+                f"{report.stack_bytes} bytes per thread; it would not measure its ceiling"
             )

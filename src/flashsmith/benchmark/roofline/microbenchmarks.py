@@ -1,4 +1,4 @@
-"""Microbenchmarks: ceilings that can be measured, each by a kernel that does one thing."""
+"""Microbenchmarks: each measures one ceiling with a kernel that does one thing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from flashsmith.verify.proof_inputs import numpy_dtype
 
 
 class Absent(Exception):
-    """Why a ceiling cannot be measured here: a gap that is named, and no failure."""
+    """The reason why a ceiling cannot be measured here, which is a gap and not a failure."""
 
 
 class Wrong(Exception):
-    """A microbenchmark's output is not what it should be."""
+    """A microbenchmark's output is incorrect."""
 
 
 class LaunchableKernel(Protocol):
-    """What a microbenchmark needs of a loaded kernel; tests give one of their own."""
+    """The interface of a loaded kernel; tests provide their own."""
 
     def launch(self, ctas: int, threads: int, *arguments: Any) -> None:
         """Enqueues the kernel. Arguments are arrays (``Arrays``) and ctypes numbers."""
@@ -39,7 +39,7 @@ class DeviceBytes(Protocol):
         """Size in bytes."""
 
     def to_host(self) -> Any:
-        """A copy as NumPy array, after all launches so far."""
+        """A copy as a NumPy array, after all launches so far."""
 
 
 class Machine(Protocol):
@@ -48,23 +48,25 @@ class Machine(Protocol):
     device: DeviceSpec
 
     def kernel(self, source: str, name: str, smem_bytes: int = 0) -> LaunchableKernel:
-        """The kernel `name` of csrc/roofline/<source>.cu with so much dynamic shared memory."""
+        """The kernel `name` of csrc/roofline/<source>.cu, with `smem_bytes` of dynamic shared
+        memory."""
 
     def array(self, host: Any) -> DeviceBytes:
         """A copy of a NumPy array."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceBytes:
-        """Memory with anything in it. Raises LaunchError when there is not enough."""
+        """Uninitialized memory. Raises LaunchError if there is not enough."""
 
     def free_bytes(self) -> int:
-        """How much memory could be had."""
+        """The number of bytes that can be allocated."""
 
 
 class Running(ABC):
     """A microbenchmark with its operands in place.
 
-    work: FLOP, operations or bytes of one turn. first_turns: what is timed first, to find out how
-    many turns take long enough.
+    work: FLOP, operations or bytes of one turn.
+    first_turns: the number of turns of the first timed launch, which calibrates the number of
+    turns.
     """
 
     work: float
@@ -76,18 +78,21 @@ class Running(ABC):
 
     @abstractmethod
     def check(self) -> float:
-        """Runs a few turns and compares with NumPy: the largest error, relative to the results.
+        """Runs a few turns and compares with a reference; returns the largest error, relative to
+        the results.
 
-        Raises Wrong when it is too large.
+        Raises Wrong if it is too large.
         """
 
 
 @dataclass(frozen=True)
 class Microbenchmark:
-    """source: the file in csrc/roofline, '' for a library's kernel. archs: the only ones that have
-    its instructions, () for all.
+    """A microbenchmark of one ceiling.
 
-    ``start`` raises Absent where the ceiling cannot be measured.
+    source: the file in csrc/roofline, '' for a library's kernel.
+    archs: the architectures that have its instructions, () for all.
+
+    ``start`` raises Absent if the ceiling cannot be measured.
     """
 
     key: str
@@ -97,14 +102,14 @@ class Microbenchmark:
     archs: tuple[int, ...] = ()
 
     def absence(self, arch: int) -> str:
-        """Why an architecture has no such ceiling, '' where it has."""
+        """Why an architecture has no such ceiling, '' if it has."""
         if self.archs and arch not in self.archs:
             return f"{self.source} is an instruction of sm_{self.archs[0]}a, and this is sm_{arch}"
         return ""
 
 
 def check_error(error: float, bound: float) -> float:
-    """`error`, unless it is above `bound` or no number.
+    """Returns `error`, unless it is above `bound` or NaN.
 
     Raises Wrong.
     """
@@ -115,7 +120,8 @@ def check_error(error: float, bound: float) -> float:
 
 # --- matrix products: mma.sync and wgmma, fed in several ways ---
 
-# Sums of a few hundred products in fp32, which tensor cores do not even round to nearest.
+# The bound for sums of a few hundred products in fp32, where tensor cores do not even round to
+# nearest.
 _MMA_ERROR_BOUND = 1e-4
 _MMA_CHECKED_TURNS = 6
 _MMA_SEED = 20
@@ -123,11 +129,13 @@ _MMA_SEED = 20
 
 @dataclass(frozen=True)
 class ProductShape:
-    """One kernel's product, as csrc/roofline/<source>.cu has it.
+    """One kernel's product, matching csrc/roofline/<source>.cu.
 
-    groups: warps or warpgroups of a CTA, each of which multiplies rows x depth elements of its own
-    by cols x depth ones. tiles: those second operands, taken in turn. own_b: whether a group has
-    one of its own instead. passes: products of one turn.
+    groups: warps or warpgroups of a CTA. Each multiplies its own rows x depth elements by cols x
+    depth ones.
+    tiles: the number of second operands, which the turns cycle through.
+    own_b: whether each group has its own second operand instead.
+    passes: products per turn.
     """
 
     source: str
@@ -143,12 +151,12 @@ class ProductShape:
 
     @property
     def flop(self) -> int:
-        """Of one turn of one CTA."""
+        """FLOP of one turn of one CTA."""
         return 2 * self.groups * self.rows * self.cols * self.depth * self.passes
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory: both operands, or none."""
+        """Dynamic shared memory for both operands, or 0 if they are not in it."""
         elements = (self.groups * self.rows + self.cols) * self.depth
         return 2 * elements if self.in_shared else 0
 
@@ -163,10 +171,10 @@ SHAPES = (REGISTERS, SHARED_16, SHARED_32, WGMMA_128, WGMMA_256)
 
 
 class Product(Running):
-    """A product's kernel, one CTA on every SM, with random operands.
+    """A product's kernel with random operands, one CTA on every SM.
 
-    Random, because constant ones switch fewer transistors: they draw less power and run at a clock
-    that no real product sees.
+    With constant operands fewer transistors switch, so that the GPU would draw less power and run
+    at a clock that real products do not reach.
     """
 
     def __init__(self, shape: ProductShape, dtype: DType, machine: Machine) -> None:
@@ -198,11 +206,11 @@ class Product(Running):
         return check_error(float(np.max(np.abs(found - expected))) / scale, _MMA_ERROR_BOUND)
 
     def expected(self, turns: int) -> np.ndarray:
-        """What every CTA's output is after so many turns, (groups, rows, cols), in float64."""
+        """Every CTA's output after ``turns`` turns, (groups, rows, cols), in float64."""
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)
         if self.shape.own_b:
             return turns * self.shape.passes * (a @ np.swapaxes(b, 1, 2))
-        # How often each tile's turn has come.
+        # How often each tile was used.
         counts = np.bincount(np.arange(turns) % self.shape.tiles, minlength=self.shape.tiles)
         total = np.tensordot(counts.astype(np.float64), b, axes=1)
         return a @ total.T
@@ -225,14 +233,14 @@ PRODUCTS = tuple(
 
 MATMUL_SIZE = 8192
 _MATMUL_CHECKED_ROWS = (0, 1, MATMUL_SIZE // 2, MATMUL_SIZE - 1)
-# The result is rounded to 16 bits: half a unit in the last place, and cuBLAS's own choice of how
-# to add up.
+# The result is rounded to 16 bits, by half a unit in the last place, and cuBLAS chooses its order
+# of summation.
 _MATMUL_ERROR_BOUND = {DType.FP16: 1e-3, DType.BF16: 8e-3}
 _MATMUL_SEED = 22
 
 
 class LibraryProduct(Running):
-    """An MATMUL_SIZE^3 product; a turn is one call."""
+    """A product of MATMUL_SIZE^3 by cuBLAS; a turn is one call."""
 
     first_turns = 2
 
@@ -266,9 +274,9 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise Absent("PyTorch is not installed, and cuBLAS is called through it") from None
+        raise Absent("PyTorch is not installed; cuBLAS is called through it") from None
     if not torch.cuda.is_available():
-        raise Absent(f"PyTorch {torch.__version__} sees no GPU, and cuBLAS is called through it")
+        raise Absent(f"PyTorch {torch.__version__} sees no GPU; cuBLAS is called through it")
     return torch
 
 
@@ -280,7 +288,7 @@ LIBRARY_PRODUCTS = tuple(
 
 # --- exponentials ---------------------------------------------------------------------------------
 
-# As csrc/roofline/exp2.cu has them.
+# These match csrc/roofline/exp2.cu.
 EXP2_THREADS = 512
 EXP2_CHAINS = 8
 EXP2_MIRROR = -8.0
@@ -291,7 +299,7 @@ _EXP2_SEED = 21
 
 
 class Exponentials(Running):
-    """ex2.approx on every SM with as many threads as it holds; operands as a softmax has them."""
+    """ex2.approx on every SM with the most threads it holds, on operands in a softmax's range."""
 
     def __init__(self, machine: Machine) -> None:
         device = machine.device
@@ -322,22 +330,22 @@ EXPONENTIALS = (Microbenchmark("exp2", "Gop/s", "exp2", Exponentials),)
 
 # --- reads of the L2 and of DRAM ------------------------------------------------------------------
 
-# As csrc/roofline/memory_read.cu has them.
+# These match csrc/roofline/memory_read.cu.
 READ_THREADS = 512
 SPAN_BYTES = READ_THREADS * 8 * 16
 PERIOD = 1 << 20
 
 _MIB = 2**20
 _DRAM_BYTES = 4096 * _MIB
-# So much of what is read must not fit into the L2, or part of it would come from there.
+# The buffer is at least this many times the L2, so that almost all reads come from DRAM.
 _TIMES_L2 = 16
-# Of the L2, which also holds other things, and of which an SM reaches one half faster than the
-# other.
+# The buffer's share of the L2. The L2 also holds other data, and an SM reads one half of it faster
+# than the other.
 _L2_SHARE = 0.4
 
 
 class MemoryRead(Running):
-    """Every SM reads its part of a buffer, 16 bytes a load and many in flight."""
+    """A read of a buffer, of which each SM reads a part with 16-byte loads and many in flight."""
 
     first_turns = 1
 
@@ -360,7 +368,7 @@ class MemoryRead(Running):
         )
 
     def check(self) -> float:
-        """Reads all of the buffer once; the sum of its words is exact or Wrong."""
+        """Reads the whole buffer once; raises Wrong unless the sum of its words is exact."""
         self.launch(1)
         found = int(self._sums.to_host().sum(dtype=np.uint64)) % 2**32
         expected = sum_of_words(self.bytes // 4)
@@ -370,7 +378,7 @@ class MemoryRead(Running):
 
 
 def words(count: int) -> np.ndarray:
-    """The first words of the buffer, at most PERIOD, as fill_words writes them."""
+    """The first `count` words of the buffer, at most PERIOD, as fill_words writes them."""
     x = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B9)
     x = (x ^ x >> np.uint32(16)) * np.uint32(0x85EBCA6B)
     x = (x ^ x >> np.uint32(13)) * np.uint32(0xC2B2AE35)
@@ -378,7 +386,7 @@ def words(count: int) -> np.ndarray:
 
 
 def sum_of_words(count: int) -> int:
-    """Of all words of a buffer of `count`, modulo 2^32."""
+    """The sum of a buffer of `count` words, modulo 2^32."""
     period = words(PERIOD)
     whole = int(period.sum(dtype=np.uint64)) * (count // PERIOD)
     return (whole + int(period[: count % PERIOD].sum(dtype=np.uint64))) % 2**32
@@ -390,14 +398,14 @@ def start_l2(machine: Machine) -> MemoryRead:
 
 
 def start_dram(machine: Machine) -> MemoryRead:
-    """A buffer of which next to nothing is in the L2.
+    """A buffer of which the L2 holds almost nothing.
 
-    Raises Absent when there is no room for one.
+    Raises Absent if there is not enough memory for it.
     """
     size, least = min(_DRAM_BYTES, machine.free_bytes() // 2), _TIMES_L2 * machine.device.l2_bytes
     if size < least:
         raise Absent(
-            f"needs {2 * least // _MIB} MiB of free GPU memory, there are "
+            f"needs {2 * least // _MIB} MiB of free GPU memory, found "
             f"{machine.free_bytes() // _MIB}"
         )
     return MemoryRead(size, machine)

@@ -1,7 +1,8 @@
-"""Roofline: a GPU's measured ceilings as data, the files that keep them, and what they allow.
+"""Roofline: a GPU's measured ceilings as data, the files that store them, and the bounds they
+imply.
 
-All bounds are in TFLOP/s of the problem's two GEMMs, 4 b h s_q s_k d, halved when causal: the
-figure that every table prints.
+All bounds are in TFLOP/s of the problem's two GEMMs, 4 b h s_q s_k d, halved when causal, like
+every table.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ from flashsmith.untrusted import UnusableTextError, read_json
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
 KIND = "flashsmith roofline"
 SCHEMA = 1
-# Of one unit in plain operations or bytes per second.
+# Operations or bytes per second of one unit.
 SCALE: dict[Unit, float] = {"TFLOP/s": 1e12, "Gop/s": 1e9, "TB/s": 1e12}
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """One thing a GPU was measured at.
+    """One measured ceiling of a GPU.
 
-    rate: in `unit`, None where it was not measured, and `note` says why. ms: median time of a
-    launch; spread: interquartile range over it. sm_clock_mhz and power_w: while it ran, None
-    without NVML. per_sm_clock: operations or bytes per SM and clock cycle, None without a clock.
+    rate: in `unit`, None if it was not measured; `note` then gives the reason.
+    ms: the median time of a launch.
+    spread: the interquartile range over the median.
+    sm_clock_mhz, power_w: readings during the launches, None without NVML.
+    per_sm_clock: operations or bytes per SM and clock cycle, None without a clock.
     error: the largest error of the same kernel's checked run, relative to the results' size.
-    wrong: whether that check failed, or the kernel did.
+    wrong: whether that check or the kernel failed.
     """
 
     key: str
@@ -61,7 +64,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Roofline:
-    """All ceilings of one GPU. `environment` is that of the measurement, `time` its date (ISO)."""
+    """All ceilings of one GPU. `environment` and `time` (ISO) are those of the measurement."""
 
     gpu: str
     arch: int
@@ -71,11 +74,11 @@ class Roofline:
     ceilings: tuple[Ceiling, ...]
 
     def ceiling(self, key: str) -> Ceiling | None:
-        """The ceiling of that key, measured or not; None when there is none of that name."""
+        """The ceiling with that key, measured or not; None if the roofline has no such key."""
         return next((ceiling for ceiling in self.ceilings if ceiling.key == key), None)
 
     def rate(self, key: str) -> float | None:
-        """The rate in the ceiling's unit, None where it was not measured."""
+        """The rate in the ceiling's unit, None if it was not measured."""
         ceiling = self.ceiling(key)
         return ceiling.rate if ceiling else None
 
@@ -88,7 +91,7 @@ class Roofline:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that was measured was wrong."""
+        """Whether no ceiling is marked wrong."""
         return not any(ceiling.wrong for ceiling in self.ceilings)
 
     def to_json(self) -> dict[str, Any]:
@@ -96,12 +99,12 @@ class Roofline:
 
     @classmethod
     def from_json(cls, value: Any) -> Roofline:
-        """What to_json() wrote; fields of later versions are passed over.
+        """The roofline that to_json() wrote; fields of later versions are ignored.
 
-        Raises ArgumentError when it is something else.
+        Raises ArgumentError for anything else.
         """
         if not isinstance(value, dict):
-            raise _foreign(f"{quoted(value, 80)} is no object")
+            raise _foreign(f"{quoted(value, 80)} is not an object")
         if value.get("schema") != SCHEMA:
             raise ArgumentError(
                 f"roofline: schema {quoted(value.get('schema'), 80)} is not this version's "
@@ -121,17 +124,18 @@ def _foreign(reason: str) -> ArgumentError:
 
 
 def roofline_path(gpu: str) -> Path:
-    """The file of the GPU that calls itself `gpu`.
+    """The file for the GPU whose name is `gpu`.
 
-    Raises ArgumentError when there is no home folder to keep it in.
+    Raises ArgumentError if there is no home folder for it.
     """
     return _folder() / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
 
 
 def load_roofline(gpu: str | None = None) -> Roofline | None:
-    """What was measured of the GPU of that name (None: this machine's first), if anything.
+    """The stored roofline of the GPU named `gpu` (None: this machine's first GPU), None if there is
+    none.
 
-    Raises ArgumentError when its file is damaged.
+    Raises ArgumentError if its file is damaged.
     """
     if gpu is None:
         if gpu_count() == 0:
@@ -142,7 +146,7 @@ def load_roofline(gpu: str | None = None) -> Roofline | None:
 
 
 def read_roofline(path: str | Path) -> Roofline:
-    """The roofline in a file. Raises ArgumentError when there is none."""
+    """The roofline in a file. Raises ArgumentError if the file does not hold one."""
     try:
         value = read_json(path)
     except UnusableTextError as error:
@@ -154,14 +158,14 @@ def read_roofline(path: str | Path) -> Roofline:
 
 
 def stored_rooflines() -> list[Roofline]:
-    """Every stored roofline, by GPU name. Raises ArgumentError when a file is damaged."""
+    """Every stored roofline, by GPU name. Raises ArgumentError if a file is damaged."""
     return [read_roofline(path) for path in sorted(_folder().glob("*.json"))]
 
 
 def save_roofline(roofline: Roofline, path: Path | None = None) -> Path:
-    """Writes the roofline to its place (or `path`), whole or not at all, and returns that place.
+    """Writes the roofline to its default path (or `path`) atomically, and returns that path.
 
-    Raises ArgumentError when it cannot be written.
+    Raises ArgumentError if it cannot be written.
     """
     path = path or roofline_path(roofline.gpu)
     try:
@@ -176,11 +180,11 @@ def save_roofline(roofline: Roofline, path: Path | None = None) -> Path:
 def _folder() -> Path:
     try:
         folder = platformdirs.user_data_path("flashsmith", appauthor=False)
-    except RuntimeError:  # newer platformdirs; older ones return a relative path
+    except RuntimeError:  # raised by newer platformdirs; older ones return a relative path
         folder = Path("~")
     if not folder.is_absolute():
         raise ArgumentError(
-            "roofline: there is no home folder to keep it in (HOME is unset); set HOME or "
+            "roofline: there is no home folder to store it in (HOME is unset); set HOME or "
             "XDG_DATA_HOME"
         )
     return folder / "roofline"
@@ -191,11 +195,12 @@ def _folder() -> Path:
 
 @dataclass(frozen=True)
 class ProblemIntensity:
-    """FLOP of the products per byte of DRAM and L2 traffic, and per exponential.
+    """FLOP of the products per byte of DRAM traffic, per byte of L2 traffic, and per exponential.
 
-    dram: q, k, v and o once each, the least there can be. l2: what the CTAs read and write, each
-    its Q block and all of the keys it sees. Of another operation than attention both are all
-    tensors once, and exp2 is infinite.
+    dram: q, k, v and o once each, the minimum.
+    l2: what the CTAs read and write; each CTA reads its Q block and all keys that it sees.
+
+    For operations other than attention, dram and l2 count every tensor once, and exp2 is infinite.
     """
 
     dram: float
@@ -205,14 +210,14 @@ class ProblemIntensity:
 
 @dataclass(frozen=True)
 class Bound:
-    """What one ceiling allows. `ceiling` is its key in the roofline."""
+    """The rate that one ceiling allows. `ceiling` is its key in the roofline."""
 
     ceiling: str
     tflops: float
 
 
 def intensity(problem: Problem, cfg: Any) -> ProblemIntensity:
-    """The intensities of `cfg`'s kernel on `problem`, which must not be empty."""
+    """The intensities of `cfg`'s kernel on a non-empty `problem`."""
     flop = problem.attn_flop()
     if problem.operation != DEFAULT:
         once = flop / problem.computed.bytes(problem)
@@ -233,7 +238,8 @@ def _bytes_once(problem: Problem) -> tuple[int, int]:
 
 
 def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
-    """What each measured ceiling that concerns the config allows on the problem, tightest first."""
+    """The rate that each relevant measured ceiling allows the config on the problem, tightest
+    first."""
     dtype = problem.dtype.name.lower()
     found = [
         Bound(f"{name}_{dtype}", rate)
@@ -249,6 +255,6 @@ def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
 
 
 def _products_of(cfg: Any) -> tuple[str, ...]:
-    """The ceilings of the instruction that the config's family multiplies with."""
+    """The ceilings of the instruction that the config's family uses for its products."""
     names: tuple[str, ...] = cfg.family.multiplies_with(cfg)
     return names

@@ -29,7 +29,7 @@ _WHAT = {
 
 
 def describe(key: str) -> str:
-    """What a ceiling is, in words; its own name for one that this version does not know."""
+    """A ceiling in words; an unknown ceiling is shown by its key."""
     name, _, dtype = key.rpartition("_")
     if dtype in ("fp16", "bf16"):
         return f"{_WHAT.get(name, name)}, {dtype}"
@@ -37,7 +37,7 @@ def describe(key: str) -> str:
 
 
 def print_roofline(console: Console, roofline: Roofline) -> None:
-    """The ceilings as a table, and what they were measured on."""
+    """Prints the ceilings as a table, followed by the GPU and the environment."""
     print_table(console, _COLUMNS, [_row(ceiling) for ceiling in roofline.ceilings])
     environment = roofline.environment
     facts = [f"{roofline.gpu} (sm_{roofline.arch}, {roofline.sm_count} SMs)"]
@@ -47,19 +47,20 @@ def print_roofline(console: Console, roofline: Roofline) -> None:
     print_text(console, f"{', '.join(facts)}; {roofline.time}")
 
 
-# The heading of a ceiling's key, by which parse_roofline() knows the table.
+# The heading of the key column, by which parse_roofline() recognizes the table.
 _KEY = _COLUMNS[0].heading
 _MEASURED_ON = re.compile(
     r"(?P<gpu>\S.*) \(sm_(?P<arch>\d{1,9}), (?P<sms>\d{1,9}) SMs\)(?P<rest>.*); (?P<time>\S+)",
     re.ASCII,
 )
-# Far more than print_roofline() prints below the table: a search takes time by its square.
+# Far more than print_roofline() prints below the table. The search takes quadratic time, so its
+# input is limited.
 _MOST_BELOW = 4000
 
 
 def parse_roofline(text: str) -> Roofline | None:
-    """The roofline that print_roofline() printed off a terminal, as precise as it stands there;
-    None where the text is something else."""
+    """The roofline in print_roofline()'s non-terminal output, as precise as printed; None for any
+    other text."""
     lines = text.splitlines()
     below = " ".join(line for line in lines if line[:1] != "|")
     measured = _MEASURED_ON.search(below[:_MOST_BELOW])
@@ -84,7 +85,7 @@ def parse_roofline(text: str) -> Roofline | None:
             ),
             ceilings=tuple(_parsed(key, cells) for key, cells in facts.items()),
         )
-        # With the checks that any other file's figures pass.
+        # This applies the checks of JSON files.
         return Roofline.from_json(found.to_json())
     except (KeyError, ValueError, ArgumentError):
         return None

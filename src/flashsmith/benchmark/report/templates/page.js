@@ -1,4 +1,4 @@
-// Everything can be read without this script; it sorts, filters, and shows what a pointer is on.
+// Everything can be read without this script; it adds sorting, filters and tooltips.
 
 // --- the page's filters: head dimension, dtype, mask
 
@@ -78,7 +78,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
         const [x, y] = [key(a), key(b)];
         if (!figures) return (up ? 1 : -1) * x.localeCompare(y, "en", {numeric: true});
         const [one, other] = [figure(x), figure(y)];
-        // What has no figure stays at the end, whichever way.
+        // Cells without a figure stay at the end in either order.
         if (isNaN(one) || isNaN(other)) return isNaN(one) - isNaN(other);
         return up ? one - other : other - one;
       });
@@ -87,7 +87,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
-// --- what a pointer is on: the titles of a chart's shapes, shown at once and to fingers too
+// --- tooltips: the titles of a chart's shapes, shown without delay and on touch screens too
 
 const tip = document.createElement("div");
 tip.className = "tip";
