@@ -55,6 +55,9 @@ STAYING = MEASURED.keys() - REPLACED.keys()
 # Since these rows a config of another order of tiles was measured as the fastest of their class,
 # whose own replacement there was measured, too.
 REPLACED_OTHERWISE = {"b16 s4096 h8 d256 fp16 window packed uneven"}
+# Since these rows the replacement itself was measured as the fastest for windows of 1,024 keys, and
+# that entry is nearer than the one that it replaced.
+MEASURED_SINCE = {"b8 s8192 h16 d128 bf16 window", "b8 s8192 h16 d128 bf16 window uneven"}
 
 
 @pytest.fixture(autouse=True)
@@ -88,8 +91,12 @@ def test_a_kernel_without_spills_takes_the_place(key: tuple[str, str, str]) -> N
     known = spills_module._known()[90, key[1], shipped]
     assert answer.config == known.instead
     check_legal(answer.config, H200)
-    assert f"{shipped} spills {known.size} bytes here" in answer.why
     assert not any("spills registers" in note for note in answer.notes)
+    if problem in MEASURED_SINCE:
+        assert "window_1024" in answer.why
+        assert f"{shipped} spills" not in answer.why
+        return
+    assert f"{shipped} spills {known.size} bytes here" in answer.why
     behind = next(one for one in answer.runners_up if str(one.config) == shipped)
     assert behind.ms == pytest.approx(known.ratio * answer.ms)
 

@@ -204,6 +204,10 @@ def test_windows_of_other_sizes_are_relatives_and_any_window_is_each() -> None:
         (False, 1.0, "with windows of 4096 keys"),
     ]
     assert order(table, "b1 s512 h16 d128 fp16 window")[0].endswith(" window")
+    # One size is a guess where the problem does not state its window.
+    assert [
+        one.distance for one in table.lookup(Problem.parse("b1 s512 h16 d128 fp16 window"), H200)
+    ] == [0.0, 2.0, 2.0]
     # Of a problem whose class was not measured, any window comes before another class.
     assert order(table, "b1 s512 h16 d128 fp16 window_8192")[0].endswith(" window")
 

@@ -5,7 +5,8 @@ The distance of an entry is a sum, measured in octaves, that is, doublings of a 
 - The sizes add |log2| of the ratio of seq_q, the same of seq_k, and half of that of batch x heads.
 - Other semantics add 3 for other gradients, 6 for packed, 8 for softcap and 10 for another mask (5
   between causal and a window). The other dtype adds 4.
-- A window adds half an octave if it has twice as many keys.
+- A window adds half an octave if it has twice as many keys. For a problem without the window's size,
+  an entry of one size adds 2.
 - Another GPU of the same architecture adds 20, or 1.5 if it has as many SMs. The octaves between
   the numbers of SMs and between the L2 sizes are added, so that the most similar GPU comes first.
 
@@ -39,6 +40,7 @@ from flashsmith.semantics.sizes import ONLY_DQ
 
 DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0
 GRADIENTS = 3.0
+ONE_WINDOW = 2.0
 SISTER_GPU = 1.5
 
 LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
@@ -147,7 +149,9 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
         differences.append((_mask_words(there), _mask_cost(there, here)))
     keys = kind_there.window_keys, kind_here.window_keys
     # The class "any window" matches every window; an entry of exactly the problem's class wins.
-    if all(keys) and keys[0] != keys[1]:
+    if keys[0] and not keys[1]:
+        differences.append((f"with windows of {keys[0]} keys", ONE_WINDOW))
+    elif all(keys) and keys[0] != keys[1]:
         differences.append((f"with windows of {keys[0]} keys", abs(log2(keys[0] / keys[1])) / 2))
     return ", ".join(words for words, _ in differences), sum(cost for _, cost in differences)
 
