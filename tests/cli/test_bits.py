@@ -64,7 +64,7 @@ def test_problems_stand_for_the_configs_that_are_taken(device: str) -> None:
 def test_what_has_no_bits_to_compare_is_refused() -> None:
     with pytest.raises(ArgumentError, match="a kernel of backward, which computes no rows"):
         run(FREE, "(FP16, 64, 64, 64, 4): backward")
-    with pytest.raises(ArgumentError, match="B: dtype BF16, and A's is FP16"):
+    with pytest.raises(ArgumentError, match="B: dtype BF16, but A has FP16"):
         run(FREE, TRAINED)
     with pytest.raises(IllegalConfigError, match="B_c must be the tile of canonical-1: 128 keys"):
         run(DECODE, DECODE, "--device", "H200")

@@ -140,7 +140,7 @@ SAMPLES = {
                 "d_head": 128, "q_stages": 4, "do_stages": 4, "ds_stages": 3
             },
             "registers: setmaxnreg takes": {"producer_registers": 20},
-            "registers: setmaxnreg waits": {"producer_registers": 40},
+            "registers: setmaxnreg deadlocks": {"producer_registers": 40},
             "early_exp": {"early_exp": True},
             "lagged_dq": {"lagged_dq": True, "ds_stages": 1},
             "split_roles: its": {**SPLIT, "lagged_dq": True},
@@ -178,7 +178,7 @@ SAMPLES = {
             "B_c": {"B_c": 72},
             "the tiles need more": {"d_head": 128, "k_stages": 4},
             "registers: setmaxnreg takes": {"producer_registers": 20},
-            "registers: setmaxnreg waits": {"producer_registers": 40},
+            "registers: setmaxnreg deadlocks": {"producer_registers": 40},
             "late_dq": {"late_dq": True, "k_stages": 1},
             "pingpong": {"pingpong": True, "n_warpgroups": 1, "B_r": 64},
         },

@@ -162,7 +162,7 @@ def test_of_real_configs_of_transformers(tmp_path: Path) -> None:
         ("[]", "not an object"),
         ("{", "it is no JSON"),
         ('{"hidden_size": 64}', "names no num_attention_heads and hidden_size"),
-        ('{"hidden_size": 60, "num_attention_heads": 2}', "d is a multiple of 8 up to 256"),
+        ('{"hidden_size": 60, "num_attention_heads": 2}', "d must be a multiple of 8 up to"),
     ],
 )
 def test_what_is_no_model(text: str, message: str, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ ASSUMPTIONS = {
     "q_buffers": {"q_buffers": 3, "B_c": 32},
     "the tiles need more shared memory": {"kv_stages": 8},
     "registers: setmaxnreg": {"producer_registers": 30},
-    "registers: setmaxnreg waits": {"consumer_registers": 240},
+    "registers: setmaxnreg deadlocks": {"consumer_registers": 240},
     "pingpong": {"pingpong": PingPong.GEMM, "n_warpgroups": 1, "B_r": 64},
     "cluster_size": {"cluster_size": 4},
     "early_exp": {"early_exp": True},
