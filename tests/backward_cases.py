@@ -14,7 +14,7 @@ from flashsmith.verify.backward_reference import sequences_of
 from flashsmith.verify.problem_options import attention_of
 from ptxlab.interface import Observer
 
-#: The case with other inputs, and which elements of gradients are not to be judged.
+#: The case with other inputs, and which elements of gradients are not to be checked.
 Spoiled = tuple[Case, dict[str, np.ndarray]]
 
 

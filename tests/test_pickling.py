@@ -27,7 +27,7 @@ from flashsmith.families import DType, Semantics, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.operations import Problem
 from flashsmith.runtime.frameworks.device_array import DeviceArray
-from flashsmith.untrusted import UnusableTextError
+from flashsmith.safe_json import UnusableTextError
 
 CFG = parse("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax")
 UNEVEN = Semantics(uneven=True)

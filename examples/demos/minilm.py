@@ -22,7 +22,7 @@ from flashsmith.families import DType, Problem, Semantics, device_spec
 from flashsmith.integrations.fallbacks import fallback_count
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
 from flashsmith.runtime.launch_counter import count_launches
-from flashsmith.untrusted import UnusableTextError, read_text
+from flashsmith.safe_json import UnusableTextError, read_text
 
 LEAST_COSINE = 0.9995
 # The model's maximum training length; longer sentences are truncated.

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
         FlashBackwardKernelConfig,
         FlashDecodeKernelConfig,
         FlashForwardKernelConfig,
-        HopperBackwardKernelConfig,
-        HopperDqKernelConfig,
-        HopperForwardKernelConfig,
         Problem,
         Semantics,
+        WgmmaBackwardKernelConfig,
+        WgmmaDqKernelConfig,
+        WgmmaForwardKernelConfig,
         device_spec,
         get_kernel_configs,
         parse_kernel_name_into_config,
@@ -47,9 +47,9 @@ _HOME = {
     "FlashDecodeKernelConfig": "flashsmith.families",
     "FlashForwardKernelConfig": "flashsmith.families",
     "Gradients": "flashsmith.runtime",
-    "HopperBackwardKernelConfig": "flashsmith.families",
-    "HopperDqKernelConfig": "flashsmith.families",
-    "HopperForwardKernelConfig": "flashsmith.families",
+    "WgmmaBackwardKernelConfig": "flashsmith.families",
+    "WgmmaDqKernelConfig": "flashsmith.families",
+    "WgmmaForwardKernelConfig": "flashsmith.families",
     "Problem": "flashsmith.families",
     "Semantics": "flashsmith.families",
     "device_spec": "flashsmith.families",
@@ -76,11 +76,11 @@ __all__ = [
     "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
     "Gradients",
-    "HopperBackwardKernelConfig",
-    "HopperDqKernelConfig",
-    "HopperForwardKernelConfig",
     "Problem",
     "Semantics",
+    "WgmmaBackwardKernelConfig",
+    "WgmmaDqKernelConfig",
+    "WgmmaForwardKernelConfig",
     "__version__",
     "attention",
     "attention_with_cache",
@@ -108,7 +108,8 @@ def _loaded(name: str) -> Any:
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:
-        raise AttributeError(f"module 'flashsmith' has no attribute {name!r}")
+        # Not kept as an attribute, so that every use warns.
+        return import_module("flashsmith.families.earlier_names").getter("flashsmith")(name)
     globals()[name] = value
     return value
 

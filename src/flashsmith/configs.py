@@ -1,4 +1,10 @@
-"""The public names of flashsmith.families, under an older documented module name."""
+"""The public names of flashsmith.families, under the name that earlier versions documented."""
+
+from typing import TYPE_CHECKING
 
 from flashsmith.families import *  # noqa: F403
 from flashsmith.families import __all__ as __all__
+from flashsmith.families.earlier_names import getter
+
+if not TYPE_CHECKING:  # to which any name would then be an attribute
+    __getattr__ = getter(__name__)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
+from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.tasks import whole_tiles
 from flashsmith.families import (
-    HopperForwardKernelConfig,
     PingPong,
     Schedule,
     TileOrder,
+    WgmmaForwardKernelConfig,
     device_spec,
     get_hopper_configs,
     nearest_legal,
@@ -35,7 +35,7 @@ SHIPPED = parse(
     "+rescale_8"
 )
 TWO = parse("(BF16, 128, 128, 160, 2wg): tma+stages_2+q_buffers_1+regs_24_240+separate_O")
-FLAGS = [knob.name for knob in fields(HopperForwardKernelConfig) if is_flag(knob)]
+FLAGS = [knob.name for knob in fields(WgmmaForwardKernelConfig) if is_flag(knob)]
 H200 = device_spec("H200")
 TARGET = choose_target("sm_90", emulate=True)
 
@@ -56,7 +56,7 @@ def test_shared_memory_is_mapped_without_gaps() -> None:
 
 
 @pytest.mark.parametrize("cfg", [*get_hopper_configs(), TWO], ids=str)
-def test_the_map_ends_where_shared_memory_ends(cfg: HopperForwardKernelConfig) -> None:
+def test_the_map_ends_where_shared_memory_ends(cfg: WgmmaForwardKernelConfig) -> None:
     regions = smem_map(cfg)
     assert regions[-1].end == cfg.smem_bytes()
     for before, after in itertools.pairwise(regions):
@@ -78,14 +78,14 @@ def test_intensity() -> None:
 
 
 @pytest.mark.parametrize("cfg", [*get_hopper_configs(), TWO], ids=str)
-def test_every_knob_is_explained(cfg: HopperForwardKernelConfig) -> None:
+def test_every_knob_is_explained(cfg: WgmmaForwardKernelConfig) -> None:
     effects = knob_effects(cfg)
     assert [effect.knob for effect in effects] == [knob.name for knob in fields(cfg)]
     assert all(effect.effect for effect in effects)
 
 
 def test_every_knob_has_words_of_its_own() -> None:
-    assert all(knob.metadata["effect"] for knob in fields(HopperForwardKernelConfig))
+    assert all(knob.metadata["effect"] for knob in fields(WgmmaForwardKernelConfig))
 
 
 def test_a_knob_is_explained_by_its_value() -> None:
@@ -110,7 +110,7 @@ def test_a_knob_is_explained_by_its_value() -> None:
 
 def test_a_knob_is_explained_by_what_it_works_with() -> None:
     def words(knob: str, **changes: object) -> str:
-        effect = HopperForwardKernelConfig.__dataclass_fields__[knob].metadata["effect"]
+        effect = WgmmaForwardKernelConfig.__dataclass_fields__[knob].metadata["effect"]
         return effect(replace(SHIPPED, **changes))  # type: ignore[arg-type]
 
     section = words("section_mib", section_mib=8, tile_order=TileOrder.LONGEST_FIRST)

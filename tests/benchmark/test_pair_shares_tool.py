@@ -24,7 +24,7 @@ def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
         reasons = () if module.right else ("largest error 2",)
         return SimpleNamespace(
             name=name,
-            workload=SimpleNamespace(judge=lambda output: SimpleNamespace(reasons=reasons)),
+            workload=SimpleNamespace(check=lambda output: SimpleNamespace(reasons=reasons)),
             output=lambda: None,
             launch=of.attn_flop,
             config=f"config of {of}",

@@ -173,7 +173,7 @@ def test_flash_attention_gets_what_its_version_takes(modules, with_lse: bool) ->
     peer = PEERS["flash_attn_3"]
     assert peer.absence(PACKED) is None
     implementation = peer.prepare(w)
-    assert w.judge(implementation.output()).ok
+    assert w.check(implementation.output()).ok
     assert given["causal"] is True
     assert given["cu_seqlens_q"].tolist() == [0, 64, 128]
 
@@ -257,7 +257,7 @@ def test_gradients_of_pytorchs_own_function(problem: Problem, needed: str, monke
     peer = GradientPeer(peers_module.SdpaPeer("math", "MATH"))
     implementation = peer.prepare(w)
     gradients = implementation.output()
-    assert w.judge(gradients).rel_l2 < 1e-3
+    assert w.check(gradients).rel_l2 < 1e-3
     assert not any(tensor.requires_grad for tensor in (w.q, w.k, w.v))
     again = implementation.output()
     assert all((again[name] == gradients[name]).all() for name in w.output)
@@ -288,7 +288,7 @@ def test_our_gradients_are_taken_as_the_peers_are(monkeypatch) -> None:
     ):
         implementation = entry.implementation(w)
         assert (implementation.name, implementation.note) == (entry.name, "torch.autograd.grad")
-        assert w.judge(implementation.output()).rel_l2 < 1e-3
+        assert w.check(implementation.output()).rel_l2 < 1e-3
     assert configs == [None, BACKWARD_CFG]
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -431,7 +431,7 @@ def test_several_queries_go_to_the_function_that_aligns_them(monkeypatch) -> Non
 
     aten = SimpleNamespace(_flash_attention_forward=function)
     monkeypatch.setattr(torch, "ops", SimpleNamespace(aten=aten))
-    assert w.judge(OVER_CACHES["fa2"].prepare(w).output()).ok
+    assert w.check(OVER_CACHES["fa2"].prepare(w).output()).ok
     assert given == [(None, None, 3, 70, True, {})]
 
 
@@ -453,7 +453,7 @@ def test_flash_attention_gets_a_cache_by_its_own_names(problem, theirs: str, mod
     modules("flash_attn_interface", flash_attn_with_kvcache=function)
     peer = OVER_CACHES["flash_attn_3"]
     assert peer.absence(problem) is None
-    assert w.judge(peer.prepare(w).output()).ok
+    assert w.check(peer.prepare(w).output()).ok
     assert given["cache_seqlens"].tolist() == [70, 70]
     assert given["causal"] == (problem is SEVERAL)
     assert (given["pages"] is None) == (problem is not PAGED)
@@ -513,7 +513,7 @@ def test_flashinfer_gets_lists_of_pages(problem: Problem, monkeypatch) -> None:
     w = over_cache(problem, TorchOnTheHost())
     output = peer.prepare(w).output()
     assert output.shape == w.q.shape
-    assert w.judge(output).ok
+    assert w.check(output).ok
 
 
 @pytest.mark.torch
@@ -592,7 +592,7 @@ def test_on_a_gpu_whoever_is_there_is_right(peer: Peer, problem: Problem) -> Non
         if peer.name == "fa2" or not REFUSAL.search(str(error)):
             raise
         return
-    verdict = w.judge(output)
+    verdict = w.check(output)
     assert verdict.ok, verdict.reasons
 
 

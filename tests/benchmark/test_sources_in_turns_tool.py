@@ -244,7 +244,7 @@ def test_a_pair_is_launched_by_just_the_kernel_that_is_given(
     workload = workload_of(problem, memory=HostMemory())
     implementation = tool.implementation("new", kernel, workload)
     assert (implementation.name, implementation.config) == ("new", config)
-    verdict = workload.judge(implementation.output())
+    verdict = workload.check(implementation.output())
     assert verdict.ok, verdict.reasons
 
 
@@ -253,7 +253,7 @@ def test_kernels_in_graphs_that_write_the_same_tensor_are_judged_one_by_one(
 ) -> None:
     written = SimpleNamespace(by="")
 
-    def judge(output: Any) -> SimpleNamespace:
+    def check(output: Any) -> SimpleNamespace:
         return SimpleNamespace(reasons=() if output.by == "new" else ("it is wrong",))
 
     def captured(name: str, each: list[Any], *_: Any) -> tuple[Replay, Any]:
@@ -261,7 +261,7 @@ def test_kernels_in_graphs_that_write_the_same_tensor_are_judged_one_by_one(
         written.by = name
         return Replay(name, lambda: None, 48), written
 
-    workload = SimpleNamespace(judge=judge, memory=None)
+    workload = SimpleNamespace(check=check, memory=None)
     monkeypatch.setattr(tool, "workload_of", lambda problem, seed=0: workload)
     monkeypatch.setattr(tool, "implementation", lambda name, kernel, workload: name)
     monkeypatch.setattr(tool, "captured", captured)

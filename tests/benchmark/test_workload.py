@@ -104,7 +104,7 @@ def test_the_right_answer_passes(text: str, scores: int, on_gpu: bool, monkeypat
     monkeypatch.setattr(engine, "GPU", "cpu")
     judge_few(monkeypatch, scores)
     w = workload(text)
-    verdict = w.judge(right_answer(w))
+    verdict = w.check(right_answer(w))
     assert verdict.ok, verdict.reasons
     p = w.problem
     whole = 2 * p.seq_q * p.d
@@ -130,7 +130,7 @@ def test_a_wrong_output_is_seen(text: str, damage: Callable, monkeypatch) -> Non
     w = workload(text)
     o = right_answer(w)
     damage(o)
-    assert not w.judge(o).ok
+    assert not w.check(o).ok
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -142,7 +142,7 @@ def test_no_head_may_hold_what_is_not_finite(text: str) -> None:
         o = right_answer(w)
         at = (sequence * w.problem.seq_q,) if w.packed else (sequence, 0)
         o[(*at, head)][3] = value
-        verdict = w.judge(o)
+        verdict = w.check(o)
         assert verdict.reasons == ("1 outputs are NaN or infinite",)
         assert verdict.max_error < verdict.bound
 
@@ -150,9 +150,9 @@ def test_no_head_may_hold_what_is_not_finite(text: str) -> None:
 def test_rows_between_those_that_are_compared_must_be_finite() -> None:
     w = workload("b1 s96 h1 d32 fp16")
     o = right_answer(w)
-    assert w.judge(o, scores=960).outputs == 3 * 3 * 32
+    assert w.check(o, scores=960).outputs == 3 * 3 * 32
     o[0, 10, 0, 0] = np.nan
-    assert w.judge(o, scores=960).reasons == ("1 outputs are NaN or infinite",)
+    assert w.check(o, scores=960).reasons == ("1 outputs are NaN or infinite",)
 
 
 def test_a_head_that_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +164,8 @@ def test_a_head_that_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(implementations, "attention", lazy)
     implementation = attention_implementation(CFG, w)
     w.o[:] = right_answer(w)
-    assert w.judge(w.o).ok
-    assert w.judge(implementation.output()).reasons == ("4096 outputs are NaN or infinite",)
+    assert w.check(w.o).ok
+    assert w.check(implementation.output()).reasons == ("4096 outputs are NaN or infinite",)
 
 
 @pytest.mark.torch
@@ -193,12 +193,12 @@ def test_how_much_is_judged_can_be_said_for_each_output(monkeypatch) -> None:
     w = workload("b2 s96 h4 d32 fp16 causal")
     o = right_answer(w)
     made.clear()
-    few, more = w.judge(o, scores=960), w.judge(o)
+    few, more = w.check(o, scores=960), w.check(o)
     assert few.ok
     assert more.ok
     assert few.outputs == 2 * 3 * 3 * 32
     assert more.outputs == 2 * 96 * 32
-    again = w.judge(o, scores=960)
+    again = w.check(o, scores=960)
     assert again == few
     # References are made once for each.
     assert made == [3] * 6 + [96] * 2
@@ -228,7 +228,7 @@ def test_contents_are_random_and_equal_for_equal_seeds(seed: int) -> None:
 def test_a_window_and_a_cap_show_in_the_output(words: str) -> None:
     w = workload(f"b1 s96 h2 d32 fp16 {words}")
     plain = workload("b1 s96 h2 d32 fp16")
-    assert not w.judge(right_answer(plain)).ok
+    assert not w.check(right_answer(plain)).ok
     assert w.options["causal"] is False
     assert ("window" in w.options, "softcap" in w.options) == ("window" in words, "soft" in words)
 
@@ -244,7 +244,7 @@ def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> Non
     w = workload(text)
     implementation = kernel_implementation(CFG, w)
     assert implementation.name == str(CFG)
-    assert w.judge(implementation.output()).ok
+    assert w.check(implementation.output()).ok
     before = w.o.copy()
     w.memory.poison(w.o)
     implementation.launch()
@@ -261,8 +261,8 @@ def test_what_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None
     implementation = attention_implementation(CFG, w)
     assert implementation.name == OURS
     w.o[:] = right_answer(w)
-    assert w.judge(w.o).ok
-    assert not w.judge(implementation.output()).ok
+    assert w.check(w.o).ok
+    assert not w.check(implementation.output()).ok
 
 
 @pytest.mark.gpu
@@ -278,9 +278,9 @@ def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
     )
     for memory in (TorchMemory(), DriverMemory()):
         w = Workload(problem, memory=memory)
-        assert w.judge(kernel_implementation(cfg, w).output()).ok
+        assert w.check(kernel_implementation(cfg, w).output()).ok
         memory.poison(w.o)
-        assert not w.judge(w.o).ok
+        assert not w.check(w.o).ok
 
 
 def test_a_negative_seed_is_refused() -> None:
@@ -359,21 +359,21 @@ def test_right_gradients_pass_and_wrong_ones_do_not(text: str, backward: Callabl
     w = backward(text)
     right = right_gradients(w)
     assert set(w.output) == set(right) == {"dq", "dk", "dv"}
-    verdict = w.judge(right)
+    verdict = w.check(right)
     assert verdict.ok, verdict.reasons
     for name in right:
         for place in ((0,) * right[name].ndim, (-1,) * right[name].ndim):
             wrong = {**right, name: right[name].copy()}
             wrong[name][place] += 1.0
-            assert not w.judge(wrong).ok, (name, place)
+            assert not w.check(wrong).ok, (name, place)
         # The first sequence's last head is not compared.
         wrong = {**right, name: right[name].copy()}
         wrong[name][(0,) * (wrong[name].ndim - 2)][-1, 0] = np.nan
         if w.problem.heads_k > 1:
-            assert w.judge(wrong).reasons == ("1 outputs are NaN or infinite",)
-        assert not w.judge(wrong).ok
+            assert w.check(wrong).reasons == ("1 outputs are NaN or infinite",)
+        assert not w.check(wrong).ok
     w.poison()
-    assert not w.judge(w.output).ok
+    assert not w.check(w.output).ok
 
 
 def test_a_backward_kernel_gets_what_it_reads(backward: Callable, monkeypatch) -> None:
@@ -428,31 +428,31 @@ def right_over_cache(w: DecodeWorkload) -> np.ndarray:
 def test_over_a_cache_the_right_answer_passes_and_wrong_ones_do_not(text: str) -> None:
     w = cache(text)
     right = right_over_cache(w)
-    verdict = w.judge(right)
+    verdict = w.check(right)
     assert verdict.ok, verdict.reasons
     assert verdict.outputs == right.size
     for place in ((0,) * right.ndim, (-1,) * right.ndim):
         wrong = right.copy()
         wrong[place] += 1.0
-        assert not w.judge(wrong).ok, place
+        assert not w.check(wrong).ok, place
     w.poison()
-    assert not w.judge(w.output).ok
+    assert not w.check(w.output).ok
     # Other pages, lengths or masks give something else.
-    assert not w.judge(right_over_cache(cache(text, seed=1))).ok
+    assert not w.check(right_over_cache(cache(text, seed=1))).ok
 
 
 def test_of_a_large_cache_some_heads_are_judged_and_no_nan_is_overlooked(monkeypatch) -> None:
     monkeypatch.setattr(workload_module, "MOST_KEYS", 1)
     w = cache("b4 s1:20 h64:16 d64 fp16 decode page8")
     right = right_over_cache(w)
-    verdict = w.judge(right)
+    verdict = w.check(right)
     assert verdict.ok
     assert verdict.outputs == MIN_OUTPUTS < right.size
-    judged = w._expected_groups[0]
-    assert (judged[0], judged[-1]) == ((0, 0), (3, 15))
-    sequence, head = next(found for n in range(64) if (found := divmod(n, 16)) not in judged)
+    checked = w._expected_groups[0]
+    assert (checked[0], checked[-1]) == ((0, 0), (3, 15))
+    sequence, head = next(found for n in range(64) if (found := divmod(n, 16)) not in checked)
     right[sequence, 0, 4 * head, 3] = np.nan
-    assert w.judge(right).reasons == ("1 outputs are NaN or infinite",)
+    assert w.check(right).reasons == ("1 outputs are NaN or infinite",)
 
 
 def test_references_of_a_large_cache_take_one_heads_memory(monkeypatch) -> None:

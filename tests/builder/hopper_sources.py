@@ -17,9 +17,9 @@ _KERNEL = """\
 #pragma once
 #include "wgmma/config.cuh"
 namespace flashsmith {
-template <HopperForwardKernelConfig C, Semantics S = Semantics{}>
+template <WgmmaForwardKernelConfig C, Semantics S = Semantics{}>
 struct StaticHopperKernelConfig {
-    static constexpr HopperForwardKernelConfig CFG = C;
+    static constexpr WgmmaForwardKernelConfig CFG = C;
 };
 
 __device__ inline void wgmma(float (&d)[4]) {
@@ -62,7 +62,7 @@ if constexpr (faulty) {
 
 _PLAN = """\
 #include "wgmma/plan.h"
-flashsmith::Plan flashsmith::plan_forward(const HopperForwardKernelConfig&, NumberReader&, Tensors,
+flashsmith::Plan flashsmith::plan_forward(const WgmmaForwardKernelConfig&, NumberReader&, Tensors,
                                           const DeviceSpec&, const Semantics&) {
     return {};
 }

@@ -16,7 +16,7 @@ import pytest
 from stand_in_sources import CONFIGS
 from synthetic_library import key_of, publish
 
-from flashsmith import untrusted
+from flashsmith import safe_json
 from flashsmith.builder import kernel_cache
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.locks import try_lock
@@ -164,4 +164,4 @@ def test_a_signal_while_a_table_of_winners_is_read_or_written(
             storage.write_json(table, {})
     monkeypatch.setattr(os, "open", interrupted)
     with passes:
-        untrusted.read_json(table)
+        safe_json.read_json(table)

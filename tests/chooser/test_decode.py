@@ -13,12 +13,12 @@ import shared_kernels
 import flashsmith
 from flashsmith import parse_kernel_name_into_config
 from flashsmith.chooser import decode
-from flashsmith.chooser.any_batch import of_any_batch
+from flashsmith.chooser.batch_invariant import without_batch
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError, KernelNotBuiltError
 from flashsmith.families import DType, Problem, Semantics, device_spec
-from flashsmith.runtime import substitutes
+from flashsmith.runtime import fallback_kernels
 from flashsmith.verify.reference import compute_references
 from flashsmith.verify.tolerance import compare
 
@@ -395,7 +395,7 @@ def test_a_choice_depends_on_neither_batch_nor_page_nor_capacity() -> None:
         "b8 s7:4096 h32:8 d128 bf16 decode causal packed page16",
     ]  # fmt: skip
     problems = [Problem.parse(text) for text in texts]
-    assert len({of_any_batch(problem) for problem in problems}) == 1
+    assert len({without_batch(problem) for problem in problems}) == 1
     assert len({CHOOSERS["invariant"](problem, device) for problem in problems}) == 1
     for text in texts:
         choice = flashsmith.choose(text, device)
@@ -581,7 +581,7 @@ def test_without_a_compiler_a_canonical_call_takes_any_canonical_kernel(
 
     monkeypatch.setattr(decode, "choose_config", chosen)
     kernels = (CFG, Semantics("causal")), (built, Semantics("causal"))
-    monkeypatch.setattr(substitutes, "built_kernels", lambda **_: kernels)
+    monkeypatch.setattr(fallback_kernels, "built_kernels", lambda **_: kernels)
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
     how = {**call, "bits": "canonical", "return_lse": True}
     found = flashsmith.attention_with_cache(**how)
@@ -607,7 +607,9 @@ def test_without_a_compiler_a_free_call_takes_what_is_built(
         return CFG if CFG in among else among[0]
 
     monkeypatch.setattr(decode, "choose_config", chosen)
-    monkeypatch.setattr(substitutes, "built_kernels", lambda **_: ((CFG, Semantics("causal")),))
+    monkeypatch.setattr(
+        fallback_kernels, "built_kernels", lambda **_: ((CFG, Semantics("causal")),)
+    )
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
     free = flashsmith.attention_with_cache(**call, split="free", return_lse=True)
     batch.check(*free)

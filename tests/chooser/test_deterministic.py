@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flashsmith.chooser import choose, choose_config, forget_choices
-from flashsmith.chooser.any_length import choose_for_any_length
 from flashsmith.chooser.evidence import COST_OF_REPEATING
+from flashsmith.chooser.prebuild import choose_for_any_length
 from flashsmith.chooser.winners import Ranked, WinnersTable, storage
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError

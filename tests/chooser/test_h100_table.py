@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flashsmith.chooser import choose
-from flashsmith.chooser.any_batch import of_any_batch
+from flashsmith.chooser.batch_invariant import without_batch
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import Entry, WinnersTable
 from flashsmith.families import Problem, device_spec
@@ -23,7 +23,7 @@ H100 = device_spec("H100")
 ENTRIES = list(WinnersTable.shipped().select("H100"))
 
 
-FREE = [one for one in ENTRIES if of_any_batch(one.problem) != one.problem]
+FREE = [one for one in ENTRIES if without_batch(one.problem) != one.problem]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: str(entry.problem))
@@ -85,7 +85,7 @@ def test_over_a_cache_it_has_its_own_kernel_where_that_is_slower_in_no_batch() -
     kinds: dict[Problem, list[tuple[Any, ...]]] = defaultdict(list)
     for (problem, _, split, *configs), ratio in ratios().items():
         if split == "invariant":
-            kinds[of_any_batch(Problem.parse(problem))].append((ratio, *configs))
+            kinds[without_batch(Problem.parse(problem))].append((ratio, *configs))
     h200 = WinnersTable.shipped().select("H200")
     for entry in ENTRIES:
         if entry.problem.operation != "decode" or entry in FREE:

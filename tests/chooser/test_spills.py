@@ -137,7 +137,7 @@ def test_a_softcap_takes_backward_kernels_that_have_the_registers() -> None:
     answer = choose(capped, H200, table=table)
     config = answer.config
     assert (config.B_r, config.B_c, config.persistent) == (64, 128, True)
-    assert config.family.with_registers(config, capped.semantics) == config
+    assert config.family.adapt_to_registers(config, capped.semantics) == config
     assert f"{large} has too few registers" in answer.why
     check_legal(config, H200)
     table.add(capped, H200, [Ranked("wgmma_backward", large, 1.0, 1.0)])

@@ -17,7 +17,7 @@ from flashsmith.env import VARIABLES
 from flashsmith.families import (
     KNOB_VALUES,
     FlashForwardKernelConfig,
-    HopperForwardKernelConfig,
+    WgmmaForwardKernelConfig,
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
@@ -122,7 +122,7 @@ def test_the_page_on_architecture_has_every_knob_with_its_values() -> None:
 
 def test_the_page_on_wgmma_has_every_knob() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "wgmma.md").read_text(), re.MULTILINE)
-    assert rows == [field.name for field in fields(HopperForwardKernelConfig)]
+    assert rows == [field.name for field in fields(WgmmaForwardKernelConfig)]
 
 
 def test_the_page_on_architecture_has_every_key() -> None:

@@ -9,19 +9,19 @@ from pretended_library import H200
 
 from flashsmith.families import (
     DType,
-    HopperForwardKernelConfig,
     Problem,
     Schedule,
     Semantics,
     TileOrder,
+    WgmmaForwardKernelConfig,
     parse_kernel_name_into_config,
 )
 
 
-def wgmma_config(text: str) -> HopperForwardKernelConfig:
+def wgmma_config(text: str) -> WgmmaForwardKernelConfig:
     """The config of a short form of the wgmma family."""
     cfg = parse_kernel_name_into_config(text)
-    assert isinstance(cfg, HopperForwardKernelConfig)
+    assert isinstance(cfg, WgmmaForwardKernelConfig)
     return cfg
 
 
@@ -35,7 +35,7 @@ CLUSTERS = replace(DYNAMIC, cluster_size=2)
 BF16 = replace(DYNAMIC, dtype=DType.BF16)
 # Two warpgroups of every other head dimension, of as many keys as two stages have room for.
 OF_D_HEAD = {
-    d_head: HopperForwardKernelConfig(DType.FP16, d_head, 128, B_c, 2)
+    d_head: WgmmaForwardKernelConfig(DType.FP16, d_head, 128, B_c, 2)
     for d_head, B_c in ((64, 128), (96, 128), (192, 96), (256, 80))
 }
 OF_D_HEAD[128] = DYNAMIC
@@ -62,6 +62,6 @@ def call(text: str = "b2 s1536 h16 d128 fp16") -> ForwardCall:
     return unplaced._replace(tensors=tuple((at, *ints[1:]) for at, ints in placed))  # type: ignore[arg-type]
 
 
-def semantics_of(a_call: ForwardCall, cfg: HopperForwardKernelConfig) -> Semantics:
+def semantics_of(a_call: ForwardCall, cfg: WgmmaForwardKernelConfig) -> Semantics:
     """What a kernel for the call is compiled for."""
     return a_call.problem.required_semantics(cfg)

@@ -16,8 +16,8 @@ from hopper_plans import wgmma_config
 
 from flashsmith.builder import KernelLibrary
 from flashsmith.families import (
-    HopperForwardKernelConfig,
     Semantics,
+    WgmmaForwardKernelConfig,
     device_spec,
 )
 from flashsmith.runtime import run_forward
@@ -28,7 +28,7 @@ from ptxlab.checks import Bounds
 from ptxlab.interface import EngineDone, MbarrierEvent, Observer
 
 
-def direct(text: str) -> HopperForwardKernelConfig:
+def direct(text: str) -> WgmmaForwardKernelConfig:
     return wgmma_config(f"{text}+direct_O")
 
 
@@ -67,7 +67,7 @@ def load(semantics: Semantics) -> KernelLibrary:
     ids=["plain", "causal", "true d", "window", "packed"],
 )
 def test_outputs_are_right_and_nothing_is_found(
-    cfg: HopperForwardKernelConfig, semantics: Semantics, problem: dict[str, Any]
+    cfg: WgmmaForwardKernelConfig, semantics: Semantics, problem: dict[str, Any]
 ) -> None:
     load(semantics)
     problem = dict(problem)
@@ -78,7 +78,7 @@ def test_outputs_are_right_and_nothing_is_found(
 
 @CONFIGS
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-def test_nothing_else_is_written(cfg: HopperForwardKernelConfig, packed: bool) -> None:
+def test_nothing_else_is_written(cfg: WgmmaForwardKernelConfig, packed: bool) -> None:
     """Between rows, heads and sequences, beyond columns, and before and after it all."""
     load(PACKED if packed else CAUSAL)
     rng = np.random.default_rng(0)
@@ -103,7 +103,7 @@ def test_nothing_else_is_written(cfg: HopperForwardKernelConfig, packed: bool) -
 
 
 @CONFIGS
-def test_no_bulk_copy_stores_it(cfg: HopperForwardKernelConfig) -> None:
+def test_no_bulk_copy_stores_it(cfg: WgmmaForwardKernelConfig) -> None:
     text = load(PLAIN).ptx(cfg)
     assert re.search(r"cp\.async\.bulk\.tensor\S*\.shared::cluster\.global", text)
     assert not re.search(r"cp\.async\.bulk\.tensor\S*\.global\.shared", text)
@@ -114,7 +114,7 @@ def test_no_bulk_copy_stores_it(cfg: HopperForwardKernelConfig) -> None:
 class Releases(Observer):
     """When each warp gives Q's place back, and when it has waited for its last product."""
 
-    def __init__(self, cfg: HopperForwardKernelConfig) -> None:
+    def __init__(self, cfg: WgmmaForwardKernelConfig) -> None:
         super().__init__()
         slots = cfg.n_warpgroups * cfg.q_buffers
         self.empty = {cfg.tile_bytes() + 16 * slot + 8 for slot in range(slots)}
@@ -131,7 +131,7 @@ class Releases(Observer):
 
 
 @CONFIGS
-def test_Q_is_released_before_the_last_product_is_over(cfg: HopperForwardKernelConfig) -> None:
+def test_Q_is_released_before_the_last_product_is_over(cfg: WgmmaForwardKernelConfig) -> None:
     for one in (cfg, replace(cfg, direct_O=False)):
         seen = Releases(one)
         prove(one, seq=one.B_r, seq_k=3 * one.B_c, row_max=False, observers=[seen], sm_count=1)

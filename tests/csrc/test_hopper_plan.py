@@ -25,7 +25,7 @@ from hopper_plans import (
 )
 from pretended_library import H200, PretendedLibrary, replaced
 
-from flashsmith.families import DType, HopperForwardKernelConfig, Semantics, device_spec
+from flashsmith.families import DType, Semantics, WgmmaForwardKernelConfig, device_spec
 from flashsmith.runtime.launch_plan import LaunchPlan, TensorMapSpec
 
 MAPS_AT = (0, 128, 256, 384)
@@ -34,7 +34,7 @@ Q_ROWS, O_ROWS = 64, 16
 
 
 def plan(
-    library: PretendedLibrary, cfg: HopperForwardKernelConfig, a_call: ForwardCall
+    library: PretendedLibrary, cfg: WgmmaForwardKernelConfig, a_call: ForwardCall
 ) -> LaunchPlan:
     library.compute(semantics_of(a_call, cfg))
     return library.plan(cfg, a_call)
@@ -63,7 +63,7 @@ def plan(
     ],
 )
 def test_the_grid(
-    library: PretendedLibrary, cfg: HopperForwardKernelConfig, text: str, grid: int
+    library: PretendedLibrary, cfg: WgmmaForwardKernelConfig, text: str, grid: int
 ) -> None:
     planned = library.plan_problem(cfg, problem(text))
     assert planned.grid == (grid, 1, 1)
@@ -105,7 +105,7 @@ def test_only_a_dynamic_schedule_has_a_counter(library: PretendedLibrary) -> Non
     ],
 )
 def test_the_arguments_say_how_many_tiles_there_are(
-    library: PretendedLibrary, cfg: HopperForwardKernelConfig, text: str, whole: int, parts: int
+    library: PretendedLibrary, cfg: WgmmaForwardKernelConfig, text: str, whole: int, parts: int
 ) -> None:
     planned = library.plan_problem(cfg, problem(text))
     at = planned.workspace_offset + 8

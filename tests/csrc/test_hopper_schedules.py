@@ -12,8 +12,8 @@ import pytest
 import shared_kernels
 
 from flashsmith.families import (
-    HopperForwardKernelConfig,
     Semantics,
+    WgmmaForwardKernelConfig,
     parse_kernel_name_into_config,
 )
 from flashsmith.verify import prove
@@ -44,35 +44,35 @@ shared_kernels.want(CONFIGS, CAUSAL)
 shared_kernels.want(CLUSTERS[:2], PACKED)
 
 
-def prove_right(cfg: HopperForwardKernelConfig, **problem: Any) -> None:
+def prove_right(cfg: WgmmaForwardKernelConfig, **problem: Any) -> None:
     verdict = prove(cfg, arch=90, checks=True, sm_count=4, row_max=False, **problem)
     assert verdict.ok, str(verdict)
 
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_tiles_that_one_sm_has_several_of(cfg: HopperForwardKernelConfig, causal: bool) -> None:
+def test_tiles_that_one_sm_has_several_of(cfg: WgmmaForwardKernelConfig, causal: bool) -> None:
     prove_right(cfg, seq=330, seq_k=100, heads=2, heads_k=1, causal=causal)
 
 
 @pytest.mark.parametrize("cfg", CLUSTERS[:2], ids=IDS[:2])
-def test_under_a_random_schedule(cfg: HopperForwardKernelConfig) -> None:
+def test_under_a_random_schedule(cfg: WgmmaForwardKernelConfig) -> None:
     prove_right(cfg, seq=200, heads=3, causal=True, schedule_seed=1)
 
 
 @pytest.mark.parametrize("cfg", CLUSTERS[:2], ids=IDS[:2])
-def test_sequences_shorter_than_a_group(cfg: HopperForwardKernelConfig) -> None:
+def test_sequences_shorter_than_a_group(cfg: WgmmaForwardKernelConfig) -> None:
     lengths = (70, 0, 1, 300), (70, 9, 0, 200)
     prove_right(cfg, lens_q=lengths[0], lens_k=lengths[1], heads=2, causal=True)
 
 
 @pytest.mark.parametrize("cfg", CONFIGS[3:], ids=IDS[3:])
-def test_maxima_that_rise(cfg: HopperForwardKernelConfig) -> None:
+def test_maxima_that_rise(cfg: WgmmaForwardKernelConfig) -> None:
     prove_right(cfg, seq=128, heads=1, inputs="low_first_tile")
 
 
 @pytest.mark.parametrize("cfg", [cfg for cfg in CONFIGS if cfg.section_mib == 1], ids=str)
-def test_the_last_head_group_may_have_fewer_heads(cfg: HopperForwardKernelConfig) -> None:
+def test_the_last_head_group_may_have_fewer_heads(cfg: WgmmaForwardKernelConfig) -> None:
     """Two heads' keys fill a group and there is a third head."""
     keys = 2000
     assert 2 <= (cfg.section_mib << 20) / (2 * keys * cfg.d_head * 2) < 3

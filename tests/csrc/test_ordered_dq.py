@@ -19,7 +19,7 @@ from test_wgmma_backward import AHEAD, HALVES, ROWS, SPLIT_HALVES, TURNS, WIDE
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources
 from flashsmith.errors import EmulatorError
-from flashsmith.families import HopperBackwardKernelConfig, Problem, Semantics, device_spec
+from flashsmith.families import Problem, Semantics, WgmmaBackwardKernelConfig, device_spec
 from flashsmith.runtime.libraries import load_library, loaded_kernels
 from flashsmith.verify import reference_of
 from ptxlab.checks import all_checks
@@ -32,7 +32,7 @@ shared_kernels.want([ORDERED], CAUSAL)
 
 
 def outcome(
-    cfg: HopperBackwardKernelConfig,
+    cfg: WgmmaBackwardKernelConfig,
     text: str,
     *,
     sm_count: int = 2,
@@ -64,7 +64,7 @@ def outcome(
 
 
 def assert_repeatable(
-    cfg: HopperBackwardKernelConfig, text: str, runs: list[tuple[int, int | None]], **options: Any
+    cfg: WgmmaBackwardKernelConfig, text: str, runs: list[tuple[int, int | None]], **options: Any
 ) -> None:
     """The same right bits with each (number of SMs, seed of the schedule)."""
     found = set()
@@ -110,7 +110,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 @pytest.mark.full
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("cfg", [ORDERED, *OTHERS], ids=str)
-def test_every_mask_and_way_to_share_dq(cfg: HopperBackwardKernelConfig, text: str) -> None:
+def test_every_mask_and_way_to_share_dq(cfg: WgmmaBackwardKernelConfig, text: str) -> None:
     """Rows without keys, keys that no row sees, sequences of any lengths."""
     runs: list[tuple[int, int | None]] = [(1, 2), (3, 1), (132, None)]
     assert_repeatable(cfg, text, runs, **PROBLEMS[text])
@@ -118,7 +118,7 @@ def test_every_mask_and_way_to_share_dq(cfg: HopperBackwardKernelConfig, text: s
 
 @contextmanager
 def in_small_groups(
-    cfg: HopperBackwardKernelConfig, semantics: Semantics, folder: Path
+    cfg: WgmmaBackwardKernelConfig, semantics: Semantics, folder: Path
 ) -> Iterator[None]:
     """Groups of one head, or two where a head is one block of keys: all but the last go from the
     diagonal, for which problems of today's groups have 256 blocks of keys and more."""
@@ -155,7 +155,7 @@ def test_from_the_diagonal(tmp_path: Path) -> None:
     ids=str,
 )
 def test_every_mask_from_the_diagonal(
-    cfg: HopperBackwardKernelConfig, text: str, tmp_path: Path
+    cfg: WgmmaBackwardKernelConfig, text: str, tmp_path: Path
 ) -> None:
     alone = re.sub(r" h(2:)?1( |$)", r" h2\2", text)
     problem = Problem.parse(f"{alone} d{cfg.d_head} {cfg.dtype.name.lower()} backward")
@@ -171,7 +171,7 @@ def test_groups_of_heads_without_an_order(tmp_path: Path) -> None:
     assert not kinds
 
 
-def changed(cfg: HopperBackwardKernelConfig, change: Callable[[str], str]) -> dict[str, str]:
+def changed(cfg: WgmmaBackwardKernelConfig, change: Callable[[str], str]) -> dict[str, str]:
     """The PTX of its kernels, by entry, with a change of the main one's."""
     kernel = loaded_kernels.get(cfg, 90, CAUSAL)
     entry = kernel.entry.ptx_entry

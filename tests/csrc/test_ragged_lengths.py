@@ -8,7 +8,7 @@ import pytest
 import shared_kernels
 from hopper_plans import wgmma_config
 
-from flashsmith.families import HopperForwardKernelConfig, Semantics
+from flashsmith.families import Semantics, WgmmaForwardKernelConfig
 from flashsmith.verify import prove
 
 CONFIGS = [
@@ -26,7 +26,7 @@ shared_kernels.want(CONFIGS, Semantics(uneven=True))
 FEW, MANY = 4, 7
 
 
-def of_more_blocks(config: HopperForwardKernelConfig, missing: int) -> Counter[str]:
+def of_more_blocks(config: WgmmaForwardKernelConfig, missing: int) -> Counter[str]:
     """Instructions of warps, by mnemonic, that MANY blocks take and FEW do not; the last block
     lacks some keys."""
     few, many = (
@@ -44,7 +44,7 @@ def of_more_blocks(config: HopperForwardKernelConfig, missing: int) -> Counter[s
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_only_one_block_is_masked(config: HopperForwardKernelConfig) -> None:
+def test_only_one_block_is_masked(config: WgmmaForwardKernelConfig) -> None:
     whole, ragged = of_more_blocks(config, 0), of_more_blocks(config, 1)
     floats = {mnemonic for mnemonic in whole | ragged if "f32" in mnemonic}
     assert len(floats) > 8

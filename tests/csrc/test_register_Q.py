@@ -11,7 +11,7 @@ import pytest
 import shared_kernels
 from hopper_plans import wgmma_config
 
-from flashsmith.families import HopperForwardKernelConfig, Semantics, device_spec
+from flashsmith.families import Semantics, WgmmaForwardKernelConfig, device_spec
 from flashsmith.runtime import run_forward
 from flashsmith.verify import prove
 from flashsmith.verify.proof_inputs import numpy_dtype
@@ -56,7 +56,7 @@ def test_outputs_are_right_and_nothing_is_found(
         assert verdict.ok, str(verdict)
 
 
-def run(cfg: HopperForwardKernelConfig) -> tuple[np.ndarray, np.ndarray, Counter[str]]:
+def run(cfg: WgmmaForwardKernelConfig) -> tuple[np.ndarray, np.ndarray, Counter[str]]:
     """O and LSE of three tiles on one SM, and how often each instruction was executed."""
     rng = np.random.default_rng(0)
     dtype = numpy_dtype(cfg.dtype)
@@ -71,7 +71,7 @@ def run(cfg: HopperForwardKernelConfig) -> tuple[np.ndarray, np.ndarray, Counter
 
 @pytest.mark.parametrize(("cfg", "without"), [(HALF, NONE_OF_HALF), (ALL, NONE_OF_ALL)])
 def test_bits_and_products_are_those_without_and_q_is_loaded_once_a_tile(
-    cfg: HopperForwardKernelConfig, without: HopperForwardKernelConfig
+    cfg: WgmmaForwardKernelConfig, without: WgmmaForwardKernelConfig
 ) -> None:
     shared_kernels.load(KERNELS[PLAIN], PLAIN)
     o, lse, instructions = run(cfg)

@@ -11,7 +11,7 @@ import pytest
 import shared_kernels
 from hopper_plans import wgmma_config
 
-from flashsmith.families import HopperForwardKernelConfig, Semantics, device_spec
+from flashsmith.families import Semantics, WgmmaForwardKernelConfig, device_spec
 from flashsmith.runtime import run_forward
 from flashsmith.verify import prove
 from flashsmith.verify.proof_inputs import numpy_dtype
@@ -64,7 +64,7 @@ def test_outputs_are_right_and_nothing_is_found(
 
 
 def run(
-    cfg: HopperForwardKernelConfig, seq: int, seq_k: int, *, causal: bool
+    cfg: WgmmaForwardKernelConfig, seq: int, seq_k: int, *, causal: bool
 ) -> tuple[np.ndarray, Counter[int]]:
     """The LSE, and how often a wgmma of each number of columns was executed."""
     rng = np.random.default_rng(0)

@@ -17,8 +17,8 @@ import shared_kernels
 from hopper_plans import wgmma_config
 
 from flashsmith.families import (
-    HopperForwardKernelConfig,
     Semantics,
+    WgmmaForwardKernelConfig,
 )
 from flashsmith.runtime import ForwardResult, run_forward
 from flashsmith.verify import prove
@@ -30,7 +30,7 @@ from ptxlab.translate import translator
 from ptxlab.translate.opcodes_float import transcendental
 
 
-def stale(text: str) -> HopperForwardKernelConfig:
+def stale(text: str) -> WgmmaForwardKernelConfig:
     return wgmma_config(f"{text}+stale_max")
 
 
@@ -58,7 +58,7 @@ SOME_JUMPS = (9, 60, 200, 1000)
 OVERFLOWS = 200
 
 
-def up_to_date(cfg: HopperForwardKernelConfig) -> HopperForwardKernelConfig:
+def up_to_date(cfg: WgmmaForwardKernelConfig) -> WgmmaForwardKernelConfig:
     """The same config's kernel that keeps every maximum up to date."""
     return replace(cfg, stale_max=False)
 
@@ -84,7 +84,7 @@ class Problem:
     lens: dict[str, Any] = field(default_factory=dict)
     scale = math.log(2.0)
 
-    def run(self, cfg: HopperForwardKernelConfig, **more: Any) -> ForwardResult:
+    def run(self, cfg: WgmmaForwardKernelConfig, **more: Any) -> ForwardResult:
         packed = {f"cu_seq{name}": offsets(lens) for name, lens in self.lens.items()}
         options = self.options | packed | more
         tensors = self.q, self.k, self.v
@@ -97,7 +97,7 @@ class Problem:
 
 
 def jumping(
-    cfg: HopperForwardKernelConfig, semantics: Semantics, jump: float, **options: Any
+    cfg: WgmmaForwardKernelConfig, semantics: Semantics, jump: float, **options: Any
 ) -> Problem:
     """From the third block from the end on, a row's maximum grows by up to `jump` a block."""
     rng = np.random.default_rng(0)
@@ -117,7 +117,7 @@ def jumping(
 
 
 def _jumping_sequence(
-    cfg: HopperForwardKernelConfig, rng: np.random.Generator, jump: float, rows: int, keys: int
+    cfg: WgmmaForwardKernelConfig, rng: np.random.Generator, jump: float, rows: int, keys: int
 ) -> list[np.ndarray]:
     q, k, v = (rng.standard_normal((n, 1, cfg.d_head)) for n in (rows, keys, keys))
     # The first column has the jumps: every row has its own share of them, not every key jumps.
@@ -128,7 +128,7 @@ def _jumping_sequence(
     return [x.astype(numpy_dtype(cfg.dtype)) for x in (q, k, v)]
 
 
-def check_right(problem: Problem, result: ForwardResult, cfg: HopperForwardKernelConfig) -> None:
+def check_right(problem: Problem, result: ForwardResult, cfg: WgmmaForwardKernelConfig) -> None:
     """By the rule of proofs, and at most half as far off again as a textbook kernel."""
     references = problem.references()
     lens = problem.lens.get("lens_q")
@@ -159,7 +159,7 @@ def executed(result: ForwardResult, beginning: str) -> int:
     ],
 )
 def test_a_maximum_may_jump_by_anything(
-    cfg: HopperForwardKernelConfig, jumps: tuple[float, ...]
+    cfg: WgmmaForwardKernelConfig, jumps: tuple[float, ...]
 ) -> None:
     for jump in jumps:
         problem = jumping(cfg, PLAIN, jump)
@@ -182,7 +182,7 @@ def test_a_maximum_may_jump_by_anything(
     ids=["causal", "causal, narrow", "packed", "softcap"],
 )
 def test_whatever_else_is_asked_for(
-    cfg: HopperForwardKernelConfig, semantics: Semantics, options: dict[str, Any]
+    cfg: WgmmaForwardKernelConfig, semantics: Semantics, options: dict[str, Any]
 ) -> None:
     for jump in SOME_JUMPS:
         problem = jumping(cfg, semantics, jump, **options)
@@ -192,7 +192,7 @@ def test_whatever_else_is_asked_for(
 
 
 @pytest.mark.parametrize("cfg", [ALONE, EARLY], ids=str)
-def test_maxima_that_grow_as_fast_as_sums_do(cfg: HopperForwardKernelConfig) -> None:
+def test_maxima_that_grow_as_fast_as_sums_do(cfg: WgmmaForwardKernelConfig) -> None:
     """Growth alone keeps probabilities within fp16: each block's are too few to outgrow the sum."""
     verdict = prove(cfg, seq=64, seq_k=24 * cfg.B_c, inputs="growing_maxima", row_max=False)
     assert verdict.ok, str(verdict)
@@ -230,7 +230,7 @@ def test_keys_that_leave_the_window_stay_out_of_it(key: int) -> None:
 # --- what is no number ---------------------------------------------------------------------------
 
 
-def check_as_up_to_date(problem: Problem, cfg: HopperForwardKernelConfig) -> ForwardResult:
+def check_as_up_to_date(problem: Problem, cfg: WgmmaForwardKernelConfig) -> ForwardResult:
     """Right is what the kernel gives that keeps every maximum up to date."""
     result, expected = (problem.run(one) for one in (cfg, up_to_date(cfg)))
     for name, tolerance in (("o", 4 * np.finfo(np.float16).eps), ("lse", 1e-4)):
@@ -291,7 +291,7 @@ def test_maxima_that_are_asked_for_are_exact(jump: float) -> None:
 
 
 @pytest.mark.parametrize("cfg", [ALONE, EARLY, NARROW], ids=str)
-def test_most_blocks_compute_no_maximum(cfg: HopperForwardKernelConfig) -> None:
+def test_most_blocks_compute_no_maximum(cfg: WgmmaForwardKernelConfig) -> None:
     rng = np.random.default_rng(0)
     shapes = [(1, rows, 1, cfg.d_head) for rows in (cfg.B_r, 10 * cfg.B_c, 10 * cfg.B_c)]
     q, k, v = (rng.standard_normal(shape).astype(numpy_dtype(cfg.dtype)) for shape in shapes)
@@ -306,7 +306,7 @@ def test_most_blocks_compute_no_maximum(cfg: HopperForwardKernelConfig) -> None:
 
 # --- proofs --------------------------------------------------------------------------------------
 
-SHAPES: list[tuple[HopperForwardKernelConfig, dict[str, Any]]] = [
+SHAPES: list[tuple[WgmmaForwardKernelConfig, dict[str, Any]]] = [
     (EARLY, {"seq": 64, "seq_k": 6 * EARLY.B_c}),
     (NARROW, {"seq": 150, "seq_k": 300, "heads": 2, "heads_k": 1, "causal": True}),
     (ORDERED, {"seq": 128, "seq_k": 10 * ORDERED.B_c}),
@@ -316,7 +316,7 @@ SHAPES: list[tuple[HopperForwardKernelConfig, dict[str, Any]]] = [
 @pytest.mark.parametrize(("cfg", "shape"), SHAPES, ids=["plain", "causal", "ordered"])
 @pytest.mark.parametrize("inputs", INPUT_KINDS)
 def test_no_inputs_make_it_wrong(
-    cfg: HopperForwardKernelConfig, shape: dict[str, Any], inputs: str
+    cfg: WgmmaForwardKernelConfig, shape: dict[str, Any], inputs: str
 ) -> None:
     verdict = prove(cfg, inputs=inputs, checks=True, row_max=False, sm_count=2, **shape)
     assert verdict.ok, str(verdict)

@@ -14,10 +14,10 @@ import shared_kernels
 from hopper_plans import wgmma_config
 
 from flashsmith.families import (
-    HopperForwardKernelConfig,
     Schedule,
     Semantics,
     TileOrder,
+    WgmmaForwardKernelConfig,
     device_spec,
 )
 from flashsmith.runtime import run_forward
@@ -54,7 +54,7 @@ class Writers(Observer):
     """By CTA, and by its warpgroups, the rows of o that they wrote, counted over all sequences and
     heads."""
 
-    def __init__(self, cfg: HopperForwardKernelConfig, o: np.ndarray) -> None:
+    def __init__(self, cfg: WgmmaForwardKernelConfig, o: np.ndarray) -> None:
         super().__init__()
         self.threads = cfg.n_threads
         self.begins, self.row_bytes = o.ctypes.data, o.shape[-1] * o.itemsize
@@ -76,7 +76,7 @@ class Writers(Observer):
 
 
 def writers(
-    cfg: HopperForwardKernelConfig, lens: tuple[int, ...], sm_count: int, **options: Any
+    cfg: WgmmaForwardKernelConfig, lens: tuple[int, ...], sm_count: int, **options: Any
 ) -> Writers:
     """Who wrote which rows of one head."""
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def writers(
 
 
 def tiles(
-    cfg: HopperForwardKernelConfig, lens: tuple[int, ...], sm_count: int, **options: Any
+    cfg: WgmmaForwardKernelConfig, lens: tuple[int, ...], sm_count: int, **options: Any
 ) -> list[tuple[int, int]]:
     """Of one head, the rows [first, end) of every tile that has any, in the order of the grid."""
     found = []
@@ -129,7 +129,7 @@ def in_rows(*ends: int) -> list[tuple[int, int]]:
     ],
 )
 def test_the_last_two_tiles_share_their_rows_or_the_first_is_short(
-    cfg: HopperForwardKernelConfig, seq: int, full: tuple[int, ...], causal: tuple[int, ...]
+    cfg: WgmmaForwardKernelConfig, seq: int, full: tuple[int, ...], causal: tuple[int, ...]
 ) -> None:
     # As many SMs as tiles: no last round to split.
     assert tiles(cfg, (seq,), len(full)) == in_rows(*full)
@@ -153,7 +153,7 @@ def test_under_a_mask_every_sequence_has_its_own_first() -> None:
     ids=["full", "causal-three", "causal-four", "causal-d128"],
 )
 def test_the_first_warpgroup_has_the_last_rows_of_short_heads_under_a_mask(
-    cfg: HopperForwardKernelConfig, causal: bool, firsts: dict[int, tuple[int, ...]]
+    cfg: WgmmaForwardKernelConfig, causal: bool, firsts: dict[int, tuple[int, ...]]
 ) -> None:
     seen = writers(cfg, (440,), 3 if len(firsts) == 3 else 2, causal=causal).warpgroups
     assert {who: min(rows) for who, rows in seen.items()} == {
@@ -183,7 +183,7 @@ def test_every_sequence_has_its_own_last_two() -> None:
     ],
 )
 def test_tiles_of_a_round_that_few_sms_take_part_in_are_split(
-    cfg: HopperForwardKernelConfig, seq: int, sm_count: int, ends: tuple[int, ...]
+    cfg: WgmmaForwardKernelConfig, seq: int, sm_count: int, ends: tuple[int, ...]
 ) -> None:
     assert tiles(cfg, (seq,), sm_count) == in_rows(*ends)
 
@@ -205,7 +205,7 @@ def test_tiles_of_a_round_that_few_sms_take_part_in_are_split(
     ],
 )
 def test_the_last_heads_short_tiles_come_last(
-    cfg: HopperForwardKernelConfig, seq: int, heads: int, sm_count: int, longs: str, shorts: str
+    cfg: WgmmaForwardKernelConfig, seq: int, heads: int, sm_count: int, longs: str, shorts: str
 ) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (
@@ -233,7 +233,7 @@ def test_the_last_heads_short_tiles_come_last(
         for turn, sm_count in enumerate((1, 3, 132))
     ],
 )
-def test_all_ways_are_right(cfg: HopperForwardKernelConfig, sm_count: int) -> None:
+def test_all_ways_are_right(cfg: WgmmaForwardKernelConfig, sm_count: int) -> None:
     one = replace(cfg, schedule=Schedule.DYNAMIC)
     longest_first = replace(one, tile_order=TileOrder.LONGEST_FIRST)
     options: dict[str, Any] = {"checks": True, "sm_count": sm_count, "row_max": False}
@@ -249,7 +249,7 @@ def test_all_ways_are_right(cfg: HopperForwardKernelConfig, sm_count: int) -> No
 
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=["two", "three", "four"])
-def test_parts_compute_the_same_bits(cfg: HopperForwardKernelConfig) -> None:
+def test_parts_compute_the_same_bits(cfg: WgmmaForwardKernelConfig) -> None:
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((1, 300, 2, 64)).astype(numpy_dtype(cfg.dtype)) for _ in "qkv")
     outputs = [

@@ -11,9 +11,9 @@ import shared_kernels
 
 from flashsmith.families import (
     DType,
-    HopperBackwardKernelConfig,
     Problem,
     Semantics,
+    WgmmaBackwardKernelConfig,
     family_named,
     parse_kernel_name_into_config,
 )
@@ -25,9 +25,9 @@ from flashsmith.verify import prove as prove_problem
 FAMILY = family_named("wgmma_backward")
 
 
-def config(text: str) -> HopperBackwardKernelConfig:
+def config(text: str) -> WgmmaBackwardKernelConfig:
     found = parse_kernel_name_into_config(text)
-    assert isinstance(found, HopperBackwardKernelConfig)
+    assert isinstance(found, WgmmaBackwardKernelConfig)
     return found
 
 
@@ -110,7 +110,7 @@ shared_kernels.want([*BOTH, UNDER_DK, KEYS], CAUSAL)
 shared_kernels.want([TURNS], WINDOW)
 
 
-def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
+def prove(cfg: WgmmaBackwardKernelConfig, text: str, **how: Any) -> Verdict:
     """The verdict on a problem; ``how`` are the reference's options or prove()'s."""
     word = cfg.family.gradients_of(cfg)
     problem = Problem.parse(f"{text} d{cfg.d_head} {cfg.dtype.name.lower()} backward {word}")
@@ -123,7 +123,7 @@ def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
     return prove_problem(cfg, problem, options=options, sm_count=2, **passed)
 
 
-def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:
+def full(cfg: WgmmaBackwardKernelConfig, *rest: Any) -> Any:
     return pytest.param(cfg, *rest, marks=pytest.mark.full)
 
 
@@ -136,7 +136,7 @@ def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:
     ],
     ids=str,
 )
-def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
+def test_whole_tiles(cfg: WgmmaBackwardKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"
     verdict = prove(cfg, text, checks=True, schedule_seed=schedule_seed)
     assert verdict.ok, str(verdict)
@@ -179,7 +179,7 @@ UNEVEN = {
     ],
     ids=str,
 )
-def test_causal_and_uneven(cfg: HopperBackwardKernelConfig, case: str) -> None:
+def test_causal_and_uneven(cfg: WgmmaBackwardKernelConfig, case: str) -> None:
     sizes, options = UNEVEN[case]
     verdict = prove(cfg, f"{sizes} causal", checks=True, **options)
     assert verdict.ok, str(verdict)
@@ -187,7 +187,7 @@ def test_causal_and_uneven(cfg: HopperBackwardKernelConfig, case: str) -> None:
 
 @pytest.mark.parametrize("cfg", [TURNS, *map(full, [WIDE, *SPLITS, KEYS, KEYS_SPLIT])], ids=str)
 @pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
-def test_hard_inputs(cfg: HopperBackwardKernelConfig, inputs: str) -> None:
+def test_hard_inputs(cfg: WgmmaBackwardKernelConfig, inputs: str) -> None:
     for text in ("b2 s100:75 h2:1 causal", "b1 s70:150 h2 causal"):
         verdict = prove(cfg, text, inputs=inputs, checks=True)
         assert verdict.ok, str(verdict)
@@ -209,7 +209,7 @@ PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
     ids=str,
 )
 def test_packed_windows_with_a_softcap(
-    cfg: HopperBackwardKernelConfig, inputs: str, limits: tuple[int | None, int | None]
+    cfg: WgmmaBackwardKernelConfig, inputs: str, limits: tuple[int | None, int | None]
 ) -> None:
     """Rows of no sequence hold NaN, and have gradients of 0."""
     verdict = prove(

@@ -13,9 +13,9 @@ import shared_kernels
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DType,
-    HopperDqKernelConfig,
     Problem,
     Semantics,
+    WgmmaDqKernelConfig,
     device_spec,
     get_kernel_configs,
     parse_kernel_name_into_config,
@@ -25,9 +25,9 @@ from flashsmith.verify import Verdict, reference_of
 from flashsmith.verify import prove as prove_problem
 
 
-def config(text: str) -> HopperDqKernelConfig:
+def config(text: str) -> WgmmaDqKernelConfig:
     found = parse_kernel_name_into_config(text)
-    assert isinstance(found, HopperDqKernelConfig)
+    assert isinstance(found, WgmmaDqKernelConfig)
     return found
 
 
@@ -39,7 +39,7 @@ CAUSAL = Semantics("causal", uneven=True)
 shared_kernels.want([LATE, ALONE], CAUSAL)
 
 
-def prove(cfg: HopperDqKernelConfig, text: str, **how: Any) -> Verdict:
+def prove(cfg: WgmmaDqKernelConfig, text: str, **how: Any) -> Verdict:
     """The verdict on a problem; ``how`` are the reference's options or prove()'s."""
     d = "" if " d" in text else f" d{cfg.d_head}"
     problem = Problem.parse(f"{text}{d} {cfg.dtype.name.lower()} backward only_dq")
@@ -51,14 +51,14 @@ def prove(cfg: HopperDqKernelConfig, text: str, **how: Any) -> Verdict:
     return prove_problem(cfg, problem, options=options, **passed)
 
 
-def full(cfg: HopperDqKernelConfig, *rest: Any) -> Any:
+def full(cfg: WgmmaDqKernelConfig, *rest: Any) -> Any:
     return pytest.param(cfg, *rest, marks=pytest.mark.full)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("cfg", [LATE, ALONE, THREE, *SHIPPED], ids=str)
 @pytest.mark.parametrize("schedule_seed", [None, 3])
-def test_whole_tiles(cfg: HopperDqKernelConfig, schedule_seed: int | None) -> None:
+def test_whole_tiles(cfg: WgmmaDqKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{3 * cfg.B_c} h2:1"
     verdict = prove(cfg, text, checks=True, schedule_seed=schedule_seed)
     assert verdict.ok, str(verdict)
@@ -83,7 +83,7 @@ UNEVEN: dict[str, tuple[str, dict[str, Any]]] = {
     ],
     ids=str,
 )
-def test_causal_and_uneven(cfg: HopperDqKernelConfig, case: str) -> None:
+def test_causal_and_uneven(cfg: WgmmaDqKernelConfig, case: str) -> None:
     sizes, options = UNEVEN[case]
     verdict = prove(cfg, f"{sizes} causal", checks=True, **options)
     assert verdict.ok, str(verdict)
@@ -91,7 +91,7 @@ def test_causal_and_uneven(cfg: HopperDqKernelConfig, case: str) -> None:
 
 @pytest.mark.parametrize("cfg", [LATE, *map(full, [ALONE, *SHIPPED])], ids=str)
 @pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
-def test_hard_inputs(cfg: HopperDqKernelConfig, inputs: str) -> None:
+def test_hard_inputs(cfg: WgmmaDqKernelConfig, inputs: str) -> None:
     for text in ("b2 s100:75 h2:1 causal", "b1 s70:150 h2 causal"):
         verdict = prove(cfg, text, inputs=inputs, checks=True)
         assert verdict.ok, str(verdict)
@@ -106,7 +106,7 @@ PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
     ("inputs", "limits"), [("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9))]
 )
 def test_packed_windows_with_a_softcap(
-    cfg: HopperDqKernelConfig, inputs: str, limits: tuple[int | None, int | None]
+    cfg: WgmmaDqKernelConfig, inputs: str, limits: tuple[int | None, int | None]
 ) -> None:
     """Rows of no sequence hold NaN, and have gradients of 0."""
     verdict = prove(
@@ -123,7 +123,7 @@ def test_packed_windows_with_a_softcap(
     assert verdict.ok, str(verdict)
 
 
-def dq_of(cfg: HopperDqKernelConfig, text: str, schedule_seed: int | None, sm_count: int) -> bytes:
+def dq_of(cfg: WgmmaDqKernelConfig, text: str, schedule_seed: int | None, sm_count: int) -> bytes:
     """The bits of an fp32 dq, the same inputs each time."""
     problem = Problem.parse(f"{text} d{cfg.d_head} {cfg.dtype.name.lower()} backward only_dq")
     shared_kernels.load([cfg], problem.required_semantics(cfg))

@@ -11,12 +11,12 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     HOPPER_KNOB_VALUES,
     DType,
-    HopperForwardKernelConfig,
     PingPong,
     Schedule,
+    WgmmaForwardKernelConfig,
 )
 
-SHIPPED = HopperForwardKernelConfig(
+SHIPPED = WgmmaForwardKernelConfig(
     DType.FP16,
     d_head=128,
     B_r=192,
@@ -42,7 +42,7 @@ def lowest(knob: str) -> int:
     """The least number that the class accepts for a knob."""
     values = {field.name: getattr(SHIPPED, field.name) for field in fields(SHIPPED)}
     try:
-        HopperForwardKernelConfig(**values | {knob: 0})
+        WgmmaForwardKernelConfig(**values | {knob: 0})
     except ArgumentError:
         return 1
     return 0
@@ -55,17 +55,17 @@ def _any_value(knob: str) -> st.SearchStrategy[object]:
 
 # Every config that the class accepts, legal or not.
 any_config = st.builds(
-    HopperForwardKernelConfig, **{knob: _any_value(knob) for knob in HOPPER_KNOB_VALUES}
+    WgmmaForwardKernelConfig, **{knob: _any_value(knob) for knob in HOPPER_KNOB_VALUES}
 )
 
 # Values from the family's own domains, in any combination.
 family_config = st.builds(
-    HopperForwardKernelConfig,
+    WgmmaForwardKernelConfig,
     **{knob: st.sampled_from(values) for knob, values in HOPPER_KNOB_VALUES.items()},
 )
 
 
-def random_configs(count: int, seed: int) -> list[HopperForwardKernelConfig]:
+def random_configs(count: int, seed: int) -> list[WgmmaForwardKernelConfig]:
     """Configs near and far from legal: family values, values beside them, and any int."""
     rng = random.Random(seed)
     lowest_of = {knob: lowest(knob) for knob in HOPPER_KNOB_VALUES if is_number(knob)}
@@ -79,12 +79,12 @@ def random_configs(count: int, seed: int) -> list[HopperForwardKernelConfig]:
             return max(lowest_of[knob], known + rng.choice((-8, -4, -1, 1, 4, 8, 64)))
         return rng.randint(lowest_of[knob], _INT_MAX)
 
-    def config() -> HopperForwardKernelConfig:
+    def config() -> WgmmaForwardKernelConfig:
         values = {knob: value(knob) for knob in HOPPER_KNOB_VALUES}
         if rng.random() < 0.7:  # else only few would be legal
             values["B_r"] = 64 * int(values["n_warpgroups"])  # type: ignore[call-overload]
             values["kv_stages"], values["producer_registers"] = rng.choice((1, 2)), 24
         values["B_r"] = min(int(values["B_r"]), _INT_MAX)  # type: ignore[call-overload]
-        return HopperForwardKernelConfig(**values)  # type: ignore[arg-type]
+        return WgmmaForwardKernelConfig(**values)  # type: ignore[arg-type]
 
     return [config() for _ in range(count)]

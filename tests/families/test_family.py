@@ -226,7 +226,7 @@ class Copying(AbacusConfig):
         ({"config_class": Doubled}, "several knobs of Doubled have the word 'frame'; give each a"),
         ({"config_class": Plain}, r"frames of Plain is not declared with knob\(\)"),
         ({"config_class": Copying}, "Copying has the feature 'tma', which marks .* of wgmma"),
-        ({"__name__": "HopperForwardKernelConfig"}, "HopperForwardKernelConfig, like that of wg"),
+        ({"__name__": "WgmmaForwardKernelConfig"}, "WgmmaForwardKernelConfig, like that of wg"),
         ({"LEADING_WORD": "async"}, "LEADING_WORD='async' of AbacusConfig is a feature of mma_sy"),
         ({"LEADING_WORD": "load_0_2_2_tiles"}, "is a feature of mma_sync; choose another word"),
         ({"LEADING_WORD": "stages_2"}, "LEADING_WORD='stages_2' of AbacusConfig is a feature of"),

@@ -20,9 +20,9 @@ from flashsmith.families import (
     DType,
     FlashBackwardKernelConfig,
     FlashDecodeKernelConfig,
-    HopperBackwardKernelConfig,
-    HopperDqKernelConfig,
     KernelConfig,
+    WgmmaBackwardKernelConfig,
+    WgmmaDqKernelConfig,
     broken_rules,
     device_spec,
     family_named,
@@ -101,7 +101,7 @@ SAMPLES = {
         ("keys_smem_bytes", "queries_smem_bytes", "smem_bytes", "dq_rows"),
     ),
     "wgmma_backward": Sample(
-        HopperBackwardKernelConfig(DType.FP16, 64, 64, 128, 2),
+        WgmmaBackwardKernelConfig(DType.FP16, 64, 64, 128, 2),
         "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240",
         {
             "d_head_supported": {"d_head": 80},
@@ -155,7 +155,7 @@ SAMPLES = {
         ("smem_bytes", "n_threads", "dq_columns", "shares_rows", "shares_columns", "key_groups"),
     ),
     "wgmma_dq": Sample(
-        HopperDqKernelConfig(DType.FP16, 64, 128, 128, 2),
+        WgmmaDqKernelConfig(DType.FP16, 64, 128, 128, 2),
         "(FP16, 64, 128, 128, 2): tma_dq+k_stages_2+v_stages_2+regs_24_240",
         {
             "d_head_supported": {"d_head": 80},

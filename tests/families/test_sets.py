@@ -14,7 +14,7 @@ from flashsmith.errors import ConfigParseError, SelectionError
 from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
-    HopperForwardKernelConfig,
+    WgmmaForwardKernelConfig,
     device_spec,
     get_autotuning_kernel_configs,
     get_cover_configs,
@@ -139,7 +139,7 @@ def test_the_wgmma_space_is_legal_small_and_holds_the_shipped_set() -> None:
 
 
 @pytest.mark.parametrize("cfg", HOPPER[::13], ids=str)
-def test_wgmma_neighbours_are_one_move_away(cfg: HopperForwardKernelConfig) -> None:
+def test_wgmma_neighbours_are_one_move_away(cfg: WgmmaForwardKernelConfig) -> None:
     found = cfg.family.neighbours(cfg)
     assert 5 < len(set(found)) == len(found) <= 25
     for other in found:

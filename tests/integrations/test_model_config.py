@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashsmith.chooser.any_length import parse_any_length
+from flashsmith.chooser.prebuild import parse_any_length
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.model_config import ModelAttention, read_model
 

@@ -47,7 +47,7 @@ def gradients_of(function: Callable[..., Any], tensors: Any, dtype: Any = None) 
     return [leaf.grad for leaf in leaves]
 
 
-def judge(
+def check(
     ours: Callable[..., Any],
     theirs: Callable[..., Any],
     tensors: Any,
@@ -98,7 +98,7 @@ def test_sdpa(q: Any, kv: Any, arguments: dict[str, Any]) -> None:
         return o.transpose(1, 2).view(tensors[0].shape)
 
     tensors = [drawn(*q), drawn(*kv, seed=1), drawn(*kv, seed=2)]
-    _, dk, dv = judge(ours, theirs, tensors, honest)
+    _, dk, dv = check(ours, theirs, tensors, honest)
     unseen = dk[..., q[-2] :, :], dv[..., q[-2] :, :]
     assert not any(gradient.any() for gradient in unseen)
 
@@ -153,7 +153,7 @@ def test_flash_attn_func_and_its_statistics() -> None:
         o = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(scores, -1), v)
         return o, torch.logsumexp(scores.float(), -1)
 
-    judge(ours, theirs, [drawn(2, 20, heads, 64, seed=heads) for heads in (4, 2, 2)])
+    check(ours, theirs, [drawn(2, 20, heads, 64, seed=heads) for heads in (4, 2, 2)])
 
 
 def test_flash_attn_varlen_func_on_a_fused_tensor() -> None:
@@ -175,7 +175,7 @@ def test_flash_attn_varlen_func_on_a_fused_tensor() -> None:
             max_seqlen_k=13,
         )
 
-    judge(ours, theirs, [drawn(20, 3, 2, 64)])
+    check(ours, theirs, [drawn(20, 3, 2, 64)])
 
 
 # --- transformers --------------------------------------------------------------------------------

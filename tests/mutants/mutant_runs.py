@@ -100,8 +100,8 @@ class Victim:
             error = str(stopped)
         findings = tuple(finding for observer in observers for finding in observer.findings)
         with np.errstate(all="ignore"):
-            judged = compare(self.config, o, lse, references, row_max=row_max)
-        numbers = () if error else judged.reasons
+            checked = compare(self.config, o, lse, references, row_max=row_max)
+        numbers = () if error else checked.reasons
         return Outcome(findings, numbers, error)
 
     def run_mutant(self, mutant: Mutant, checks: bool = True) -> Outcome:

@@ -16,9 +16,9 @@ from mutants_hopper import REGISTER_A_OPERATORS, hopper_operators
 
 from flashsmith.errors import EmulatorError
 from flashsmith.families import (
-    HopperForwardKernelConfig,
     KernelConfig,
     Semantics,
+    WgmmaForwardKernelConfig,
     get_kernel_configs,
 )
 from flashsmith.families import parse_kernel_name_into_config as parse
@@ -187,7 +187,7 @@ def shipped() -> dict[str, KernelVictim]:
     known = [
         config
         for config in get_kernel_configs("hopper")
-        if isinstance(config, HopperForwardKernelConfig)
+        if isinstance(config, WgmmaForwardKernelConfig)
         and (config.d_head, config.pingpong) == (128, PingPong.GEMM)
         and config.q_buffers == 2
         and config.cluster_size == 1

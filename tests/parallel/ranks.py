@@ -336,10 +336,10 @@ def empty_shards(rank: int) -> dict[str, Any]:
 
 def without_a_host_backend(rank: int) -> Any:
     """What a group of NCCL does to agree: a group of gloo of its own, made once; here without a
-    board, as of several hosts."""
-    carried, board = Group._backend, Group._board
+    shared_words, as of several hosts."""
+    carried, shared_words = Group._backend, Group._words_of_host
     Group._backend = lambda self, kind: None if kind == "cpu" else carried(self, kind)
-    Group._board = lambda self: None
+    Group._words_of_host = lambda self: None
     try:
         group = dist.new_group(timeout=datetime.timedelta(seconds=33))
         said = [Group(group).agree(Message({"rank": rank})).said() for _ in range(2)]
@@ -350,7 +350,7 @@ def without_a_host_backend(rank: int) -> Any:
         wrong = text_of(lambda: Group(group).check_device("q", torch.zeros(1)))
         return said, dist.get_backend(made), timeout, wrong
     finally:
-        Group._backend, Group._board = carried, board
+        Group._backend, Group._words_of_host = carried, shared_words
 
 
 def agreed_before(rank: int) -> dict[str, Any]:

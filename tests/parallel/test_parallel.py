@@ -118,7 +118,7 @@ def found_by(ranks: list[dict[str, Any]], name: str) -> list[Any]:
     return found
 
 
-def judge(case: Case, results: dict[str, Any]) -> None:
+def check(case: Case, results: dict[str, Any]) -> None:
     """By the rules of proofs, forward and backward."""
     whole = {name: tensor.numpy() for name, tensor in case.draw().items()}
     got = {name: tensor.numpy() for name, tensor in results.items()}
@@ -153,7 +153,7 @@ def judge(case: Case, results: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_two_ranks(pair: list[dict[str, Any]], name: str) -> None:
     found = found_by(pair, name)
-    judge(PLAIN[name], found[0])
+    check(PLAIN[name], found[0])
     for key, tensor in found[0].items():
         torch.testing.assert_close(found[1][key], tensor, rtol=0, atol=0, equal_nan=True)
 
@@ -228,7 +228,7 @@ def test_ranks_without_rows(pair: list[dict[str, Any]]) -> None:
 def test_ranks_that_compute_nothing_send_what_the_others_wait_for(
     pair: list[dict[str, Any]],
 ) -> None:
-    judge(IDLE, found_by(pair, "nothing_to_compute")[0])
+    check(IDLE, found_by(pair, "nothing_to_compute")[0])
 
 
 def test_ranks_agree_over_the_host(pair: list[dict[str, Any]]) -> None:
@@ -340,6 +340,6 @@ def test_more_ranks(ranks: int, tmp_path: Path) -> None:
     found = run_ranks(ranks, tmp_path, cases)
     for name, case in cases.items():
         results = found_by(found, name)
-        judge(case, results[0])
+        check(case, results[0])
         for other in results[1:]:
             assert all(np.array_equal(results[0][key], other[key]) for key in other), name

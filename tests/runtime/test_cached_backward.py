@@ -505,7 +505,7 @@ def test_autograd_sees_a_call_like_one_before_as_the_first(name: str, gpu: Prete
 def test_the_default_of_deterministic_is_asked_for_every_time(gpu: PretendedGpu) -> None:
     def ahead() -> bool:
         o = forward_grown(causal=True)
-        return bool(o.grad_fn.this.asked.deterministic)
+        return bool(o.grad_fn.this.opts.deterministic)
 
     assert [ahead() for _ in range(3)] == [False] * 3
     torch.use_deterministic_algorithms(True)

@@ -49,8 +49,8 @@ def test_a_config_of_either_family_computes_the_same_on_the_host() -> None:
     references = compute_references(*qkv, default_scale(D))
     for cfg in (HOPPER, MMA_SYNC):
         o, lse = forward(cfg, *qkv, return_lse=True)
-        judged = compare(cfg, o, lse, references)
-        assert judged.ok, (cfg, judged.reasons)
+        checked = compare(cfg, o, lse, references)
+        assert checked.ok, (cfg, checked.reasons)
         assert np.array_equal(attention(*qkv, config=cfg), o)
 
 
@@ -98,7 +98,7 @@ def test_what_no_kernel_of_the_config_serves(call: Any) -> None:
     with pytest.raises(ArgumentError, match="q: d_head 128; the config's kernel is for up to 64"):
         call(replace(HOPPER, d_head=64), q, k, v)
     for wrong in (str(HOPPER), "hopper", HOPPER.to_ints()):
-        with pytest.raises(ArgumentError, match="FlashForwardKernelConfig or a HopperForwardKer"):
+        with pytest.raises(ArgumentError, match="FlashForwardKernelConfig or a WgmmaForwardKer"):
             call(wrong, q, k, v)
 
 

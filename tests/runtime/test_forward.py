@@ -48,8 +48,8 @@ def assert_attention(
     o: np.ndarray, lse: np.ndarray | None, qkv: list[np.ndarray], scale: float = default_scale(D)
 ) -> None:
     dtype = DType.FP16 if o.dtype == np.float16 else DType.BF16
-    judged = compare(CONFIGS[dtype], o, lse, compute_references(*qkv, scale))
-    assert judged.ok, (judged.reasons, str(judged.first_mismatch))
+    checked = compare(CONFIGS[dtype], o, lse, compute_references(*qkv, scale))
+    assert checked.ok, (checked.reasons, str(checked.first_mismatch))
 
 
 @pytest.mark.parametrize("dtype", list(DType))

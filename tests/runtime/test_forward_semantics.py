@@ -96,7 +96,7 @@ def check(
     lens_of = dict(zip(("lens_q", "lens_k"), lens, strict=True)) if lens else {}
     true_scale = scale or qkv[0].shape[-1] ** -0.5
     references = compute_references(*qkv, true_scale, **options, **lens_of)
-    judged = compare(
+    checked = compare(
         cfg,
         result.o,
         result.lse,
@@ -104,7 +104,7 @@ def check(
         row_max=result.row_max,
         lens_q=lens_of.get("lens_q"),
     )
-    assert judged.ok, (judged.reasons, str(judged.first_mismatch))
+    assert checked.ok, (checked.reasons, str(checked.first_mismatch))
     assert result.emulation is not None
     assert not result.emulation.findings, result.emulation.findings[0]
     return np.asarray(result.o)
@@ -308,14 +308,14 @@ def test_the_semantics_of_a_call(
     semantics: Semantics,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Asked(Exception):
+    class CallOptions(Exception):
         pass
 
     def note(cfg: Any, arch: int, semantics: Semantics, may_build: Any) -> None:
-        raise Asked(semantics)
+        raise CallOptions(semantics)
 
     monkeypatch.setattr(kernel_choice, "loaded_kernels", SimpleNamespace(get=note))
-    with pytest.raises(Asked) as asked:
+    with pytest.raises(CallOptions) as asked:
         forward(CFG, *drawn(*lengths), **options)
     assert asked.value.args == (semantics,)
 

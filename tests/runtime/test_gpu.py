@@ -51,8 +51,8 @@ def drawn(dtype: DType = DType.FP16, seed: int = 0) -> list[np.ndarray]:
 def assert_attention(o: np.ndarray, lse: np.ndarray | None, qkv: list[np.ndarray]) -> None:
     dtype = DType.FP16 if o.dtype == np.float16 else DType.BF16
     references = compute_references(*qkv, default_scale(D))
-    judged = compare(CONFIGS[dtype], o, lse, references)
-    assert judged.ok, (judged.reasons, str(judged.first_mismatch))
+    checked = compare(CONFIGS[dtype], o, lse, references)
+    assert checked.ok, (checked.reasons, str(checked.first_mismatch))
 
 
 def test_arrays_survive_the_trip_to_the_gpu_and_back() -> None:

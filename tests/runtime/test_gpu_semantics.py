@@ -37,8 +37,8 @@ def assert_right(
 ) -> None:
     options: dict[str, Any] = {"causal": True, "sinks": SINKS}
     references = compute_references(*qkv, 0.125, lens_q=LENS[0], lens_k=LENS[1], **options)
-    judged = compare(CFG, o, lse, references, row_max=row_max, lens_q=LENS[0])
-    assert judged.ok, (judged.reasons, str(judged.first_mismatch))
+    checked = compare(CFG, o, lse, references, row_max=row_max, lens_q=LENS[0])
+    assert checked.ok, (checked.reasons, str(checked.first_mismatch))
 
 
 ASKED = {"causal": True, "return_lse": True, "return_row_max": True}

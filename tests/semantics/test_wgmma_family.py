@@ -21,8 +21,8 @@ from flashsmith.builder import library_for
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DType,
-    HopperForwardKernelConfig,
     Semantics,
+    WgmmaForwardKernelConfig,
     device_spec,
     family_named,
     get_kernel_configs,
@@ -46,7 +46,7 @@ LENS_K = (140, 20, 150, 0)
 class Kernel:
     """A config compiled for one semantics."""
 
-    config: HopperForwardKernelConfig
+    config: WgmmaForwardKernelConfig
     semantics: Semantics
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Kernel:
 
 def shown(dtype: DType, d_head: int, place: int, semantics: str) -> Kernel:
     config = family_named(WGMMA).proof_configs(dtype, d_head)[place]
-    assert isinstance(config, HopperForwardKernelConfig)
+    assert isinstance(config, WgmmaForwardKernelConfig)
     return Kernel(config, Semantics.parse(semantics))
 
 
@@ -251,7 +251,7 @@ def test_steps_that_tma_cannot_take_are_refused(known: Kernel, dimension: str) -
 @pytest.mark.parametrize("config", SHIPPED, ids=str)
 @pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
 def test_every_shipped_config_with_every_semantics(
-    config: HopperForwardKernelConfig, semantics: Semantics
+    config: WgmmaForwardKernelConfig, semantics: Semantics
 ) -> None:
     known = Kernel(config, semantics)
     loaded_kernels.add(library_for(SHIPPED, arch=ARCH, semantics=semantics))

@@ -318,14 +318,14 @@ def test_replays_that_write_the_same_tensor_are_judged_one_by_one(
     tool = load_tool("gpu/tables_in_turns.py")
     written = SimpleNamespace(by="")
 
-    def judge(output: Any, scores: int) -> SimpleNamespace:
+    def check(output: Any, scores: int) -> SimpleNamespace:
         return SimpleNamespace(reasons=() if output.by == "cudnn" else ("wrong",), max_error=0.0)
 
     def captured(name: str, *_: Any, least: int) -> tuple[Any, Any]:
         written.by = name
         return SimpleNamespace(launch=lambda: None), written
 
-    workload = SimpleNamespace(judge=judge, memory=None)
+    workload = SimpleNamespace(check=check, memory=None)
     monkeypatch.setattr(tool, "workload_of", lambda problem: workload)
     monkeypatch.setattr(tool, "kernel_implementation", lambda config, workload: None)
     monkeypatch.setitem(tool.PEERS, "cudnn", SimpleNamespace(prepare=lambda workload: None))

@@ -130,9 +130,9 @@ def benchmarks(text: str) -> Iterator[tuple[str, str]]:
         workload_module.attention = before
     right = right_output(problem, workload)
     for what, outputs in damaged(right):
-        judged = outputs if isinstance(workload.output, Mapping) else outputs["o"]
-        yield what, in_words(workload.judge(judged))
-    yield "few rows", in_words(workload.judge(right if len(right) > 1 else right["o"], scores=600))
+        checked = outputs if isinstance(workload.output, Mapping) else outputs["o"]
+        yield what, in_words(workload.check(checked))
+    yield "few rows", in_words(workload.check(right if len(right) > 1 else right["o"], scores=600))
 
 
 def right_output(problem: Problem, workload: Any) -> Outputs:

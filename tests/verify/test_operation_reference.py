@@ -26,7 +26,7 @@ PROBLEM = Problem.parse("b1 s64 h4 d64 fp16")
 
 
 @pytest.fixture(scope="module")
-def judged() -> tuple[Expected, dict[str, np.ndarray]]:
+def checked() -> tuple[Expected, dict[str, np.ndarray]]:
     """What is right for drawn q, k and v, and what a kernel makes of them."""
     reference = reference_of(FORWARD)
     inputs = OperationReference.draw(reference, PROBLEM, "random", 3)
@@ -37,8 +37,8 @@ def judged() -> tuple[Expected, dict[str, np.ndarray]]:
     return reference.expected(PROBLEM, inputs, {}), outputs
 
 
-def test_outputs_by_name_are_judged_by_the_rule_for_o(judged: tuple[Any, Any]) -> None:
-    expected, outputs = judged
+def test_outputs_by_name_are_judged_by_the_rule_for_o(checked: tuple[Any, Any]) -> None:
+    expected, outputs = checked
     found = compare_tensors(DType.FP16, outputs, expected)
     assert found.ok, found.reasons
     assert found.outputs == 64 * 4 * 64 + 2 * 4 * 64
@@ -55,9 +55,9 @@ def test_outputs_by_name_are_judged_by_the_rule_for_o(judged: tuple[Any, Any]) -
     ],
 )
 def test_the_output_that_is_wrong_is_named_and_located(
-    judged: tuple[Any, Any], name: str, place: tuple[int, ...], value: float, said: str
+    checked: tuple[Any, Any], name: str, place: tuple[int, ...], value: float, said: str
 ) -> None:
-    expected, outputs = judged
+    expected, outputs = checked
     wrong = outputs[name].copy()
     wrong[place] = value
     found = compare_tensors(DType.FP16, {**outputs, name: wrong}, expected)

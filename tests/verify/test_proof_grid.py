@@ -27,7 +27,7 @@ from grids.proof_grid import (
 from flashsmith.families import (
     SUPPORTED_D_HEADS,
     DType,
-    HopperForwardKernelConfig,
+    WgmmaForwardKernelConfig,
     check_legal,
     compiled_d_head,
     family_named,
@@ -140,7 +140,7 @@ def test_the_wgmma_family_has_the_same_grid() -> None:
     }
     assert {case.keywords()["sm_count"] for case in theirs[::11]} == {1, 3, None}
     for case in theirs[::101]:
-        assert isinstance(case.config, HopperForwardKernelConfig)
+        assert isinstance(case.config, WgmmaForwardKernelConfig)
         assert case.d <= case.config.d_head
 
 

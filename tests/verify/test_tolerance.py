@@ -31,7 +31,7 @@ class Case:
         self.lse = self.references.lse.astype(np.float32)
         self.row_max = self.references.row_max.astype(np.float32)
 
-    def judge(self):
+    def check(self):
         return compare(self.cfg, self.o, self.lse, self.references, row_max=self.row_max)
 
 
@@ -41,35 +41,35 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def test_a_right_answer_passes(case: Case) -> None:
-    judged = case.judge()
-    assert judged.ok
-    assert judged.mismatches == 0
-    assert judged.first_mismatch is None
-    assert judged.outputs == BATCH * SEQ * HEADS * D
+    checked = case.check()
+    assert checked.ok
+    assert checked.mismatches == 0
+    assert checked.first_mismatch is None
+    assert checked.outputs == BATCH * SEQ * HEADS * D
 
 
 def test_the_same_precision_answer_passes(case: Case) -> None:
     case.o = case.references.same_precision.copy()
-    judged = case.judge()
-    assert judged.ok
-    assert judged.bound == pytest.approx(2 * judged.max_error + 1e-5)
+    checked = case.check()
+    assert checked.ok
+    assert checked.bound == pytest.approx(2 * checked.max_error + 1e-5)
 
 
 def test_a_wrong_row_fails_and_is_located(case: Case) -> None:
     case.o[1, 70, 1] = case.o[1, 71, 1]
-    judged = case.judge()
-    assert not judged.ok
-    where = judged.first_mismatch
+    checked = case.check()
+    assert not checked.ok
+    where = checked.first_mismatch
     assert (where.batch, where.row, where.head) == (1, 70, 1)
     assert (where.tile, where.warp) == (1, 0)
-    assert 1 <= judged.mismatches <= D
-    assert judged.mismatch_share == judged.mismatches / judged.outputs
+    assert 1 <= checked.mismatches <= D
+    assert checked.mismatch_share == checked.mismatches / checked.outputs
 
 
 def test_the_first_of_several_mismatches_is_the_one_reported(case: Case) -> None:
     for row in (127, 40, 90):
         case.o[0, row, 0, 5] += 1
-    where = case.judge().first_mismatch
+    where = case.check().first_mismatch
     assert (where.batch, where.row, where.head, where.column) == (0, 40, 0, 5)
     assert (where.tile, where.warp) == (0, 2)
     assert where.got == pytest.approx(where.expected + 1, abs=0.02)
@@ -77,28 +77,28 @@ def test_the_first_of_several_mismatches_is_the_one_reported(case: Case) -> None
 
 def test_a_scaled_output_fails(case: Case) -> None:
     case.o = (case.o.astype(np.float32) * 1.01).astype(case.o.dtype)
-    judged = case.judge()
-    assert any("relative L2" in reason for reason in judged.reasons)
+    checked = case.check()
+    assert any("relative L2" in reason for reason in checked.reasons)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_element_left_unwritten_or_overflown_fails(case: Case, value: float) -> None:
     case.o[1, 127, 1, 63] = value
-    judged = case.judge()
-    assert judged.reasons[0] == "NaN or inf differ in 1 elements"
-    where = judged.first_mismatch
+    checked = case.check()
+    assert checked.reasons[0] == "NaN or inf differ in 1 elements"
+    where = checked.first_mismatch
     assert (where.batch, where.row, where.head, where.column) == (1, 127, 1, 63)
     assert (where.tile, where.warp) == (1, 3)
-    assert judged.max_error == math.inf
-    assert judged.mismatches == 1
+    assert checked.max_error == math.inf
+    assert checked.mismatches == 1
 
 
 def test_an_output_wholly_unwritten_fails(case: Case) -> None:
     case.o[:] = math.nan
     case.lse[:] = math.nan
-    judged = case.judge()
-    assert judged.mismatch_share == 1.0
-    assert len(judged.reasons) >= 2
+    checked = case.check()
+    assert checked.mismatch_share == 1.0
+    assert len(checked.reasons) >= 2
 
 
 def test_a_finite_value_where_the_reference_is_nan_fails(case: Case) -> None:
@@ -122,48 +122,48 @@ def test_infinities_of_opposite_sign_differ(case: Case) -> None:
 
 def test_swapped_heads_fail(case: Case) -> None:
     case.o = case.o[:, :, ::-1].copy()
-    judged = case.judge()
-    assert judged.mismatch_share > 0.9
+    checked = case.check()
+    assert checked.mismatch_share > 0.9
 
 
 def test_swapped_batches_fail(case: Case) -> None:
     case.o = case.o[::-1].copy()
-    assert not case.judge().ok
+    assert not case.check().ok
 
 
 def test_a_wrong_scale_fails(case: Case) -> None:
     q, k, v = case.inputs.q, case.inputs.k, case.inputs.v
     wrong = compute_references(q, k, v, default_scale(D) * 1.05)
     case.o = wrong.o.astype(case.o.dtype)
-    assert not case.judge().ok
+    assert not case.check().ok
 
 
 def test_a_missing_tile_of_keys_fails(case: Case) -> None:
     q, k, v = case.inputs.q, case.inputs.k, case.inputs.v
     partial = compute_references(q, k[:, 32:], v[:, 32:], default_scale(D))
     case.o = partial.o.astype(case.o.dtype)
-    assert not case.judge().ok
+    assert not case.check().ok
 
 
 def test_a_zero_output_fails_whatever_the_inputs(case: Case) -> None:
     case.o[:] = 0
-    assert not case.judge().ok
+    assert not case.check().ok
 
 
 @pytest.mark.parametrize("dtype", list(DType))
 def test_small_constant_errors_fail_on_constant_inputs(dtype: DType) -> None:
     """There the same-precision error is tiny, and so is the bound."""
     case = Case(dtype, "constant")
-    assert case.judge().ok
+    assert case.check().ok
     case.o[0, 5] = (case.o[0, 5].astype(np.float32) * 1.02).astype(case.o.dtype)
-    assert not case.judge().ok
+    assert not case.check().ok
 
 
 def test_a_wrong_lse_fails_and_is_located(case: Case) -> None:
     case.lse[1, 0, 17] += 0.01
-    judged = case.judge()
-    assert judged.reasons == ("LSE wrong in 1 rows, by up to 0.01",)
-    where = judged.first_mismatch
+    checked = case.check()
+    assert checked.reasons == ("LSE wrong in 1 rows, by up to 0.01",)
+    where = checked.first_mismatch
     assert (where.batch, where.head, where.row, where.column) == (1, 0, 17, None)
     assert where.warp == 1
     assert "LSE" in str(where)
@@ -171,12 +171,12 @@ def test_a_wrong_lse_fails_and_is_located(case: Case) -> None:
 
 def test_an_lse_in_base_two_fails(case: Case) -> None:
     case.lse /= np.float32(math.log(2))
-    assert not case.judge().ok
+    assert not case.check().ok
 
 
 def test_an_unwritten_lse_row_fails(case: Case) -> None:
     case.lse[0, 1, 127] = math.nan
-    assert case.judge().reasons == (f"LSE wrong in 1 rows, by up to {case.judge().lse_error:.3g}",)
+    assert case.check().reasons == (f"LSE wrong in 1 rows, by up to {case.check().lse_error:.3g}",)
 
 
 @pytest.mark.parametrize(("factor", "ok"), [(0.9, True), (1.1, False)])
@@ -188,18 +188,20 @@ def test_the_lse_tolerance_is_absolute_plus_relative(case: Case, factor: float, 
 
 
 def test_no_statistic_no_verdict_on_it(case: Case) -> None:
-    judged = compare(case.cfg, case.o, None, case.references)
-    assert judged.ok
-    assert judged.lse_error is None
-    assert judged.row_max_error is None
+    checked = compare(case.cfg, case.o, None, case.references)
+    assert checked.ok
+    assert checked.lse_error is None
+    assert checked.row_max_error is None
 
 
 @pytest.mark.parametrize("value", [0.01, math.nan, -math.inf])
 def test_a_wrong_row_maximum_fails_and_is_located(case: Case, value: float) -> None:
     case.row_max[1, 0, 17] += value
-    judged = case.judge()
-    assert judged.reasons == (f"row maximum wrong in 1 rows, by up to {judged.row_max_error:.3g}",)
-    where = judged.first_mismatch
+    checked = case.check()
+    assert checked.reasons == (
+        f"row maximum wrong in 1 rows, by up to {checked.row_max_error:.3g}",
+    )
+    where = checked.first_mismatch
     assert (where.batch, where.head, where.row, where.column) == (1, 0, 17, None)
     assert "row maximum" in str(where)
 
@@ -220,9 +222,9 @@ def test_an_empty_output_is_right(case: Case) -> None:
         lse=case.references.lse[:, :, :0],
         same_precision=case.o[:, :0],
     )
-    judged = compare(case.cfg, case.o[:, :0], case.lse[:, :, :0], empty)
-    assert judged.ok
-    assert (judged.outputs, judged.mismatch_share) == (0, 0.0)
+    checked = compare(case.cfg, case.o[:, :0], case.lse[:, :, :0], empty)
+    assert checked.ok
+    assert (checked.outputs, checked.mismatch_share) == (0, 0.0)
 
 
 class TestPacked:
@@ -230,7 +232,7 @@ class TestPacked:
 
     LENS = (70, 0, 58)
 
-    def judge(self, case: Case, row: int, statistic: bool = False):
+    def check(self, case: Case, row: int, statistic: bool = False):
         references = replace(
             case.references,
             o=case.references.o[0],
@@ -254,7 +256,7 @@ class TestPacked:
         self, case: Case, row: int, sequence: int, within: int, tile: int, warp: int,
         statistic: bool,
     ) -> None:  # fmt: skip
-        where = self.judge(case, row, statistic).first_mismatch
+        where = self.check(case, row, statistic).first_mismatch
         assert (where.batch, where.row, where.packed_row) == (sequence, within, row)
         assert (where.tile, where.warp, where.head) == (tile, warp, 1)
         assert where.column == (None if statistic else 5)
@@ -268,8 +270,8 @@ def test_an_all_but_zero_reference_has_a_floor_under_the_relative_error(case: Ca
     case.o[:] = 0
     assert compare(case.cfg, case.o, case.lse, references).rel_l2 == 0.0
     case.o[:] = 1e-5
-    judged = compare(case.cfg, case.o, case.lse, references)
-    assert judged.rel_l2 == pytest.approx(10.0, rel=0.02)
+    checked = compare(case.cfg, case.o, case.lse, references)
+    assert checked.rel_l2 == pytest.approx(10.0, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +300,9 @@ def test_outputs_between_the_smallest_numbers_are_as_near_as_they_can_be() -> No
     truth = np.full_like(case.references.o, 5.2e-6)
     rounded = truth.astype(np.float16)
     references = replace(case.references, o=truth, same_precision=rounded)
-    judged = compare(case.cfg, rounded, case.lse, references)
-    assert judged.rel_l2 > 1e-3
-    assert judged.ok
+    checked = compare(case.cfg, rounded, case.lse, references)
+    assert checked.rel_l2 > 1e-3
+    assert checked.ok
     two_steps_off = (rounded.astype(np.float64) + 2.0**-23).astype(np.float16)
     assert not compare(case.cfg, two_steps_off, case.lse, references).ok
 

@@ -26,8 +26,8 @@ from flashsmith.chooser import choose
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.counted import counted
 from flashsmith.families import DeviceSpec, Problem, by_family
+from flashsmith.pluralize import pluralize
 from flashsmith.runtime.target import choose_target
 
 PROBLEMS = tuple(
@@ -49,7 +49,7 @@ Timer = Callable[[Problem, Sequence[Any]], "list[float | None]"]
 def timed_on_gpu(problem: Problem, configs: Sequence[Any]) -> list[float | None]:
     workload = Workload(problem)
     implementations = [kernel_implementation(config, workload) for config in configs]
-    right = [c for c in implementations if workload.judge(c.output()).ok]
+    right = [c for c in implementations if workload.check(c.output()).ok]
     samples = measure(right)
     return [samples[c.name].median_ms if c.name in samples else None for c in implementations]
 
@@ -75,7 +75,7 @@ def build_ahead(
         for config in expected_times(problem, device, table)[1]:
             wanted[problem.required_semantics(config)][config] = None
     for semantics, configs in wanted.items():
-        print(f"building {counted(len(configs), 'kernel')}, {semantics}", flush=True)
+        print(f"building {pluralize(len(configs), 'kernel')}, {semantics}", flush=True)
         for group in by_family(configs):
             build(group, arch=device.arch, semantics=semantics)
 

@@ -24,7 +24,7 @@ CONFIG_CLASSES = {
     f"{which}{direction}KernelConfig"
     for which in ("Flash", "Hopper")
     for direction in ("Forward", "Backward")
-} | {"FlashDecodeKernelConfig", "HopperDqKernelConfig"}
+} | {"FlashDecodeKernelConfig", "WgmmaDqKernelConfig"}
 # Files that belong to one family, in the current and the previous layout, and public re-exports.
 OF_A_FAMILY = (*(f"families/{name}/" for name in FAMILIES), "configs/hopper/")
 RE_EXPORTS = ("__init__.py", "families/__init__.py", "configs/__init__.py")

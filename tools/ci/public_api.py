@@ -3,8 +3,10 @@
 
 Usage: python tools/ci/public_api.py [--record [--breaking]]
 
-The list contains the names of ``__all__`` with their parameters, fields and methods, error classes,
-commands with their options, and environment variables. --record adds new entries. It refuses
+The list contains the names of ``__all__`` and earlier names, with their parameters, fields and
+methods. It also has error classes, commands with their options, and environment variables.
+
+--record adds new entries. It refuses
 changes that break callers unless --breaking is given; docs/stability.md defines when that is
 allowed. The exit status is 1 if the list differs from the code.
 """
@@ -26,6 +28,7 @@ import typer
 from flashsmith import errors
 from flashsmith.cli import app
 from flashsmith.env import VARIABLES
+from flashsmith.families.earlier_names import EARLIER
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".json")
@@ -64,6 +67,8 @@ def current() -> Api:
         for name in pages.public_names(module):
             if name != "__version__":
                 python |= _described(f"{module}.{name}", pages.find(module, name).node)
+    for name, renamed in EARLIER.items():
+        python |= _described(f"flashsmith.{name}", pages.find(renamed.module, renamed.name).node)
     for path in FUNCTIONS:
         module, _, name = path.rpartition(".")
         python |= _described(path, pages.find(module, name).node)

@@ -86,7 +86,7 @@ def contenders(pair: Pair, kernels: dict[str, LoadedKernel]) -> tuple[list[Conte
         each = [implementation(name, kernel, one) for one in workloads]
         replay, output = captured(name, each, clock, workload.memory)
         # Judged now, since the next contender's calls write the same tensors.
-        why = "; ".join(workload.judge(output).reasons)
+        why = "; ".join(workload.check(output).reasons)
         made.append(Contender(name, replay.launch, lambda why=why: why))
         calls = replay.calls
     return made, calls

@@ -48,11 +48,10 @@ from flashsmith.benchmark.timing import CudaEvents, Protocol
 from flashsmith.benchmark.turns import Contender, Pooled, Turns, rounds_within
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.chooser import choose
-from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
+from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
 from flashsmith.chooser.winners.staleness import sources_here
-from flashsmith.counted import counted
 from flashsmith.families import (
     DeviceSpec,
     Problem,
@@ -62,6 +61,7 @@ from flashsmith.families import (
 )
 from flashsmith.families.gpu_names import same_gpu
 from flashsmith.operations import DECODE
+from flashsmith.pluralize import pluralize
 from flashsmith.runtime import query_gpu
 from flashsmith.tuning.problems import read_problems
 
@@ -123,7 +123,7 @@ def _over_a_cache(
     entry: Entry, others: WinnersTable, updated: WinnersTable, device: DeviceSpec
 ) -> list[Cell]:
     """The cells of a cache's entry; none if it changes no choice."""
-    split = INVARIANT if entry.problem == of_any_batch(entry.problem) else FREE
+    split = INVARIANT if entry.problem == without_batch(entry.problem) else FREE
     places = PLACES if split == INVARIANT else ((entry.problem.batch, entry.problem.seq_k),)
     before, after = (
         gather(entry.problem, device, table).expected[0].config for table in (others, updated)
@@ -134,7 +134,7 @@ def _over_a_cache(
     for batch, keys in places:
         problem = replace(entry.problem, batch=batch, seq_k=keys)
         kernels = {
-            name: for_its_queries(config, problem, device)
+            name: adapt_to_queries(config, problem, device)
             for name, config in ((WITHOUT, before), (WITH, after))
         }
         cells.append(Cell(problem, kernels, entry, split=split))
@@ -166,7 +166,7 @@ def prepared(cell: Cell, *, replays: bool) -> tuple[list[Contender], dict[str, f
 
     def contender(name: str, launch: Callable[[], Any], output: Any) -> Contender:
         # Judged now, since the next contender's calls may write the same tensor.
-        proof = workload.judge(output, SCORES)
+        proof = workload.check(output, SCORES)
         errors[name] = proof.max_error
         return Contender(name, launch, lambda: "; ".join(proof.reasons))
 
@@ -307,7 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = cells_of(table, WinnersTable.shipped(), device)
         same = len({entry.place for entry in table} - {c.entry.place for c in cells if c.entry})
         print(
-            f"{counted(len(cells), 'choice')} changed; {same} of {len(table)} entries change none",
+            f"{pluralize(len(cells), 'choice')} changed; {same} of {len(table)} entries change "
+            "none",
             flush=True,
         )
     else:

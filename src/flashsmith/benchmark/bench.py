@@ -325,7 +325,7 @@ class _Point:
             try:
                 made = [makers[name](each) for each in sets]
                 replay, output = captured(name, made, bench.clock, workload.memory)
-                proof = Proof.of(workload.judge(output))
+                proof = Proof.of(workload.check(output))
             except Exception as error:  # includes PyTorch's own errors
                 self._untimed([name], f"in a graph: {_first_line(error)}")
                 continue
@@ -364,7 +364,7 @@ class _Point:
             return None
         try:
             made = entry.implementation(workload)
-            proof = Proof.of(workload.judge(made.output()), note=made.note)
+            proof = Proof.of(workload.check(made.output()), note=made.note)
         except Exception as error:  # PyTorch raises errors of its own when a kernel failed
             self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
             self._check_gpu(entry.name)
@@ -380,7 +380,7 @@ class _Point:
             return None
         try:
             made = peer.prepare(workload)
-            proof = Proof.of(workload.judge(made.output()), note=peer.version())
+            proof = Proof.of(workload.check(made.output()), note=peer.version())
         except Exception as error:
             self._add(peer.name, "peer", Proof("absent", f"refuses: {_first_line(error)}"))
             self._check_gpu(peer.name)

@@ -3,7 +3,7 @@
 A measurement is a row: its fields are the columns of every measurement file. It is assembled from
 typed parts: a Problem, Proof, Times, KernelFacts and Environment.
 
-    proof = Proof.of(workload.judge(output))
+    proof = Proof.of(workload.check(output))
     Measurement.of("ours", "ours", problem, proof, Times.of(samples, problem), environment)
 """
 

@@ -25,7 +25,7 @@ from flashsmith.benchmark.records import for_json, hints_of, read_record, requir
 from flashsmith.builder.safe_files import written_beside
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import quoted
-from flashsmith.untrusted import UnusableTextError, parse_json, read_json, read_text
+from flashsmith.safe_json import UnusableTextError, parse_json, read_json, read_text
 
 # The size limit of a measurement file; ten million rows stay below it.
 MOST_BYTES = 1 << 30

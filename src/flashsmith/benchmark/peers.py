@@ -79,7 +79,7 @@ def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
     """Why a peer's result is wrong; '' if it is correct. Peers with a wrong result are not timed.
 
     ``theirs`` and ``ours`` are the largest errors by output name. This rule is for benchmarks whose
-    problems Workload.judge() does not support.
+    problems Workload.check() does not support.
     """
     return "; ".join(
         f"{name}: error {theirs[name]:.3g}, above {MOST_OVER_OURS:g} times ours, {error:.3g}"

@@ -14,7 +14,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 from flashsmith.printable import quoted
-from flashsmith.untrusted import whole_number
+from flashsmith.safe_json import whole_number
 
 SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384)
 # Number of heads such that heads times d is 2048, as is common in models, by head dimension.

@@ -23,9 +23,9 @@ from flashsmith.benchmark.records import LARGEST, read_record
 from flashsmith.benchmark.run import Options, Report, run_kernels
 from flashsmith.benchmark.tasks import EMULATED, default_size
 from flashsmith.benchmark.timing import CudaEvents
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig
+from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 from flashsmith.runtime.target import Target
 
@@ -332,7 +332,7 @@ def run_ablation(
     )
     if not on_gpu:
         return ablation_of(report, ())
-    reporter.say(f"timing {counted(len(configs), 'kernel')}")
+    reporter.say(f"timing {pluralize(len(configs), 'kernel')}")
     kinds = dict.fromkeys((cfg.d_head, cfg.dtype) for cfg in configs)
     problems = tuple(default_problem(d, seq, dtype) for d, dtype in kinds)
     rows = run_bench(

@@ -321,7 +321,7 @@ def time_kernels(
 
 def _problems(implementation: KernelImplementation, clock: Clock) -> Problems:
     try:
-        verdict = implementation.workload.judge(implementation.output())
+        verdict = implementation.workload.check(implementation.output())
     except LaunchError as error:
         require_usable_gpu(clock, implementation.name)
         return (f"the timed launch: {error}",)

@@ -9,8 +9,8 @@ from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, KernelFacts
 from flashsmith.benchmark.run import KernelRun, Report
 from flashsmith.benchmark.table import Cell, Column, make_columns, print_table, print_text
 from flashsmith.benchmark.tasks import describe_lengths
-from flashsmith.counted import counted
 from flashsmith.families import Semantics
+from flashsmith.pluralize import pluralize
 
 # The cost columns of this table and of the ablation's.
 COST_COLUMNS = make_columns("regs> | spilled\nbytes> | smem\nKiB> | CTAs\n/SM> | instr>")
@@ -36,7 +36,7 @@ def print_report(console: Console, report: Report) -> None:
     for cfg, reason in report.skipped.items():
         print_text(console, f"skipped: {cfg} {reason}", indent=9)
     passed = sum(row.ok for row in report.rows)
-    console.print(f"{passed} of {counted(len(report.rows), 'kernel')} passed", markup=False)
+    console.print(f"{passed} of {pluralize(len(report.rows), 'kernel')} passed", markup=False)
 
 
 def header(report: Report) -> list[str]:

@@ -36,11 +36,11 @@ class Contender:
     @classmethod
     def of(cls, implementation: KernelImplementation) -> Contender:
         """A kernel as a contender; its workload checks the output."""
-        judge = implementation.workload.judge
+        check = implementation.workload.check
         return cls(
             implementation.name,
             implementation.launch,
-            lambda: "; ".join(judge(implementation.output()).reasons),
+            lambda: "; ".join(check(implementation.output()).reasons),
         )
 
 

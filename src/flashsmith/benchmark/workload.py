@@ -131,7 +131,7 @@ class Workload:
         """Fills o with NaN."""
         self.memory.poison(self.o)
 
-    def judge(self, output: Any, scores: int | None = None) -> Comparison:
+    def check(self, output: Any, scores: int | None = None) -> Comparison:
         """Checks two heads by Verify's rule: the first of the first sequence and the last of the
         last sequence. All other outputs must be finite, as the references of these inputs are.
 
@@ -270,7 +270,7 @@ class BackwardWorkload(Workload):
         for gradient in self.gradients.values():
             self.memory.poison(gradient)
 
-    def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
+    def check(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
         """Checks the gradients of two heads of k by Verify's rule, together with all heads of q
         that share them: the first head of the first sequence and the last of the last. All other
         gradients must be finite.
@@ -388,7 +388,7 @@ class DecodeWorkload(Workload):
         """One call of a config's kernels, which writes o."""
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
-    def judge(self, output: Any, scores: int | None = None) -> Comparison:
+    def check(self, output: Any, scores: int | None = None) -> Comparison:
         """Checks groups of heads that share a head of k by Verify's rule, from the first to the
         last sequence. All other outputs must be finite. ``scores`` is ignored."""
         groups, case = self._expected_groups
@@ -479,7 +479,7 @@ class OperationWorkload:
         for tensor in self._poisonable:
             self.memory.poison(tensor)
 
-    def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
+    def check(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
         """The reference's verdict on the outputs by name; ``scores`` is ignored."""
         arrays = {name: self.memory.fetch(tensor) for name, tensor in output.items()}
         return self._case.verdict(arrays)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from flashsmith.builder.locks import HeldLock
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
-from flashsmith.counted import counted
 from flashsmith.errors import CacheError, KernelNotBuiltError
 from flashsmith.families import KernelConfig, Semantics
+from flashsmith.pluralize import pluralize
 from flashsmith.system_errors import is_from_system
 
 SHARED_OBJECT = "library.so"
@@ -28,7 +28,7 @@ class KernelLibrary:
 
     def __repr__(self) -> str:
         made_for = f"{self.manifest.semantics}, sm_{self.manifest.arch}"
-        return f"KernelLibrary({str(self.path)!r}, {counted(len(self), 'config')}, {made_for})"
+        return f"KernelLibrary({str(self.path)!r}, {pluralize(len(self), 'config')}, {made_for})"
 
     def __contains__(self, cfg: object) -> bool:
         return cfg in self._entries
@@ -61,7 +61,7 @@ class KernelLibrary:
         except KeyError:
             arch, semantics = self.manifest.arch, self.manifest.semantics
             raise KernelNotBuiltError(
-                f"config: {cfg} is not among the {counted(len(self), 'config')} of the library "
+                f"config: {cfg} is not among the {pluralize(len(self), 'config')} of the library "
                 f"{self.path}; build it with: flashsmith build --kernels '{cfg}' --arch sm_{arch}"
                 + ("" if semantics == Semantics() else f" --semantics {semantics}")
             ) from None

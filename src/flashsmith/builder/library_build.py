@@ -22,9 +22,9 @@ from flashsmith.builder.slow_kernels import slowing_warnings
 from flashsmith.builder.sources import family_sources, package_sources, source_hash
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, CacheError, CompileError
 from flashsmith.families import KernelConfig, Semantics, check_legal, device_spec
+from flashsmith.pluralize import pluralize
 from flashsmith.time_left import TimeLeft, format_seconds
 
 # If a source changes during a build, its key no longer matches, so the build is repeated.
@@ -116,7 +116,7 @@ class _Build:
                 if library is None:
                     return self._build()
         self.done = self.total = len(library)
-        self._report("reuse", f"built already: {counted(len(library), 'config')}")
+        self._report("reuse", f"built already: {pluralize(len(library), 'config')}")
         return library
 
     def _build(self) -> KernelLibrary | None:
@@ -143,7 +143,7 @@ class _Build:
         self._warn_of_losses(library)
         self._make_room()
         self._report(
-            "done", f"{counted(len(library), 'config')} in {seconds:.1f} s: {library.path}"
+            "done", f"{pluralize(len(library), 'config')} in {seconds:.1f} s: {library.path}"
         )
         return library
 
@@ -153,12 +153,12 @@ class _Build:
         work = sum(map(expected_seconds, configs)) + sum(host_seconds)
         self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
         self.total = len(configs) + len(host_seconds) + 1
-        compilers = f"{counted(self.jobs, 'compiler')} in parallel"
+        compilers = f"{pluralize(self.jobs, 'compiler')} in parallel"
         kind = "" if self.spec.semantics == Semantics() else f"{self.spec.semantics} "
         about = format_seconds(self.time_left.total)
         self._report(
             "compile",
-            f"{counted(len(configs), f'{kind}config')} for sm_{self.spec.arch}, {compilers}, "
+            f"{pluralize(len(configs), f'{kind}config')} for sm_{self.spec.arch}, {compilers}, "
             f"estimated to take about {about}",
         )
 
@@ -216,8 +216,8 @@ class _Build:
             spilling = worst.most_spilling
             self._report(
                 "warn",
-                f"{len(library.spilling)} of {counted(len(library), 'config')} spill registers to "
-                f"memory; {worst.short_form} spills most: {spilling.spill_store_bytes} bytes of "
+                f"{len(library.spilling)} of {pluralize(len(library), 'config')} spill registers "
+                f"to memory; {worst.short_form} spills most: {spilling.spill_store_bytes} bytes of "
                 f"stores and {spilling.spill_load_bytes} bytes of loads per thread",
                 worst,
             )
@@ -228,7 +228,7 @@ class _Build:
             kernel, words = slow[0]
             self._report(
                 "warn",
-                f"{len(slow)} of {counted(len(library), 'config')} are slow as compiled by "
+                f"{len(slow)} of {pluralize(len(library), 'config')} are slow as compiled by "
                 f"{self._compiler()}; first is {kernel.short_form}: {words[0]}",
                 kernel,
             )

@@ -20,7 +20,7 @@ from flashsmith.families import (
     family_named,
     parse_kernel_name_into_config,
 )
-from flashsmith.untrusted import parse_json
+from flashsmith.safe_json import parse_json
 
 MANIFEST_NAME = "manifest.json"
 # The files that a manifest may list.

@@ -10,8 +10,8 @@ import platformdirs
 from flashsmith import env
 from flashsmith.builder.kernel_cache import Cache, CacheEntry, Removed
 from flashsmith.builder.library import KernelLibrary
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, CacheError
+from flashsmith.pluralize import pluralize
 
 
 def cache_dir() -> Path:
@@ -100,5 +100,5 @@ def verify_in_words() -> tuple[list[str], bool]:
     """The findings of verify() as lines to print, and whether no entry is damaged."""
     damaged = verify()
     lines = [f"{entry.path}: {entry.damage}; the next build replaces it" for entry in damaged]
-    number = counted(len(cache_entries()), "library", "libraries")
+    number = pluralize(len(cache_entries()), "library", "libraries")
     return [*lines, f"{number}, {len(damaged)} damaged"], not damaged

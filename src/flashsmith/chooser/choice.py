@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from flashsmith.builder import KernelLibrary, Progress, count_noted, library_for, note_slow
-from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
+from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.evidence import (
     GAIN_UNMEASURED,
@@ -147,8 +147,8 @@ def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> 
     represented it."""
     found = []
     for one in evidence.expected:
-        config = for_its_queries(one.config, problem, device)
-        is_another = of_any_batch(problem) != problem or config != one.config
+        config = adapt_to_queries(one.config, problem, device)
+        is_another = without_batch(problem) != problem or config != one.config
         if is_another and config.family.has_cost_model:
             one = ExpectedTime(config, estimate(config, problem, device).ms)
         found.append(replace(one, config=config))
@@ -186,7 +186,7 @@ def choose(
         device = device_spec(device)
     _check_d(problem, "problem")
     winners = _winners() if table is None else table
-    evidence = gather(of_any_batch(problem), device, winners, deterministic=deterministic)
+    evidence = gather(without_batch(problem), device, winners, deterministic=deterministic)
     chosen, *others = _expected_here(evidence, problem, device)
     repeatable = None
     if not chosen.config.family.is_deterministic(chosen.config):
@@ -334,8 +334,8 @@ def build_for(
     device = device or device_spec(arch)
     libraries: dict[KernelConfig, KernelLibrary] = {}
     while True:
-        chosen = choose_config(of_any_batch(problem), device, deterministic=deterministic)
-        config = for_its_queries(chosen, problem, device)
+        chosen = choose_config(without_batch(problem), device, deterministic=deterministic)
+        config = adapt_to_queries(chosen, problem, device)
         if config in libraries:
             return list(libraries.values())
         semantics = problem.required_semantics(config)

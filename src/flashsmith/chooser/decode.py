@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from flashsmith.chooser.any_batch import for_its_queries, of_any_batch
 from flashsmith.chooser.backward import check_config_for
+from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
@@ -164,7 +164,7 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
 
 
 def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    return _for_its_queries(of_any_batch(problem), problem, device, **how)
+    return _for_its_queries(without_batch(problem), problem, device, **how)
 
 
 def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
@@ -174,7 +174,7 @@ def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:
     chosen = choose_config(alike, device, **how)
     # Among built kernels there may be none for its queries.
-    return chosen if how.get("among") else for_its_queries(chosen, problem, device)
+    return chosen if how.get("among") else adapt_to_queries(chosen, problem, device)
 
 
 # The chooser, by the split.

@@ -252,7 +252,7 @@ def _without_spills(
         why = f"{known}, and took {ratio:.3f} times as long in alternating timings"
     else:
         semantics = problem.required_semantics(chosen.config)
-        instead, ratio = chosen.config.family.with_registers(chosen.config, semantics), 1.0
+        instead, ratio = chosen.config.family.adapt_to_registers(chosen.config, semantics), 1.0
         why = "has too few registers for these semantics; the other was not timed"
     if instead is None or instead == chosen.config:
         return evidence
@@ -385,7 +385,7 @@ def _measured(
     stands = very_one and entry.problem.heads_k == problem.heads_k
     expected, named = [], {config for config, _ in usable}
     for usual, one in usable:
-        config, ms = usual.family.for_heads(usual, problem), one.ms
+        config, ms = usual.family.adapt_to_heads(usual, problem), one.ms
         if config != usual and config in named:
             continue  # the other config was measured itself
         if not stands:

@@ -121,7 +121,7 @@ def _why_not(
     expected: Sequence[ExpectedTime],
     measured: bool,
 ) -> str:
-    reason = family.unserved(problem, device)
+    reason = family.unsupported_reason(problem, device)
     if reason is not None:
         return f"does not serve this: {reason}"
     chosen = expected[0]

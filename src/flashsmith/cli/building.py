@@ -13,7 +13,6 @@ from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App
 from flashsmith.cli.options import Json, Kernels, print_json, selected
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
@@ -25,8 +24,9 @@ from flashsmith.families import (
 )
 from flashsmith.families.device import architecture_number
 from flashsmith.families.gpu_names import same_gpu
+from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
-from flashsmith.untrusted import whole_number
+from flashsmith.safe_json import whole_number
 
 if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent, KernelEntry, KernelLibrary
@@ -146,7 +146,7 @@ def build_kernels(
         from flashsmith.runtime.target import choose_target
 
         target = choose_target(arch)
-        from flashsmith.benchmark.inventory import library_facts, print_library
+        from flashsmith.benchmark.listings import library_facts, print_library
 
         work = _Work(reporter)
         if problems or model:
@@ -167,7 +167,7 @@ def build_kernels(
         print_library(console, library, target)
         made_for = f"{target.arch}, {library.manifest.semantics}"
         console.print(
-            f"{counted(len(library), 'config')} for {made_for}, {work.of_library(library)}: "
+            f"{pluralize(len(library), 'config')} for {made_for}, {work.of_library(library)}: "
             f"{library.path}",
             soft_wrap=True,
         )
@@ -201,7 +201,7 @@ class _Work:
         compiled = sum(
             kernel in self._compiled for library in libraries for kernel in library.manifest.kernels
         )
-        done = f"{counted(compiled, 'kernel')} compiled" if compiled else "nothing to compile"
+        done = f"{pluralize(compiled, 'kernel')} compiled" if compiled else "nothing to compile"
         there = f", {kernels - compiled} built already" if compiled < kernels else ""
         return f"{done}{there}, in {time.monotonic() - self._start:.1f} s"
 
@@ -244,7 +244,7 @@ def _problems_of_ranks(
         for count in counts:
             made = problems_of_ranks(text, ranks=count, schedule=schedule, gradients=gradients)
             found.update(dict.fromkeys(map(str, made)))
-            reporter.say(f"{text} on {counted(count, 'rank')}: {counted(len(made), 'problem')}")
+            reporter.say(f"{text} on {pluralize(count, 'rank')}: {pluralize(len(made), 'problem')}")
     return list(found)
 
 
@@ -277,7 +277,7 @@ def _build_for(
 ) -> list[KernelLibrary]:
     """The libraries that attention() will use for the problems, without duplicates."""
     from flashsmith.chooser import build_for
-    from flashsmith.chooser.any_length import parse_with_lengths
+    from flashsmith.chooser.prebuild import parse_with_lengths
 
     parsed = [parse_with_lengths(text) for text in texts]
     return _each_once(
@@ -293,7 +293,7 @@ def _build_for_any_length(
     texts: list[str], device: DeviceSpec, deterministic: bool, work: _Work
 ) -> list[KernelLibrary]:
     """The libraries for problems of any batch and length. First reports the chosen kernels."""
-    from flashsmith.chooser.any_length import (
+    from flashsmith.chooser.prebuild import (
         build_for_any_length,
         choose_for_any_length,
         parse_any_length,

@@ -10,8 +10,8 @@ from flashsmith import env
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
+from flashsmith.pluralize import pluralize
 
 if TYPE_CHECKING:
     from flashsmith.builder import Removed
@@ -31,7 +31,7 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
 @app.command("list")
 def list_cache(as_json: Json = False) -> None:
     """List every kernel library in the cache, most recently used first."""
-    from flashsmith.benchmark.inventory import entry_facts, print_entries
+    from flashsmith.benchmark.listings import entry_facts, print_entries
     from flashsmith.builder import cache_entries, cache_path
 
     entries = cache_entries()
@@ -74,7 +74,7 @@ def clear_cache() -> None:
 
 
 def _libraries(number: int) -> str:
-    return counted(number, "library", "libraries")
+    return pluralize(number, "library", "libraries")
 
 
 def _report_removed(removed: Removed) -> None:

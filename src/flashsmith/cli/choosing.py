@@ -10,7 +10,7 @@ import typer
 from flashsmith.benchmark.table import make_console, print_text
 from flashsmith.cli.command import App
 from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
-from flashsmith.counted import counted
+from flashsmith.pluralize import pluralize
 
 if TYPE_CHECKING:
     from flashsmith.chooser.winners import WinnersTable
@@ -187,7 +187,7 @@ def validate_winners(
             print_lines(f"{name}: {problem}")
         for remark in table.remarks():
             print_lines(f"{name}: note: {remark}")
-        print_lines(f"{name}: {_entries(table)}, {counted(len(problems), 'problem')}")
+        print_lines(f"{name}: {_entries(table)}, {pluralize(len(problems), 'problem')}")
     if wrong:
         raise typer.Exit(FAILED)
 
@@ -201,7 +201,7 @@ def show_table_path() -> None:
 
 
 def _entries(table: WinnersTable) -> str:
-    return counted(len(table), "entry", "entries")
+    return pluralize(len(table), "entry", "entries")
 
 
 def _print_notes(table: WinnersTable) -> None:

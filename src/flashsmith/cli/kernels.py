@@ -22,7 +22,6 @@ from flashsmith.cli.options import (
     print_json,
     selected,
 )
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     Problem,
@@ -31,6 +30,7 @@ from flashsmith.families import (
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
+from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 
 app = App()
@@ -201,7 +201,7 @@ def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = Fal
 
     Without --kernels and KERNELS, this lists the sets.
     """
-    from flashsmith.benchmark.inventory import config_facts, print_configs, print_sets
+    from flashsmith.benchmark.listings import config_facts, print_configs, print_sets
     from flashsmith.builder import cache_entries
     from flashsmith.runtime.target import choose_target
 
@@ -221,7 +221,7 @@ def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = Fal
     console = make_console()
     print_configs(console, facts)
     console.print(
-        f"{counted(len(facts), 'config')}; the columns legal, CTAs per SM and built are for "
+        f"{pluralize(len(facts), 'config')}; the columns legal, CTAs per SM and built are for "
         f"{target.arch}"
     )
 

@@ -20,8 +20,8 @@ from flashsmith.cli.options import (
     print_json,
     selected,
 )
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
+from flashsmith.pluralize import pluralize
 
 app = App()
 
@@ -123,7 +123,7 @@ def report(
                 f"rows of {len(found.versions)} versions: the latest measurement of each problem "
                 "counts; the page lists all versions"
             )
-        reporter.say(f"writing the page of {counted(len(found.rows), 'row')}")
+        reporter.say(f"writing the page of {pluralize(len(found.rows), 'row')}")
         written = write_page(make_page(found, title), out)
     make_console().print(
         f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts next to it",

@@ -1,5 +1,7 @@
 """Kernel families: config classes, kernel names, rules and config sets."""
 
+from typing import TYPE_CHECKING
+
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import (
     DEFAULT_DEVICE,
@@ -7,6 +9,7 @@ from flashsmith.families.device import (
     DeviceSpec,
     device_spec,
 )
+from flashsmith.families.earlier_names import getter
 from flashsmith.families.family import (
     FAMILIES,
     Family,
@@ -51,17 +54,17 @@ from flashsmith.families.row_merge.config import RowMergeKernelConfig
 from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.families.wgmma import WGMMA
 from flashsmith.families.wgmma.config import (
-    HopperForwardKernelConfig,
     PingPong,
     Schedule,
     TileOrder,
+    WgmmaForwardKernelConfig,
 )
 from flashsmith.families.wgmma.rules import HOPPER_RULES
 from flashsmith.families.wgmma.sets import get_hopper_configs
 from flashsmith.families.wgmma_backward import WGMMA_BACKWARD
-from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
+from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
 from flashsmith.families.wgmma_dq import WGMMA_DQ
-from flashsmith.families.wgmma_dq.config import HopperDqKernelConfig
+from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
@@ -94,9 +97,6 @@ __all__ = [
     "FlashBackwardKernelConfig",
     "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
-    "HopperBackwardKernelConfig",
-    "HopperDqKernelConfig",
-    "HopperForwardKernelConfig",
     "KernelConfig",
     "PingPong",
     "Problem",
@@ -105,6 +105,9 @@ __all__ = [
     "Schedule",
     "Semantics",
     "TileOrder",
+    "WgmmaBackwardKernelConfig",
+    "WgmmaDqKernelConfig",
+    "WgmmaForwardKernelConfig",
     "broken_rules",
     "by_family",
     "check_legal",
@@ -131,3 +134,6 @@ __all__ = [
     "serves_gradients",
     "should_autotune_config",
 ]
+
+if not TYPE_CHECKING:  # to which any name would then be an attribute
+    __getattr__ = getter(__name__)

@@ -108,7 +108,7 @@ class Family:
     # The conditions on a config for which a kernel can be built.
     rules: tuple[Rule, ...] = ()
     # The knobs to choose first when a config is completed: those that many rules read.
-    settled_first: tuple[str, ...] = ()
+    choose_first: tuple[str, ...] = ()
     # The values to try for some knobs when an illegal config is corrected; other knobs try all.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     # The folder of its C++ sources, named like the family. Include paths start with that name, and
@@ -155,7 +155,7 @@ class Family:
     @cached_property
     def legal_space(self) -> LegalSpace:
         """The space of its legal configs."""
-        return LegalSpace(self.rules, self.knob_values, self.settled_first, self.repairs)
+        return LegalSpace(self.rules, self.knob_values, self.choose_first, self.repairs)
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
         """The kernel templates that a config's plans launch, by a word for their purpose; the main
@@ -168,7 +168,7 @@ class Family:
             return False
         return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
 
-    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+    def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
         """Why it has no kernels for a problem on a device; None if it has some."""
         return None
 
@@ -196,12 +196,12 @@ class Family:
         """Whether everything that a kernel writes has the same bits in every run."""
         return True
 
-    def for_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
+    def adapt_to_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
         """The config for a problem in place of `cfg`, which was chosen for any number of queries.
         The result gives the same bits and suits sequences of few queries."""
         return cfg
 
-    def with_registers(self, cfg: Any, semantics: Semantics) -> Any:
+    def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
         """The replacement of a config whose kernel has too few registers for these semantics, for
         use where nothing was measured for them; mostly `cfg` itself."""
         return cfg
@@ -233,7 +233,7 @@ class Family:
         """The configs that `flashsmith tune` tries first; () if there are no such kernels."""
         return ()
 
-    def moved(self, cfg: Any) -> Iterable[Any]:
+    def moves(self, cfg: Any) -> Iterable[Any]:
         """The configs one search step away from `cfg`, before any filter."""
         return ()
 
@@ -244,7 +244,7 @@ class Family:
     def neighbours(self, cfg: Any) -> list[Any]:
         """The configs one search step away that are worth measuring and legal on the roomiest
         device. The neighbours of a canonical config are canonical too."""
-        found = dict.fromkeys(other for other in self.moved(cfg) if self.worth_searching(other))
+        found = dict.fromkeys(other for other in self.moves(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
         return [
             other
@@ -254,7 +254,7 @@ class Family:
             and all(rule.predicate(other, device) for rule in rules)
         ]
 
-    def for_heads(self, cfg: Any, problem: Problem) -> Any:
+    def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
         """The replacement of a config whose tiles hold groups of another number of heads than the
         problem has; mostly `cfg` itself."""
         return cfg

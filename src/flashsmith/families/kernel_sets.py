@@ -16,7 +16,7 @@ from flashsmith.families.config import KernelConfig
 from flashsmith.families.family import ConfigSet, families
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.printable import quoted
-from flashsmith.untrusted import whole_number
+from flashsmith.safe_json import whole_number
 
 # --- all: what the package builds ----------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from flashsmith.families.config import KernelConfig
 from flashsmith.families.family import FAMILIES, installed_failures, load_installed_families
 from flashsmith.families.knob import enumeration, feature_of, is_flag
 from flashsmith.printable import quoted
+from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
 from flashsmith.semantics.dtype import DType
-from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 EXAMPLES = (
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",

@@ -10,7 +10,7 @@ from flashsmith.families.config import KernelConfig
 from flashsmith.families.family import config_class_names
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.printable import quoted
-from flashsmith.untrusted import UnusableTextError, read_text
+from flashsmith.safe_json import UnusableTextError, read_text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

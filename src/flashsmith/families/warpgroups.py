@@ -117,7 +117,7 @@ class WarpgroupFamily(Family):
     # A kernel that spills is correct but runs at a fraction of its speed.
     must_not_spill = True
 
-    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+    def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
         if device.arch != HOPPER_ARCH:
             return (
                 f"its instructions are of sm_{HOPPER_ARCH}, and {device.name} is sm_{device.arch}"
@@ -146,9 +146,9 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
         "producer_registers": (24, 32, 40),
     }
 
-    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+    def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
         d_head = compiled_d_head(problem.d)
-        arch = super().unserved(problem, device)
+        arch = super().unsupported_reason(problem, device)
         if arch is None and d_head not in self.d_heads:
             served = ", ".join(map(str, self.d_heads))
             return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"

@@ -13,8 +13,8 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.safe_json import UnusableTextError, read_json
 from flashsmith.semantics.sizes import window_class
-from flashsmith.untrusted import UnusableTextError, read_json
 
 # The names that model families use for the same number; the first one present is used.
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")

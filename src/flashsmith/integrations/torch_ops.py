@@ -88,7 +88,7 @@ _grad_enabled = torch.is_grad_enabled
 _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
-class Asked(NamedTuple):
+class CallOptions(NamedTuple):
     """The arguments of attention() for both passes, without its tensors.
 
     ``options`` requests the log-sum-exp if gradients may follow.
@@ -115,7 +115,7 @@ class Asked(NamedTuple):
 _OF_OPS = ("causal", "softcap", "scale", "max_seqlen_q", "max_seqlen_k")
 
 
-def _asked(
+def _call_options(
     window_left: Any = None,
     window_right: Any = None,
     config: str | None = None,
@@ -123,38 +123,38 @@ def _asked(
     deterministic: bool = False,
     emulate: bool = False,
     **options: Any,
-) -> Asked:
-    """The Asked of a forward op's arguments."""
+) -> CallOptions:
+    """The CallOptions of a forward op's arguments."""
     forward, backward = (
         None if it is None else parse_kernel_name_into_config(it)
         for it in (config, backward_config)
     )
     check_attention_config(forward)
     check_backward_config("backward_config", backward)
-    asked = ForwardOptions(window=(window_left, window_right), **options)
-    return Asked(asked, forward, backward, deterministic, emulate)
+    opts = ForwardOptions(window=(window_left, window_right), **options)
+    return CallOptions(opts, forward, backward, deterministic, emulate)
 
 
-def _asked_backward(config: str | None = None, **options: Any) -> Asked:
-    """The Asked of a backward op's arguments; ``config`` is that of the backward pass."""
+def _call_options_backward(config: str | None = None, **options: Any) -> CallOptions:
+    """The CallOptions of a backward op's arguments; ``config`` is that of the backward pass."""
     backward = None if config is None else parse_kernel_name_into_config(config)
     check_backward_config("config", backward)
-    return _asked(**options)._replace(backward_config=backward)
+    return _call_options(**options)._replace(backward_config=backward)
 
 
 # --- the kernels, called directly ----------------------------------------------------------------
 
 
-class Pass:
+class SavedCall:
     """The arguments of a forward pass, and the cached call that computes it, if there is one.
 
     All calls that one cached call serves share its Pass.
     """
 
-    __slots__ = ("asked", "call", "return_lse")
+    __slots__ = ("call", "opts", "return_lse")
 
-    def __init__(self, asked: Asked, return_lse: bool) -> None:
-        self.asked, self.return_lse = asked, return_lse
+    def __init__(self, opts: CallOptions, return_lse: bool) -> None:
+        self.opts, self.return_lse = opts, return_lse
         self.call: CachedCall | None = None
 
     def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
@@ -170,28 +170,28 @@ def _required(*tensors: Any) -> tuple[bool, ...]:
 
 
 def _forward_arguments(
-    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, asked: Asked
+    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: CallOptions
 ) -> Any:
     """The arguments of run_call and attention_call: a config or its chooser, the tensors, the
     options, emulate, and the backward pass that follows."""
-    _, config, after, repeatable, emulate = asked
-    options = asked.options.with_tensors(sinks, cu_q, cu_k)
+    _, config, after, repeatable, emulate = opts
+    options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = backward_ahead(after, repeatable, *_required(q, k, v))
     return config or choose_config, (q, k, v, None), options, emulate, ahead
 
 
 def _forward_directly(
-    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
+    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: SavedCall
 ) -> tuple[Any, Any, Any]:
     """Runs the kernel: the output, its log-sum-exp, and the row maximum or None.
 
     The kernel of the backward pass is prepared, too.
     """
     chosen, tensors, options, emulate, ahead = _forward_arguments(
-        q, k, v, sinks, cu_q, cu_k, this.asked
+        q, k, v, sinks, cu_q, cu_k, this.opts
     )
     results = run_call(chosen, tensors, options, emulate, "out", ahead)
-    return results if this.asked.options.return_row_max else (*results, None)
+    return results if this.opts.options.return_row_max else (*results, None)
 
 
 def _backward_directly(
@@ -205,16 +205,16 @@ def _backward_directly(
     sinks: Any,
     cu_q: Any,
     cu_k: Any,
-    asked: Asked,
+    opts: CallOptions,
     needs: tuple[bool, bool, bool, bool],
     fp32_gradients: bool = False,
-    this: Pass | None = None,
+    this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
-    _, _, config, repeatable, emulate = asked
+    _, _, config, repeatable, emulate = opts
     dtype = "float32" if fp32_gradients else None
     options = BackwardOptions(
-        asked.options.with_tensors(sinks, cu_q, cu_k), dlse, repeatable, needs, dtype
+        opts.options.with_tensors(sinks, cu_q, cu_k), dlse, repeatable, needs, dtype
     )
     tensors = do, q, k, v, o, lse
     call = config or CHOOSERS[repeatable], tensors, options, emulate
@@ -274,26 +274,26 @@ class FlashsmithAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
+        q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: SavedCall
     ) -> tuple[Any, Any, Any]:
         if _is_plain(q, k, v):
             return _forward_directly(q, k, v, sinks, cu_q, cu_k, this)
         check_for_an_op(q=q, k=k, v=v)
-        asked = this.asked
-        backward = asked.backward_config
+        opts = this.opts
+        backward = opts.backward_config
         with torch._C._AutoDispatchBelowAutograd():
             results = torch.ops.flashsmith.attention_with_statistics.default(
                 *(q, k, v, sinks, cu_q, cu_k),
-                **asked.of_op(asked.config),
-                bits=asked.options.bits,
+                **opts.of_op(opts.config),
+                bits=opts.options.bits,
                 return_lse=True,
-                return_row_max=asked.options.return_row_max,
+                return_row_max=opts.options.return_row_max,
                 with_backward=True,
                 backward_config=None if backward is None else str(backward),
-                deterministic=asked.deterministic,
+                deterministic=opts.deterministic,
                 needs=_required(q, k, v),
             )
-        return results if asked.options.return_row_max else (*results[:2], None)
+        return results if opts.options.return_row_max else (*results[:2], None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -324,7 +324,7 @@ class RepeatedAttention(torch.autograd.Function):
     jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, this: Pass) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, this: SavedCall) -> Any:
         call = this.call
         assert call is not None
         results = call.run((q, k, v))
@@ -334,7 +334,7 @@ class RepeatedAttention(torch.autograd.Function):
         ctx.this, (o, lse) = this, results[:2]
         # A returned lse requires grad. Saved detached, it has the same layout in every backward().
         ctx.save_for_backward(q, k, v, o, lse.detach() if this.return_lse else lse)
-        if this.asked.options.return_row_max:
+        if this.opts.options.return_row_max:
             ctx.mark_non_differentiable(results[2])
         return this.returned(*results)
 
@@ -356,7 +356,11 @@ class RepeatedAttention(torch.autograd.Function):
 
 
 def _gradients_after(
-    saved: tuple[Any, ...], this: Pass, do: Any, dlse: Any, needs: tuple[bool, bool, bool, bool]
+    saved: tuple[Any, ...],
+    this: SavedCall,
+    do: Any,
+    dlse: Any,
+    needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Any, Any, Any, Any]:
     """dq, dk, dv and dsinks, None where not needed, from the tensors that a forward pass saved."""
     if do is None and dlse is None:
@@ -368,9 +372,9 @@ def _gradients_after(
     tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
     # Differentiating the gradients must raise an error, not give 0.
     if torch.is_grad_enabled() or _transforms():
-        found: tuple[Any, Any, Any, Any] = FlashsmithGradients.apply(*tensors, this.asked, needs)
+        found: tuple[Any, Any, Any, Any] = FlashsmithGradients.apply(*tensors, this.opts, needs)
         return found
-    return _gradients(*tensors, this.asked, needs, False, this)
+    return _gradients(*tensors, this.opts, needs, False, this)
 
 
 class FlashsmithGradients(torch.autograd.Function):
@@ -391,13 +395,11 @@ class FlashsmithGradients(torch.autograd.Function):
         sinks: Any,
         cu_q: Any,
         cu_k: Any,
-        asked: Asked,
+        opts: CallOptions,
         needs: tuple[bool, bool, bool, bool],
         fp32_gradients: bool = False,
     ) -> tuple[Any, Any, Any, Any]:
-        return _gradients(
-            do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients
-        )
+        return _gradients(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -406,14 +408,14 @@ class FlashsmithGradients(torch.autograd.Function):
 
 def _gradients(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, cu_q: Any, cu_k: Any,
-    asked: Asked, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
-    this: Pass | None = None,
+    opts: CallOptions, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
+    this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
     if _is_plain(do, q, k, v):
         try:
             return _backward_directly(
-                do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients, this
+                do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients, this
             )
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) uses a different, older vmap.
@@ -423,8 +425,8 @@ def _gradients(
     with torch._C._AutoDispatchBelowAutograd():
         found = torch.ops.flashsmith.attention_backward.default(
             *(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k),
-            **asked.of_op(asked.backward_config),
-            deterministic=asked.deterministic,
+            **opts.of_op(opts.backward_config),
+            deterministic=opts.deterministic,
             needs=needs,
             fp32_gradients=fp32_gradients,
         )
@@ -442,10 +444,10 @@ def _nothing(like: Any, dtype: Any = torch.float32) -> Any:
 def _run(
     q: Any, k: Any, v: Any, sinks: Any = None, cu_q: Any = None, cu_k: Any = None, **keywords: Any
 ) -> Any:
-    asked = _asked(**keywords)
-    options = asked.options.with_tensors(sinks, cu_q, cu_k)
-    chosen = asked.config or choose_config
-    return run_call(chosen, (q, k, v, None), options, asked.emulate, "out")
+    opts = _call_options(**keywords)
+    options = opts.options.with_tensors(sinks, cu_q, cu_k)
+    chosen = opts.config or choose_config
+    return run_call(chosen, (q, k, v, None), options, opts.emulate, "out")
 
 
 def _run_with_statistics(
@@ -462,14 +464,14 @@ def _run_with_statistics(
     needs: Any = (),
     **keywords: Any,
 ) -> Any:
-    asked = _asked(return_lse=return_lse, return_row_max=return_row_max, **keywords)
-    options = asked.options.with_tensors(sinks, cu_q, cu_k)
+    opts = _call_options(return_lse=return_lse, return_row_max=return_row_max, **keywords)
+    options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = None
     if with_backward:
         its_needs = needs or (True,) * 3
-        ahead = backward_ahead(asked.backward_config, asked.deterministic, *its_needs)
-    chosen = asked.config or choose_config
-    results = run_call(chosen, (q, k, v, None), options, asked.emulate, "out", ahead)
+        ahead = backward_ahead(opts.backward_config, opts.deterministic, *its_needs)
+    chosen = opts.config or choose_config
+    results = run_call(chosen, (q, k, v, None), options, opts.emulate, "out", ahead)
     output, *statistics = results if return_lse or return_row_max else (results,)
     values: Iterator[Any] = iter(statistics)
     lse = next(values) if return_lse else _nothing(q)
@@ -493,9 +495,9 @@ def _run_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    asked = _asked_backward(config, **keywords)
+    opts = _call_options_backward(config, **keywords)
     needed = tuple(needs)
-    arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needed, fp32_gradients
+    arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needed, fp32_gradients
     dq, dk, dv, dsinks = _backward_directly(*arguments)
     dtype = torch.float32 if fp32_gradients else q.dtype
     return (
@@ -571,7 +573,7 @@ def _autograd(*tensors: Any, **keywords: Any) -> Any:
             return torch.ops.flashsmith.attention.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
     o, _, _ = _apply_by_dispatcher(
-        FlashsmithAttention, *padded, Pass(_asked(return_lse=True, **keywords), True)
+        FlashsmithAttention, *padded, SavedCall(_call_options(return_lse=True, **keywords), True)
     )
     return o
 
@@ -585,7 +587,7 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     keywords.pop("with_backward", None)
     keywords.pop("needs", None)
     o, lse, row_max = _apply_by_dispatcher(
-        FlashsmithAttention, *padded, Pass(_asked(return_lse=True, **keywords), True)
+        FlashsmithAttention, *padded, SavedCall(_call_options(return_lse=True, **keywords), True)
     )
     nothing = _nothing(tensors[0])
     return o, lse if return_lse else nothing, nothing if row_max is None else row_max
@@ -597,10 +599,8 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
             return torch.ops.flashsmith.attention_backward.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (10 - len(tensors)))
     needs, fp32_gradients = tuple(keywords.pop("needs")), keywords.pop("fp32_gradients", False)
-    asked = _asked_backward(**keywords)
-    *found, dsinks = _apply_by_dispatcher(
-        FlashsmithGradients, *padded, asked, needs, fp32_gradients
-    )
+    opts = _call_options_backward(**keywords)
+    *found, dsinks = _apply_by_dispatcher(FlashsmithGradients, *padded, opts, needs, fp32_gradients)
     q = tensors[1]
     dtype = torch.float32 if fp32_gradients else q.dtype
     return (
@@ -703,8 +703,10 @@ def differentiable_attention(
     return_lse = check_flag("return_lse", options.return_lse)
     # Autograd saves the tensors, so the Pass does not.
     bound |= {**dict.fromkeys(TENSORS), "return_lse": True}
-    asked = Asked(ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate)
-    this = Pass(asked, return_lse)
+    opts = CallOptions(
+        ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate
+    )
+    this = SavedCall(opts, return_lse)
     tensors = q, k, v, sinks, cu_q, cu_k
     if _transforms():
         return this.returned(*FlashsmithAttention.apply(*tensors, this)), _not_repeated
@@ -724,19 +726,19 @@ def _not_repeated(*_: Any) -> None:
 
 
 def _remember(
-    this: Pass, follows_pytorch: bool, arguments: tuple[Any, ...], names: tuple[str, ...]
+    this: SavedCall, follows_pytorch: bool, arguments: tuple[Any, ...], names: tuple[str, ...]
 ) -> None:
     """Makes run_repeated serve calls with such arguments through this call's cached call."""
     groups = cached_calls.repeated
     with torch.no_grad():  # as within an autograd function
         q, k, v = arguments[:3]
-        asked = attention_call(*_forward_arguments(q, k, v, None, None, None, this.asked))
-        _, this.call = cached_calls.find(asked)
+        signature = attention_call(*_forward_arguments(q, k, v, None, None, None, this.opts))
+        _, this.call = cached_calls.find(signature)
     if this.call is not None:
 
         def run(given: tuple[Any, ...]) -> Any:
             if not _grad_enabled() or (
-                follows_pytorch and _prefers_repeatable() is not this.asked.deterministic
+                follows_pytorch and _prefers_repeatable() is not this.opts.deterministic
             ):
                 return None
             return _apply_repeated(*given, this)

@@ -12,6 +12,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
 from flashsmith.printable import quoted
+from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
 from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import known_masks
@@ -23,7 +24,6 @@ from flashsmith.semantics.sizes import (
     SMALLEST_WINDOW,
     WINDOW_KEYS,
 )
-from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 # The smallest value of every size. A batch may be empty, and so may sequences.
 _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1, "page": 0}

@@ -17,7 +17,7 @@ from flashsmith.chooser.backward import check_backward_config, resolve_determini
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations import traceable
 from flashsmith.integrations.pytorch_state import is_cast, under_autocast
-from flashsmith.parallel import prefixes
+from flashsmith.parallel import causal_allgather
 from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits
 from flashsmith.parallel.schedules import SCHEDULES, GroupCall, GroupSchedule, in_order, padded
@@ -71,7 +71,7 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
         # This rank repeats its earlier message, and meanwhile computes what needs no other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
-        except _SaidOtherwise as others:
+        except _RanksDisagree as others:
             said = others.said
     q, k, v, agreed = _agree(group, q, k, v, asked, said)
     if signature is not None and group.size > 1:
@@ -79,7 +79,7 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
     return _attend(group, q, k, v, asked, agreed, None)
 
 
-class _SaidOtherwise(Exception):
+class _RanksDisagree(Exception):
     """Another rank did not repeat its earlier message, so the calls must be compared again."""
 
     def __init__(self, said: list[dict[str, Any]]) -> None:
@@ -97,7 +97,7 @@ def _attend(
 
     def confirm() -> None:
         if agreement is not None and (said := agreement.said()) is not agreed.said:
-            raise _SaidOtherwise(said)
+            raise _RanksDisagree(said)
 
     call = agreed.call._replace(group=group, confirm=confirm)
     if group.size == 1:
@@ -509,7 +509,7 @@ def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
     ]
     if name == "auto":
         same = call.q_layout == call.k_layout
-        gathered = prefixes.serves(call) and _bytes_of_keys(call, heads_k) <= MOST_GATHERED
+        gathered = causal_allgather.serves(call) and _bytes_of_keys(call, heads_k) <= MOST_GATHERED
         ring = call.limits == FULL or (call.limits == CAUSAL and same)
         ring = ring and not (uneven or call.return_row_max or call.bits)
         name = "zigzag" if ring and not gathered else "allgather"
@@ -527,8 +527,8 @@ def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
             "return_row_max: given with schedule='zigzag', which has no row maximum; take "
             "'allgather'"
         )
-    if name == "allgather" and prefixes.serves(call):
-        return prefixes.PREFIXES
+    if name == "allgather" and causal_allgather.serves(call):
+        return causal_allgather.PREFIXES
     return SCHEDULES[name]
 
 

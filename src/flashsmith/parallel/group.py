@@ -20,8 +20,8 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashsmith.errors import ArgumentError
-from flashsmith.parallel.board import Board
 from flashsmith.parallel.peers import MOST, Others, Peers, transfer_stream
+from flashsmith.parallel.shared_words import SharedWords
 from flashsmith.parallel.watch import Watch
 from flashsmith.printable import quoted
 
@@ -117,10 +117,12 @@ class Group:
         hosts exchange the numbers, so this waits for no GPU.
         """
         with self.watch.waiting():
-            if self.handle not in _boards:
-                _boards[self.handle] = self._board()
-            board = _boards[self.handle]
-            ask = board.same(word) if board is not None else self._same_by_message(word)
+            if self.handle not in _shared_words:
+                _shared_words[self.handle] = self._words_of_host()
+            shared_words = _shared_words[self.handle]
+            ask = (
+                shared_words.same(word) if shared_words is not None else self._same_by_message(word)
+            )
 
         def wait() -> bool:
             with self.watch.waiting():
@@ -128,8 +130,8 @@ class Group:
 
         return wait
 
-    def _board(self) -> Board | None:
-        return Board.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
+    def _words_of_host(self) -> SharedWords | None:
+        return SharedWords.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
 
     def _same_by_message(self, word: int) -> Callable[[], bool]:
         # The maximum of the words, and that of their complements, which gives the minimum.
@@ -159,15 +161,15 @@ class Group:
         ``devices`` are those of all ranks. None if ranks cannot read each other's memory, or if the
         slots would be too large.
         """
-        board = _boards.get(self.handle)
-        if board is None or nbytes > MOST:
+        shared_words = _shared_words.get(self.handle)
+        if shared_words is None or nbytes > MOST:
             return None
         of_group = _peers.setdefault(self.handle, {})
         found = of_group.get(devices)
         if devices not in of_group or (found is not None and found.capacity < nbytes):
             if found is not None:
                 found.close()
-            same = functools.partial(_same_on_board, board, self.watch)
+            same = functools.partial(_same_by_shared_words, shared_words, self.watch)
             mark = functools.partial(self.watch.mark, device)
             others = Others(self.rank, self.size, same, mark)
             found = of_group[devices] = Peers.shared(others, device, nbytes, self.exchange)
@@ -406,9 +408,9 @@ def _process_group(given: Any) -> Any:
     )
 
 
-def _same_on_board(board: Board, watch: Watch, word: int) -> bool:
+def _same_by_shared_words(shared_words: SharedWords, watch: Watch, word: int) -> bool:
     with watch.waiting():
-        return board.same(word)()
+        return shared_words.same(word)()
 
 
 def _watch(handle: Any, rank: int, size: int) -> Watch:
@@ -417,8 +419,8 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
 
     def lost() -> str:
         group = reference()
-        board = None if group is None else _boards.get(group)
-        return "" if board is None else board.lost()
+        shared_words = None if group is None else _shared_words.get(group)
+        return "" if shared_words is None else shared_words.lost()
 
     watch = Watch(rank, size, _seconds(handle), lost)
     return watch.start() if size > 1 else watch
@@ -427,7 +429,7 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
 # Gloo groups for groups that cannot transfer host tensors.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # None for groups on several hosts.
-_boards: WeakKeyDictionary[Any, Board | None] = WeakKeyDictionary()
+_shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
 # By the ranks' devices; None if a rank cannot read another's memory.
 _peers: WeakKeyDictionary[Any, dict[Hashable, Peers | None]] = WeakKeyDictionary()
 # By group: this process's rank, the global ranks of all members, and the watch. Agreements are by

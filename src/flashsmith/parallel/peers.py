@@ -2,16 +2,16 @@
 
 GPUs copy with their copy engines, which use no SMs. NCCL's kernels would take SMs from the other
 kernels. A rank writes data for the others into a slot of its own memory, announces that on the
-board, and copies what it needs from their slots. Two slots alternate:
+shared_words, and copies what it needs from their slots. Two slots alternate:
 
     begin      The current stream waits until nobody copies from the slot any more.
-    offer      An event is recorded after the writes. The ranks then meet on the board, so that each
-               one has recorded its event before another rank's stream waits for it.
+    offer      An event is recorded after the writes. The ranks then meet on the shared words, so
+               that each one has recorded its event before another rank's stream waits for it.
     copy       The transfer stream waits for the events of all ranks, copies, and records another
                event. The current stream waits for that, and so does the others' begin() after next.
 
 No GPU waits for an event that is not yet recorded. If a rank does not arrive, the hosts of the
-others detect that on the board, within the group's timeout. A recorded event may still never
+others detect that on the shared words, within the group's timeout. A recorded event may still never
 happen, for example if a process is killed while its GPU has work. For this case there is the watch
 (watch.py).
 """

@@ -13,8 +13,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem, Semantics
 from flashsmith.operations import BACKWARD, DEFAULT, MERGE
 from flashsmith.parallel.calls import check_schedule, limits_of, schedule_named
+from flashsmith.parallel.causal_allgather import PREFIXES
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits, Span
-from flashsmith.parallel.prefixes import PREFIXES
 from flashsmith.parallel.schedules import (
     MOST_PARTS,
     SCHEDULES,

@@ -1,11 +1,11 @@
 """A watchdog for a rank of a group: it ends a process that would wait forever for a lost rank.
 
-The host detects a lost rank wherever it waits for others itself: on the board, or in a call of the
-group's host backend. A GPU does not detect it. An NCCL kernel, or a stream that waits for another
-rank's event, waits forever. The host then waits forever, too, in its next CUDA call. No exception
-reaches it, and results of a GPU with incomplete transfers are not usable. Only a thread that makes
-no CUDA call can still act. It knows which waits the host has started, and which of them the GPU has
-completed. A second thread queries the GPU, because that call may not return either.
+The host detects a lost rank wherever it waits for others itself: on the shared words, or in a call
+of the group's host backend. A GPU does not detect it. An NCCL kernel, or a stream that waits for
+another rank's event, waits forever. The host then waits forever, too, in its next CUDA call. No
+exception reaches it, and results of a GPU with incomplete transfers are not usable. Only a thread
+that makes no CUDA call can still act. It knows which waits the host has started, and which of them
+the GPU has completed. A second thread queries the GPU, because that call may not return either.
 
 PyTorch's own watchdog covers NCCL only, and takes much longer than the group's timeout.
 """

@@ -311,7 +311,7 @@ class Invocation(NamedTuple):
 
 
 def _is_own(value: Any) -> bool:
-    """Whether an option selects the kernel: a config, a Chooser, or an Ahead."""
+    """Whether an option selects the kernel: a config, a Chooser, or an NextKernel."""
     return isinstance(value, (KernelConfig, tuple)) or callable(value)
 
 

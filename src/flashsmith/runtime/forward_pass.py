@@ -68,7 +68,7 @@ def returned(outputs: Mapping[str, Any]) -> Any:
 Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 
 
-class Ahead(Protocol):
+class NextKernel(Protocol):
     """A pass that follows a forward pass; its kernel is found or built together with the forward's.
 
     It is part of call signatures, so it must be equal for equal calls.
@@ -353,7 +353,7 @@ def run_call(
     options: ForwardOptions,
     emulate: bool,
     output: str,
-    ahead: Ahead | None = None,
+    next_kernel: NextKernel | None = None,
 ) -> Any:
     """The outputs for q, k, v and o (or None) from the kernel of a config or a Chooser's choice.
 
@@ -366,12 +366,12 @@ def run_call(
             *(config, tensors, options),
             emulate=emulate,
             output=output,
-            ahead=ahead,
+            next_kernel=next_kernel,
             launched=lambda prepared: remember(prepared, tuple(prepared.outputs)),
         )
         return returned(result.outputs)
 
-    return run_cached(attention_call(config, tensors, options, emulate, ahead), _NAMES, run)
+    return run_cached(attention_call(config, tensors, options, emulate, next_kernel), _NAMES, run)
 
 
 def attention_call(
@@ -379,7 +379,7 @@ def attention_call(
     tensors: Tensors,
     options: ForwardOptions,
     emulate: bool,
-    ahead: Ahead | None = None,
+    next_kernel: NextKernel | None = None,
 ) -> Invocation | None:
     """The Invocation to cache this call under. None when lengths must be read from the device, or
     with seqused_k or k_begin."""
@@ -388,7 +388,7 @@ def attention_call(
     return Invocation(
         "forward",
         (*tensors, *tensors_of(options)),
-        (*others_of(options), config, ahead, emulate),
+        (*others_of(options), config, next_kernel, emulate),
     )
 
 
@@ -412,7 +412,7 @@ def run_request(
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
     output: str = "o",
-    ahead: Ahead | None = None,
+    next_kernel: NextKernel | None = None,
     launched: Callable[[PreparedCall], None] | None = None,
 ) -> OperationResult:
     """``run_forward`` for q, k, v and o (or None), with the kernel of a config or a Chooser's
@@ -429,7 +429,7 @@ def run_request(
     cfg = choose_for(config, request, device) if callable(config) else config
     semantics = check_server(cfg, request.problem, device)
     check_tma(cfg, [request.views[name] for name in "qkv"])
-    following = None if ahead is None else ahead.config_for(request, device)
+    following = None if next_kernel is None else next_kernel.config_for(request, device)
     if q.device.kind == "cpu" and not emulate:
         check_estimate(request, cfg, *([] if following is None else [following]))
 

@@ -10,10 +10,10 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec, families
 from flashsmith.runtime import driver, process_forks
 from flashsmith.runtime.arguments import check_device, check_fit
+from flashsmith.runtime.fallback_kernels import fallback_kernels
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.request import Request, suit_tma
-from flashsmith.runtime.substitutes import substitutes
 
 # A built kernel counts as fast as the chosen one if its predicted time is longer by at most this
 # share. That is within the prediction's error, and `flashsmith build --any-length` allows it.
@@ -93,7 +93,7 @@ def kernel_for(
         return chooser(request.problem, device, among=pair, tolerance=_AS_FAST) == other
 
     noted = count_noted()
-    kernel = substitutes.kernel_or_other(
+    kernel = fallback_kernels.kernel_or_other(
         loaded_kernels, wanted, request, device, choose_among, may_build, is_as_fast
     )
     if noted != count_noted():

@@ -20,8 +20,8 @@ from typing import Any
 
 import flashsmith
 from flashsmith import env
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, DependencyError, LaunchError, install_extra
+from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 from flashsmith.tuning.executor import WorkerCall, WorkerGpu
 from flashsmith.tuning.runner import Compiler, Libraries, LibraryGoneError, Runner
@@ -71,7 +71,7 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
         slots, cores = _slots(nodes)
         if not slots:
             raise LaunchError(
-                f"cluster={quoted(address)}: none of its {counted(len(nodes), 'machine')} has a "
+                f"cluster={quoted(address)}: none of its {pluralize(len(nodes), 'machine')} has a "
                 "GPU that Ray knows of; start Ray there with: ray start --num-gpus N"
             )
         executor = RayExecutor(
@@ -80,7 +80,7 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
         gpus, notes = executor.gather()
         if not gpus:
             raise LaunchError(
-                f"cluster={quoted(address)}: none of its {counted(len(slots), 'GPU')} can be "
+                f"cluster={quoted(address)}: none of its {pluralize(len(slots), 'GPU')} can be "
                 f"measured on: {'; '.join(dict.fromkeys(notes))}"
             )
         jobs = max(1, cores - len(slots))

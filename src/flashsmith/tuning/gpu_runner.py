@@ -180,7 +180,7 @@ class GpuBench:
     def _proof(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
         implementation = self._implementation(problem, build, library)
         scores = None if thorough else _QUICK_SCORES
-        return Proof.of(implementation.workload.judge(implementation.output(), scores))
+        return Proof.of(implementation.workload.check(implementation.output(), scores))
 
     def _implementation(self, problem: Problem, build: Build, library: str) -> KernelImplementation:
         if library not in self._open_libraries:

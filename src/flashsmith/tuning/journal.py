@@ -12,8 +12,8 @@ from typing import Any
 
 from flashsmith.builder.safe_files import no_follow
 from flashsmith.errors import ArgumentError
+from flashsmith.safe_json import UnusableTextError, parse_json
 from flashsmith.tuning.trial import Record
-from flashsmith.untrusted import UnusableTextError, parse_json
 
 FORMAT = 2
 # Older versions recorded other fields under other names.

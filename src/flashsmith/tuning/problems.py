@@ -10,7 +10,7 @@ from flashsmith.benchmark.problems import PROBLEM_SETS, SEQ_LENS, default_proble
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import quoted
-from flashsmith.untrusted import UnusableTextError, read_text
+from flashsmith.safe_json import UnusableTextError, read_text
 
 # By head dimension. A length in between uses the winner of the nearest of these lengths.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}

@@ -10,7 +10,7 @@ from typing import Any
 from rich.progress import TaskID, TaskProgressColumn, TextColumn
 
 from flashsmith.benchmark.progress import LineReporter
-from flashsmith.counted import counted
+from flashsmith.pluralize import pluralize
 from flashsmith.time_left import format_seconds
 
 # Interval between two plain progress lines.
@@ -42,7 +42,7 @@ class SweepProgress(LineReporter):
         """Shows the completed `share` of the work, 0 to 1, and what each GPU is `doing`."""
         left = f"{format_seconds(seconds_left)} left" if math.isfinite(seconds_left) else ""
         several = len(doing) > 1 or bool(self._gpus)
-        what = counted(len(doing), "GPU") if several else "".join(doing.values())
+        what = pluralize(len(doing), "GPU") if several else "".join(doing.values())
         if self._bar is not None:
             self._bar.update(self._task, description=what, completed=share, left=left)
             if several:

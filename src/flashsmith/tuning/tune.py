@@ -13,9 +13,9 @@ from pathlib import Path
 
 from flashsmith.chooser.choice import forget_choices
 from flashsmith.chooser.winners import WinnersTable, check_table, require_user_table_path
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, LaunchError, SelectionError, TableError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.time_left import format_seconds
@@ -334,7 +334,7 @@ def build_ahead(
                 known.add(compiled.record(build))
             pace = (time.monotonic() - began) / max(1, done)
             left = pace * (len(builds) - done) if done else math.inf
-            what = f"compiled {done} of {counted(len(builds), 'kernel')}"
+            what = f"compiled {done} of {pluralize(len(builds), 'kernel')}"
             progress.update(done / max(1, len(builds)), left, {"compilers": what})
     finally:
         executor.close()

@@ -102,23 +102,23 @@ def compare_gradients(
 def _comparison(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedGradients
 ) -> Comparison:
-    judged: dict[str, Judged] = {}
+    checked: dict[str, Judged] = {}
     for name, got in expected_outputs(outputs, expected):
-        judge = _judge_sinks if name == "dsinks" else _judge_gradient
+        check = _check_sinks if name == "dsinks" else _check_gradient
         with np.errstate(invalid="ignore", over="ignore"):
-            judged[name] = judge(dtype, name, got.astype(np.float64), expected)
-    return comparison_of(dtype, judged, outputs, expected)
+            checked[name] = check(dtype, name, got.astype(np.float64), expected)
+    return comparison_of(dtype, checked, outputs, expected)
 
 
-def _judge_gradient(
+def _check_gradient(
     dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients
 ) -> Judged:
     exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
     lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
     misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
-    # Where the reference's rounding overflows, another summation order may not; it is not judged.
-    judged = np.isfinite(got) & ~lost & np.isfinite(rounded)
-    error = np.where(judged, np.abs(got - exact), 0.0)
+    # Where the reference's rounding overflows, another summation order may not; it is not checked.
+    checked = np.isfinite(got) & ~lost & np.isfinite(rounded)
+    error = np.where(checked, np.abs(got - exact), 0.0)
     honest = np.where(np.isfinite(rounded) & ~lost, np.abs(rounded - exact), 0.0)
     size = np.where(np.isfinite(exact), np.abs(exact), 0.0)
     bound = MAX_ERROR_FACTOR * _most(honest) + MAX_ERROR_SLACK * max(1.0, _most(size))
@@ -144,7 +144,7 @@ def _judge_gradient(
     return Judged(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
 
 
-def _judge_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients) -> Judged:
+def _check_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients) -> Judged:
     exact, rounded = expected.exact[name], expected.rounded[name]
     bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + MAX_ERROR_SLACK
     finite = np.isfinite(exact)

@@ -152,7 +152,7 @@ def _relative_l2(error: np.ndarray, reference: np.ndarray) -> float:
     return float(np.linalg.norm(error)) / max(norm, floor)
 
 
-class _Judge:
+class _Mismatches:
     """Locates elements of one problem's outputs."""
 
     def __init__(self, cfg: KernelConfig, lens_q: Lens | None) -> None:
@@ -213,12 +213,12 @@ def compare(
     smallest step. The statistics must be within 2^-13 + 1e-6 |value|.
     """
     dtype = kernel if isinstance(kernel, DType) else kernel.dtype
-    judge = None if isinstance(kernel, DType) else _Judge(kernel, lens_q)
-    found = _judge_output(dtype, o, references.o, references.same_precision, references.tainted)
+    check = None if isinstance(kernel, DType) else _Mismatches(kernel, lens_q)
+    found = _check_output(dtype, o, references.o, references.same_precision, references.tainted)
     reasons = list(found.reasons)
     first_mismatch = None
-    if reasons and judge:
-        first_mismatch = judge.locate("o", found.wrong, o, references.o)
+    if reasons and check:
+        first_mismatch = check.locate("o", found.wrong, o, references.o)
 
     errors: dict[str, float | None] = {}
     for what, values, expected in (
@@ -228,13 +228,13 @@ def compare(
         errors[what] = None
         if values is None:
             continue
-        wrong_rows, errors[what] = _judge_statistic(values, expected)
+        wrong_rows, errors[what] = _check_statistic(values, expected)
         if wrong_rows.any():
             reasons.append(
                 f"{what} wrong in {int(wrong_rows.sum())} rows, by up to {errors[what]:.3g}"
             )
-            if judge and not first_mismatch:
-                first_mismatch = judge.locate(what, wrong_rows, values, expected)
+            if check and not first_mismatch:
+                first_mismatch = check.locate(what, wrong_rows, values, expected)
     return Comparison(
         reasons=tuple(reasons),
         max_error=found.max_error,
@@ -258,11 +258,11 @@ def compare_tensors(
 
     Raises ArgumentError if an output is missing or has another shape than expected.
     """
-    judged = {
-        name: _judge_output(dtype, got, expected.exact[name], expected.rounded[name])
+    checked = {
+        name: _check_output(dtype, got, expected.exact[name], expected.rounded[name])
         for name, got in expected_outputs(outputs, expected)
     }
-    return comparison_of(dtype, judged, outputs, expected, named=len(judged) > 1)
+    return comparison_of(dtype, checked, outputs, expected, named=len(checked) > 1)
 
 
 def expected_outputs(
@@ -282,7 +282,7 @@ def expected_outputs(
 
 def comparison_of(
     dtype: DType,
-    judged: Mapping[str, Judged],
+    checked: Mapping[str, Judged],
     outputs: Mapping[str, np.ndarray],
     expected: Expected,
     *,
@@ -292,13 +292,13 @@ def comparison_of(
     relative to its bound. ``named``: whether reasons begin with an output's name."""
     reasons = tuple(
         f"{name}: {reason}" if named else reason
-        for name, found in judged.items()
+        for name, found in checked.items()
         for reason in found.reasons
     )
-    worst = max(judged, key=lambda name: (bool(judged[name].reasons), judged[name].excess))
+    worst = max(checked, key=lambda name: (bool(checked[name].reasons), checked[name].excess))
     first = None
     if reasons:
-        index = np.unravel_index(int(np.argmax(judged[worst].wrong)), outputs[worst].shape)
+        index = np.unravel_index(int(np.argmax(checked[worst].wrong)), outputs[worst].shape)
         first = Element(
             worst,
             tuple(map(int, index)),
@@ -307,14 +307,14 @@ def comparison_of(
         )
     return Comparison(
         reasons=reasons,
-        max_error=judged[worst].max_error,
-        bound=judged[worst].bound,
-        rel_l2=judged[worst].rel_l2,
+        max_error=checked[worst].max_error,
+        bound=checked[worst].bound,
+        rel_l2=checked[worst].rel_l2,
         rel_l2_bound=RELATIVE_L2_BOUND[dtype],
         lse_error=None,
         row_max_error=None,
-        outputs=sum(outputs[name].size for name in judged),
-        mismatches=sum(found.mismatches for found in judged.values()),
+        outputs=sum(outputs[name].size for name in checked),
+        mismatches=sum(found.mismatches for found in checked.values()),
         first_mismatch=first,
     )
 
@@ -336,7 +336,7 @@ class Judged(NamedTuple):
         return self.max_error / self.bound if self.bound else self.max_error
 
 
-def _judge_output(
+def _check_output(
     dtype: DType,
     output: np.ndarray,
     exact: np.ndarray,
@@ -379,7 +379,7 @@ def _largest(errors: np.ndarray) -> float:
     return float(errors.max(initial=0.0))
 
 
-def _judge_statistic(values: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
+def _check_statistic(values: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
     """The rows with a wrong statistic, and the largest finite error."""
     error = _finite_difference(values.astype(np.float64), reference)
     magnitude = np.where(np.isfinite(reference), np.abs(reference), 0.0)

@@ -309,13 +309,13 @@ def test_kernels_are_proven_outside_of_the_marks_and_launched_between_them(marks
 
 
 def test_a_wrong_kernel_is_not_launched_between_marks(marks, tmp_path, monkeypatch) -> None:
-    real = workload_module.Workload.judge
+    real = workload_module.Workload.check
 
-    def judge(self, output, scores=None):
+    def check(self, output, scores=None):
         output[0, 5] = 0
         return real(self, output, scores)
 
-    monkeypatch.setattr(workload_module.Workload, "judge", judge)
+    monkeypatch.setattr(workload_module.Workload, "check", check)
     run_job(Job((SMALL,), 1, str(tmp_path / "verdicts")))
     (verdict,) = json.loads((tmp_path / "verdicts").read_text())
     assert "error" in verdict

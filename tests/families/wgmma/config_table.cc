@@ -6,7 +6,7 @@
 
 namespace {
 
-using Config = flashsmith::HopperForwardKernelConfig;
+using Config = flashsmith::WgmmaForwardKernelConfig;
 using flashsmith::DType;
 
 #include "fields.inc"

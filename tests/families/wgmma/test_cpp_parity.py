@@ -14,8 +14,8 @@ from hopper_samples import SHIPPED, random_configs
 
 from flashsmith.families import (
     HOPPER_KNOB_VALUES,
-    HopperForwardKernelConfig,
     PingPong,
+    WgmmaForwardKernelConfig,
     device_spec,
     get_hopper_configs,
     legal_completions,
@@ -28,12 +28,12 @@ H200 = device_spec("H200")
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("hopper_table")
-    (folder / "fields.inc").write_text(fields_in_cpp(HopperForwardKernelConfig))
+    (folder / "fields.inc").write_text(fields_in_cpp(WgmmaForwardKernelConfig))
     return compiled(HERE / "config_table.cc", folder / "table.so", folder)
 
 
 @pytest.fixture(scope="module")
-def configs() -> list[HopperForwardKernelConfig]:
+def configs() -> list[WgmmaForwardKernelConfig]:
     """The neighbours of legal configs, in every knob and every value; and draws from beyond."""
     wide = replace(SHIPPED, d_head=256, B_r=128, B_c=80, n_warpgroups=2, q_buffers=1)
     near = {
@@ -45,11 +45,11 @@ def configs() -> list[HopperForwardKernelConfig]:
     return sorted(near) + random_configs(8_000, seed=20)
 
 
-def fits(cfg: HopperForwardKernelConfig) -> bool:
+def fits(cfg: WgmmaForwardKernelConfig) -> bool:
     return cfg.smem_bytes() < 2**62 and cfg.n_threads < 2**31
 
 
-def test_shared_memory_agrees(table: ctypes.CDLL, configs: list[HopperForwardKernelConfig]) -> None:
+def test_shared_memory_agrees(table: ctypes.CDLL, configs: list[WgmmaForwardKernelConfig]) -> None:
     sample = [cfg for cfg in configs if fits(cfg)]
     sizes = (ctypes.c_longlong * len(sample))()
     table.tabulate_smem_bytes(packed(sample), len(sample), sizes)
@@ -58,7 +58,7 @@ def test_shared_memory_agrees(table: ctypes.CDLL, configs: list[HopperForwardKer
 
 @pytest.mark.parametrize("registers", [0, 1, 96, 128, 160, 168, 169, 240, 255])
 def test_ctas_per_sm_agree(
-    table: ctypes.CDLL, configs: list[HopperForwardKernelConfig], registers: int
+    table: ctypes.CDLL, configs: list[WgmmaForwardKernelConfig], registers: int
 ) -> None:
     small = next(legal_completions(SHIPPED, ("dtype",), H200))
     sample = [small, *(cfg for cfg in configs[::3] if fits(cfg))]

@@ -15,10 +15,10 @@ from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families import (
     HOPPER_KNOB_VALUES,
     DType,
-    HopperForwardKernelConfig,
     PingPong,
     Schedule,
     TileOrder,
+    WgmmaForwardKernelConfig,
     get_hopper_configs,
     parse_kernel_name_into_config,
 )
@@ -28,11 +28,11 @@ CSRC = Path(__file__).parents[3] / "src" / "flashsmith" / "csrc"
 KNOBS = list(HOPPER_KNOB_VALUES)
 FLAGS = [knob for knob, values in HOPPER_KNOB_VALUES.items() if isinstance(values[0], bool)]
 KERNEL = "void flashsmith::hopper_forward_kernel<flashsmith::StaticHopperKernelConfig<{}> >({})"
-STRUCT = "flashsmith::HopperForwardKernelConfig"
+STRUCT = "flashsmith::WgmmaForwardKernelConfig"
 SHORT = "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160"
 
 ENUMERATIONS = {
-    knob.name: kind for knob in fields(HopperForwardKernelConfig) if (kind := enumeration(knob))
+    knob.name: kind for knob in fields(WgmmaForwardKernelConfig) if (kind := enumeration(knob))
 }
 
 
@@ -40,7 +40,7 @@ def demangled(values: str, struct: str = STRUCT) -> str:
     return KERNEL.format(f"{struct}{{{values}}}", "flashsmith::HopperForwardKernelArgs")
 
 
-def cxxfilt_words(cfg: HopperForwardKernelConfig) -> list[str]:
+def cxxfilt_words(cfg: WgmmaForwardKernelConfig) -> list[str]:
     """The fields as c++filt prints them: enumerations with their type, flags as words."""
     words = list(map(str, cfg.to_ints()))
     for knob, kind in {"dtype": DType, **ENUMERATIONS}.items():
@@ -51,7 +51,7 @@ def cxxfilt_words(cfg: HopperForwardKernelConfig) -> list[str]:
     return words
 
 
-def ncu_words(cfg: HopperForwardKernelConfig) -> list[str]:
+def ncu_words(cfg: WgmmaForwardKernelConfig) -> list[str]:
     """The same as Nsight Compute prints them: every one with its type, flags as numbers."""
     kinds = {"dtype": "DType", **{knob: kind.__name__ for knob, kind in ENUMERATIONS.items()}}
     kinds |= dict.fromkeys(FLAGS, "bool")
@@ -60,18 +60,18 @@ def ncu_words(cfg: HopperForwardKernelConfig) -> list[str]:
 
 
 @given(any_config)
-def test_every_demangled_form_gives_its_config_back(cfg: HopperForwardKernelConfig) -> None:
+def test_every_demangled_form_gives_its_config_back(cfg: WgmmaForwardKernelConfig) -> None:
     words = cxxfilt_words(cfg)
     assert parse_kernel_name_into_config(demangled(", ".join(words))) == cfg
     assert parse_kernel_name_into_config(demangled(",".join(map(str, cfg.to_ints())))) == cfg
     last = max(place for place, value in enumerate(cfg.to_ints()) if value)
     assert parse_kernel_name_into_config(demangled(", ".join(words[: last + 1]))) == cfg
-    profiler = demangled(", ".join(ncu_words(cfg)), struct="HopperForwardKernelConfig")
+    profiler = demangled(", ".join(ncu_words(cfg)), struct="WgmmaForwardKernelConfig")
     assert parse_kernel_name_into_config(profiler) == cfg
 
 
 @given(any_config)
-def test_two_configs_never_share_a_name(cfg: HopperForwardKernelConfig) -> None:
+def test_two_configs_never_share_a_name(cfg: WgmmaForwardKernelConfig) -> None:
     other = replace(cfg, kv_stages=cfg.kv_stages % 1000 + 1)
     assert cfg.short_form() != other.short_form()
     assert cfg.kernel_name() != other.kernel_name()
@@ -86,7 +86,7 @@ def test_names_of_many_configs_are_all_different() -> None:
 
 def test_the_short_form_in_words() -> None:
     assert str(SHIPPED) == f"{SHORT}+pingpong_gemm+dynamic+rescale_8"
-    cfg = HopperForwardKernelConfig(DType.BF16, 64, 128, 96, 2, overlap=True, separate_O=True)
+    cfg = WgmmaForwardKernelConfig(DType.BF16, 64, 128, 96, 2, overlap=True, separate_O=True)
     expected = "tma+stages_2+q_buffers_1+regs_24_240+overlap+separate_O"
     assert cfg.short_form(include_tup=False) == expected
     assert cfg.short_form(include_d_head=False) == f"(BF16, 128, 96, 2wg): {expected}"
@@ -94,7 +94,7 @@ def test_the_short_form_in_words() -> None:
 
 def test_what_a_demangler_dropped_is_zero() -> None:
     """Nobody's turn, one tile a CTA, heads in their order: zeros, of which the last are dropped."""
-    cfg = HopperForwardKernelConfig(DType.BF16, 64, 64, 96, 1, overlap=True)
+    cfg = WgmmaForwardKernelConfig(DType.BF16, 64, 64, 96, 1, overlap=True)
     assert (cfg.pingpong, cfg.schedule, cfg.tile_order) == (
         PingPong.NONE,
         Schedule.ONE_TILE,
@@ -200,7 +200,7 @@ def test_a_value_that_no_config_has(knob: str, value: object, words: str) -> Non
 
 
 def test_numbers_stand_for_members_and_flags() -> None:
-    cfg = HopperForwardKernelConfig(*SHIPPED.to_ints())
+    cfg = WgmmaForwardKernelConfig(*SHIPPED.to_ints())
     assert cfg == SHIPPED
     assert isinstance(cfg.pingpong, PingPong)
     assert cfg.overlap is False
@@ -224,7 +224,7 @@ def test_the_names_that_gxx_and_cxxfilt_make_are_parsed(tmp_path: Path) -> None:
     source, library = tmp_path / "kernels.cc", tmp_path / "kernels.o"
     source.write_text(
         '#include "wgmma/config.cuh"\nnamespace flashsmith {\n'
-        "template <HopperForwardKernelConfig CFG> struct StaticHopperKernelConfig {};\n"
+        "template <WgmmaForwardKernelConfig CFG> struct StaticHopperKernelConfig {};\n"
         "template <typename Kernel> void hopper_forward_kernel(const HopperForwardKernelArgs) {}\n"
         f"{instances}\n}}\n"
     )

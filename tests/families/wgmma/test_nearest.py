@@ -13,7 +13,7 @@ from flashsmith.errors import IllegalConfigError
 from flashsmith.families import (
     HOPPER_KNOB_VALUES,
     HOPPER_RULES,
-    HopperForwardKernelConfig,
+    WgmmaForwardKernelConfig,
     broken_rules,
     check_legal,
     device_spec,
@@ -27,11 +27,11 @@ READ = {knob for rule in HOPPER_RULES for knob in rule.knobs}
 TWO = "regs_24_240"
 
 
-def changed_knobs(cfg: HopperForwardKernelConfig, other: HopperForwardKernelConfig) -> list[str]:
+def changed_knobs(cfg: WgmmaForwardKernelConfig, other: WgmmaForwardKernelConfig) -> list[str]:
     return [knob for knob in HOPPER_KNOB_VALUES if getattr(cfg, knob) != getattr(other, knob)]
 
 
-def check_nearest(cfg: HopperForwardKernelConfig) -> None:
+def check_nearest(cfg: WgmmaForwardKernelConfig) -> None:
     """They are legal and change nothing in vain."""
     nearest = nearest_legal(cfg, H200)
     assert nearest
@@ -49,7 +49,7 @@ def check_nearest(cfg: HopperForwardKernelConfig) -> None:
 @settings(max_examples=3, deadline=None)
 @given(family_config)
 def test_nearest_configs_are_legal_and_change_nothing_in_vain(
-    cfg: HopperForwardKernelConfig,
+    cfg: WgmmaForwardKernelConfig,
 ) -> None:
     check_nearest(cfg)
 
@@ -57,7 +57,7 @@ def test_nearest_configs_are_legal_and_change_nothing_in_vain(
 @pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(family_config)
-def test_many_configs_have_such_neighbours(cfg: HopperForwardKernelConfig) -> None:
+def test_many_configs_have_such_neighbours(cfg: WgmmaForwardKernelConfig) -> None:
     check_nearest(cfg)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flashsmith.families import (
     HOPPER_KNOB_VALUES,
     HOPPER_RULES,
-    HopperForwardKernelConfig,
+    WgmmaForwardKernelConfig,
     broken_rules,
     device_spec,
     get_hopper_configs,
@@ -135,14 +135,14 @@ def test_rules_have_different_names_and_reasons() -> None:
 
 
 @pytest.mark.parametrize("cfg", get_hopper_configs(), ids=str)
-def test_shipped_configs_are_legal(cfg: HopperForwardKernelConfig) -> None:
+def test_shipped_configs_are_legal(cfg: WgmmaForwardKernelConfig) -> None:
     assert not broken_rules(cfg, H200)
 
 
-class _Watched(HopperForwardKernelConfig):
+class _Watched(WgmmaForwardKernelConfig):
     """A config that notes which of its knobs are read."""
 
-    knobs = frozenset(knob.name for knob in fields(HopperForwardKernelConfig))
+    knobs = frozenset(knob.name for knob in fields(WgmmaForwardKernelConfig))
 
     def __getattribute__(self, name: str) -> object:
         if name in _Watched.knobs:
@@ -151,7 +151,7 @@ class _Watched(HopperForwardKernelConfig):
 
 
 @given(any_config)
-def test_a_predicate_reads_only_the_knobs_it_names(cfg: HopperForwardKernelConfig) -> None:
+def test_a_predicate_reads_only_the_knobs_it_names(cfg: WgmmaForwardKernelConfig) -> None:
     for rule in HOPPER_RULES:
         watched = _Watched(*cfg.to_ints())
         watched.__dict__["read"] = set()
@@ -160,7 +160,7 @@ def test_a_predicate_reads_only_the_knobs_it_names(cfg: HopperForwardKernelConfi
 
 
 @given(st.one_of(any_config, family_config))
-def test_the_three_answers_agree(cfg: HopperForwardKernelConfig) -> None:
+def test_the_three_answers_agree(cfg: WgmmaForwardKernelConfig) -> None:
     names = [rule.name for rule in broken_rules(cfg, H200)]
     mask = rule_bitmask(cfg, H200)
     assert names == [rule.name for bit, rule in enumerate(HOPPER_RULES) if mask >> bit & 1]
@@ -172,7 +172,7 @@ def test_the_three_answers_agree(cfg: HopperForwardKernelConfig) -> None:
 
 def sized(
     d_head: int, B_c: int, q_buffers: int = 1, separate_O: bool = False
-) -> HopperForwardKernelConfig:
+) -> WgmmaForwardKernelConfig:
     """128 rows a CTA, two stages."""
     return replace(
         SHIPPED,
@@ -206,7 +206,7 @@ def sized(
     ids=str,
 )
 def test_a_second_q_and_an_o_of_its_own_cost_keys(
-    cfg: HopperForwardKernelConfig, tiles: int, fits: bool
+    cfg: WgmmaForwardKernelConfig, tiles: int, fits: bool
 ) -> None:
     """The H200 gives a CTA 232,448 bytes: two stages of 176 keys leave no room beside one Q, of 160
     for one more tile, of 128 for two; at 256 columns 80 keys fill it."""

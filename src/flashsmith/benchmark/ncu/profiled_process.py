@@ -58,7 +58,7 @@ def run_job(job: Job) -> None:
             problem, workload = use.problem, None
             workload = workload_of(Problem.parse(use.problem))
         implementation = kernel_implementation(parse_kernel_name_into_config(use.config), workload)
-        verdicts.append("; ".join(workload.judge(implementation.output()).reasons))
+        verdicts.append("; ".join(workload.check(implementation.output()).reasons))
         path.write_text(json.dumps(verdicts))
         if not verdicts[-1]:
             _launch_marked(implementation, job.runs)

@@ -19,9 +19,9 @@ from flashsmith.benchmark.ncu.profiled_process import Use
 from flashsmith.benchmark.ncu.profiler import ProfiledUse, Profiler
 from flashsmith.benchmark.ncu.rows import ProfileRow
 from flashsmith.benchmark.progress import ProgressReporter
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, EmulatorError, ProfilerError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.pluralize import pluralize
 from flashsmith.runtime.emulation import BankConflicts
 from flashsmith.verify import prove
 
@@ -88,7 +88,7 @@ def run_profile(
     for number, seq in enumerate(lengths):
         own = [(problem, cfg) for problem, cfg in legal if problem.seq_k == seq]
         reporter.step(
-            f"profiling {counted(len(own), 'kernel')} at length {seq}", number, len(lengths)
+            f"profiling {pluralize(len(own), 'kernel')} at length {seq}", number, len(lengths)
         )
         found, failure = profiler.profile(
             tuple(Use(str(problem), str(cfg)) for problem, cfg in own), plan.runs

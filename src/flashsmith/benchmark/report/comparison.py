@@ -21,9 +21,9 @@ from flashsmith.benchmark.report.results import (
     setting_of,
 )
 from flashsmith.benchmark.timing import IN_GRAPHS
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.operations import parse_kind, semantic_words
+from flashsmith.pluralize import pluralize
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def describe(row: Measurement) -> str:
     heads = f"{row.heads_q}" + (f":{row.heads_k}" if row.heads_k != row.heads_q else "")
     parts = [f"d {row.d}", row.dtype, mask_of(row), f"{heads} heads"]
     return ", ".join(
-        parts + ([counted(row.seq_q, "query", "queries")] if row.seq_q != row.seq_k else [])
+        parts + ([pluralize(row.seq_q, "query", "queries")] if row.seq_q != row.seq_k else [])
     )
 
 

@@ -13,7 +13,7 @@ from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.comparison import order, sizes
 from flashsmith.benchmark.report.results import digits_of, is_flashsmith, rate_of
 from flashsmith.benchmark.report.svg_charts import robust_range
-from flashsmith.untrusted import whole_number
+from flashsmith.safe_json import whole_number
 
 # A problem with fewer configs is not shown as a space.
 LEAST_CONFIGS = 4

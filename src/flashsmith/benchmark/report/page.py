@@ -25,8 +25,8 @@ from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.report.roofline_points import roofline_points
 from flashsmith.benchmark.report.svg_charts import WIDTH, Chart, lines_of, places_of
 from flashsmith.builder.safe_files import no_follow
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
+from flashsmith.pluralize import pluralize
 from flashsmith.printable import printable
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def page_templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["figure"] = lambda value, digits=0: f"{value:,.{digits}f}"
-    made.filters["counted"] = counted
+    made.filters["pluralize"] = pluralize
     made.filters["geometric_mean"] = statistics.geometric_mean
     made.filters["number"] = lambda number: f"{number:.6g}"
     made.globals |= {

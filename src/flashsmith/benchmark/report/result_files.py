@@ -21,7 +21,7 @@ from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.roofline.roofline_table import parse_roofline
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.untrusted import UnusableTextError, read_json, read_text
+from flashsmith.safe_json import UnusableTextError, read_json, read_text
 
 _ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
 # A row's figures that are drawn and compared, and the range in which they are usable.

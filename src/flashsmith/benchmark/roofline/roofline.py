@@ -23,7 +23,7 @@ from flashsmith.families import Problem, Semantics
 from flashsmith.operations import DEFAULT
 from flashsmith.printable import quoted
 from flashsmith.runtime.driver import gpu_count, query_gpu
-from flashsmith.untrusted import UnusableTextError, read_json
+from flashsmith.safe_json import UnusableTextError, read_json
 
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
 KIND = "flashsmith roofline"

@@ -9,9 +9,9 @@ from typing import Any
 
 from flashsmith.builder.sources import equivalent_sources, source_hash, tree_hash
 from flashsmith.chooser.winners.entry import Entry, Ranked
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Family, family_named
+from flashsmith.pluralize import pluralize
 
 # Digits of the sources' hash that figures contain.
 DIGITS = 12
@@ -65,7 +65,7 @@ def _by_family(found: Iterable[Ranked]) -> str:
         versions.setdefault(one.family, []).append(measured_sources(one.environment))
     most_first = sorted(versions.items(), key=lambda item: (-len(item[1]), item[0]))
     return ", ".join(
-        f"{family} {len(of)} ({counted(len(set(of)), 'version')})" for family, of in most_first
+        f"{family} {len(of)} ({pluralize(len(set(of)), 'version')})" for family, of in most_first
     )
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import platformdirs
 
-from flashsmith import env, untrusted
+from flashsmith import env, safe_json
 from flashsmith.errors import TableError
+from flashsmith.safe_json import UnusableTextError
 from flashsmith.system_errors import is_from_system
-from flashsmith.untrusted import UnusableTextError
 
 SHIPPED_FOLDER = Path(__file__).parents[1] / "tables"
 FILE_NAME = "winners.json"
@@ -76,7 +76,7 @@ def file_version(path: Path) -> tuple[object, ...]:
 def read_json(path: Path) -> Any:
     """A file's JSON; raises TableError if it cannot be read."""
     try:
-        return untrusted.read_json(path)
+        return safe_json.read_json(path)
     except UnusableTextError as error:
         raise TableError(f"{path}{error.place}: no readable table of winners: {error}") from error
 

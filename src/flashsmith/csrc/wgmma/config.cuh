@@ -24,7 +24,7 @@ enum class Schedule : int { one_tile = 0, static_persistent = 1, dynamic = 2 };
 enum class TileOrder : int { by_head = 0, longest_first = 1 };
 
 // Identifies one kernel of the wgmma family. Fields, order and meaning match the Python class.
-struct HopperForwardKernelConfig {
+struct WgmmaForwardKernelConfig {
     DType dtype;
     int d_head;
     int B_r;
@@ -53,7 +53,7 @@ struct HopperForwardKernelConfig {
     int register_Q;      // 16-column steps of Q that a tile's GEMMs read from registers
     int canonical;       // version of the canonical order of operations; 0: none
 
-    constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
+    constexpr auto operator<=>(const WgmmaForwardKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 
@@ -85,7 +85,7 @@ struct HopperForwardKernelConfig {
 // warpgroup alone is slower than one of several, so splitting gains only if all parts fit in one
 // round. Masked kernels are excluded: masks need the whole sequence's length, which parts do not
 // have.
-constexpr bool splits_last_tiles(const HopperForwardKernelConfig& config,
+constexpr bool splits_last_tiles(const WgmmaForwardKernelConfig& config,
                                  const Semantics& semantics) {
     return !semantics.hides_keys() && config.n_warpgroups > 1 && config.cluster_size == 1 &&
            config.split_keys == 0;
@@ -94,7 +94,7 @@ constexpr bool splits_last_tiles(const HopperForwardKernelConfig& config,
 // Whether the tiles with fewer rows come last of all, among the heads that SMs end with: the
 // shorter the last tiles are, the sooner all SMs are done. Otherwise they stay next to the other
 // tiles of their head, which read the same K and V at the same time.
-constexpr bool keeps_short_tiles_back(const HopperForwardKernelConfig& config,
+constexpr bool keeps_short_tiles_back(const WgmmaForwardKernelConfig& config,
                                       const Semantics& semantics) {
     return !semantics.hides_keys() && !semantics.packed && config.n_warpgroups > 1 &&
            config.cluster_size == 1 && config.tile_order == TileOrder::by_head;

@@ -13,7 +13,7 @@ namespace flashsmith {
 template <class Kernel>
 struct Consumer {
     static_assert(Kernel::valid_config());
-    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     using MaxPolicy =
         std::conditional_t<Kernel::canonical, CanonicalMax<Kernel>,

@@ -16,7 +16,7 @@ struct Consumer;
 // Updates the maximum with every block's scores before they are exponentiated.
 template <class Kernel>
 struct CurrentMax {
-    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaForwardKernelConfig CFG = Kernel::CFG;
     static constexpr bool kMayRecompute = false;
     using Softmax = RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, 2>;
 
@@ -69,7 +69,7 @@ struct CanonicalMax {
 // row_max. The warp then corrects the block, on its own, before P is packed.
 template <class Kernel>
 struct StaleMax {
-    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr bool kMayRecompute = true;
     // Four sums per row: no probability exceeds the sum that contains it.

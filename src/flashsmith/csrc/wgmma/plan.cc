@@ -38,7 +38,7 @@ CopiedTensor as_one_sequence(CopiedTensor tensor, const ForwardProblem& p) {
     return tensor;
 }
 
-std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
+std::vector<TensorMapSpec> tensor_maps(const WgmmaForwardKernelConfig& config,
                                        const ForwardProblem& p, const Semantics& semantics) {
     using Args = HopperForwardKernelArgs;
     using Order = ForwardTensor;
@@ -80,7 +80,7 @@ Divisor divide_by(int64_t divisor) {
 
 // Query heads per group: those of at most section_mib of K and V. Groups are as even as possible:
 // if the last group had few heads, most SMs would be idle during its longest tiles.
-int64_t heads_per_group(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
+int64_t heads_per_group(const WgmmaForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
     const int64_t most = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
     const int64_t kv_heads = std::max<int64_t>(1, p.batch * p.heads_k);
@@ -98,14 +98,14 @@ void check_group(const ForwardProblem& p) {
 }
 
 // The number of a head's tiles that have fewer rows than the others: see TileScheduler::rows_of().
-int64_t short_tiles(const HopperForwardKernelConfig& config, int64_t seq_q) {
+int64_t short_tiles(const WgmmaForwardKernelConfig& config, int64_t seq_q) {
     const int64_t rest = (seq_q + kWarpgroupRows - 1) / kWarpgroupRows % config.n_warpgroups;
     if (rest == 0) return 0;
     return rest == config.n_warpgroups - 1 ? 1 : 2;
 }
 
 // Sets the last heads, whose short tiles come at the end: as many as a third of the SMs.
-void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
+void set_last_heads(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig& config,
                     const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
     const int64_t of_head = args.tiles_per_head.divisor, all_heads = p.batch * p.heads_q;
     const int64_t shorts = short_tiles(config, p.seq_q), longs = of_head - shorts;
@@ -118,7 +118,7 @@ void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConf
 
 // A tile is what a cluster computes together, and `at_once` of them run at a time. Returns how many
 // are computed in parts of their keys.
-int64_t set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
+int64_t set_tiles(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig& config,
                   const ForwardProblem& problem, const Semantics& semantics, int64_t at_once) {
     const ForwardProblem p = in_rows(problem, config.pack_gqa);
     args.problem.n_Q_blocks = tiles_of(p.seq_q, config.B_r);
@@ -150,7 +150,7 @@ int64_t set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig
 
 }  // namespace
 
-Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
+Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                   const DeviceSpec& device, const Semantics& semantics) {
     const ForwardProblem p = read_forward_problem(numbers, tensors);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");

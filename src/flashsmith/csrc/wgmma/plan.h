@@ -10,7 +10,7 @@ namespace flashsmith {
 // Plans one forward pass as one launch, or two if keys are split. A problem without rows has an
 // empty grid. Throws std::invalid_argument if the semantics do not match the problem or the device
 // cannot hold the kernel.
-Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
+Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                   const DeviceSpec& device, const Semantics& semantics);
 
 }  // namespace flashsmith

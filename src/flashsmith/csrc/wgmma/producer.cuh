@@ -9,7 +9,7 @@ namespace flashsmith {
 
 template <class Kernel>
 struct Producer {
-    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     using TileInfo = TileInfoOf<Kernel>;
     static constexpr bool kPacked = SEMANTICS.packed;

@@ -141,7 +141,7 @@ FS_DEVICE auto box_of_queries(const HopperForwardKernelArgs& args, const WorkTil
 // few SMs busy for one more round are split into parts; see splits_last_tiles() and split_keys.
 template <class Kernel>
 struct TileScheduler {
-    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     using TileInfo = TileInfoOf<Kernel>;
 

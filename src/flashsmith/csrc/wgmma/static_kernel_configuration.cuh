@@ -14,9 +14,9 @@
 
 namespace flashsmith {
 
-template <HopperForwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+template <WgmmaForwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticHopperKernelConfig {
-    static constexpr HopperForwardKernelConfig CFG = CFG_;
+    static constexpr WgmmaForwardKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
 

@@ -28,7 +28,7 @@ enum class DqSums : int {
 
 // Fields, order and meaning match the Python class. New knobs go at the end, and their zero means
 // the previous behaviour.
-struct HopperBackwardKernelConfig {
+struct WgmmaBackwardKernelConfig {
     DType dtype;
     int d_head;
     int B_r;
@@ -52,7 +52,7 @@ struct HopperBackwardKernelConfig {
     bool early_rows;   // a step's lse and D are read before its products are issued
     bool without_dq;   // only dk and dv are computed: q is frozen
 
-    constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
+    constexpr auto operator<=>(const WgmmaBackwardKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 

@@ -16,7 +16,7 @@ struct BackwardConsumer : dQPart<Kernel> {
     using Base::args, Base::begin, Base::dk, Base::dq, Base::dv, Base::K, Base::kSumsBesideScores,
         Base::lane, Base::order, Base::smem, Base::store, Base::warp;
     using typename Base::Keys;
-    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
 
     using Base::Base;
 

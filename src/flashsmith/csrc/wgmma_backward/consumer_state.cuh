@@ -16,7 +16,7 @@ constexpr int kRowsBarrier = 1, kFirstOrderBarrier = 2;
 template <class Kernel>
 struct ConsumerState {
     static_assert(Kernel::valid_config());
-    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     using value_t = typename Kernel::value_t;
     using Panel = typename Kernel::Panel;

@@ -88,7 +88,7 @@ struct dQOrder {
 // One thread that keeps the turns of a part of dQ.
 template <class Kernel>
 struct dQTurns {
-    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
 
     const HopperBackwardKernelArgs& args;
     const uint32_t smem;

@@ -28,7 +28,7 @@ struct dQPart : ConsumerScores<Kernel> {
         Base::smem, Base::stages, Base::warp, Base::warpgroup, Base::block, Base::first_key,
         Base::first_row, Base::head, Base::rounds_until_dq, Base::key_mask;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
 
     using Base::Base;
 

@@ -11,7 +11,7 @@ namespace flashsmith {
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
     hopper_backward_finish_kernel(const BackwardKernelArgs args) {
-    constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     constexpr int kTiles = Kernel::dq_columns / 8;
     const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;

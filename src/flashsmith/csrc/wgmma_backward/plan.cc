@@ -16,7 +16,7 @@ constexpr uint32_t kRowsThreads = 256;
 // The kernels of a config, in the order of the family's templates; without_dq has no finish.
 enum Kernel : size_t { main_kernel, finish, prepare, gaps, sinks_kernel };
 
-std::vector<TensorMapSpec> tensor_maps(const HopperBackwardKernelConfig& config,
+std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
                                        const ForwardProblem& p, const BackwardKernelArgs& args) {
     using Args = HopperBackwardKernelArgs;
     const Strides q_strides{args.q_batch_stride, args.q_seq_stride, args.q_head_stride};
@@ -40,7 +40,7 @@ std::vector<TensorMapSpec> tensor_maps(const HopperBackwardKernelConfig& config,
 
 }  // namespace
 
-Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
+Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                    const DeviceSpec& device, const Semantics& semantics) {
     auto [p, args] = read_backward_problem(numbers, tensors);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");

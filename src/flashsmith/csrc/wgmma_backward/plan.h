@@ -9,7 +9,7 @@ namespace flashsmith {
 // Plans one backward pass: prepare, the products, the kernel that rounds their sums, and dsinks.
 // Gradients without an address are not stored. Throws std::invalid_argument if the semantics do not
 // match the problem, if the device cannot hold the kernels, or if TMA cannot read the tensors.
-Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
+Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                    const DeviceSpec& device, const Semantics& semantics);
 
 }  // namespace flashsmith

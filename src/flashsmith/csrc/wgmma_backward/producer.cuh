@@ -19,7 +19,7 @@ FS_DEVICE void bulk_load(uint32_t smem, const void* gmem, uint32_t bytes, uint32
 
 template <class Kernel>
 struct BackwardProducer {
-    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
     static constexpr bool kPacked = Kernel::SEMANTICS.packed;
 
     const HopperBackwardKernelArgs& args;

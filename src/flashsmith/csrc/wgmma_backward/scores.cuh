@@ -16,7 +16,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
         Base::kSumsBesideScores, Base::lane, Base::P, Base::Q, Base::S, Base::smem, Base::stages,
         Base::key_mask, Base::warp;
     using typename Base::RowPairs;
-    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
 
     using Base::Base;

@@ -13,9 +13,9 @@
 
 namespace flashsmith {
 
-template <HopperBackwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+template <WgmmaBackwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticHopperBackwardKernelConfig {
-    static constexpr HopperBackwardKernelConfig CFG = CFG_;
+    static constexpr WgmmaBackwardKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
 

@@ -13,7 +13,7 @@ namespace flashsmith {
 
 // Fields, order and meaning match the Python class. New knobs go at the end, and their zero means
 // the previous behaviour.
-struct HopperDqKernelConfig {
+struct WgmmaDqKernelConfig {
     DType dtype;
     int d_head;
     int B_r;
@@ -26,7 +26,7 @@ struct HopperDqKernelConfig {
     bool late_dq;   // a step's dq overlaps the next step's scores
     bool pingpong;  // warpgroups alternate in issuing their products
 
-    constexpr auto operator<=>(const HopperDqKernelConfig&) const = default;
+    constexpr auto operator<=>(const WgmmaDqKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 

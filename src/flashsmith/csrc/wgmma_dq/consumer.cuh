@@ -19,7 +19,7 @@ namespace flashsmith {
 template <class Kernel>
 struct DqConsumer {
     static_assert(Kernel::valid_config());
-    static constexpr HopperDqKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaDqKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     using value_t = typename Kernel::value_t;
     using Panel = typename Kernel::Panel;

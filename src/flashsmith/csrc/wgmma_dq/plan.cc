@@ -15,7 +15,7 @@ constexpr uint32_t kRowsThreads = 256;
 // The kernels of a config, in the order of the family's templates.
 enum Kernel : size_t { main_kernel, prepare, gaps, sinks_kernel };
 
-std::vector<TensorMapSpec> tensor_maps(const HopperDqKernelConfig& config, const ForwardProblem& p,
+std::vector<TensorMapSpec> tensor_maps(const WgmmaDqKernelConfig& config, const ForwardProblem& p,
                                        const BackwardKernelArgs& args) {
     using Args = HopperDqKernelArgs;
     const Strides q_strides{args.q_batch_stride, args.q_seq_stride, args.q_head_stride};
@@ -39,7 +39,7 @@ std::vector<TensorMapSpec> tensor_maps(const HopperDqKernelConfig& config, const
 
 }  // namespace
 
-Plan plan_dq(const HopperDqKernelConfig& config, NumberReader& numbers, Tensors tensors,
+Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors tensors,
              const DeviceSpec& device, const Semantics& semantics) {
     auto [p, args] = read_backward_problem(numbers, tensors);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");

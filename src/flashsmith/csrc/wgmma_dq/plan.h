@@ -9,7 +9,7 @@ namespace flashsmith {
 // Plans one backward pass for dq and dsinks. Throws std::invalid_argument if dk or dv is requested,
 // if the semantics do not match the problem, if the device cannot hold the kernels, or if TMA
 // cannot read the tensors.
-Plan plan_dq(const HopperDqKernelConfig& config, NumberReader& numbers, Tensors tensors,
+Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors tensors,
              const DeviceSpec& device, const Semantics& semantics);
 
 }  // namespace flashsmith

@@ -9,7 +9,7 @@ namespace flashsmith {
 
 template <class Kernel>
 struct DqProducer {
-    static constexpr HopperDqKernelConfig CFG = Kernel::CFG;
+    static constexpr WgmmaDqKernelConfig CFG = Kernel::CFG;
     static constexpr bool kPacked = Kernel::SEMANTICS.packed;
 
     const HopperDqKernelArgs& args;

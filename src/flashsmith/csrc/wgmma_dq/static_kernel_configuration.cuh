@@ -13,9 +13,9 @@
 
 namespace flashsmith {
 
-template <HopperDqKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+template <WgmmaDqKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticHopperDqKernelConfig {
-    static constexpr HopperDqKernelConfig CFG = CFG_;
+    static constexpr WgmmaDqKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
 

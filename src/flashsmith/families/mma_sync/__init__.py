@@ -28,7 +28,7 @@ class MmaSyncFamily(Family):
     config_class = FlashForwardKernelConfig
     title = "mma.sync"
     rules = rules.RULES
-    settled_first = (
+    choose_first = (
         "dtype", "d_head", "canonical", "n_warps", "B_r", "min_ctas_per_sm", "ping_pong",
         "kv_stages", "B_c",
     )  # fmt: skip
@@ -82,8 +82,8 @@ class MmaSyncFamily(Family):
     ) -> Sequence[FlashForwardKernelConfig]:
         return search_space.get_search_space_configs((dtype,), (d_head,))
 
-    def moved(self, cfg: FlashForwardKernelConfig) -> Iterable[FlashForwardKernelConfig]:
-        return search_space.moved(cfg)
+    def moves(self, cfg: FlashForwardKernelConfig) -> Iterable[FlashForwardKernelConfig]:
+        return search_space.moves(cfg)
 
     def worth_searching(self, cfg: FlashForwardKernelConfig) -> bool:
         return search_space.worth_searching(cfg)
@@ -114,7 +114,7 @@ class MmaSyncFamily(Family):
     def order(self, cfg: FlashForwardKernelConfig, arch: int) -> Order:
         return describe.order(cfg, arch)
 
-    def for_heads(
+    def adapt_to_heads(
         self, cfg: FlashForwardKernelConfig, problem: Problem
     ) -> FlashForwardKernelConfig:
         return replace(cfg, pack_gqa=False) if problem.heads_q == problem.heads_k else cfg

@@ -82,7 +82,7 @@ def get_search_space_configs(
     return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]
 
 
-def moved(cfg: FlashForwardKernelConfig) -> Iterator[FlashForwardKernelConfig]:
+def moves(cfg: FlashForwardKernelConfig) -> Iterator[FlashForwardKernelConfig]:
     for knobs, choices in MOVES.items():
         for values in choices:
             yield replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ class MmaSyncBackwardFamily(Family):
     title = "mma.sync backward"
     operation = "backward"
     rules = rules.RULES
-    settled_first = ("dtype", "d_head", "n_warps", "column_warps", "B_c", "B_r", "stages", "dq")
+    choose_first = ("dtype", "d_head", "n_warps", "column_warps", "B_c", "B_r", "stages", "dq")
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync_backward"
     cpp = Cpp(
         config_header="mma_sync_backward/config.cuh",
@@ -64,8 +64,8 @@ class MmaSyncBackwardFamily(Family):
     ) -> Sequence[FlashBackwardKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
-    def moved(self, cfg: FlashBackwardKernelConfig) -> Iterable[FlashBackwardKernelConfig]:
-        return search_space.moved(cfg)
+    def moves(self, cfg: FlashBackwardKernelConfig) -> Iterable[FlashBackwardKernelConfig]:
+        return search_space.moves(cfg)
 
     def is_deterministic(self, cfg: FlashBackwardKernelConfig) -> bool:
         return cfg.dq == DqMode.TWO_KERNELS

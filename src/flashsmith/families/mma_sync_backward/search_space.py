@@ -35,7 +35,7 @@ def search_space(dtype: DType, d_head: int) -> list[FlashBackwardKernelConfig]:
     return [cfg for cfg in configs if is_legal(cfg, _ROOMIEST)]
 
 
-def moved(cfg: FlashBackwardKernelConfig) -> Iterator[FlashBackwardKernelConfig]:
+def moves(cfg: FlashBackwardKernelConfig) -> Iterator[FlashBackwardKernelConfig]:
     """The configs with another value of one knob, or of B_c and n_warps together."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:

@@ -26,7 +26,7 @@ class MmaSyncDecodeFamily(Family):
     title = "mma.sync decode"
     operation = "decode"
     rules = rules.RULES
-    settled_first = ("dtype", "d_head", "canonical", "B_r", "n_warps", "B_c", "stages", "min_keys")
+    choose_first = ("dtype", "d_head", "canonical", "B_r", "n_warps", "B_c", "stages", "min_keys")
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync_decode"
     cpp = Cpp(
         config_header="mma_sync_decode/config.cuh",
@@ -66,8 +66,8 @@ class MmaSyncDecodeFamily(Family):
     ) -> Sequence[FlashDecodeKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
-    def moved(self, cfg: FlashDecodeKernelConfig) -> Iterable[FlashDecodeKernelConfig]:
-        return search_space.moved(cfg)
+    def moves(self, cfg: FlashDecodeKernelConfig) -> Iterable[FlashDecodeKernelConfig]:
+        return search_space.moves(cfg)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
@@ -86,10 +86,10 @@ class MmaSyncDecodeFamily(Family):
     def order(self, cfg: FlashDecodeKernelConfig, arch: int) -> Order:
         return describe.order(cfg, arch)
 
-    def for_queries(
+    def adapt_to_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     ) -> FlashDecodeKernelConfig:
-        return sets.for_queries(cfg, problem, device)
+        return sets.adapt_to_queries(cfg, problem, device)
 
     has_cost_model = True
 

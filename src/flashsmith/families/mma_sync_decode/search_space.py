@@ -36,7 +36,7 @@ def search_space(dtype: DType, d_head: int) -> list[FlashDecodeKernelConfig]:
     return [cfg for cfg in configs if is_legal(cfg, _ROOMIEST)]
 
 
-def moved(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
+def moves(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
     """The configs with another value of one knob, with other keys and warps together, or with
     own_rows."""
     for knob in fields(cfg):

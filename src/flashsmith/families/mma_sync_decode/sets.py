@@ -69,7 +69,7 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
     return next((one for one in made if is_legal(one, device)), None)
 
 
-def for_queries(
+def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
     """`cfg`, with a separate kernel if the problem's sequences may have many rows; its tiles are

@@ -17,7 +17,7 @@ from flashsmith.families.split_keys import merge_ms, split_variants, with_merge,
 from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupFamily
 from flashsmith.families.wgmma import cost, describe, rules, search_space, sets
-from flashsmith.families.wgmma.config import DEFAULT_SECTION_MIB, HopperForwardKernelConfig
+from flashsmith.families.wgmma.config import DEFAULT_SECTION_MIB, WgmmaForwardKernelConfig
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
@@ -26,12 +26,12 @@ from flashsmith.semantics.dtype import DType
 class WgmmaFamily(WarpgroupFamily):
     """Kernels of warpgroups that multiply with wgmma, plus one warpgroup that copies by TMA."""
 
-    config_class = HopperForwardKernelConfig
+    config_class = WgmmaForwardKernelConfig
     title = "wgmma"
     rules = rules.HOPPER_RULES
     # Shared memory before registers: the search then rejects a device that is too small for every
     # tile at once.
-    settled_first = (
+    choose_first = (
         "dtype", "d_head", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers",
         "separate_O",
         "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
@@ -62,10 +62,10 @@ class WgmmaFamily(WarpgroupFamily):
         )
     }
 
-    def kernel_templates(self, cfg: HopperForwardKernelConfig) -> Mapping[str, str]:
+    def kernel_templates(self, cfg: WgmmaForwardKernelConfig) -> Mapping[str, str]:
         return with_merge(super().kernel_templates(cfg), cfg.split_keys, "hopper_merge_kernel")
 
-    def shipped(self) -> Sequence[tuple[HopperForwardKernelConfig, Semantics]]:
+    def shipped(self) -> Sequence[tuple[WgmmaForwardKernelConfig, Semantics]]:
         # Plain and causal attention on whole tiles, for which these configs were chosen.
         return [
             (cfg, semantics)
@@ -75,29 +75,29 @@ class WgmmaFamily(WarpgroupFamily):
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
-    ) -> Sequence[HopperForwardKernelConfig]:
+    ) -> Sequence[WgmmaForwardKernelConfig]:
         return sets.candidates(dtype, d_head, device, masked)
 
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
-    ) -> Sequence[HopperForwardKernelConfig]:
+    ) -> Sequence[WgmmaForwardKernelConfig]:
         return search_space.get_hopper_space_configs((dtype,), (d_head,), masked)
 
-    def moved(self, cfg: HopperForwardKernelConfig) -> Iterable[HopperForwardKernelConfig]:
-        return search_space.moved(cfg)
+    def moves(self, cfg: WgmmaForwardKernelConfig) -> Iterable[WgmmaForwardKernelConfig]:
+        return search_space.moves(cfg)
 
-    def worth_searching(self, cfg: HopperForwardKernelConfig) -> bool:
+    def worth_searching(self, cfg: WgmmaForwardKernelConfig) -> bool:
         return search_space.worth_searching(cfg)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         return sets.proof_configs(dtype, d)
 
-    def compile_cost(self, cfg: HopperForwardKernelConfig) -> float:
+    def compile_cost(self, cfg: WgmmaForwardKernelConfig) -> float:
         return cost.COMPILE_COST
 
     def tile_work(
         self,
-        cfg: HopperForwardKernelConfig,
+        cfg: WgmmaForwardKernelConfig,
         device: DeviceSpec,
         registers: int | None,
         spill: int | None,
@@ -105,61 +105,61 @@ class WgmmaFamily(WarpgroupFamily):
         return with_parts(cost.tile_work(cfg, device, registers, spill), cfg, device)
 
     def helpers_ms(
-        self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
+        self, cfg: WgmmaForwardKernelConfig, problem: Problem, device: DeviceSpec
     ) -> float:
         return merge_ms(self.tile_work(cfg, device, None, None), cfg, problem, device)
 
-    def for_heads(
-        self, cfg: HopperForwardKernelConfig, problem: Problem
-    ) -> HopperForwardKernelConfig:
+    def adapt_to_heads(
+        self, cfg: WgmmaForwardKernelConfig, problem: Problem
+    ) -> WgmmaForwardKernelConfig:
         group = problem.heads_q // max(1, problem.heads_k)
         return cfg if group > 1 and WARPGROUP_ROWS % group == 0 else replace(cfg, pack_gqa=False)
 
-    def with_registers(
-        self, cfg: HopperForwardKernelConfig, semantics: Semantics
-    ) -> HopperForwardKernelConfig:
+    def adapt_to_registers(
+        self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
+    ) -> WgmmaForwardKernelConfig:
         # At d 256 these semantics fill the registers, so that kernels spill even without Q in them.
         spills = semantics.packed or (
             semantics.key_mask.takes_limits and not semantics.score.is_plain
         )
         return replace(cfg, register_Q=0) if spills and cfg.d_head > 128 else cfg
 
-    def canonical(self, cfg: HopperForwardKernelConfig, device: DeviceSpec) -> Any:
+    def canonical(self, cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> Any:
         return sets.canonical(cfg, device)
 
-    def order(self, cfg: HopperForwardKernelConfig, arch: int) -> Order:
+    def order(self, cfg: WgmmaForwardKernelConfig, arch: int) -> Order:
         return describe.order(cfg, arch)
 
     def pack_variants(
-        self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
-    ) -> Sequence[HopperForwardKernelConfig]:
+        self, cfg: WgmmaForwardKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> Sequence[WgmmaForwardKernelConfig]:
         found = pack_variants(cfg, self.tile_work(cfg, device, None, None), problem, device)
-        fitting = (one for one in found if one == self.for_heads(one, problem))
+        fitting = (one for one in found if one == self.adapt_to_heads(one, problem))
         return [one for one in fitting if is_legal(one, device)]
 
-    def splits_keys(self, cfg: HopperForwardKernelConfig) -> bool:
+    def splits_keys(self, cfg: WgmmaForwardKernelConfig) -> bool:
         return cfg.split_keys > 0
 
     def split_variants(
-        self, cfg: HopperForwardKernelConfig, problem: Problem, device: DeviceSpec
-    ) -> Sequence[HopperForwardKernelConfig]:
+        self, cfg: WgmmaForwardKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> Sequence[WgmmaForwardKernelConfig]:
         found = split_variants(cfg, self.tile_work(cfg, device, None, None), problem, device)
         return [one for one in found if is_legal(one, device)]
 
-    def dividing_tiles(self, cfg: HopperForwardKernelConfig) -> dict[str, int]:
+    def dividing_tiles(self, cfg: WgmmaForwardKernelConfig) -> dict[str, int]:
         # TMA skips rows of Q and O beyond the tensor, so only the keys must be divisible.
         return {"B_c": cfg.B_c}
 
-    def loop_tiles(self, cfg: HopperForwardKernelConfig) -> tuple[int, int]:
+    def loop_tiles(self, cfg: WgmmaForwardKernelConfig) -> tuple[int, int]:
         return cfg.B_r, cfg.B_c
 
-    def smem_map(self, cfg: HopperForwardKernelConfig) -> Sequence[SmemRegion]:
+    def smem_map(self, cfg: WgmmaForwardKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)
 
-    def intensity(self, cfg: HopperForwardKernelConfig) -> Intensity:
+    def intensity(self, cfg: WgmmaForwardKernelConfig) -> Intensity:
         return describe.intensity(cfg)
 
-    def multiplies_with(self, cfg: HopperForwardKernelConfig) -> tuple[str, ...]:
+    def multiplies_with(self, cfg: WgmmaForwardKernelConfig) -> tuple[str, ...]:
         return ("wgmma_n128", "wgmma_n256")
 
 

@@ -1,4 +1,4 @@
-"""HopperForwardKernelConfig: the knobs that name one kernel of the wgmma family.
+"""WgmmaForwardKernelConfig: the knobs that name one kernel of the wgmma family.
 
 The C++ struct of the same name (csrc/wgmma/config.cuh) has the same fields in the same order.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
+from flashsmith.families.earlier_names import getter
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.pack_gqa import pack_gqa_knob
 from flashsmith.families.split_keys import split_keys_knob
@@ -70,7 +71,7 @@ _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 
 @dataclass(frozen=True, order=True)
-class HopperForwardKernelConfig(ForwardConfig):
+class WgmmaForwardKernelConfig(ForwardConfig):
     """One forward kernel of the wgmma family (sm_90a), ordered field by field.
 
     Any positive sizes are accepted here; flashsmith.families.legality determines whether a kernel
@@ -304,3 +305,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         The rows need not fill a tile, since TMA skips rows of Q and O beyond the tensor.
         """
         return d == self.d_head and seq_k % self.B_c == 0 and seq_k > 0
+
+
+if not TYPE_CHECKING:  # to which any name would then be an attribute
+    __getattr__ = getter(__name__)

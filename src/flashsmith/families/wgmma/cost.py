@@ -20,9 +20,9 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.tile_work import EXP2, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma.config import (
-    HopperForwardKernelConfig,
     Schedule,
     TileOrder,
+    WgmmaForwardKernelConfig,
 )
 
 # Relative compile time of a kernel. It is short for all tiles, since one instruction is a whole
@@ -43,7 +43,7 @@ _NORM = 4.0
 
 @lru_cache(maxsize=4096)
 def tile_work(
-    cfg: HopperForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
+    cfg: WgmmaForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
 ) -> TileWork:
     """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
     compiler's figures are ignored."""
@@ -69,7 +69,7 @@ def tile_work(
     )
 
 
-def _step_cycles(cfg: HopperForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
+def _step_cycles(cfg: WgmmaForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
     """SM cycles of one loop step while ``resident`` CTAs each do one on an SM."""
     products = 4 * WARPGROUP_ROWS * cfg.B_c * cfg.d_head / flop_per_cycle  # of one warpgroup
     softmax = WARPGROUP_ROWS * cfg.B_c / EXP2 * (1 - cfg.exp2_fma_share / 100)

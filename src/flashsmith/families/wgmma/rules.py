@@ -26,10 +26,10 @@ from flashsmith.families.wgmma.config import (
     MAX_RESCALE_THRESHOLD,
     MAX_WARPGROUPS,
     MIN_B_C,
-    HopperForwardKernelConfig,
     PingPong,
     Schedule,
     TileOrder,
+    WgmmaForwardKernelConfig,
 )
 
 # Registers that ptxas needs in addition to the accumulators of one wgmma, out of those with which a
@@ -37,20 +37,20 @@ from flashsmith.families.wgmma.config import (
 REGISTERS_BESIDE_PRODUCT = 26
 
 
-_supported = partial(supported, HopperForwardKernelConfig)
+_supported = partial(supported, WgmmaForwardKernelConfig)
 
 
-def tile_registers(cfg: HopperForwardKernelConfig) -> int:
+def tile_registers(cfg: WgmmaForwardKernelConfig) -> int:
     """Registers that a thread needs for O and S in fp32, and for P if it does not replace S."""
     return cfg.d_head // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 
 
-def _smem_figures(cfg: HopperForwardKernelConfig, device: DeviceSpec) -> str:
+def _smem_figures(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> str:
     return f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
 
 
 HOPPER_RULES: tuple[Rule, ...] = (
-    arch_rule(HopperForwardKernelConfig.FAMILY),
+    arch_rule(WgmmaForwardKernelConfig.FAMILY),
     _supported(
         "d_head",
         "32, 64, 96, 128, 192 or 256: the wgmma family has kernels for these only",

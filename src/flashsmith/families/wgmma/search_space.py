@@ -16,10 +16,10 @@ from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma.config import (
     B_C_STEP,
     MAX_RESCALE_THRESHOLD,
-    HopperForwardKernelConfig,
     PingPong,
     Schedule,
     TileOrder,
+    WgmmaForwardKernelConfig,
 )
 from flashsmith.families.wgmma.sets import get_hopper_configs
 from flashsmith.semantics.dtype import DType
@@ -133,7 +133,7 @@ _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
 
 
-def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
+def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
     """Whether a legal config could be the fastest."""
     return (
         cfg.B_c >= _SHORTEST_B_C
@@ -146,7 +146,7 @@ def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
 
 def get_hopper_space_configs(
     dtypes: Sequence[DType], d_heads: Sequence[int], masked: bool
-) -> list[HopperForwardKernelConfig]:
+) -> list[WgmmaForwardKernelConfig]:
     """The wgmma configs to try; none for a head dimension without kernels.
 
     masked: whether some rows see fewer keys than others. The tile order matters only then: longest
@@ -166,11 +166,11 @@ def get_hopper_space_configs(
 
 def _of_shape(
     dtype: DType, d_head: int, shape: TileShape, orders: Sequence[TileOrder]
-) -> Iterator[HopperForwardKernelConfig]:
+) -> Iterator[WgmmaForwardKernelConfig]:
     alone = shape.n_warpgroups == 1 or d_head >= _WITHOUT_TURNS
     producer, consumer = REGISTERS[shape.n_warpgroups, shape.ctas_per_sm]
     for order in orders:
-        yield HopperForwardKernelConfig(
+        yield WgmmaForwardKernelConfig(
             dtype,
             d_head,
             WARPGROUP_ROWS * shape.n_warpgroups,
@@ -189,7 +189,7 @@ def _of_shape(
         )
 
 
-def moved(cfg: HopperForwardKernelConfig) -> Iterator[HopperForwardKernelConfig]:
+def moves(cfg: WgmmaForwardKernelConfig) -> Iterator[WgmmaForwardKernelConfig]:
     """The configs one move away, legal or not; they include `cfg` itself."""
     for knobs, choices in MOVES.items():
         for values in choices:

@@ -14,17 +14,17 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.wgmma.config import (
     DEFAULT_SECTION_MIB,
-    HopperForwardKernelConfig,
     PingPong,
     Schedule,
     TileOrder,
+    WgmmaForwardKernelConfig,
 )
 from flashsmith.semantics.dtype import DType
 
 
 def get_hopper_configs(
     dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
-) -> list[HopperForwardKernelConfig]:
+) -> list[WgmmaForwardKernelConfig]:
     """The set 'hopper': for each head dimension, configs for full attention, then for causal."""
     by_head, longest_first = TileOrder.BY_HEAD, TileOrder.LONGEST_FIRST
     return [
@@ -75,9 +75,9 @@ def _three_warpgroups(
     pingpong: PingPong = PingPong.GEMM,
     cluster_size: int = 1,
     stale_max: bool = False,
-) -> HopperForwardKernelConfig:
+) -> WgmmaForwardKernelConfig:
     """192 rows per CTA: the third warpgroup's products hide two warpgroups' softmax."""
-    return HopperForwardKernelConfig(
+    return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
         B_r=192,
@@ -98,9 +98,9 @@ def _three_warpgroups(
 
 def _four_warpgroups(
     dtype: DType, d_head: int, B_c: int, tile_order: TileOrder
-) -> HopperForwardKernelConfig:
+) -> WgmmaForwardKernelConfig:
     """256 rows per CTA, for short heads: three warpgroups fill the waits of the fourth."""
-    return HopperForwardKernelConfig(
+    return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
         B_r=256,
@@ -127,9 +127,9 @@ def _two_warpgroups(
     section_mib: int = DEFAULT_SECTION_MIB,
     early_exp: bool = False,
     direct_O: bool = False,
-) -> HopperForwardKernelConfig:
+) -> WgmmaForwardKernelConfig:
     """128 rows per CTA: more registers for wide heads, or for a product that overlaps softmax."""
-    return HopperForwardKernelConfig(
+    return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
         B_r=128,
@@ -152,9 +152,7 @@ def _two_warpgroups(
 # --- the canonical order -------------------------------------------------------------------------
 
 
-def canonical(
-    cfg: HopperForwardKernelConfig, device: DeviceSpec
-) -> HopperForwardKernelConfig | None:
+def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
     """The canonical config in place of `cfg`. It has the canonical tile of keys and no knob that
     changes the order. If that is not legal, it is another config of the same d_head."""
     tile = canonical_tile(cfg.d_head, device.arch)
@@ -249,7 +247,7 @@ def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
 
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool
-) -> tuple[HopperForwardKernelConfig, ...]:
+) -> tuple[WgmmaForwardKernelConfig, ...]:
     """The shipped configs, none for a device or d_head without kernels. Configs with the suitable
     tile order come first, then the others' shapes in that order. With a mask, longest first is
     suitable: 607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128, H200)."""

@@ -14,7 +14,7 @@ from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, registe
 from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupBackwardFamily
 from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
-from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKernelConfig
+from flashsmith.families.wgmma_backward.config import D_HEADS, WgmmaBackwardKernelConfig
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
@@ -24,11 +24,11 @@ from flashsmith.semantics.sizes import NO_DQ
 class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     """Kernels of warpgroups that each have 64 keys or share 64; one more copies queries by TMA."""
 
-    config_class = HopperBackwardKernelConfig
+    config_class = WgmmaBackwardKernelConfig
     title = "wgmma backward"
     d_heads = D_HEADS
     rules = rules.RULES
-    settled_first = (
+    choose_first = (
         "dtype", "d_head", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages",
         "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
@@ -62,36 +62,36 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
-    ) -> Sequence[HopperBackwardKernelConfig]:
+    ) -> Sequence[WgmmaBackwardKernelConfig]:
         return sets.candidates(dtype, d_head, device, masked)
 
     def proven_configs(
         self, dtype: DType, d_head: int, device: DeviceSpec
-    ) -> Sequence[HopperBackwardKernelConfig]:
+    ) -> Sequence[WgmmaBackwardKernelConfig]:
         return sets.proof_configs(dtype, d_head, device)
 
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
-    ) -> Sequence[HopperBackwardKernelConfig]:
+    ) -> Sequence[WgmmaBackwardKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
-    def moved(self, cfg: HopperBackwardKernelConfig) -> Iterable[HopperBackwardKernelConfig]:
-        return search_space.moved(cfg)
+    def moves(self, cfg: WgmmaBackwardKernelConfig) -> Iterable[WgmmaBackwardKernelConfig]:
+        return search_space.moves(cfg)
 
-    def gradients_of(self, cfg: HopperBackwardKernelConfig) -> str:
+    def gradients_of(self, cfg: WgmmaBackwardKernelConfig) -> str:
         return NO_DQ if cfg.without_dq else ""
 
     def for_gradients(
-        self, cfg: HopperBackwardKernelConfig, gradients: str
-    ) -> HopperBackwardKernelConfig:
+        self, cfg: WgmmaBackwardKernelConfig, gradients: str
+    ) -> WgmmaBackwardKernelConfig:
         return sets.without_dq(cfg) if gradients == NO_DQ else cfg
 
-    def is_deterministic(self, cfg: HopperBackwardKernelConfig) -> bool:
+    def is_deterministic(self, cfg: WgmmaBackwardKernelConfig) -> bool:
         return cfg.ordered_dq or cfg.without_dq
 
-    def with_registers(
-        self, cfg: HopperBackwardKernelConfig, semantics: Semantics
-    ) -> HopperBackwardKernelConfig:
+    def adapt_to_registers(
+        self, cfg: WgmmaBackwardKernelConfig, semantics: Semantics
+    ) -> WgmmaBackwardKernelConfig:
         # Kernels with 128 queries per step spill 900 to 1,300 bytes per thread with a softcap.
         if semantics.score.is_plain or rules.holds_p_beside_s(cfg):
             return cfg
@@ -106,7 +106,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
             pingpong=True,
         )
 
-    def compile_cost(self, cfg: HopperBackwardKernelConfig) -> float:
+    def compile_cost(self, cfg: WgmmaBackwardKernelConfig) -> float:
         return cost.COMPILE_COST
 
     def tile_work(
@@ -117,10 +117,10 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
         return helpers_ms(problem, device, sums_dq=not cfg.without_dq)
 
-    def smem_map(self, cfg: HopperBackwardKernelConfig) -> Sequence[SmemRegion]:
+    def smem_map(self, cfg: WgmmaBackwardKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)
 
-    def intensity(self, cfg: HopperBackwardKernelConfig) -> Intensity:
+    def intensity(self, cfg: WgmmaBackwardKernelConfig) -> Intensity:
         return describe.intensity(cfg)
 
 

@@ -1,4 +1,4 @@
-"""HopperBackwardKernelConfig: the knobs that name one kernel of the wgmma_backward family.
+"""WgmmaBackwardKernelConfig: the knobs that name one kernel of the wgmma_backward family.
 
 The C++ struct of the same name (csrc/wgmma_backward/config.cuh) has the same fields in the same
 order.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.families.config import KernelConfig
+from flashsmith.families.earlier_names import getter
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
@@ -52,7 +53,7 @@ _WARPGROUPS = (1, 2, 3)
 
 
 @dataclass(frozen=True, order=True)
-class HopperBackwardKernelConfig(KernelConfig):
+class WgmmaBackwardKernelConfig(KernelConfig):
     """One backward pass of the wgmma_backward family (sm_90a), ordered field by field.
 
     Add a new knob at the end, with a zero default that means today's behaviour.
@@ -336,3 +337,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         """Whether kernels without bounds checks can compute these sizes."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0
+
+
+if not TYPE_CHECKING:  # to which any name would then be an attribute
+    __getattr__ = getter(__name__)

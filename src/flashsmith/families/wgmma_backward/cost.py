@@ -18,7 +18,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
-from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
+from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
 
 # Relative compile time of a config: five kernels, in whose loops one instruction is a product of a
 # whole warpgroup.
@@ -35,7 +35,7 @@ _ORDER_LATENCY = 300.0
 
 
 @lru_cache(maxsize=4096)
-def tile_work(cfg: HopperBackwardKernelConfig, device: DeviceSpec) -> TileWork:
+def tile_work(cfg: WgmmaBackwardKernelConfig, device: DeviceSpec) -> TileWork:
     """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
     compiler's figures are ignored."""
     rates, resident = rates_of(device), int(is_legal(cfg, device))
@@ -52,7 +52,7 @@ def tile_work(cfg: HopperBackwardKernelConfig, device: DeviceSpec) -> TileWork:
 
 
 def _step_cycles(
-    cfg: HopperBackwardKernelConfig, flop_per_cycle: float, device: DeviceSpec
+    cfg: WgmmaBackwardKernelConfig, flop_per_cycle: float, device: DeviceSpec
 ) -> float:
     """SM cycles of one step of the loop."""
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups

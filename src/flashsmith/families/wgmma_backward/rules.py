@@ -19,12 +19,12 @@ from flashsmith.families.wgmma_backward.config import (
     ORDER_BYTES,
     WIDEST_WHOLE,
     DqSums,
-    HopperBackwardKernelConfig,
     StepOrder,
+    WgmmaBackwardKernelConfig,
 )
 
 
-def holds_p_beside_s(cfg: HopperBackwardKernelConfig) -> bool:
+def holds_p_beside_s(cfg: WgmmaBackwardKernelConfig) -> bool:
     """Whether a consumer has registers for P in addition to S, which a softcap needs even with
     scores_together."""
     beside = cfg.B_r // 4 if cfg.order == StepOrder.SCORES_TOGETHER else 0
@@ -33,13 +33,13 @@ def holds_p_beside_s(cfg: HopperBackwardKernelConfig) -> bool:
 
 _supported = partial(
     supported,
-    HopperBackwardKernelConfig,
+    WgmmaBackwardKernelConfig,
     must_be="{}: the wgmma_backward family has kernels for these only",
 )
 
 
 RULES: tuple[Rule, ...] = (
-    arch_rule(HopperBackwardKernelConfig.FAMILY),
+    arch_rule(WgmmaBackwardKernelConfig.FAMILY),
     *map(_supported, ("d_head", "B_r", "n_warpgroups", "q_stages", "do_stages", "ds_stages")),
     Rule(
         "B_c_is_warpgroups",

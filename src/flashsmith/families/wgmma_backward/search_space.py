@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from flashsmith.families.device import device_spec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
-from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
+from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
 from flashsmith.families.wgmma_backward.sets import candidates
 from flashsmith.semantics.dtype import DType
 
@@ -16,15 +16,15 @@ from flashsmith.semantics.dtype import DType
 _FIXED = ("dtype", "d_head", "B_c", "n_warpgroups")
 
 
-def search_space(dtype: DType, d_head: int) -> list[HopperBackwardKernelConfig]:
+def search_space(dtype: DType, d_head: int) -> list[WgmmaBackwardKernelConfig]:
     """The start of the search: the candidates and all configs one step from them."""
     device = device_spec("H200")
     first = candidates(dtype, d_head, device)
-    found = dict.fromkeys([*first, *(other for cfg in first for other in moved(cfg))])
+    found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
     return [cfg for cfg in found if is_legal(cfg, device)]
 
 
-def moved(cfg: HopperBackwardKernelConfig) -> Iterator[HopperBackwardKernelConfig]:
+def moves(cfg: WgmmaBackwardKernelConfig) -> Iterator[WgmmaBackwardKernelConfig]:
     """The configs with another value of one knob, or with another number of warpgroups."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:

@@ -14,8 +14,8 @@ from flashsmith.families.wgmma_backward.config import (
     D_HEADS,
     WIDEST_WHOLE,
     DqSums,
-    HopperBackwardKernelConfig,
     StepOrder,
+    WgmmaBackwardKernelConfig,
 )
 from flashsmith.semantics.dtype import DType
 
@@ -75,7 +75,7 @@ _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 _ALSO_PROVEN = {64: _EARLY_64, 128: _EARLY_128}
 
 
-def without_dq(cfg: HopperBackwardKernelConfig) -> HopperBackwardKernelConfig:
+def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     """The kernel for dk and dv alone that is closest to a kernel for all gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
     # Without lagged dq, ptxas serialises a persistent kernel of d 128, which has 8 registers less.
@@ -107,7 +107,7 @@ def registers(n_warpgroups: int, persistent: bool, ordered_dq: bool) -> tuple[in
 
 def get_hopper_backward_configs(
     dtypes: Sequence[DType] = tuple(DType),
-) -> list[HopperBackwardKernelConfig]:
+) -> list[WgmmaBackwardKernelConfig]:
     """The set 'hopper-backward': a few kernels per dtype and d_head."""
     device = device_spec("H200")
     return [cfg for dtype, d in product(dtypes, D_HEADS) for cfg in candidates(dtype, d, device)]
@@ -115,7 +115,7 @@ def get_hopper_backward_configs(
 
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool = False
-) -> list[HopperBackwardKernelConfig]:
+) -> list[WgmmaBackwardKernelConfig]:
     """Kernels for d_head that are legal on a device, in order of preference."""
     tiles = _TILES.get(d_head, ())
     ordered = _ORDERED_MASKED if masked else _ORDERED
@@ -125,9 +125,7 @@ def candidates(
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-def proof_configs(
-    dtype: DType, d_head: int, device: DeviceSpec
-) -> list[HopperBackwardKernelConfig]:
+def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaBackwardKernelConfig]:
     """The candidates with and without a mask, and the other winners."""
     found = candidates(dtype, d_head, device)
     if d_head in _ALSO_PROVEN:
@@ -138,10 +136,10 @@ def proof_configs(
 
 def _config(
     dtype: DType, d_head: int, tile: _Tile, ordered_dq: bool = False
-) -> HopperBackwardKernelConfig:
+) -> WgmmaBackwardKernelConfig:
     is_whole = d_head <= WIDEST_WHOLE
     producer, consumer = registers(tile.n_warpgroups, tile.persistent, ordered_dq)
-    return HopperBackwardKernelConfig(
+    return WgmmaBackwardKernelConfig(
         dtype,
         d_head,
         tile.B_r,

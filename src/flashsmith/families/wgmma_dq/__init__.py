@@ -14,7 +14,7 @@ from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, registe
 from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WarpgroupBackwardFamily
 from flashsmith.families.wgmma_dq import cost, describe, rules, search_space, sets
-from flashsmith.families.wgmma_dq.config import D_HEADS, HopperDqKernelConfig
+from flashsmith.families.wgmma_dq.config import D_HEADS, WgmmaDqKernelConfig
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.sizes import ONLY_DQ
@@ -24,11 +24,11 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
     """Kernels of warpgroups with 64 queries each, whose dq stays in registers over all keys; one
     more warpgroup copies keys by TMA."""
 
-    config_class = HopperDqKernelConfig
+    config_class = WgmmaDqKernelConfig
     title = "wgmma dq"
     d_heads = D_HEADS
     rules = rules.RULES
-    settled_first = (
+    choose_first = (
         "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "k_stages", "v_stages", "late_dq",
         "consumer_registers", "producer_registers",
     )  # fmt: skip
@@ -58,33 +58,33 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
             "sinks": "backward_sinks_kernel",
         }
 
-    def gradients_of(self, cfg: HopperDqKernelConfig) -> str:
+    def gradients_of(self, cfg: WgmmaDqKernelConfig) -> str:
         return ONLY_DQ
 
-    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+    def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
         if problem.gradients != ONLY_DQ:
             return "it computes dq alone"
-        return super().unserved(problem, device)
+        return super().unsupported_reason(problem, device)
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
-    ) -> Sequence[HopperDqKernelConfig]:
+    ) -> Sequence[WgmmaDqKernelConfig]:
         return sets.candidates(dtype, d_head, device)
 
     def proven_configs(
         self, dtype: DType, d_head: int, device: DeviceSpec
-    ) -> Sequence[HopperDqKernelConfig]:
+    ) -> Sequence[WgmmaDqKernelConfig]:
         return sets.proof_configs(dtype, d_head, device)
 
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
-    ) -> Sequence[HopperDqKernelConfig]:
+    ) -> Sequence[WgmmaDqKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
-    def moved(self, cfg: HopperDqKernelConfig) -> Iterable[HopperDqKernelConfig]:
-        return search_space.moved(cfg)
+    def moves(self, cfg: WgmmaDqKernelConfig) -> Iterable[WgmmaDqKernelConfig]:
+        return search_space.moves(cfg)
 
-    def compile_cost(self, cfg: HopperDqKernelConfig) -> float:
+    def compile_cost(self, cfg: WgmmaDqKernelConfig) -> float:
         return cost.COMPILE_COST
 
     def tile_work(
@@ -95,10 +95,10 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
         return helpers_ms(problem, device, sums_dq=False)
 
-    def smem_map(self, cfg: HopperDqKernelConfig) -> Sequence[SmemRegion]:
+    def smem_map(self, cfg: WgmmaDqKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)
 
-    def intensity(self, cfg: HopperDqKernelConfig) -> Intensity:
+    def intensity(self, cfg: WgmmaDqKernelConfig) -> Intensity:
         return describe.intensity(cfg)
 
 

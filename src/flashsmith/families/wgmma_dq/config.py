@@ -1,4 +1,4 @@
-"""HopperDqKernelConfig: the knobs that name one kernel of the wgmma_dq family.
+"""WgmmaDqKernelConfig: the knobs that name one kernel of the wgmma_dq family.
 
 The C++ struct of the same name (csrc/wgmma_dq/config.cuh) has the same fields in the same order.
 """
@@ -6,9 +6,10 @@ The C++ struct of the same name (csrc/wgmma_dq/config.cuh) has the same fields i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.families.config import KernelConfig
+from flashsmith.families.earlier_names import getter
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
@@ -26,7 +27,7 @@ _WARPGROUPS = (1, 2, 3)
 
 
 @dataclass(frozen=True, order=True)
-class HopperDqKernelConfig(KernelConfig):
+class WgmmaDqKernelConfig(KernelConfig):
     """One backward pass of the wgmma_dq family (sm_90a), for dq alone, ordered field by field.
 
     Add a new knob at the end, with a zero default that means today's behaviour.
@@ -146,3 +147,7 @@ class HopperDqKernelConfig(KernelConfig):
         """Whether kernels without bounds checks can compute these sizes."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0
+
+
+if not TYPE_CHECKING:  # to which any name would then be an attribute
+    __getattr__ = getter(__name__)

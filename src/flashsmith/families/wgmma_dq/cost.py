@@ -14,7 +14,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
-from flashsmith.families.wgmma_dq.config import HopperDqKernelConfig
+from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
 
 # Relative compile time of a config: four kernels, in whose loops one instruction is a product of a
 # whole warpgroup.
@@ -31,7 +31,7 @@ _OVERHEAD = 1.1
 
 
 @lru_cache(maxsize=4096)
-def tile_work(cfg: HopperDqKernelConfig, device: DeviceSpec) -> TileWork:
+def tile_work(cfg: WgmmaDqKernelConfig, device: DeviceSpec) -> TileWork:
     """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
     compiler's figures are ignored."""
     rates, resident = rates_of(device), int(is_legal(cfg, device))
@@ -46,7 +46,7 @@ def tile_work(cfg: HopperDqKernelConfig, device: DeviceSpec) -> TileWork:
     )
 
 
-def _step_cycles(cfg: HopperDqKernelConfig, flop_per_cycle: float) -> float:
+def _step_cycles(cfg: WgmmaDqKernelConfig, flop_per_cycle: float) -> float:
     """SM cycles of one step of the loop."""
     products = 6 * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2

@@ -14,17 +14,17 @@ from flashsmith.families.warpgroups import (
     arch_rule,
     register_rules,
 )
-from flashsmith.families.wgmma_dq.config import BARRIER_PAGE, HopperDqKernelConfig
+from flashsmith.families.wgmma_dq.config import BARRIER_PAGE, WgmmaDqKernelConfig
 
 _supported = partial(
     supported,
-    HopperDqKernelConfig,
+    WgmmaDqKernelConfig,
     must_be="{}: the wgmma_dq family has kernels for these only",
 )
 
 
 RULES: tuple[Rule, ...] = (
-    arch_rule(HopperDqKernelConfig.FAMILY),
+    arch_rule(WgmmaDqKernelConfig.FAMILY),
     *map(_supported, ("d_head", "B_c", "n_warpgroups", "k_stages", "v_stages")),
     Rule(
         "B_r_is_warpgroups",

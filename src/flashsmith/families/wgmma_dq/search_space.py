@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from flashsmith.families.device import device_spec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
-from flashsmith.families.wgmma_dq.config import HopperDqKernelConfig
+from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
 from flashsmith.families.wgmma_dq.sets import candidates, registers
 from flashsmith.semantics.dtype import DType
 
@@ -16,15 +16,15 @@ from flashsmith.semantics.dtype import DType
 _FIXED = ("dtype", "d_head", "B_r", "n_warpgroups")
 
 
-def search_space(dtype: DType, d_head: int) -> list[HopperDqKernelConfig]:
+def search_space(dtype: DType, d_head: int) -> list[WgmmaDqKernelConfig]:
     """The start of the search: the candidates and all configs one step from them."""
     device = device_spec("H200")
     first = candidates(dtype, d_head, device)
-    found = dict.fromkeys([*first, *(other for cfg in first for other in moved(cfg))])
+    found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
     return [cfg for cfg in found if is_legal(cfg, device)]
 
 
-def moved(cfg: HopperDqKernelConfig) -> Iterator[HopperDqKernelConfig]:
+def moves(cfg: WgmmaDqKernelConfig) -> Iterator[WgmmaDqKernelConfig]:
     """The configs with another value of one knob, or with another number of warpgroups."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
-from flashsmith.families.wgmma_dq.config import D_HEADS, HopperDqKernelConfig
+from flashsmith.families.wgmma_dq.config import D_HEADS, WgmmaDqKernelConfig
 from flashsmith.semantics.dtype import DType
 
 
@@ -40,19 +40,19 @@ def registers(n_warpgroups: int) -> tuple[int, int]:
     return (32, 160) if n_warpgroups == 3 else (24, 240)
 
 
-def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[HopperDqKernelConfig]:
+def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaDqKernelConfig]:
     """The set 'hopper-dq': one or two kernels per dtype and d_head."""
     device = device_spec("H200")
     return [cfg for dtype, d in product(dtypes, D_HEADS) for cfg in candidates(dtype, d, device)]
 
 
-def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperDqKernelConfig]:
+def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
     """Kernels for d_head that are legal on a device, in order of preference."""
     made = (_config(dtype, d_head, tile) for tile in _TILES.get(d_head, ()))
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperDqKernelConfig]:
+def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
     """The candidates, and the other winners."""
     found = candidates(dtype, d_head, device)
     if d_head in _ALSO_PROVEN:
@@ -60,8 +60,8 @@ def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperD
     return found
 
 
-def _config(dtype: DType, d_head: int, tile: _QueryTile) -> HopperDqKernelConfig:
-    return HopperDqKernelConfig(
+def _config(dtype: DType, d_head: int, tile: _QueryTile) -> WgmmaDqKernelConfig:
+    return WgmmaDqKernelConfig(
         dtype,
         d_head,
         WARPGROUP_ROWS * tile.n_warpgroups,

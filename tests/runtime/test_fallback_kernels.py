@@ -24,11 +24,11 @@ from flashsmith.families import (
     device_spec,
     parse_kernel_name_into_config,
 )
-from flashsmith.runtime import kernel_choice, libraries, substitutes
+from flashsmith.runtime import fallback_kernels, kernel_choice, libraries
 from flashsmith.runtime.arguments import check_request
+from flashsmith.runtime.fallback_kernels import FallbackKernels
 from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.request import Request
-from flashsmith.runtime.substitutes import Substitutes
 from flashsmith.semantics.signature import ForwardOptions
 from flashsmith.verify import compare, compute_references
 
@@ -65,13 +65,13 @@ class Loaded:
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """What serves a request that wants a kernel, of those that are built."""
-    found = Substitutes()
+    found = FallbackKernels()
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
 
     def take(
         loaded: Loaded, wanted: Any, request: Request, semantics: Semantics = PLAIN
     ) -> tuple[KernelConfig, Semantics]:
-        monkeypatch.setattr(substitutes, "built_kernels", lambda *, arch: tuple(loaded.built))
+        monkeypatch.setattr(fallback_kernels, "built_kernels", lambda *, arch: tuple(loaded.built))
         kernel = found.kernel_or_other(
             loaded,  # type: ignore[arg-type]
             (wanted, 90, semantics),
@@ -210,7 +210,7 @@ def test_a_search_is_not_repeated_until_the_cache_changes(
     take: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stamp = [1]
-    monkeypatch.setattr(substitutes, "cache_stamp", lambda: stamp[0])
+    monkeypatch.setattr(fallback_kernels, "cache_stamp", lambda: stamp[0])
     loaded = Loaded((MMA_SYNC, PLAIN))
     take(loaded, WGMMA, request_of())
     asked = loaded.asked
@@ -239,9 +239,9 @@ def one_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(libraries, "find_library", find)
     monkeypatch.setattr(libraries, "build", None)
-    monkeypatch.setattr(substitutes, "built_kernels", lambda *, arch: ((BUILT, UNEVEN),))
+    monkeypatch.setattr(fallback_kernels, "built_kernels", lambda *, arch: ((BUILT, UNEVEN),))
     monkeypatch.setattr(kernel_choice, "loaded_kernels", LoadedKernels())
-    monkeypatch.setattr(kernel_choice, "substitutes", Substitutes())
+    monkeypatch.setattr(kernel_choice, "fallback_kernels", FallbackKernels())
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
 
 
@@ -284,8 +284,8 @@ def test_while_a_graph_is_captured_too_and_it_is_not_remembered_for_later_calls(
             return gpu.kernel(cfg, arch, semantics, may_build)
 
         patch.setattr(kernel_choice, "loaded_kernels", SimpleNamespace(get=get))
-        patch.setattr(kernel_choice, "substitutes", Substitutes())
-        patch.setattr(substitutes, "built_kernels", lambda *, arch: ((MMA_SYNC, PLAIN),))
+        patch.setattr(kernel_choice, "fallback_kernels", FallbackKernels())
+        patch.setattr(fallback_kernels, "built_kernels", lambda *, arch: ((MMA_SYNC, PLAIN),))
         for capturing in (True, True, False):
             patch.setattr(PretendedTensors, "is_capturing", lambda *_, c=capturing: c)
             flashsmith.attention(q, q, q)
@@ -313,7 +313,7 @@ def test_what_is_found_slow_gives_way_before_it_is_launched(
         return MMA_SYNC if slow_kernels.noted_slow(WGMMA, 90, PLAIN) else WGMMA
 
     monkeypatch.setattr(kernel_choice, "loaded_kernels", SimpleNamespace(get=get))
-    monkeypatch.setattr(kernel_choice, "substitutes", Substitutes())
+    monkeypatch.setattr(kernel_choice, "fallback_kernels", FallbackKernels())
     request = request_of()
     for _ in range(2):
         first = choose(request.problem, H200)
@@ -347,8 +347,8 @@ def test_a_substitute_that_is_as_fast_is_no_warning(
     caplog.set_level("INFO", "flashsmith")
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
     loaded = Loaded((MMA_SYNC, PLAIN))
-    monkeypatch.setattr(substitutes, "built_kernels", lambda *, arch: tuple(loaded.built))
-    kernel = Substitutes().kernel_or_other(
+    monkeypatch.setattr(fallback_kernels, "built_kernels", lambda *, arch: tuple(loaded.built))
+    kernel = FallbackKernels().kernel_or_other(
         loaded,  # type: ignore[arg-type]
         (WGMMA, 90, PLAIN),
         request_of(),

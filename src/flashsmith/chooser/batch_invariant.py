@@ -15,7 +15,7 @@ from flashsmith.operations import DECODE
 TYPICAL_KEYS = 8192
 
 
-def of_any_batch(problem: Problem) -> Problem:
+def without_batch(problem: Problem) -> Problem:
     """The problem by which a kernel is chosen. Over a cache it keeps only GPU, dtype, d, heads and
     mask; for other operations it is the problem itself."""
     if problem.operation != DECODE.name:
@@ -26,8 +26,8 @@ def of_any_batch(problem: Problem) -> Problem:
     return replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics, page=0)
 
 
-def for_its_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:
+def adapt_to_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:
     """The config that serves the problem, given the `config` chosen for any batch. It may add
     kernels for sequences of many queries, which do not change the other kernels' bits."""
-    found: KernelConfig = config.family.for_queries(config, problem, device)
+    found: KernelConfig = config.family.adapt_to_queries(config, problem, device)
     return found

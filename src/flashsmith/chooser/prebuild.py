@@ -19,7 +19,6 @@ from flashsmith.builder import KernelLibrary, Progress, find_library, library_fo
 from flashsmith.chooser.choice import Expectation, expectation
 from flashsmith.chooser.decode import CHOOSERS as DECODE_CHOOSERS
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
@@ -30,6 +29,7 @@ from flashsmith.families import (
     compiled_d_head,
 )
 from flashsmith.operations.decode import DECODE, INVARIANT
+from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 
 CallSizes = tuple[int, int, int]  # batch, seq_q, seq_k
@@ -83,7 +83,7 @@ class AnyLength:
         )
         words = str(self.problem).partition(" h")[2]
         text = (
-            f"h{words} of any length on {self.device.name}: {counted(len(every), 'config')} "
+            f"h{words} of any length on {self.device.name}: {pluralize(len(every), 'config')} "
             f"({of_families})"
         )
         if self.chosen > len(every):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashsmith.untrusted import (
+from flashsmith.safe_json import (
     MOST_DIGITS,
     MOST_LEVELS,
     UnusableTextError,

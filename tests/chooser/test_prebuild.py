@@ -16,8 +16,10 @@ import typer.testing
 from winner_samples import BIG, H200, ranked
 
 from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.chooser import any_length, choose, choose_config, forget_choices
-from flashsmith.chooser.any_length import (
+from flashsmith.chooser import choose, choose_config, forget_choices, prebuild
+from flashsmith.chooser.choice import expectation
+from flashsmith.chooser.decode import CHOOSERS as DECODE_CHOOSERS
+from flashsmith.chooser.prebuild import (
     SIZES,
     TOLERANCE,
     AnyLength,
@@ -25,8 +27,6 @@ from flashsmith.chooser.any_length import (
     choose_for_any_length,
     parse_any_length,
 )
-from flashsmith.chooser.choice import expectation
-from flashsmith.chooser.decode import CHOOSERS as DECODE_CHOOSERS
 from flashsmith.chooser.winners import record_winners
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError
@@ -60,7 +60,7 @@ def test_one_of_few_configs_serves_each_problem_nearly_as_well_as_its_own() -> N
     found = chosen(TEXT)
     few = found.configs[CAUSAL]
     assert found.configs == {CAUSAL: few, Semantics("causal", uneven=True): few}
-    of_the_table = any_length._of_the_table(parse_any_length(TEXT), H200)
+    of_the_table = prebuild._of_the_table(parse_any_length(TEXT), H200)
     assert found.count == len({*FEW, *of_the_table})
     given = set()
     for batch, seq_q, seq_k in {*FEW, *of_the_table}:
@@ -146,8 +146,8 @@ def test_a_library_for_each_family_and_semantics_is_built(
         built.append((arch, semantics, {config.FAMILY for config in configs}, set(configs)))
         return SimpleNamespace(path=len(built))
 
-    monkeypatch.setattr(any_length, "library_for", library)
-    monkeypatch.setattr(any_length, "find_library", lambda *_, **__: None)
+    monkeypatch.setattr(prebuild, "library_for", library)
+    monkeypatch.setattr(prebuild, "find_library", lambda *_, **__: None)
     found = chosen(f"{TEXT} packed", sizes=SOME)
     build_for_any_length(found)
     assert all(arch == 90 and len(families) == 1 for arch, _, families, _ in built)
@@ -158,12 +158,12 @@ def test_a_library_for_each_family_and_semantics_is_built(
     there = SimpleNamespace(path="there")
     first = found.configs[CAUSAL][0]
     monkeypatch.setattr(
-        any_length, "find_library", lambda config, **_: there if config == first else None
+        prebuild, "find_library", lambda config, **_: there if config == first else None
     )
     built.clear()
     assert build_for_any_length(found)[0] is there
     assert all(first not in group for _, _, _, group in built)
-    monkeypatch.setattr(any_length, "find_library", lambda *_, **__: there)
+    monkeypatch.setattr(prebuild, "find_library", lambda *_, **__: there)
     built.clear()
     assert build_for_any_length(found) == [there]
     assert not built
@@ -184,10 +184,10 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append((arch, str(semantics), len(configs)))
         return some
 
-    monkeypatch.setattr(any_length, "library_for", library)
-    monkeypatch.setattr(any_length, "find_library", lambda *_, **__: None)
+    monkeypatch.setattr(prebuild, "library_for", library)
+    monkeypatch.setattr(prebuild, "find_library", lambda *_, **__: None)
     monkeypatch.setattr(
-        any_length, "choose_for_any_length", partial(choose_for_any_length, sizes=SOME)
+        prebuild, "choose_for_any_length", partial(choose_for_any_length, sizes=SOME)
     )
     return seen
 

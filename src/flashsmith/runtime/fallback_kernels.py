@@ -1,4 +1,4 @@
-"""Substitutes: built kernels for calls whose chosen kernel is not built and cannot be built now.
+"""Built kernels for calls whose chosen kernel is not built and cannot be built now.
 
 They serve attention() without config=, which promises a result but no specific kernel. With config=
 the named kernel runs, or an error is raised.
@@ -26,7 +26,7 @@ from flashsmith.runtime.request import Request
 
 _log = logging.getLogger("flashsmith")
 
-# The maximum number of cached substitutes; once it is reached, all are dropped.
+# The maximum number of cached fallback kernels; once it is reached, all are dropped.
 MOST_CALLS = 1024
 
 # Picks the best of some configs for a call.
@@ -37,8 +37,8 @@ _Call = tuple[Key, Problem, bool, bool]
 
 
 @dataclass
-class Substitutes:
-    """Cached substitutes. A search takes milliseconds, because it reads the kernel cache. Its
+class FallbackKernels:
+    """Cached fallback kernels. A search takes milliseconds, because it reads the kernel cache. Its
     result is valid until a library is added to that cache or removed from it."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Substitutes:
         )
 
 
-substitutes = Substitutes()
+fallback_kernels = FallbackKernels()
 
 
 def _call(wanted: Key, request: Request) -> _Call:

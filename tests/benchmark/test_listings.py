@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.benchmark.inventory import config_facts, entry_facts, print_entries
+from flashsmith.benchmark.listings import config_facts, entry_facts, print_entries
 from flashsmith.benchmark.table import make_console
 from flashsmith.builder import CacheEntry, KernelEntry, Manifest
 from flashsmith.builder.library_spec import kernel_flags, package_version

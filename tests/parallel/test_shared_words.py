@@ -1,4 +1,4 @@
-"""The board of ranks on one host: two views of one memory, in one process."""
+"""The shared words of ranks on one host: two views of one memory, in one process."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
-from flashsmith.parallel import board as module  # noqa: E402
-from flashsmith.parallel.board import Board  # noqa: E402
+from flashsmith.parallel import shared_words as module  # noqa: E402
+from flashsmith.parallel.shared_words import SharedWords  # noqa: E402
 
 TIMEOUT = 0.3
 
 
-def views(size: int = 2, pids: tuple[int, ...] = ()) -> list[Board]:
+def views(size: int = 2, pids: tuple[int, ...] = ()) -> list[SharedWords]:
     memory = mmap.mmap(-1, 4096)
     for rank, pid in enumerate(pids or size * (os.getpid(),)):
         struct.pack_into("<qq", memory, 16 + 16 * rank, pid, module._began(pid))
-    return [Board(memory, rank, size, TIMEOUT) for rank in range(size)]
+    return [SharedWords(memory, rank, size, TIMEOUT) for rank in range(size)]
 
 
 def test_ranks_hear_whether_all_say_the_same() -> None:
-    boards = views(3)
+    all_words = views(3)
     for words, same in [
         ((5, 5, 5), True),
         ((5, 5, 6), False),
         ((0, 0, 0), True),
         ((7, 8, 9), False),
     ]:
-        answers = [board.same(word) for board, word in zip(boards, words, strict=True)]
+        answers = [
+            shared_words.same(word) for shared_words, word in zip(all_words, words, strict=True)
+        ]
         assert [answer() for answer in answers] == [same] * 3
 
 
@@ -116,10 +118,10 @@ def test_a_stopped_rank_is_called_that(sleeper: subprocess.Popen[bytes]) -> None
 
 
 def shared(monkeypatch: pytest.MonkeyPatch, folder: Path, *, other_host: bool = False) -> list:
-    """The boards that two ranks find, each in a thread."""
+    """The all_words that two ranks find, each in a thread."""
     monkeypatch.setattr(module, "_FOLDER", folder)
     said, meeting = [b"", b""], threading.Barrier(2)
-    found: list[Board | None] = [None, None]
+    found: list[SharedWords | None] = [None, None]
 
     def run(rank: int) -> None:
         def exchange(mine: bytes) -> bytes:
@@ -132,7 +134,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, folder: Path, *, other_host: bool = 
             meeting.wait(10)
             return both
 
-        found[rank] = Board.shared(rank, 2, TIMEOUT, exchange)
+        found[rank] = SharedWords.shared(rank, 2, TIMEOUT, exchange)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -167,7 +169,7 @@ def test_a_rank_that_is_lost_meanwhile_leaves_no_file(
         raise RuntimeError("lost")
 
     with pytest.raises(RuntimeError, match="lost"):
-        Board.shared(0, 2, TIMEOUT, exchange)
+        SharedWords.shared(0, 2, TIMEOUT, exchange)
     assert not list(tmp_path.iterdir())
 
 

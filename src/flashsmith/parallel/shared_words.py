@@ -1,6 +1,6 @@
-"""A board in shared memory, to which each rank of a group on one host writes a word.
+"""A shared words in shared memory, to which each rank of a group on one host writes a word.
 
-To exchange words takes some microseconds on the board, and hundreds over a socket.
+To exchange words takes some microseconds on the shared words, and hundreds over a socket.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SPINS = 200
 Exchange = Callable[[bytes], bytes]
 
 
-class Board:
-    """One rank's view of the board."""
+class SharedWords:
+    """One rank's view of the shared words."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float) -> None:
         self._memory, self._rank, self.timeout = memory, rank, timeout
@@ -38,8 +38,8 @@ class Board:
         self._others = [it for it in range(size) if it != rank]
 
     @staticmethod
-    def shared(rank: int, size: int, timeout: float, exchange: Exchange) -> Board | None:
-        """The board of all ranks, which must all call this; None if they are not on one host."""
+    def shared(rank: int, size: int, timeout: float, exchange: Exchange) -> SharedWords | None:
+        """The shared words of all ranks, which must all call this; None if hosts differ."""
         path, token, memory = _made(size) if rank == 0 else ("", b"", None)
         try:
             given = exchange(path.encode().ljust(_PATH, b"\0") + token.ljust(_TOKEN, b"\0"))
@@ -54,12 +54,12 @@ class Board:
         finally:
             if path:
                 os.unlink(path)
-        board = None
+        shared_words = None
         if memory is not None and all_have:
-            board = Board(memory, rank, size, timeout)
+            shared_words = SharedWords(memory, rank, size, timeout)
         # Processes in different namespaces may share the folder, but cannot check each other.
-        sees_all = board is not None and all(board._lives(it) for it in range(size))
-        return board if exchange(bytes([sees_all])) == b"\1" * size else None
+        sees_all = shared_words is not None and all(shared_words._lives(it) for it in range(size))
+        return shared_words if exchange(bytes([sees_all])) == b"\1" * size else None
 
     def same(self, word: int) -> Callable[[], bool]:
         """Writes a word of 63 bits, to compare it with those of the other ranks.

@@ -1,0 +1,53 @@
+"""Earlier names of public classes, which still work and raise a DeprecationWarning.
+
+A module offers them by ``__getattr__``, so that imports and pickles with an earlier name work, too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Renamed(NamedTuple):
+    """Where a class is now, its name, and the version that removes the earlier one."""
+
+    module: str
+    name: str
+    removal: str
+
+
+EARLIER = {
+    "HopperBackwardKernelConfig": Renamed(
+        "flashsmith.families.wgmma_backward.config", "WgmmaBackwardKernelConfig", "0.3.0"
+    ),
+    "HopperDqKernelConfig": Renamed(
+        "flashsmith.families.wgmma_dq.config", "WgmmaDqKernelConfig", "0.3.0"
+    ),
+    "HopperForwardKernelConfig": Renamed(
+        "flashsmith.families.wgmma.config", "WgmmaForwardKernelConfig", "0.3.0"
+    ),
+}
+
+
+def getter(module: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module whose names include earlier ones.
+
+    It raises AttributeError for other names, as Python does.
+    """
+
+    def earlier(name: str) -> Any:
+        if name not in EARLIER:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        renamed = EARLIER[name]
+        warnings.warn(
+            f"{module}.{name} is deprecated and will be removed in {renamed.removal}: use "
+            f"{renamed.name}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(import_module(renamed.module), renamed.name)
+
+    return earlier
