@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from flashsmith.families import KernelConfig, Problem
-from flashsmith.verify import Case, compute_references, reference_of
+from flashsmith.verify import ProofCase, compute_references, reference_of
 from flashsmith.verify.backward_reference import sequences_of
 from flashsmith.verify.problem_options import attention_of
 from ptxlab.interface import Observer
 
 #: The case with other inputs, and which elements of gradients are not to be checked.
-Spoiled = tuple[Case, dict[str, np.ndarray]]
+Spoiled = tuple[ProofCase, dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,18 @@ class Asked:
         return reference.compare(cfg, case, outputs).reasons
 
 
-def _as_drawn(case: Case) -> Spoiled:
+def _as_drawn(case: ProofCase) -> Spoiled:
     return case, {}
 
 
-def _unseeing_queries(case: Case) -> Spoiled:
+def _unseeing_queries(case: ProofCase) -> Spoiled:
     """NaN in q where a row sees no key: no gradient shows it."""
     q, unseeing = case.inputs["q"].copy(), _rows(case, lambda first, end: first == end)
     q[unseeing] = np.nan
     return replace(case, inputs={**case.inputs, "q": q}), {}
 
 
-def _last_key(case: Case) -> Spoiled:
+def _last_key(case: ProofCase) -> Spoiled:
     """NaN in every sequence's last key: rows that see no key have a dq of 0 all the same."""
     k = case.inputs["k"].copy()
     for rows in sequences_of(case.problem, case.options):
@@ -91,7 +91,7 @@ def _last_key(case: Case) -> Spoiled:
     return replace(case, inputs={**case.inputs, "k": k}), masks
 
 
-def _last_value(case: Case) -> Spoiled:
+def _last_value(case: ProofCase) -> Spoiled:
     """NaN in every sequence's last value: but for dq of the rows that see it, and dk of its key,
     nothing changes."""
     v, exact = case.inputs["v"].copy(), case.expected.exact
@@ -111,7 +111,7 @@ def _last_value(case: Case) -> Spoiled:
     return replace(case, inputs={**case.inputs, "v": v}), masks
 
 
-def _low_scores(case: Case) -> Spoiled:
+def _low_scores(case: ProofCase) -> Spoiled:
     """All scores below -100: keys that are not there, with scores of 0, have an infinite P unless
     they are masked."""
     q, k = (np.abs(case.inputs[name]) + case.inputs[name].dtype.type(0.5) for name in "qk")
@@ -121,7 +121,7 @@ def _low_scores(case: Case) -> Spoiled:
     return changed, {}
 
 
-def _no_sink(case: Case) -> Spoiled:
+def _no_sink(case: ProofCase) -> Spoiled:
     """A sink of -inf for the first head, which then has rows with an lse of -inf."""
     sinks = case.inputs["sinks"].copy()
     sinks[0] = -np.inf
@@ -130,7 +130,7 @@ def _no_sink(case: Case) -> Spoiled:
     return changed, {}
 
 
-def _recomputed(case: Case, **changes: np.ndarray) -> Case:
+def _recomputed(case: ProofCase, **changes: np.ndarray) -> ProofCase:
     """The case with other inputs, and o, lse and the expected gradients that belong to these."""
     inputs = {**case.inputs, **changes}
     attention = attention_of(case.problem, case.options)
@@ -151,7 +151,7 @@ def _recomputed(case: Case, **changes: np.ndarray) -> Case:
     return replace(case, inputs=inputs, expected=expected)
 
 
-def _rows(case: Case, which: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+def _rows(case: ProofCase, which: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
     """The rows of q that ``which`` selects by the first key that they see and the end of those."""
     chosen = np.zeros(case.inputs["q"].shape[:-2], bool)
     attention = attention_of(case.problem, case.options)
@@ -163,14 +163,14 @@ def _rows(case: Case, which: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> 
     return chosen
 
 
-def _no_do(case: Case) -> Spoiled:
+def _no_do(case: ProofCase) -> Spoiled:
     """do of 0: what is left are the gradients of lse, which dsinks must have to its last bits."""
     inputs = {**case.inputs, "do": np.zeros_like(case.inputs["do"])}
     expected = reference_of(case.problem.computed).expected(case.problem, inputs, case.options)
     return replace(case, inputs=inputs, expected=expected), {}
 
 
-SPOILERS: dict[str, Callable[[Case], Spoiled]] = {
+SPOILERS: dict[str, Callable[[ProofCase], Spoiled]] = {
     "": _as_drawn,
     "unseeing queries": _unseeing_queries,
     "last key": _last_key,

@@ -14,7 +14,7 @@ from flashsmith.benchmark.explain import explain, knob_effects
 from flashsmith.benchmark.kernel_facts import occupancy
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
-from flashsmith.builder.manifest import KernelBeside, KernelEntry
+from flashsmith.builder.manifest import AdditionalKernel, KernelEntry
 from flashsmith.builder.sources import family_sources
 from flashsmith.errors import EmulatorError
 from flashsmith.families import (
@@ -112,7 +112,9 @@ def test_the_places_exist_in_the_sources(family: str) -> None:
 
 
 def test_what_the_compiler_said_of_a_kernel_beside_the_main_one_is_shown() -> None:
-    beside = KernelBeside("combine", "_Z1c", "ptx/c.ptx", 40, 0, 8, 12, 0, 10, 10, ("C1: slow",))
+    beside = AdditionalKernel(
+        "combine", "_Z1c", "ptx/c.ptx", 40, 0, 8, 12, 0, 10, 10, ("C1: slow",)
+    )
     sizes = (168, 0, 0, 0, 0, 1.0, 10, 10)
     kernel = KernelEntry(KEPT, str(KEPT), "_Z1k", "ptx/k.ptx", *sizes, (), (beside,))
     out = io.StringIO()

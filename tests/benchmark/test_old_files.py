@@ -10,7 +10,7 @@ import pytest
 
 from flashsmith.benchmark.measurement import Measurement, Proof
 from flashsmith.benchmark.measurement_files import GrowingFile, read_rows
-from flashsmith.benchmark.ncu import Ledger
+from flashsmith.benchmark.ncu import ProfileRowFile
 from flashsmith.benchmark.report import read_results
 from flashsmith.benchmark.roofline import read_roofline
 from flashsmith.benchmark.timing import Samples
@@ -138,10 +138,10 @@ def test_a_csv_of_bench_is_continued(tmp_path: Path) -> None:
 
 def test_a_csv_of_ncu_is_continued(tmp_path: Path) -> None:
     path = shutil.copy(OLD / "ncu.csv", tmp_path / "profile.csv")
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         (row,) = ledger.rows
         ledger.write(row)
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         assert ledger.rows == [row, row]
 
 

@@ -36,7 +36,7 @@ def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
         return {name: SimpleNamespace(median_ms=ms) for name, ms in times.items()}
 
     monkeypatch.setattr(module, "implementation", implementation)
-    monkeypatch.setattr("flashsmith.benchmark.turns.measure", measure)
+    monkeypatch.setattr("flashsmith.benchmark.rounds.measure", measure)
     environment = SimpleNamespace(collect=lambda index: SimpleNamespace(revision="none"))
     monkeypatch.setattr(module, "Environment", environment)
     return module

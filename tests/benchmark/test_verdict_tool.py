@@ -72,7 +72,7 @@ def test_the_interval_is_of_order_statistics(
 ) -> None:
     """The textbook's ranks: of 15 values the 4th and the 12th."""
     shares = [1 + number / 100 for number in range(count)]
-    pooled = tool.Pooled.of(shares[::-1])
+    pooled = tool.PooledFigure.of(shares[::-1])
     place = left_out or 0
     assert pooled.certain == (left_out is not None)
     assert (pooled.low, pooled.high) == (shares[place], shares[-1 - place])
@@ -86,7 +86,7 @@ def test_shares_are_taken_within_a_round(tool: ModuleType, tmp_path: Path) -> No
         for slow in (1, 2, 1, 2, 1, 2)
     ]
     (cell,) = cells(tool, tmp_path, *rounds)
-    assert cell.over("cudnn") == tool.Pooled(1.2, 1.2, 1.2, True)
+    assert cell.over("cudnn") == tool.PooledFigure(1.2, 1.2, 1.2, True)
     assert cell.over("fa2").median == 2.0
     assert cell.over_peers.median == pytest.approx(600 / 550)
     # FA3 is not there: cuDNN times its ratio stands in; with FA4 in the round for it alone.

@@ -340,7 +340,7 @@ def test_sources_that_never_stop_changing(build, tmp_path):
             with open(csrc / "common" / "twice.cuh", "a") as source:
                 source.write("// edited\n")
 
-    with pytest.raises(CompileError, match="sources change while they are compiled"):
+    with pytest.raises(CompileError, match="sources changed during compilation"):
         build(csrc, progress=edit)
 
 
@@ -384,7 +384,7 @@ def test_spills_are_reported_and_kept(build, cuda_home, caplog):
     (warning,) = [event for event in events if event.stage == "warn"]
     assert warning.message.startswith("1 of 2 configs spill registers")
     assert entry.short_form in warning.message
-    assert "12 bytes of stores and 16 of loads" in warning.message
+    assert "12 bytes of stores and 16 bytes of loads" in warning.message
 
     shutil.rmtree(library.path)
     build()

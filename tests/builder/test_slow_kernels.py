@@ -11,7 +11,7 @@ from shipped_kernels import shipped_kernels
 
 from flashsmith.builder import KernelEntry, find_library
 from flashsmith.builder.library_build import build_from
-from flashsmith.builder.manifest import KernelBeside, Manifest
+from flashsmith.builder.manifest import AdditionalKernel, Manifest
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
 from flashsmith.builder.slow_kernels import losses, slow_kernels
 from flashsmith.families import (
@@ -73,9 +73,9 @@ def test_what_counts_as_a_loss() -> None:
     ]
 
 
-def beside(*warnings: str, registers: int = 32, spilled: int = 0) -> KernelBeside:
+def beside(*warnings: str, registers: int = 32, spilled: int = 0) -> AdditionalKernel:
     sizes = (registers, 0, spilled, spilled, 0, 10, 10)
-    return KernelBeside("combine", "_Z1c", "ptx/c.ptx", *sizes, warnings)
+    return AdditionalKernel("combine", "_Z1c", "ptx/c.ptx", *sizes, warnings)
 
 
 def test_a_loss_of_a_kernel_beside_the_main_one_counts() -> None:

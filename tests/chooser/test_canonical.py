@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flashsmith.chooser import choose
-from flashsmith.chooser.winners import Ranked, WinnersTable
+from flashsmith.chooser.winners import RankedConfig, WinnersTable
 from flashsmith.families import Problem, device_spec, parse_kernel_name_into_config
 
 H200 = device_spec("H200")
@@ -23,7 +23,7 @@ def table_of(*winners: tuple[str, Any]) -> WinnersTable:
         problem = Problem.parse(words)
         tflops = problem.attn_flop() / 3.0 / 1e9
         stamp = {"time": "2026-11-21T00:00:00+00:00"}
-        table.add(problem, H200, [Ranked(config.FAMILY, str(config), 3.0, tflops, stamp)])
+        table.add(problem, H200, [RankedConfig(config.FAMILY, str(config), 3.0, tflops, stamp)])
     return table
 
 

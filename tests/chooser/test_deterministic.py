@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from flashsmith.chooser import choose, choose_config, forget_choices
 from flashsmith.chooser.evidence import COST_OF_REPEATING
 from flashsmith.chooser.prebuild import choose_for_any_length
-from flashsmith.chooser.winners import Ranked, WinnersTable, storage
+from flashsmith.chooser.winners import RankedConfig, WinnersTable, storage
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
@@ -46,7 +46,7 @@ def no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(times: dict[str, float]) -> WinnersTable:
     table = WinnersTable()
     figures = [
-        Ranked("mma_sync_backward", config, ms, PROBLEM.attn_flop() / ms / 1e9)
+        RankedConfig("mma_sync_backward", config, ms, PROBLEM.attn_flop() / ms / 1e9)
         for config, ms in times.items()
     ]
     table.add(PROBLEM, H200, sorted(figures, key=lambda one: one.ms))

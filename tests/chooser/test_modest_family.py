@@ -27,7 +27,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
     register_family,
 )
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.knob import knob
 from flashsmith.operations import OPERATIONS
 from flashsmith.tuning import space
@@ -59,7 +59,7 @@ class Modest(Family):
     config_class = ModestConfig
     title = "modest"
     space_key = "modest"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="modest/config.cuh",
         kernel_header="modest/kernel.cuh",
         kernel="modest_kernel",

@@ -20,7 +20,7 @@ from flashsmith.chooser import spills as spills_module
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS as DECODE_CHOOSERS
 from flashsmith.chooser.evidence import gather
-from flashsmith.chooser.winners import Ranked, WinnersTable
+from flashsmith.chooser.winners import RankedConfig, WinnersTable
 from flashsmith.families import (
     Problem,
     Semantics,
@@ -121,7 +121,7 @@ def test_what_was_measured_for_the_class_itself_stands() -> None:
     problem = Problem.parse(text)
     table = WinnersTable(list(SHIPPED))
     assert str(choose(problem, H200, table=table).config) != shipped
-    table.add(problem, H200, [Ranked("wgmma", shipped, 1.0, problem.attn_flop() / 1e9)])
+    table.add(problem, H200, [RankedConfig("wgmma", shipped, 1.0, problem.attn_flop() / 1e9)])
     assert str(choose(problem, H200, table=table).config) == shipped
 
 
@@ -132,7 +132,7 @@ def test_a_softcap_takes_backward_kernels_that_have_the_registers() -> None:
     problem = Problem.parse("b4 s4096 h16 d64 bf16 backward causal")
     capped = Problem.parse("b4 s4096 h16 d64 bf16 backward causal softcap")
     table = WinnersTable()
-    table.add(problem, H200, [Ranked("wgmma_backward", large, 1.0, 1.0)])
+    table.add(problem, H200, [RankedConfig("wgmma_backward", large, 1.0, 1.0)])
     assert str(choose(problem, H200, table=table).config) == large
     answer = choose(capped, H200, table=table)
     config = answer.config
@@ -140,7 +140,7 @@ def test_a_softcap_takes_backward_kernels_that_have_the_registers() -> None:
     assert config.family.adapt_to_registers(config, capped.semantics) == config
     assert f"{large} has too few registers" in answer.why
     check_legal(config, H200)
-    table.add(capped, H200, [Ranked("wgmma_backward", large, 1.0, 1.0)])
+    table.add(capped, H200, [RankedConfig("wgmma_backward", large, 1.0, 1.0)])
     assert str(choose(capped, H200, table=table).config) == large
 
 
@@ -165,7 +165,7 @@ def test_q_leaves_the_registers_where_others_need_them() -> None:
     without = "(BF16, 256, 128, 64, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+dynamic"
     without += "+rescale_8+direct_O"
     table = WinnersTable()
-    table.add(problem, H200, [Ranked("wgmma", f"{without}+register_Q_8", 1.0, 1.0)])
+    table.add(problem, H200, [RankedConfig("wgmma", f"{without}+register_Q_8", 1.0, 1.0)])
     assert str(choose(problem, H200, table=table).config) == f"{without}+register_Q_8"
     answer = choose(packed, H200, table=table)
     assert answer.config == spills_module._known()[90, "packed+uneven", without].instead

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flashsmith.chooser.winners import (
-    Ranked,
+    RankedConfig,
     WinnerKey,
     WinnersTable,
     bucket,
@@ -83,7 +83,7 @@ def test_over_a_cache_the_heads_of_a_group_are_rows() -> None:
     assert str(WinnerKey.of(alone, H200)) == "H200 sm_90 bf16 d128 decode s64:8192 bh4"
     table = WinnersTable()
     for problem, config in ((grouped, "grouped"), (alone, "alone")):
-        table.add(problem, H200, [Ranked("mma_sync_decode", config, 1.0, 1.0)])
+        table.add(problem, H200, [RankedConfig("mma_sync_decode", config, 1.0, 1.0)])
     assert [found.entry.best.config for found in table.lookup(alone, H200)] == ["alone", "grouped"]
     assert table.lookup(grouped, H200)[0].entry.best.config == "grouped"
 

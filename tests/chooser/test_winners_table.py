@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, WGMMA, add, ranked, tuned_table
 
-from flashsmith.chooser.winners import Ranked, WinnersTable
+from flashsmith.chooser.winners import RankedConfig, WinnersTable
 from flashsmith.errors import ArgumentError, TableError
 from flashsmith.families import (
     DeviceSpec,
@@ -109,7 +109,7 @@ def test_an_empty_ranking() -> None:
 @pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf, "5", True])
 def test_a_time_is_a_finite_number_above_0(ms: Any) -> None:
     with pytest.raises(ValueError, match="ms"):
-        Ranked("mma_sync", BIG, ms, 1.0)
+        RankedConfig("mma_sync", BIG, ms, 1.0)
 
 
 # --- merging -------------------------------------------------------------------------------------

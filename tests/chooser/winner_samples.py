@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
+from flashsmith.chooser.winners import Entry, RankedConfig, WinnersTable
 from flashsmith.families import DeviceSpec, Problem, device_spec
 
 H200 = device_spec("H200")
@@ -16,10 +16,10 @@ ENVIRONMENT = {"gpu": "NVIDIA H200", "time": "2026-11-21T03:00:00+00:00"}
 
 def ranked(
     config: str, ms: float, problem: str = TUNED, family: str = "mma_sync", time: str | None = None
-) -> Ranked:
+) -> RankedConfig:
     environment = ENVIRONMENT if time is None else {**ENVIRONMENT, "time": time}
     tflops = Problem.parse(problem).attn_flop() / ms / 1e9
-    return Ranked(family, config, ms, tflops, environment)
+    return RankedConfig(family, config, ms, tflops, environment)
 
 
 def add(

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flashsmith.chooser import choose, forget_choices
-from flashsmith.chooser.winners import Ranked, WinnersTable, storage
+from flashsmith.chooser.winners import RankedConfig, WinnersTable, storage
 from flashsmith.cli import app
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import Problem, device_spec, parse_kernel_name_into_config
@@ -40,7 +40,7 @@ def run(*words: str, status: int = 0) -> str:
 def write(path: Path, ms: float = 3.0, gpu: str = "H200", problem: str = PROBLEM) -> Path:
     table = WinnersTable()
     tflops = Problem.parse(problem).attn_flop() / ms / 1e9
-    figure = Ranked("mma_sync", CONFIG, ms, tflops, {"time": "2026-11-21T00:00:00+00:00"})
+    figure = RankedConfig("mma_sync", CONFIG, ms, tflops, {"time": "2026-11-21T00:00:00+00:00"})
     table.add(Problem.parse(problem), device_spec(gpu), [figure])
     table.save(path)
     return path

@@ -18,7 +18,12 @@ from pretended_library import H200, PretendedLibrary
 from flashsmith.errors import EmulatorError
 from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.launch_counter import count_launches
-from flashsmith.runtime.launch_plan import Contents, LaunchPlan, WorkspaceAddress, plan_from_library
+from flashsmith.runtime.launch_plan import (
+    InitialContents,
+    LaunchPlan,
+    WorkspaceAddress,
+    plan_from_library,
+)
 from flashsmith.runtime.libraries import LoadedKernel
 from ptxlab.checks import all_checks
 from ptxlab.interface import EmulationResult, Observer
@@ -97,10 +102,10 @@ def test_a_plan_says_its_launches_and_workspaces(library: PretendedLibrary) -> N
     plan = planned(library)
     assert [one.kernel for one in plan.launches] == ["parts", "merge"]
     assert [(w.name, w.nbytes, w.contents) for w in plan.workspaces] == [
-        ("padding", 40, Contents.UNDEFINED),
-        ("scratch", 4 * ELEMENTS, Contents.UNDEFINED),
-        ("counter", 4, Contents.KEPT_ZERO),
-        ("sums", 316, Contents.ZEROED),
+        ("padding", 40, InitialContents.UNDEFINED),
+        ("scratch", 4 * ELEMENTS, InitialContents.UNDEFINED),
+        ("counter", 4, InitialContents.KEPT_ZERO),
+        ("sums", 316, InitialContents.ZEROED),
     ]
     first, second = plan.launches
     assert struct.unpack("<4Q", first.argument_bytes) == (X, 0, 0, 0)
@@ -313,7 +318,7 @@ def test_launches_see_what_those_before_have_written(library: PretendedLibrary) 
     assert result.instructions["ld.global.u32"] == (1 + 2) * CTAS, "those of both"
 
 
-def with_contents(plan: LaunchPlan, name: str, contents: Contents) -> LaunchPlan:
+def with_contents(plan: LaunchPlan, name: str, contents: InitialContents) -> LaunchPlan:
     spaces = [w._replace(contents=contents) if w.name == name else w for w in plan.workspaces]
     return replace(plan, workspaces=tuple(spaces))
 
@@ -327,7 +332,7 @@ def with_address(plan: LaunchPlan, step: int, place: int, *address: int) -> Laun
 
 
 MUTANTS = {
-    "sums are not zeroed": lambda plan: with_contents(plan, "sums", Contents.UNDEFINED),
+    "sums are not zeroed": lambda plan: with_contents(plan, "sums", InitialContents.UNDEFINED),
     "the launches are swapped": lambda plan: replace(plan, launches=plan.launches[::-1]),
     "the second launch is left out": lambda plan: replace(plan, launches=plan.launches[:1]),
     "scratch begins later in the second": lambda plan: with_address(plan, 1, 0, 0, 1, 4),
@@ -365,7 +370,7 @@ def test_every_kernel_of_a_plan_is_counted_but_for_empty_launches(
 
 def without_the_second(plan: LaunchPlan) -> LaunchPlan:
     first, second = plan.launches
-    counter_left = [w._replace(contents=Contents.ZEROED) for w in plan.workspaces]
+    counter_left = [w._replace(contents=InitialContents.ZEROED) for w in plan.workspaces]
     return replace(
         plan, launches=(first, replace(second, grid=(0, 1, 1))), workspaces=tuple(counter_left)
     )

@@ -14,7 +14,7 @@ from flashsmith.families import KernelConfig, Problem, Semantics, device_spec
 from flashsmith.families import parse_kernel_name_into_config as config
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.forward_pass import plan_forward
-from flashsmith.runtime.launch_plan import Contents
+from flashsmith.runtime.launch_plan import InitialContents
 from flashsmith.verify import prove
 from flashsmith.verify.attention_semantics import offsets
 from flashsmith.verify.proof_inputs import numpy_dtype
@@ -181,7 +181,7 @@ def test_which_tiles_are_split_follows_from_the_launch(
     assert ("parts" in spaces) == (len(plan.launches) == 2) == (tiles > 0)
     if tiles:
         rows = tiles * parts * cfg.B_r  # type: ignore[attr-defined]
-        assert spaces["parts"][1:] == (rows * (cfg.d_head + 2) * 4, Contents.UNDEFINED)
+        assert spaces["parts"][1:] == (rows * (cfg.d_head + 2) * 4, InitialContents.UNDEFINED)
         merge = plan.launches[1]
         assert merge.grid[0] * merge.block[0] == tiles * cfg.B_r * cfg.d_head // 4  # type: ignore[attr-defined]
 

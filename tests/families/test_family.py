@@ -25,7 +25,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
     register_family,
 )
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.family import ConfigSet
 from flashsmith.families.knob import knob
 
@@ -52,7 +52,7 @@ class AbacusConfig(KernelConfig):
 class Abacus(Family):
     config_class = AbacusConfig
     title = "abacus"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="abacus/config.cuh",
         kernel_header="abacus/kernel.cuh",
         kernel="abacus_kernel",

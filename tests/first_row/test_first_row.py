@@ -51,7 +51,7 @@ from flashsmith.families.family import register_family
 from flashsmith.families.knob import knob
 from flashsmith.operations import OPERATIONS
 from flashsmith.runtime import libraries, run_operation
-from flashsmith.runtime.launch_plan import Contents, LaunchPlan
+from flashsmith.runtime.launch_plan import InitialContents, LaunchPlan
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.journal import Journal
@@ -146,7 +146,8 @@ def _later(plan: LaunchPlan, offset: int) -> LaunchPlan:
 
 MUTANTS: dict[str, Callable[[LaunchPlan], LaunchPlan]] = {
     "not zeroed": lambda plan: replace(
-        plan, workspaces=tuple(w._replace(contents=Contents.UNDEFINED) for w in plan.workspaces)
+        plan,
+        workspaces=tuple(w._replace(contents=InitialContents.UNDEFINED) for w in plan.workspaces),
     ),
     "swapped": lambda plan: replace(plan, launches=plan.launches[::-1]),
     "the second left out": lambda plan: replace(plan, launches=plan.launches[:1]),

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
+from flashsmith.integrations.sdpa_problem import SdpaProblem, TensorFacts, mask_arguments, why_not
 
 
-def tensor(*shape: int, dtype: str = "float16", device: str = "cuda:0", **facts: Any) -> Facts:
+def tensor(
+    *shape: int, dtype: str = "float16", device: str = "cuda:0", **facts: Any
+) -> TensorFacts:
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return Facts(shape, tuple(facts.pop("strides", strides)), dtype, device, **facts)
+    return TensorFacts(shape, tuple(facts.pop("strides", strides)), dtype, device, **facts)
 
 
 QUERY = tensor(2, 4, 100, 64)

@@ -25,7 +25,7 @@ from flashsmith.builder.sources import package_sources
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.errors import EmulatorError
 from flashsmith.families import KernelConfig, Problem, Semantics, device_spec
-from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, Workspace
+from flashsmith.runtime.launch_plan import InitialContents, Launch, LaunchPlan, Workspace
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from ptxlab.checks import all_checks
 from ptxlab.interface import MemoryAccess, Observer
@@ -230,7 +230,7 @@ def wrong_plans(victim: OperationVictim, plan: LaunchPlan) -> Iterator[tuple[str
     for workspace in plan.workspaces:
         if workspace.nbytes > 4:  # by a counter that is not there a kernel may never end
             yield f"half of {workspace.name}", _shorter(workspace.name)
-        if workspace.contents == Contents.ZEROED:
+        if workspace.contents == InitialContents.ZEROED:
             yield f"{workspace.name} not zeroed", _not_zeroed(workspace.name)
 
 
@@ -261,7 +261,9 @@ def _shorter(name: str) -> ChangedPlan:
 
 
 def _not_zeroed(name: str) -> ChangedPlan:
-    return lambda plan: _with_workspace(plan, name, lambda one: {"contents": Contents.UNDEFINED})
+    return lambda plan: _with_workspace(
+        plan, name, lambda one: {"contents": InitialContents.UNDEFINED}
+    )
 
 
 def _with_workspace(

@@ -25,7 +25,7 @@ from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.canonical import CHUNK
-from flashsmith.parallel import peers, schedules
+from flashsmith.parallel import rank_memory, schedules
 from flashsmith.parallel.group import Group, Message
 from flashsmith.runtime import backward_pass, forward_pass
 
@@ -185,7 +185,7 @@ def run_copied(case: Case) -> dict[str, Any]:
         read(self, parts)
 
     HostMemory.read = counted  # type: ignore[method-assign]
-    peers.MEMORIES["cpu"], peers._STEP = HostMemory, 1
+    rank_memory.MEMORIES["cpu"], rank_memory._STEP = HostMemory, 1
     try:
         group = dist.new_group()
         smaller = [parallel.shard(case.draw()[name][:1], group=group) for name in "qkv"]
@@ -197,7 +197,7 @@ def run_copied(case: Case) -> dict[str, Any]:
         assert sum(copies) > 3
         return found
     finally:
-        del peers.MEMORIES["cpu"]
+        del rank_memory.MEMORIES["cpu"]
         HostMemory.read = read  # type: ignore[method-assign]
 
 

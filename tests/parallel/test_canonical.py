@@ -17,7 +17,7 @@ import flashsmith  # noqa: E402
 from flashsmith.errors import ArgumentError  # noqa: E402
 from flashsmith.families import Semantics  # noqa: E402
 from flashsmith.families.canonical import CHUNK  # noqa: E402
-from flashsmith.parallel.layout import Limits, Piece, RowRun, pieces  # noqa: E402
+from flashsmith.parallel.layout import Limits, RowRun, ScoreBlock, pieces  # noqa: E402
 
 PART = Semantics("causal", uneven=True, partial=True)
 shared_kernels.want([CFG], PART)
@@ -50,8 +50,8 @@ def test_keys_are_left_out_by_whole_chunks() -> None:
     mask = Limits(20, 0)
     keys = CHUNK + 76
     runs = [RowRun(0, 0, 8)], [RowRun(0, 0, keys)], keys - 8, mask
-    assert pieces(*runs) == [Piece((0, 8), (keys - 28, keys), mask)]
-    assert pieces(*runs, CHUNK) == [Piece((0, 8), (CHUNK, keys), mask)]
+    assert pieces(*runs) == [ScoreBlock((0, 8), (keys - 28, keys), mask)]
+    assert pieces(*runs, CHUNK) == [ScoreBlock((0, 8), (CHUNK, keys), mask)]
 
 
 def test_their_problems_are_known_ahead() -> None:

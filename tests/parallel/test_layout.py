@@ -13,8 +13,8 @@ from flashsmith.parallel.layout import (
     FULL,
     Layout,
     Limits,
-    Piece,
     RowRun,
+    ScoreBlock,
     batches,
     joined,
     pieces,
@@ -44,7 +44,7 @@ def test_ranks_hold_an_early_chunk_and_a_late_one() -> None:
     ]  # fmt: skip
 
 
-def seen_by(piece: Piece) -> set[tuple[int, int]]:
+def seen_by(piece: ScoreBlock) -> set[tuple[int, int]]:
     """Rows and keys that meet in a call of attention(), whose masks end in the bottom right."""
     (q, q_end), (k, k_end) = piece.q, piece.k
     before = {
@@ -101,8 +101,8 @@ def test_a_step_of_the_ring_is_one_call(ranks: int, mask: Limits) -> None:
 
 
 def test_calls_of_packed_sequences_have_one_piece_of_each() -> None:
-    one, two = Piece((0, 1), (0, 1), FULL), Piece((1, 2), (1, 2), FULL)
-    causal = Piece((2, 3), (2, 3), CAUSAL)
+    one, two = ScoreBlock((0, 1), (0, 1), FULL), ScoreBlock((1, 2), (1, 2), FULL)
+    causal = ScoreBlock((2, 3), (2, 3), CAUSAL)
     found = batches([[one, two], [causal], [], [two]])
     assert found == [[one, two], [two], [causal]]
 

@@ -25,7 +25,7 @@ from flashsmith.families import (
     device_spec,
     get_autotuning_kernel_configs,
 )
-from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
 from flashsmith.tuning.trial import Build
 
 DEVICE = device_spec("H200")
@@ -120,7 +120,7 @@ class FakeCompiler:
     def open(self) -> None:
         pass
 
-    def compile(self, builds: Sequence[Build]) -> list[Compiled]:
+    def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
         self.world.note("compile", len(builds))
         if self.world.gone is not None and self.world.heals:
             self.world.gone.write_text("")
@@ -130,11 +130,11 @@ class FakeCompiler:
             time.sleep(kernel.compile_seconds)
             if kernel.fails == "compile":
                 if kernel.how == "refuse":
-                    done.append(Compiled(error="nvcc says no"))
+                    done.append(BuildResult(error="nvcc says no"))
                     continue
                 _do(kernel.how)
             facts = facts_of(build.config, kernel.registers, kernel.spill_bytes)
-            done.append(Compiled(facts, f"library of {build}"))
+            done.append(BuildResult(facts, f"library of {build}"))
             if self.world.caches:
                 FakeLibraries().unpack(f"library of {build}", PACKED)
         return done

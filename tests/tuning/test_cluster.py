@@ -38,7 +38,7 @@ from flashsmith.errors import ArgumentError, DependencyError, LaunchError
 from flashsmith.tuning import cluster as cluster_module
 from flashsmith.tuning.cluster import Cluster, connect
 from flashsmith.tuning.sweep_progress import SweepProgress
-from flashsmith.tuning.tune import Tuned, fleets_of, tune, tune_fleets
+from flashsmith.tuning.tune import SweepResult, fleets_of, tune, tune_fleets
 
 full = pytest.mark.full
 HERE = Path(__file__).parent
@@ -110,7 +110,7 @@ def join(nodes: Any, world: World = WORLD) -> Cluster:
 
 def run(
     nodes: Any, folder: Path, world: World = WORLD, progress: SweepProgress | None = None
-) -> Tuned:
+) -> SweepResult:
     """A sweep on all GPUs that there are, of what test_executor has on one."""
     joined = join(nodes, world)
     fleets = fleets_of(joined.gpus, lambda spec: fleet("", spec, world).races)

@@ -21,8 +21,8 @@ from flashsmith.tuning.executor import LocalExecutor, WorkerCall, WorkerGpu
 from flashsmith.tuning.race import Halving, Rung
 from flashsmith.tuning.sweep import Settings
 from flashsmith.tuning.sweep_progress import SweepProgress
-from flashsmith.tuning.tune import Fleet, Tuned, make_race, tune, tune_fleets
-from flashsmith.tuning.worker import Failure, Outcome
+from flashsmith.tuning.tune import GpuPool, SweepResult, make_race, tune, tune_fleets
+from flashsmith.tuning.worker import Failure, WorkerResult
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(10, 0.0, 0.04)), finalists=3, final_least=15)
 SETTINGS = Settings(HALVING, jobs=2)
@@ -34,7 +34,7 @@ KERNELS = but(
 )  # fmt: skip
 WORLD = World(KERNELS, noise=0.01)
 OTHER = device_spec("GH200")
-LOST = Outcome(failure=Failure("lost", "its machine is gone"))
+LOST = WorkerResult(failure=Failure("lost", "its machine is gone"))
 
 
 class CallCluster:
@@ -61,7 +61,7 @@ class CallCluster:
         assert not call.gpu or call.gpu not in {one.gpu for one in self.waiting}
         self.waiting.append(call)
 
-    def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
+    def next_result(self, seconds: float) -> tuple[WorkerCall, WorkerResult] | None:
         if not self.waiting:
             return None
         if self.interrupted == 0:
@@ -70,18 +70,18 @@ class CallCluster:
         call = self.waiting.popleft()
         return call, self._outcome(call)
 
-    def _outcome(self, call: WorkerCall) -> Outcome:
+    def _outcome(self, call: WorkerCall) -> WorkerResult:
         if call.compiler is not None:
             self.builds += 1
             if self.builds in self.lost_builds:
                 return LOST
-            return Outcome(call.compiler.compile(*call.arguments))
+            return WorkerResult(call.compiler.compile(*call.arguments))
         if self.lives.get(call.gpu, 1) == 0:
             return LOST
         if call.gpu in self.lives:
             self.lives[call.gpu] -= 1
         self.done.append((call.gpu, call))
-        return Outcome(getattr(self.benches[call.gpu], call.method)(*call.arguments))
+        return WorkerResult(getattr(self.benches[call.gpu], call.method)(*call.arguments))
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
         dropped = set(self.waiting if calls is None else calls)
@@ -93,17 +93,17 @@ def cluster(names: Sequence[str] = ("a", "b"), world: World = WORLD, **how: obje
     return CallCluster({name: fakes.FakeBench(world) for name in names}, **how)  # type: ignore[arg-type]
 
 
-def fleet(names: Sequence[str], device: DeviceSpec = fakes.DEVICE, world: World = WORLD) -> Fleet:
+def fleet(names: Sequence[str], device: DeviceSpec = fakes.DEVICE, world: World = WORLD) -> GpuPool:
     runner = fakes.fake_runner(world, device)
     key = "; ".join(world.kernels)
     races = [make_race(problem, device, key, HALVING) for problem in PROBLEMS]
-    return Fleet(runner, tuple(WorkerGpu(name, runner.origin) for name in names), races)
+    return GpuPool(runner, tuple(WorkerGpu(name, runner.origin) for name in names), races)
 
 
 def run(
-    executor: CallCluster, folder: Path, fleets: Sequence[Fleet] | None = None,
+    executor: CallCluster, folder: Path, fleets: Sequence[GpuPool] | None = None,
     settings: Settings = SETTINGS,
-) -> Tuned:  # fmt: skip
+) -> SweepResult:  # fmt: skip
     fleets = [fleet(list(executor.benches))] if fleets is None else fleets
     return tune_fleets(fleets, executor, settings, folder, SweepProgress(quiet=True),
                        table=folder / "mine.json")  # fmt: skip

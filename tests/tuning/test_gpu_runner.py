@@ -14,7 +14,7 @@ from flashsmith.benchmark.implementations import KernelImplementation
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.workload import Workload
-from flashsmith.builder.manifest import KernelBeside, KernelEntry
+from flashsmith.builder.manifest import AdditionalKernel, KernelEntry
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
@@ -26,7 +26,7 @@ from flashsmith.families import (
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.gpu_runner import GpuBench, NvccCompiler
 from flashsmith.tuning.race import DEFAULT_HALVING
-from flashsmith.tuning.runner import Compiled, LibraryGoneError
+from flashsmith.tuning.runner import BuildResult, LibraryGoneError
 from flashsmith.tuning.sweep import Settings
 from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build, is_right
@@ -41,7 +41,7 @@ LONGER = Problem.parse("b2 s320 h2 d64 fp16")
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Compiled:
+def compiled() -> BuildResult:
     (compiled,) = NvccCompiler(A100).compile([Build(CONFIG, Semantics())])
     return compiled
 
@@ -56,7 +56,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
     return bench
 
 
-def test_the_compilers_report_comes_with_the_library(compiled: Compiled) -> None:
+def test_the_compilers_report_comes_with_the_library(compiled: BuildResult) -> None:
     assert not compiled.error
     assert compiled.facts is not None
     assert 64 <= compiled.facts.registers <= 255
@@ -65,14 +65,14 @@ def test_the_compilers_report_comes_with_the_library(compiled: Compiled) -> None
 
 
 def test_the_report_is_of_the_worst_of_a_configs_kernels() -> None:
-    beside = KernelBeside("combine", "_Z1c", "ptx/c.ptx", 200, 16, 8, 12, 0, 10, 10)
+    beside = AdditionalKernel("combine", "_Z1c", "ptx/c.ptx", 200, 16, 8, 12, 0, 10, 10)
     sizes = (128, 0, 4, 4, 0, 1.0, 10, 10)
     entry = KernelEntry(CONFIG, str(CONFIG), "_Z1k", "ptx/k.ptx", *sizes, (), (beside,))
     facts = KernelFacts.of(entry, A100)
     assert (facts.registers, facts.spill_bytes) == (200, 20)
 
 
-def test_a_kernel_is_proven_and_timed(bench: GpuBench, compiled: Compiled) -> None:
+def test_a_kernel_is_proven_and_timed(bench: GpuBench, compiled: BuildResult) -> None:
     build = Build(CONFIG, Semantics())
     for problem in (PROBLEM, LONGER):
         bench.prepare(problem)
@@ -88,7 +88,7 @@ def test_a_kernel_is_proven_and_timed(bench: GpuBench, compiled: Compiled) -> No
 
 
 def test_a_wrong_output_is_looked_at_twice(
-    bench: GpuBench, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    bench: GpuBench, compiled: BuildResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build, outputs = Build(CONFIG, Semantics()), []
     right = KernelImplementation.output

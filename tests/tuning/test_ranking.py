@@ -20,7 +20,7 @@ from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, s
 from flashsmith.tuning.sweep import Settings
 from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Trials
-from flashsmith.tuning.tune import Tuned, make_race, tune
+from flashsmith.tuning.tune import SweepResult, make_race, tune
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(5, 0.0, 0.04)), finalists=2, final_least=5)
 KERNELS = but(
@@ -34,7 +34,7 @@ KERNELS = but(
 EMPTY = Problem.parse("b2 s4096 h4 d128 fp16")
 
 
-def run(folder: Path) -> Tuned:
+def run(folder: Path) -> SweepResult:
     world = World(KERNELS, refuses=(str(EMPTY),))
     races = [
         make_race(problem, fakes.DEVICE, "; ".join(KERNELS), HALVING)
@@ -52,7 +52,7 @@ def run(folder: Path) -> Tuned:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuned, Path]:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, Path]:
     folder = tmp_path_factory.mktemp("tuned")
     return run(folder), folder
 
@@ -61,7 +61,7 @@ def rows_of(folder: Path, problem: Problem) -> list[Measurement]:
     return [r for r in read_rows(folder / "out" / "ranking.csv") if r.problem == problem]
 
 
-def test_every_kernel_has_a_row_with_its_status(tuned: tuple[Tuned, Path]) -> None:
+def test_every_kernel_has_a_row_with_its_status(tuned: tuple[SweepResult, Path]) -> None:
     _, folder = tuned
     rows = rows_of(folder, PROBLEM)
     assert read_rows(folder / "out" / "ranking.json") == [
@@ -88,7 +88,7 @@ def test_every_kernel_has_a_row_with_its_status(tuned: tuple[Tuned, Path]) -> No
     assert {r.verdict for r in rows_of(folder, EMPTY)} == {"fail", "error", "absent"}
 
 
-def test_the_tables_have_the_ranking(tuned: tuple[Tuned, Path]) -> None:
+def test_the_tables_have_the_ranking(tuned: tuple[SweepResult, Path]) -> None:
     _, folder = tuned
     for path in (folder / "out" / "winners.json", folder / "mine.json"):
         table = WinnersTable.load(path)
@@ -101,11 +101,11 @@ def test_the_tables_have_the_ranking(tuned: tuple[Tuned, Path]) -> None:
         assert WinnersTable.load(path).lookup(PROBLEM, fakes.DEVICE)[0].entry == entry
 
 
-def test_a_problem_without_a_winner_is_not_ok(tuned: tuple[Tuned, Path]) -> None:
+def test_a_problem_without_a_winner_is_not_ok(tuned: tuple[SweepResult, Path]) -> None:
     result, _ = tuned
     assert not result.ok
     assert not result.interrupted
-    assert Tuned(result.races[:1], False).ok
+    assert SweepResult(result.races[:1], False).ok
 
 
 def text_of(function, races: list[RaceState]) -> str:
@@ -114,7 +114,7 @@ def text_of(function, races: list[RaceState]) -> str:
     return file.getvalue()
 
 
-def test_a_person_reads_the_best_and_why_there_is_none(tuned: tuple[Tuned, Path]) -> None:
+def test_a_person_reads_the_best_and_why_there_is_none(tuned: tuple[SweepResult, Path]) -> None:
     result, _ = tuned
     text = text_of(print_ranking, result.races)
     best, second, third, none = text.splitlines()[2:]

@@ -24,7 +24,7 @@ from flashsmith.tuning.executor import LocalExecutor
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.race import Halving, Race, RaceState, Rung
 from flashsmith.tuning.ranking import winners
-from flashsmith.tuning.runner import Compiled
+from flashsmith.tuning.runner import BuildResult
 from flashsmith.tuning.space import search_space
 from flashsmith.tuning.sweep import Settings, Sweep, run_sweeps
 from flashsmith.tuning.sweep_progress import SweepProgress
@@ -202,7 +202,7 @@ def test_a_library_that_is_gone_is_compiled_again(tmp_path: Path) -> None:
     whole = Sweep(races_of(world), runner, journal.part("here"), SETTINGS, progress, executor)
     compiled = whole._compiled
 
-    def lose(build: Build, found: Compiled) -> None:
+    def lose(build: Build, found: BuildResult) -> None:
         compiled(build, found)
         if log.read_text().count("compile") == 1:
             gone.write_text("\n".join(NAMES[:5]))

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from flashsmith.benchmark import turns
+from flashsmith.benchmark import rounds as rounds_module
 from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.rounds import Contender
 from flashsmith.benchmark.timing import Samples
-from flashsmith.benchmark.turns import Contender
 from flashsmith.chooser import choose
-from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
+from flashsmith.chooser.winners import Entry, RankedConfig, WinnersTable
 from flashsmith.families import Problem, device_spec, parse_kernel_name_into_config
 
 # Of a GPU without a table that resembles one with a table.
@@ -44,7 +44,7 @@ def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
         return {one.name: Samples((one.launch(),) * 3, 1755.0, 700.0) for one in contenders}
 
     monkeypatch.setattr(module, "prepared", prepared)
-    monkeypatch.setattr(turns, "measure", measure)
+    monkeypatch.setattr(rounds_module, "measure", measure)
     monkeypatch.setattr(module, "query_gpu", lambda ordinal: DEVICE)
     environment = Environment(DEVICE.name, 90, "580", "13.0", "2.11", "0.1.0", "csrc 0", "3.12")
     monkeypatch.setattr(module, "Environment", SimpleNamespace(collect=lambda ordinal: environment))
@@ -59,7 +59,7 @@ def tuned(path: Path, problem: Problem, *configs: str, step: float = 0.01) -> No
     """A table with these configs in that order, a step apart."""
     table = WinnersTable()
     ranked = [
-        Ranked(
+        RankedConfig(
             family=parse_kernel_name_into_config(config).FAMILY,
             config=config,
             ms=1 + place * step,
@@ -168,7 +168,7 @@ def test_ctrl_c_leaves_what_was_settled(
     winner = others_of(PROBLEM, 1)[0]
     tuned(mine, PROBLEM, winner, choice)
     tool.times = {winner: 1.1}
-    measured = turns.measure
+    measured = rounds_module.measure
     rounds: list[int] = []
 
     def measure(*arguments: Any, **options: Any) -> Any:
@@ -177,7 +177,7 @@ def test_ctrl_c_leaves_what_was_settled(
             raise KeyboardInterrupt
         return measured(*arguments, **options)
 
-    monkeypatch.setattr(turns, "measure", measure)
+    monkeypatch.setattr(rounds_module, "measure", measure)
     twice = tool.cells_of
     monkeypatch.setattr(tool, "cells_of", lambda *given: [*twice(*given), *twice(*given)])
     with pytest.raises(KeyboardInterrupt):

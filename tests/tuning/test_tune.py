@@ -22,7 +22,7 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.table import make_console
 from flashsmith.builder import KernelEntry
-from flashsmith.chooser.winners import Entry, Ranked, WinnersTable, join_winners, storage
+from flashsmith.chooser.winners import Entry, RankedConfig, WinnersTable, join_winners, storage
 from flashsmith.errors import (
     ArgumentError,
     CompileError,
@@ -46,7 +46,7 @@ from flashsmith.tuning.sweep import Settings
 from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build, Trials
 from flashsmith.tuning.tune import (
-    Tuned,
+    SweepResult,
     build_ahead,
     check_gpu,
     make_race,
@@ -186,7 +186,7 @@ def test_an_out_folder_in_use_is_refused(tmp_path: Path) -> None:
 # ---- what it leaves in a table of others ----
 
 
-def run_tune(folder: Path, kernels: dict[str, Kernel], table: Path, **settings: Any) -> Tuned:
+def run_tune(folder: Path, kernels: dict[str, Kernel], table: Path, **settings: Any) -> SweepResult:
     world = World(kernels)
     race = make_race(PROBLEM, fakes.DEVICE, "; ".join(kernels))
     return tune([race], fakes.fake_runner(world), Settings(**settings), folder,
@@ -255,7 +255,7 @@ def test_figures_of_another_environment_give_way_to_their_best_measured_again(
     def join(driver: str, times: dict[str, float]) -> None:
         flop = PROBLEM.attn_flop()
         ranked = [
-            Ranked("mma_sync", name, ms, flop / ms / 1e9, {"driver": driver, "time": driver})
+            RankedConfig("mma_sync", name, ms, flop / ms / 1e9, {"driver": driver, "time": driver})
             for name, ms in times.items()
         ]
         join_winners(PROBLEM, fakes.DEVICE, ranked, (), own_table)

@@ -13,12 +13,12 @@ import pytest
 from processes import alive, wait_until_gone, with_path
 from worker_targets import Target
 
-from flashsmith.tuning.worker import Outcome, Worker, wait_for_any
+from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 
 PATIENCE = 30.0
 
 
-def ask(worker: Worker, method: str, *arguments: Any, seconds: float = PATIENCE) -> Outcome:
+def ask(worker: Worker, method: str, *arguments: Any, seconds: float = PATIENCE) -> WorkerResult:
     """The outcome of one request."""
     worker.request(method, *arguments, seconds=seconds)
     while (outcome := worker.outcome()) is None:
@@ -34,7 +34,7 @@ def worker() -> Iterator[Worker]:
 
 
 def test_one_process_answers_request_after_request(worker: Worker) -> None:
-    assert ask(worker, "add", 2, 3) == Outcome(5)
+    assert ask(worker, "add", 2, 3) == WorkerResult(5)
     pid = ask(worker, "pid").value
     assert ask(worker, "pid").value == pid
     assert worker.starts == 1
@@ -112,7 +112,7 @@ def test_waiting_ends_with_the_first_who_is_done(worker: Worker) -> None:
         began = time.monotonic()
         wait_for_any([worker, quick], PATIENCE)
         assert time.monotonic() - began < 10
-        assert quick.outcome() == Outcome("slept")
+        assert quick.outcome() == WorkerResult("slept")
         assert worker.outcome() is None
     finally:
         quick.stop()

@@ -13,12 +13,12 @@ from flashsmith.families import Problem, get_kernel_configs
 from flashsmith.operations.operation import Call
 from flashsmith.verify import decode_reference
 from flashsmith.verify.decode_reference import DecodeReference, laid_out
-from flashsmith.verify.operation_reference import Case
+from flashsmith.verify.operation_reference import ProofCase
 
 REFERENCE = DecodeReference()
 
 
-def modelled(case: Case) -> dict[str, np.ndarray]:
+def modelled(case: ProofCase) -> dict[str, np.ndarray]:
     """The outputs of a case, in fp32, rounded at the end."""
     problem, options = case.problem, case.options
     inputs = {name: array.copy() for name, array in case.inputs.items()}
@@ -91,7 +91,7 @@ class _Config:
         return True
 
 
-def case_of(text: str, seed: int = 0, **asked: Any) -> Case:
+def case_of(text: str, seed: int = 0, **asked: Any) -> ProofCase:
     problem = Problem.parse(text)
     options = REFERENCE.options(problem, seed=seed, **asked)
     config: Any = _Config()
@@ -266,7 +266,7 @@ def test_a_measurement_has_all_keys_and_is_judged_by_its_own_expectation(words: 
     assert inputs["cache_lens"].tolist() == [40, 40, 40]
     options = REFERENCE.options(problem, seed=5)
     expected = REFERENCE.expected(problem, inputs, options).only({"o", "k_cache", "v_cache"})
-    case = Case(problem, {}, options, expected)
+    case = ProofCase(problem, {}, options, expected)
     outputs = {"o": expected.rounded["o"].copy(), "k_cache": inputs["k_cache"]}
     assert REFERENCE.compare(problem.dtype, case, outputs).ok
     outputs["o"].flat[7] = np.nan

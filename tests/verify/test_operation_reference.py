@@ -13,7 +13,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem, Semantics
 from flashsmith.operations import FORWARD, OPERATIONS, Operation, TensorSpec
 from flashsmith.runtime import run_operation
-from flashsmith.verify import Expected, OperationReference, prove, reference_of
+from flashsmith.verify import ExpectedOutputs, OperationReference, prove, reference_of
 from flashsmith.verify.tolerance import compare_tensors
 
 # What test_forward_semantics.py has, too.
@@ -26,7 +26,7 @@ PROBLEM = Problem.parse("b1 s64 h4 d64 fp16")
 
 
 @pytest.fixture(scope="module")
-def checked() -> tuple[Expected, dict[str, np.ndarray]]:
+def checked() -> tuple[ExpectedOutputs, dict[str, np.ndarray]]:
     """What is right for drawn q, k and v, and what a kernel makes of them."""
     reference = reference_of(FORWARD)
     inputs = OperationReference.draw(reference, PROBLEM, "random", 3)
@@ -69,7 +69,7 @@ def test_the_output_that_is_wrong_is_named_and_located(
 
 def test_whole_numbers_must_be_equal() -> None:
     right = np.arange(6).reshape(2, 3)
-    expected = Expected({"count": right}, {"count": right})
+    expected = ExpectedOutputs({"count": right}, {"count": right})
     assert compare_tensors(DType.FP16, {"count": right.astype(np.int32)}, expected).ok
     off = right.astype(np.int32)
     off[1, 2] += 1
@@ -86,7 +86,7 @@ def test_whole_numbers_must_be_equal() -> None:
 def test_outputs_that_cannot_be_judged_are_refused(
     outputs: dict[str, np.ndarray], message: str
 ) -> None:
-    expected = Expected({"x": np.zeros(3)}, {"x": np.zeros(3)})
+    expected = ExpectedOutputs({"x": np.zeros(3)}, {"x": np.zeros(3)})
     with pytest.raises(ArgumentError, match=re.escape(message)):
         compare_tensors(DType.FP16, outputs, expected)
 

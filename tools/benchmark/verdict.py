@@ -47,7 +47,7 @@ from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.measurement_files import read_rows, row_of
 from flashsmith.benchmark.report.comparison import describe
-from flashsmith.benchmark.turns import Pooled, left_out
+from flashsmith.benchmark.rounds import PooledFigure, left_out
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import Problem
 from flashsmith.operations import BACKWARD
@@ -99,17 +99,17 @@ class Cell:
         rates = [rate for rows in self.rounds if (rate := _rate(rows, name))]
         return statistics.median(rates) if rates else None
 
-    def over(self, name: str) -> Pooled | None:
+    def over(self, name: str) -> PooledFigure | None:
         """Ours over a peer."""
         return _pooled(_share(rows, _rate(rows, name)) for rows in self.rounds)
 
     @property
-    def over_peers(self) -> Pooled | None:
+    def over_peers(self) -> PooledFigure | None:
         """Ours over the fastest peer of each round."""
         return _pooled(_share(rows, _fastest(rows)) for rows in self.rounds)
 
     @property
-    def over_other_day(self) -> Pooled | None:
+    def over_other_day(self) -> PooledFigure | None:
         """Ours over the best kernel outside the rounds: cuDNN's rate times another day's ratio."""
         return _pooled(_share(rows, self._by_ratio(rows)) for rows in self.rounds)
 
@@ -122,7 +122,7 @@ class Cell:
         return shares
 
     @property
-    def over_best(self) -> Pooled | None:
+    def over_best(self) -> PooledFigure | None:
         """Ours over the best public kernel."""
         return _pooled(self.best_shares())
 
@@ -162,9 +162,9 @@ def _share(rows: Mapping[str, Measurement], other: float | None) -> float | None
     return ours / other if ours and other else None
 
 
-def _pooled(shares: Iterable[float | None]) -> Pooled | None:
+def _pooled(shares: Iterable[float | None]) -> PooledFigure | None:
     known = [share for share in shares if share]
-    return Pooled.of(known) if known else None
+    return PooledFigure.of(known) if known else None
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def report(cells: Sequence[Cell], rounds: int) -> str:
     for group in (known, others):
         if group:
             parts += [_table(group), _summary("best", group)]
-    over: list[tuple[str, Callable[[Cell], Pooled | None]]] = [
+    over: list[tuple[str, Callable[[Cell], PooledFigure | None]]] = [
         (NAMES[name], lambda cell, name=name: cell.over(name)) for name in (CUDNN, FA2, FA4)
     ]
     over.append(("best, by another day's ratio", lambda cell: cell.over_other_day))
@@ -338,10 +338,10 @@ def _table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def _shown(value: float | Pooled | None, form: str = "") -> str:
+def _shown(value: float | PooledFigure | None, form: str = "") -> str:
     if value is None:
         return "-"
-    return str(value) if isinstance(value, Pooled) else format(value, form)
+    return str(value) if isinstance(value, PooledFigure) else format(value, form)
 
 
 def _summary(name: str, cells: Sequence[Cell]) -> str:
@@ -356,7 +356,7 @@ def _summary(name: str, cells: Sequence[Cell]) -> str:
     ]
     means = [statistics.geometric_mean(s) for s in by_round if len(s) == len(shown)]
     mean = (
-        str(Pooled.of(means))
+        str(PooledFigure.of(means))
         if means
         else f"{statistics.geometric_mean(share.median for _, share in shown):.3f}"
     )

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flashsmith import attention, attention_with_cache, parse_kernel_name_into_config
+from flashsmith.benchmark.rounds import AlternatingRounds, Contender
 from flashsmith.benchmark.timing import Protocol
-from flashsmith.benchmark.turns import Contender, Turns
 
 FREE, CANONICAL = "free", "canonical"
 HEADS = {64: 32, 128: 16, 256: 8}
@@ -172,7 +172,9 @@ def main() -> int:
             ):
                 why = why or "canonical configs differ"
             del outputs
-            turns = Turns([Contender(it, call, lambda why=why: why) for it, call in found.items()])
+            turns = AlternatingRounds(
+                [Contender(it, call, lambda why=why: why) for it, call in found.items()]
+            )
             if turns.wrong:
                 wrong += 1
                 print("WRONG", name, why, flush=True)

@@ -32,7 +32,7 @@ from flashsmith.tuning.gpu_runner import NvccCompiler, first_gpu_runner
 from flashsmith.tuning.race import DEFAULT_HALVING, Race
 from flashsmith.tuning.sweep import Settings
 from flashsmith.tuning.sweep_progress import SweepProgress
-from flashsmith.tuning.tune import Fleet, build_ahead, make_race, tune_fleets
+from flashsmith.tuning.tune import GpuPool, build_ahead, make_race, tune_fleets
 
 LEAST_SECONDS = 200.0
 LEAST_RATIO = 1.8
@@ -84,7 +84,7 @@ def sweep(cluster: Cluster, wanted: Sequence[Race], gpus: int, folder: Path) -> 
         raise ValueError(f"gpus={gpus}: Ray has {len(found)} here")
     if (folder / "journal.jsonl").exists():
         raise ValueError(f"{folder} has a sweep that this run would resume; give another folder")
-    fleet = Fleet(found[0][1], tuple(gpu for gpu, _ in found), list(wanted))
+    fleet = GpuPool(found[0][1], tuple(gpu for gpu, _ in found), list(wanted))
     table = folder / "mine.json"
     with SweepProgress() as progress:
         began = time.monotonic()

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 import flashsmith
+from flashsmith.benchmark.rounds import AlternatingRounds, Contender
 from flashsmith.benchmark.timing import Protocol
-from flashsmith.benchmark.turns import Contender, Turns
 from flashsmith.families import DType, parse_kernel_name_into_config
 from flashsmith.verify import compare, compute_references
 from flashsmith.verify.proof_inputs import default_scale
@@ -94,7 +94,7 @@ def captured(launch: Launch) -> tuple[Launch, Any]:
     return graph.replay, output
 
 
-def times_us(turns: Turns, rounds: int) -> dict[str, float]:
+def times_us(turns: AlternatingRounds, rounds: int) -> dict[str, float]:
     """Median microseconds of the correct contenders, launched alternately."""
     protocol = Protocol(num_warmups=5, runs=rounds, warmup_ms=0.0, measure_ms=0.0)
     return {name: 1e3 * it.median_ms for name, it in turns.round(protocol).items()}
@@ -125,7 +125,7 @@ def main() -> int:
                 why = "the replay's output differs from the launch's"
             for way, call in (("eager", launch), ("replay", replay)):
                 contenders.append(Contender(f"{name}, {way}", call, lambda why=why: why))
-        turns = Turns(contenders)
+        turns = AlternatingRounds(contenders)
         times = times_us(turns, options.rounds)
         for name in found:
             if why := turns.wrong.get(f"{name}, eager"):

@@ -27,8 +27,8 @@ from typing import Any
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import KernelImplementation, attention_implementation
 from flashsmith.benchmark.problems import default_problem
+from flashsmith.benchmark.rounds import AlternatingRounds, Contender
 from flashsmith.benchmark.timing import INTERLEAVED
-from flashsmith.benchmark.turns import Contender, Turns
 from flashsmith.benchmark.workload import Workload
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DType, Problem
@@ -68,7 +68,7 @@ def implementation(name: str, of: Problem) -> KernelImplementation:
 
 def measured(pair: Pair) -> dict[str, Any]:
     problem, other = implementation("problem", pair.problem), implementation("other", pair.other)
-    turns = Turns([Contender.of(one) for one in (problem, other)])
+    turns = AlternatingRounds([Contender.of(one) for one in (problem, other)])
     times = dict.fromkeys(("ms", "other_ms", "time_share", "speed_share"), "")
     if not turns.wrong:
         samples = turns.round(INTERLEAVED)

@@ -41,8 +41,8 @@ from kernel_pairs import Pair, changed_pairs, changed_resources, first_ranked, l
 
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import KernelImplementation, captured
+from flashsmith.benchmark.rounds import AlternatingRounds, Contender, PooledFigure
 from flashsmith.benchmark.timing import CudaEvents, Protocol, num_sets
-from flashsmith.benchmark.turns import Contender, Pooled, Turns
 from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder.sources import package_sources, tree_hash
 from flashsmith.families import FAMILIES, Problem
@@ -95,7 +95,7 @@ def contenders(pair: Pair, kernels: dict[str, LoadedKernel]) -> tuple[list[Conte
 def measured(pair: Pair, kernels: dict[str, LoadedKernel]) -> Callable[[], dict[str, Any]]:
     """A function that measures one more round of a pair and returns its row."""
     both, calls = contenders(pair, kernels)
-    turns = Turns(both)
+    turns = AlternatingRounds(both)
 
     def one_round() -> dict[str, Any]:
         times: dict[str, float] = {}
@@ -134,14 +134,16 @@ def rounds_of(
         ratios.append(float(row["ratio"]))
 
 
-def geometric_mean(ratios: Sequence[Sequence[float]]) -> Pooled:
+def geometric_mean(ratios: Sequence[Sequence[float]]) -> PooledFigure:
     """The geometric mean over pairs of the medians of their rounds.
 
     The interval is that of the geometric means of single rounds that all pairs have.
     """
     mean = statistics.geometric_mean(map(statistics.median, ratios))
-    rounds = Pooled.of([statistics.geometric_mean(of_one) for of_one in zip(*ratios, strict=False)])
-    return Pooled(mean, rounds.low, rounds.high, rounds.certain)
+    rounds = PooledFigure.of(
+        [statistics.geometric_mean(of_one) for of_one in zip(*ratios, strict=False)]
+    )
+    return PooledFigure(mean, rounds.low, rounds.high, rounds.certain)
 
 
 def estimated_seconds(pairs: Sequence[Pair], rounds: int) -> float:
@@ -214,7 +216,7 @@ def main() -> int:
                 print("WRONG", pair, flush=True)
                 continue
             figures[pair] = [float(row["ratio"]) for row in rows]
-            print(f"{Pooled.of(figures[pair]):.4f}, {len(rows)} rounds: {pair}", flush=True)
+            print(f"{PooledFigure.of(figures[pair]):.4f}, {len(rows)} rounds: {pair}", flush=True)
     if not figures:
         return 1
     for pair, ratios in figures.items():

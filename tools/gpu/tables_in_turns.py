@@ -44,13 +44,13 @@ from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import captured, kernel_implementation
 from flashsmith.benchmark.measurement import now
 from flashsmith.benchmark.peers import PEERS
+from flashsmith.benchmark.rounds import AlternatingRounds, Contender, PooledFigure, rounds_within
 from flashsmith.benchmark.timing import CudaEvents, Protocol
-from flashsmith.benchmark.turns import Contender, Pooled, Turns, rounds_within
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.chooser import choose
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.evidence import gather
-from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
+from flashsmith.chooser.winners import Entry, RankedConfig, WinnersTable
 from flashsmith.chooser.winners.staleness import sources_here
 from flashsmith.families import (
     DeviceSpec,
@@ -188,7 +188,7 @@ def rounds_of(
     Raises ValueError if an output is wrong, since the cell cannot be compared then.
     """
     contenders, errors, clock = prepared(cell, replays=replays)
-    turns = Turns(contenders, clock)
+    turns = AlternatingRounds(contenders, clock)
     for name, why in turns.wrong.items():
         raise ValueError(f"{cell}: {name} is wrong: {why}")
     for number in rounds_within(until - time.monotonic(), rounds):
@@ -248,7 +248,7 @@ def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
         ms[before] = ms[after] * ratio
     flop = entry.problem.attn_flop()
     both = [
-        Ranked(
+        RankedConfig(
             family=config.FAMILY,
             config=str(config),
             ms=ms[str(config)],
@@ -281,7 +281,7 @@ def given_up(cell: Cell, standing: Entry) -> Entry | None:
     return replace(standing, ranked=tuple(sorted(rest, key=lambda one: one.config != before)))
 
 
-def _repeats_its_bits(one: Ranked) -> bool:
+def _repeats_its_bits(one: RankedConfig) -> bool:
     config = parse_kernel_name_into_config(one.config)
     return config.family.is_deterministic(config)
 
@@ -383,7 +383,7 @@ def _report(cell: Cell, rows: Sequence[dict[str, Any]], *, replays: bool) -> boo
     high = 1.0
     for name in sorted(names, key=lambda name: -_median(rows, over, name)):
         found = ratios(rows, over, name)
-        pooled = Pooled.of(found)
+        pooled = PooledFigure.of(found)
         high = pooled.high
         print(f"  {pooled:.4f}, {len(found)} rounds: {cell.kernels[name]}", flush=True)
     return not replays and high < 1

@@ -30,8 +30,8 @@ from flashsmith.benchmark.measurement_files import MeasurementFiles
 from flashsmith.benchmark.peers import get_peers
 from flashsmith.benchmark.problems import named_problems
 from flashsmith.benchmark.progress import ProgressReporter
+from flashsmith.benchmark.rounds import rounds_within
 from flashsmith.benchmark.timing import Clock, CudaEvents, Protocol
-from flashsmith.benchmark.turns import rounds_within
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import DeviceSpec

@@ -33,11 +33,11 @@ from typing import Any
 
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import kernel_implementation
+from flashsmith.benchmark.rounds import AlternatingRounds, Contender, PooledFigure
 from flashsmith.benchmark.timing import Protocol
-from flashsmith.benchmark.turns import Contender, Pooled, Turns
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.chooser import choose
-from flashsmith.chooser.winners.entry import Ranked
+from flashsmith.chooser.winners.entry import RankedConfig
 from flashsmith.chooser.winners.table import record_winners
 from flashsmith.families import (
     DeviceSpec,
@@ -67,17 +67,19 @@ def rounds_of(
 ) -> Iterator[dict[str, float]]:
     """Milliseconds by config, round by round. Raises ValueError if an output is wrong."""
     workload = workload_of(problem)
-    turns = Turns([Contender.of(kernel_implementation(one, workload)) for one in kernels])
+    turns = AlternatingRounds(
+        [Contender.of(kernel_implementation(one, workload)) for one in kernels]
+    )
     for config, why in turns.wrong.items():
         raise ValueError(f"{problem}: {config}: {why}")
     for _ in range(rounds):
         yield {config: samples.median_ms for config, samples in turns.round(ROUND).items()}
 
 
-def ratios(rounds: Sequence[dict[str, float]], chosen: str) -> dict[str, Pooled]:
+def ratios(rounds: Sequence[dict[str, float]], chosen: str) -> dict[str, PooledFigure]:
     """The time of each other kernel over that of the chosen one."""
     others = [config for config in rounds[0] if config != chosen]
-    return {one: Pooled.of([of[one] / of[chosen] for of in rounds]) for one in others}
+    return {one: PooledFigure.of([of[one] / of[chosen] for of in rounds]) for one in others}
 
 
 def enter(rows: Path, table: Path) -> None:
@@ -99,7 +101,7 @@ def enter(rows: Path, table: Path) -> None:
             family = parse_kernel_name_into_config(config).family.name
             tflops = round(problem.attn_flop() / ms / 1e9, 3)
             of_gpu = {"time": now} | environment | {"arch": int(environment["arch"])}
-            ranked.append(Ranked(family, config, ms, tflops, of_gpu))
+            ranked.append(RankedConfig(family, config, ms, tflops, of_gpu))
         entry = record_winners(problem, device_spec(environment["gpu"]), ranked, table)
         print(f"{problem}: {entry.best.config}", flush=True)
 

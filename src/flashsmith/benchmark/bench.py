@@ -36,6 +36,7 @@ from flashsmith.benchmark.measurement import (
 )
 from flashsmith.benchmark.peers import Peer, peers_of
 from flashsmith.benchmark.progress import ProgressReporter
+from flashsmith.benchmark.rounds import rotated
 from flashsmith.benchmark.timing import (
     INTERLEAVED,
     Clock,
@@ -45,7 +46,6 @@ from flashsmith.benchmark.timing import (
     num_sets,
     require_usable_gpu,
 )
-from flashsmith.benchmark.turns import rotated
 from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, workload_of
 from flashsmith.chooser import choose_config
 from flashsmith.chooser.decode import CHOOSERS
@@ -188,7 +188,7 @@ _Makers = dict[str, Callable[[Any], ProvableImplementation]]
 
 
 @dataclass
-class Bench:
+class BenchState:
     """The state shared by all problems of a benchmark."""
 
     plan: BenchPlan
@@ -221,7 +221,9 @@ def run_bench(
     """
     plan.check()
     environment, telemetry = environment or Environment.collect(), telemetry or Telemetry()
-    bench = Bench(plan, device, BuiltKernels(device), environment, clock, telemetry, make_workload)
+    bench = BenchState(
+        plan, device, BuiltKernels(device), environment, clock, telemetry, make_workload
+    )
     bench.kernels.build(plan.uses(device), reporter.build)
     if telemetry.absence:
         reporter.say(telemetry.absence)
@@ -260,7 +262,7 @@ def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
 class _Point:
     """One problem. ``rows`` holds the rows made so far; they get their times once all are timed."""
 
-    bench: Bench
+    bench: BenchState
     problem: Problem
     rows: list[Measurement] = field(default_factory=list)
 

@@ -17,7 +17,7 @@ from flashsmith.operations import BACKWARD, DECODE, DEFAULT, TensorSpec
 from flashsmith.runtime import forward, prepare_operation
 from flashsmith.runtime.bits import named_bits
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
-from flashsmith.verify import Case, Comparison, reference_of
+from flashsmith.verify import Comparison, ProofCase, reference_of
 from flashsmith.verify.attention_semantics import NO_WINDOW, offsets
 from flashsmith.verify.backward_reference import BackwardReference
 from flashsmith.verify.engine import gpu_engine_pays
@@ -75,7 +75,7 @@ class Workload:
         )
         if p.semantics.partial:
             self.o = self.memory.put(np.zeros(shape_q, np.float32))
-        self._cases: dict[int, tuple[tuple[_Sample, ...], Case]] = {}
+        self._cases: dict[int, tuple[tuple[_Sample, ...], ProofCase]] = {}
         self.cu_seqlens_q = self.cu_seqlens_k = None
         if self.packed:
             self.cu_seqlens_q, self.cu_seqlens_k = (
@@ -176,7 +176,7 @@ class Workload:
     def _most_scores(self) -> int:
         return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
 
-    def _case_of(self, scores: int) -> tuple[tuple[_Sample, ...], Case]:
+    def _case_of(self, scores: int) -> tuple[tuple[_Sample, ...], ProofCase]:
         """The samples to check, and the case of their rows in the same order."""
         if scores not in self._cases:
             p = self.problem
@@ -186,7 +186,7 @@ class Workload:
             self._cases[scores] = samples, self._case_of_rows(map(self._tensors, samples))
         return self._cases[scores]
 
-    def _case_of_rows(self, parts: Iterable[_Tensors]) -> Case:
+    def _case_of_rows(self, parts: Iterable[_Tensors]) -> ProofCase:
         """The forward pass's case for these rows, with the problem's mask and numbers."""
         return ForwardReference().given_rows(
             self.problem, parts, self.problem.keywords, on_gpu=self._on_gpu
@@ -287,7 +287,7 @@ class BackwardWorkload(Workload):
         return list(dict.fromkeys(((0, 0), (p.batch - 1, p.heads_k - 1))))
 
     @cached_property
-    def _case(self) -> Case:
+    def _case(self) -> ProofCase:
         """The case of the groups, arranged as the sequences of a batch."""
         p = self.problem
         left, right = p.window or NO_WINDOW
@@ -396,7 +396,7 @@ class DecodeWorkload(Workload):
         return self._if_finite(case.verdict({"o": got}), [output])
 
     @cached_property
-    def _expected_groups(self) -> tuple[list[tuple[int, int]], Case]:
+    def _expected_groups(self) -> tuple[list[tuple[int, int]], ProofCase]:
         """Evenly spread (sequence, head of k) pairs, and the case of their rows in the same order.
         Only one group's K and V are copied to the host at a time."""
         p = self.problem

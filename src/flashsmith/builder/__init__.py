@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashsmith.builder.build_progress import BuildEvent, Progress
-from flashsmith.builder.kernel_cache import CacheEntry, Removed
+from flashsmith.builder.kernel_cache import CacheEntry, RemovedLibraries
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build
 from flashsmith.builder.library_lookup import (
@@ -37,7 +37,7 @@ __all__ = [
     "KernelLibrary",
     "Manifest",
     "Progress",
-    "Removed",
+    "RemovedLibraries",
     "Toolchain",
     "build",
     "built_configs",

@@ -73,7 +73,7 @@ class CacheEntry:
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedLibraries:
     """What ``prune`` or ``clear`` removed, and how many libraries stayed because they were in
     use."""
 
@@ -279,7 +279,7 @@ class Cache:
 
     # ---- room ----
 
-    def prune(self, limit_mib: float) -> Removed:
+    def prune(self, limit_mib: float) -> RemovedLibraries:
         """Evict the least recently used items until at most ``limit_mib`` MiB are left.
 
         Libraries that a process has open or is building are kept.
@@ -299,7 +299,7 @@ class Cache:
                     continue
                 freed += sizes[item]
                 entries += item.parent == self.libraries
-            return Removed(entries, freed, in_use)
+            return RemovedLibraries(entries, freed, in_use)
 
     def _evict(self, item: Path) -> bool:
         if item.parent == self.objects:
@@ -321,7 +321,7 @@ class Cache:
         finally:
             key_lock.release()
 
-    def clear(self) -> Removed:
+    def clear(self) -> RemovedLibraries:
         """Remove everything that flashsmith put into the cache and no process is using."""
         removed = self.prune(0)
         with self.errors("write"):

@@ -13,7 +13,7 @@ from flashsmith.builder.generate import GeneratedSources, generate_kernel_instan
 from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library import SHARED_OBJECT
 from flashsmith.builder.library_spec import LibrarySpec
-from flashsmith.builder.manifest import KernelBeside, KernelEntry
+from flashsmith.builder.manifest import AdditionalKernel, KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import (
@@ -213,7 +213,7 @@ class Compilation:
                     short_form=cfg.short_form(),
                     compile_seconds=round(seconds + share * shared_seconds, 3),
                     beside=tuple(
-                        KernelBeside(role=role, **self._compiled(cfg, role, shard, name))
+                        AdditionalKernel(role=role, **self._compiled(cfg, role, shard, name))
                         for role, name in others
                     ),
                     **self._compiled(cfg, "", shard, main),

@@ -33,7 +33,7 @@ FORMAT = 3
 
 
 @dataclass(frozen=True)
-class KernelBeside:
+class AdditionalKernel:
     """An additional compiled kernel of a config; KernelEntry describes the fields.
 
     ``role`` is the family's name for it.
@@ -82,7 +82,7 @@ class KernelEntry:
     ptx_bytes: int
     code_bytes: int
     warnings: tuple[str, ...] = ()
-    beside: tuple[KernelBeside, ...] = ()
+    beside: tuple[AdditionalKernel, ...] = ()
 
     @property
     def ptx_entries(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class KernelEntry:
         return self.spill_store_bytes + self.spill_load_bytes
 
     @property
-    def kernels(self) -> tuple[KernelEntry | KernelBeside, ...]:
+    def kernels(self) -> tuple[KernelEntry | AdditionalKernel, ...]:
         """All kernels of the config, the main one first."""
         return (self, *self.beside)
 
@@ -105,7 +105,7 @@ class KernelEntry:
         return max(kernel.registers for kernel in self.kernels)
 
     @property
-    def most_spilling(self) -> KernelEntry | KernelBeside:
+    def most_spilling(self) -> KernelEntry | AdditionalKernel:
         """The kernel that spills most; the main one if none spills."""
         return max(self.kernels, key=lambda kernel: kernel.spill_bytes)
 
@@ -125,7 +125,7 @@ class KernelEntry:
         """Reads what to_json wrote. Raises ValueError, KeyError or TypeError for anything else."""
         config = parse_kernel_name_into_config(data["short_form"])
         beside = tuple(
-            _checked(KernelBeside(**kernel | {"warnings": tuple(kernel["warnings"])}))
+            _checked(AdditionalKernel(**kernel | {"warnings": tuple(kernel["warnings"])}))
             for kernel in data["beside"]
         )
         data = data | {"warnings": tuple(data["warnings"]), "beside": beside}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flashsmith.builder.library import KernelLibrary
-from flashsmith.builder.manifest import KernelBeside, KernelEntry
+from flashsmith.builder.manifest import AdditionalKernel, KernelEntry
 from flashsmith.families import KernelConfig, Semantics
 
 # Parts of ptxas's messages about serialized wgmma and an ignored setmaxnreg.
@@ -42,7 +42,7 @@ def losses(kernel: KernelEntry) -> list[str]:
     ]
 
 
-def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | KernelBeside]]:
+def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKernel]]:
     return [("", kernel), *((f"{one.role}: ", one) for one in kernel.beside)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from flashsmith import env
-from flashsmith.builder.kernel_cache import Cache, CacheEntry, Removed
+from flashsmith.builder.kernel_cache import Cache, CacheEntry, RemovedLibraries
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.errors import ArgumentError, CacheError
 from flashsmith.pluralize import pluralize
@@ -74,7 +74,7 @@ def cache_entries() -> list[CacheEntry]:
     return Cache(cache_dir()).entries()
 
 
-def prune(limit_mib: float | None = None) -> Removed:
+def prune(limit_mib: float | None = None) -> RemovedLibraries:
     """Evict the least recently used libraries until the cache fits in ``limit_mib`` MiB.
 
     The default is FLASHSMITH_CACHE_LIMIT. Raises ArgumentError unless the limit is a number of at
@@ -86,7 +86,7 @@ def prune(limit_mib: float | None = None) -> Removed:
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
 
 
-def clear() -> Removed:
+def clear() -> RemovedLibraries:
     """Empty the cache, except for libraries that are in use."""
     return Cache(cache_dir()).clear()
 

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 from flashsmith.chooser.candidates import by_preference, candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.spills import known_spill
-from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable
+from flashsmith.chooser.winners import Entry, NearEntry, RankedConfig, WinnersTable
 from flashsmith.chooser.winners.key import sizes_of
 from flashsmith.chooser.winners.validation import device_of
 from flashsmith.errors import ArgumentError, FlashsmithError
@@ -339,9 +339,9 @@ def _repeatable_first(evidence: Evidence) -> Evidence:
 
 def _usable(
     entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
-) -> list[tuple[Any, Ranked]]:
+) -> list[tuple[Any, RankedConfig]]:
     """The entry's configs that this version knows and the device runs, with the problem's dtype."""
-    usable: list[tuple[Any, Ranked]] = []
+    usable: list[tuple[Any, RankedConfig]] = []
     for one in entry.ranked:
         config, reason = _checked(
             one.config, one.family, entry.key.d_head, problem.dtype, problem.gradients, device
@@ -372,8 +372,8 @@ def _checked(
 
 
 def _measured(
-    found: Found,
-    usable: Sequence[tuple[Any, Ranked]],
+    found: NearEntry,
+    usable: Sequence[tuple[Any, RankedConfig]],
     problem: Problem,
     device: DeviceSpec,
     notes: Sequence[str],
@@ -406,7 +406,7 @@ def _measured(
 
 def _with_others(
     ordered: list[ExpectedTime],
-    usable: Sequence[tuple[Any, Ranked]],
+    usable: Sequence[tuple[Any, RankedConfig]],
     measured: Problem,
     there: DeviceSpec,
     problem: Problem,
@@ -475,7 +475,7 @@ def _estimated_before(config: Any, measured: Problem, there: DeviceSpec) -> floa
     return estimate(config, measured, there).ms
 
 
-def _why(found: Found, count: int, very_one: bool) -> str:
+def _why(found: NearEntry, count: int, very_one: bool) -> str:
     entry = found.entry
     day = entry.time.partition("T")[0]
     measured = f"the fastest of {count} measured on {entry.key.gpu}" + (f", {day}" if day else "")

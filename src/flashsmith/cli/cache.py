@@ -14,7 +14,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.pluralize import pluralize
 
 if TYPE_CHECKING:
-    from flashsmith.builder import Removed
+    from flashsmith.builder import RemovedLibraries
 
 MIB = 2**20
 
@@ -77,7 +77,7 @@ def _libraries(number: int) -> str:
     return pluralize(number, "library", "libraries")
 
 
-def _report_removed(removed: Removed) -> None:
+def _report_removed(removed: RemovedLibraries) -> None:
     kept = f"; {removed.in_use} in use were kept" if removed.in_use else ""
     print(f"removed {_libraries(removed.entries)}, {removed.bytes / MIB:.1f} MiB{kept}")
 

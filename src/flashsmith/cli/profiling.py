@@ -129,9 +129,9 @@ def ncu(
     status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
     """
     from flashsmith.benchmark.ncu import (
-        Ledger,
         ProfilePlan,
         ProfileRow,
+        ProfileRowFile,
         profile_as_json,
         run_profile,
         settled,
@@ -160,7 +160,7 @@ def ncu(
     failure: ProfilerError | None = None
     with ExitStack() as stack:
         reporter = stack.enter_context(ProgressReporter())
-        ledger = stack.enter_context(Ledger(grows)) if grows else None
+        ledger = stack.enter_context(ProfileRowFile(grows)) if grows else None
         known = tuple(ledger.rows) if ledger else ()
         rows += settled(plan, query_gpu(0), known)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Cpp:
+class CppNames:
     """The names by which generated code and the host path refer to a family's C++; see family.csrc.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.canonical import version_of
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.knob import feature_of, feature_words
 from flashsmith.families.order import Order
@@ -115,7 +115,7 @@ class Family:
     # its .cc files are compiled into every library.
     csrc: Path
     # The C++ names in these sources.
-    cpp: Cpp
+    cpp: CppNames
     # The suffix of its compile target, such as 'a' for sm_90a, if it uses architecture-specific
     # instructions.
     target_suffix: str = ""
@@ -419,7 +419,7 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
             f"csrc={quoted(folder)}: give the Path of the folder of its C++ sources, which exists "
             f"and is called {name!r}"
         )
-    if not isinstance(getattr(family, "cpp", None), Cpp):
+    if not isinstance(getattr(family, "cpp", None), CppNames):
         raise ArgumentError(
             f"family: {name!r} has no cpp; set it to a Cpp, which names its kernels in C++"
         )

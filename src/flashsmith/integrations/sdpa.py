@@ -15,7 +15,7 @@ from flashsmith.integrations.pytorch_state import (
     why_not_on,
     without_transforms,
 )
-from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
+from flashsmith.integrations.sdpa_problem import SdpaProblem, TensorFacts, mask_arguments, why_not
 from flashsmith.integrations.traceable import attention, is_tracing, without_torchscript
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
@@ -110,24 +110,24 @@ def sdpa(
     )
 
 
-def tensor_facts(tensor: Any, tracing: bool) -> Facts:
+def tensor_facts(tensor: Any, tracing: bool) -> TensorFacts:
     """The properties of a tensor that decide whether a kernel can take it."""
     name = str if tracing else _name
     dtype, device = name(tensor.dtype).removeprefix("torch."), name(tensor.device)
     if tensor.is_nested:  # some nested tensors have no shape
-        return Facts((), (), dtype, device, kind="nested tensor")
+        return TensorFacts((), (), dtype, device, kind="nested tensor")
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
-        return Facts(shape, (), dtype, device, kind=f"tensor of layout {tensor.layout}")
+        return TensorFacts(shape, (), dtype, device, kind=f"tensor of layout {tensor.layout}")
     if tracing:
-        return Facts(shape, tensor.stride(), dtype, device)
+        return TensorFacts(shape, tensor.stride(), dtype, device)
     # Only plain tensors have an address to check; tensors of other types may have no memory.
     if torch._C._are_functorch_transforms_active():
         tensor = without_transforms(tensor)
     plain = type(tensor) in _PLAIN_TYPES
     aligned = not plain or tensor.data_ptr() % ALIGNMENT_BYTES == 0
     kind = "Tensor" if plain else type(tensor).__name__
-    return Facts(shape, tensor.stride(), dtype, device, aligned, kind)
+    return TensorFacts(shape, tensor.stride(), dtype, device, aligned, kind)
 
 
 @cache

@@ -18,7 +18,7 @@ _ALIGNMENT = ALIGNMENT_BYTES // 2  # elements
 _RANKS = (2, 3, 4)
 
 
-class Facts(NamedTuple):
+class TensorFacts(NamedTuple):
     """The properties of one tensor: (..., heads, length, d), strides in elements."""
 
     shape: tuple[int, ...]
@@ -32,9 +32,9 @@ class Facts(NamedTuple):
 class SdpaProblem(NamedTuple):
     """The arguments of scaled_dot_product_attention."""
 
-    query: Facts
-    key: Facts
-    value: Facts
+    query: TensorFacts
+    key: TensorFacts
+    value: TensorFacts
     has_mask: bool = False
     dropout_p: float = 0.0
     is_causal: bool = False
@@ -76,7 +76,7 @@ def mask_arguments(
     return True, (None, None)
 
 
-def _named(problem: SdpaProblem) -> tuple[tuple[str, Facts], ...]:
+def _named(problem: SdpaProblem) -> tuple[tuple[str, TensorFacts], ...]:
     return ("query", problem.query), ("key", problem.key), ("value", problem.value)
 
 

@@ -44,7 +44,7 @@ from flashsmith.integrations.transformers_bits import (
     refuse_under_canonical,
 )
 from flashsmith.integrations.transformers_masks import (
-    Hidden,
+    HiddenKeys,
     flashsmith_mask,
     hidden_by,
     selected_by,
@@ -322,7 +322,7 @@ def _pages_and_rows(
 
 
 def _causality(
-    module: Any, hidden: Hidden, given: bool | None, window: int | None, query: Any, pages: Any
+    module: Any, hidden: HiddenKeys, given: bool | None, window: int | None, query: Any, pages: Any
 ) -> tuple[bool, int | None]:
     """Whether a layer's attention is causal, and its window.
 
@@ -339,7 +339,7 @@ def _causality(
 
 
 def _padding(
-    hidden: Hidden,
+    hidden: HiddenKeys,
     filled: Any,
     pages: Any,
     sequences: Any,

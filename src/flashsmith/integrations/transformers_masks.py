@@ -52,7 +52,7 @@ _CAUSAL, _BIDIRECTIONAL = 2, 3
 _KEYWORDS = ("config", "dtype", "local_size", "use_vmap", "allow_torch_fix")
 
 
-class Hidden(NamedTuple):
+class HiddenKeys(NamedTuple):
     """What a mask hides.
 
     causal, window: None if the mask does not determine them. window: number of keys that a query
@@ -151,30 +151,30 @@ def _version(mask: Any) -> int | None:
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def hidden_by(mask: Any, queries: int) -> Hidden:
+def hidden_by(mask: Any, queries: int) -> HiddenKeys:
     """What an attention mask hides from a number of queries.
 
     Raises:
         ArgumentError: the model has changed the mask that flashsmith_mask() built.
     """
     if mask is None:
-        return Hidden()
+        return HiddenKeys()
     if mask.dim() == 4:
         if mask.dtype is torch.int8:
             causal, window = _kind_of_form(mask)
-            return Hidden(causal, window, keys=mask.shape[1] or None)
+            return HiddenKeys(causal, window, keys=mask.shape[1] or None)
         if mask.dtype is torch.int32:
             causal, window = _kind_of_form(mask)
-            return Hidden(causal, window, filled=mask[:, 0, 0, 0].contiguous())
+            return HiddenKeys(causal, window, filled=mask[:, 0, 0, 0].contiguous())
         if mask.dtype is torch.bool and _is_one_value(mask):
-            return Hidden(causal=False, window=0)
+            return HiddenKeys(causal=False, window=0)
     if not _may_ask():
-        return _hidden_by_values(mask, queries) or Hidden(pattern=mask)
+        return _hidden_by_values(mask, queries) or HiddenKeys(pattern=mask)
     # Every layer gets the same mask, and so the same padding object, by which packing_of() caches.
     version = _version(mask)
     if mask not in _known or _known[mask][0] != version:
         _known[mask] = version, _hidden_by_values(mask.detach(), queries)
-    return _known[mask][1] or Hidden(pattern=mask)
+    return _known[mask][1] or HiddenKeys(pattern=mask)
 
 
 def _is_one_value(mask: Any) -> bool:
@@ -205,23 +205,23 @@ def selected_by(mask: Any, indices: Any, keys: int) -> Any:
     return mask.masked_fill(~selected, torch.finfo(mask.dtype).min)
 
 
-def _hidden_by_values(mask: Any, queries: int) -> Hidden | None:
+def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
     """What a mask hides, from its shape and values; None if it is a pattern."""
     if mask.dim() == 2:  # the user's mask, from a model that does not call the mask function
         real = mask if mask.dtype is torch.bool else mask != 0
-        return Hidden(padding=real, keys=mask.shape[1])
+        return HiddenKeys(padding=real, keys=mask.shape[1])
     if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.int64):
         return None
     if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
         # With one query this may be any mask. To serve it, its values must be read, which a tracer
         # cannot do.
         of_keys = mask.shape[1] == mask.shape[2] == 1 and (queries > 1 or _may_ask())
-        return Hidden(False, 0, mask[:, 0, 0]) if of_keys else None
+        return HiddenKeys(False, 0, mask[:, 0, 0]) if of_keys else None
     causal, window = _kind_of_form(mask)
-    return Hidden(causal, window, mask[:, :, 0, 0], mask.shape[1])
+    return HiddenKeys(causal, window, mask[:, :, 0, 0], mask.shape[1])
 
 
-def _form(hidden: Hidden, batch_size: int, q_length: int, kv_length: int, device: Any) -> Any:
+def _form(hidden: HiddenKeys, batch_size: int, q_length: int, kv_length: int, device: Any) -> Any:
     if not hidden.causal and not hidden.window:
         if hidden.padding is not None:
             return hidden.padding[:, None, None, :]
@@ -257,12 +257,12 @@ def _hidden(
     kv_offset: int,
     attention_mask: Any,
     device: Any,
-) -> Hidden | None:
+) -> HiddenKeys | None:
     """What the mask that transformers requests hides; None if only the full mask describes it."""
     sequences = _sequence_numbers(mask_function)
     if sequences is not None and attention_mask is None:
         numbers, (causal, window) = sequences
-        return Hidden(causal, window, numbers)
+        return HiddenKeys(causal, window, numbers)
     kind = _kind(mask_function)
     if kind is None:
         return None
@@ -270,7 +270,7 @@ def _hidden(
     if causal and attention_mask is None and not isinstance(q_offset, int):
         filled = (q_offset + q_length - kv_offset).clamp(max=kv_length)
         filled = filled.to(device, torch.int32).expand(batch_size).contiguous()
-        return Hidden(causal, window, filled=filled)
+        return HiddenKeys(causal, window, filled=filled)
     if is_tracing() and isinstance(q_offset, torch.Tensor):
         return None
     real = prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -287,8 +287,8 @@ def _hidden(
             keys, real = last, None if real is None else real[:, :last]
     # Whether there is any padding must be read from the GPU, which a tracer cannot do.
     if real is None or (_may_ask() and bool(real.all())):
-        return Hidden(causal, window, keys=keys)
-    return Hidden(causal, window, real, keys)
+        return HiddenKeys(causal, window, keys=keys)
+    return HiddenKeys(causal, window, real, keys)
 
 
 def _may_ask() -> bool:

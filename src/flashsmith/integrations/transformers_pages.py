@@ -48,7 +48,7 @@ class Pages(NamedTuple):
     starts_q: Any
 
 
-class Unread:
+class PendingAppend:
     """A layer's new keys and values, and the pages to which they are appended.
 
     ``read`` gathers the keys and values that transformers would return, ``length`` of each.
@@ -71,11 +71,11 @@ class Unread:
 class _UnreadTensor(torch.Tensor):
     """The gathered keys (index 0) or values (1) of ``unread``; the first operation gathers them."""
 
-    unread: Unread
+    unread: PendingAppend
     index: int
 
     @staticmethod
-    def __new__(cls: Any, unread: Unread, index: int) -> Any:
+    def __new__(cls: Any, unread: PendingAppend, index: int) -> Any:
         new = (unread.key, unread.value)[index]
         _, heads, _, d = new.shape
         return torch.Tensor._make_wrapper_subclass(
@@ -86,7 +86,7 @@ class _UnreadTensor(torch.Tensor):
             device=new.device,
         )
 
-    def __init__(self, unread: Unread, index: int) -> None:
+    def __init__(self, unread: PendingAppend, index: int) -> None:
         self.unread, self.index = unread, index
 
     @classmethod
@@ -102,7 +102,7 @@ def gathered(tensor: Any) -> Any:
     return tensor.unread.read[tensor.index] if isinstance(tensor, _UnreadTensor) else tensor
 
 
-def unread_of(key: Any, value: Any) -> Unread | None:
+def unread_of(key: Any, value: Any) -> PendingAppend | None:
     """The Unread of a layer's keys and values; None unless both are as update() returned them."""
     if not isinstance(key, _UnreadTensor) or not isinstance(value, _UnreadTensor):
         return None
@@ -156,7 +156,7 @@ def leave_pages_unread() -> None:
         rows = key_states[0, 0] if pages.starts_q is None else kwargs["read_index"][allocator.index]
         for name in ("cu_seq_lens_k", "max_length_k"):
             kwargs[name] = of_kind(allocator, kwargs[name])
-        return Unread(key_states, value_states, pages, rows.shape[0], gather).tensors()
+        return PendingAppend(key_states, value_states, pages, rows.shape[0], gather).tensors()
 
     update_or_leave.leaves_unread_for = NAME
     PagedAttentionCache.update = update_or_leave

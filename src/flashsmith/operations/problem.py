@@ -37,7 +37,7 @@ _DTYPE_WORDS = {
 }
 
 
-class Tiled(Protocol):
+class TiledConfig(Protocol):
     """The part of a config that a problem uses."""
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
@@ -145,7 +145,7 @@ class Problem:
         bits = self.bits if operation(name).has_canonical else ""
         return replace(self, operation=name, gradients=gradients, bits=bits)
 
-    def required_semantics(self, cfg: Tiled) -> Semantics:
+    def required_semantics(self, cfg: TiledConfig) -> Semantics:
         """The semantics that `cfg`'s kernel must be compiled for.
 
         They are uneven if the sizes do not fill whole tiles and d_head.

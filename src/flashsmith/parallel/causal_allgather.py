@@ -22,7 +22,7 @@ import torch
 from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group
 from flashsmith.parallel.layout import CAUSAL
-from flashsmith.parallel.peers import Peers
+from flashsmith.parallel.rank_memory import RankMemory
 from flashsmith.parallel.schedules import (
     GroupCall,
     GroupGradients,
@@ -60,7 +60,7 @@ class _Keys(NamedTuple):
     wait_for_later: Callable[[], None]
 
 
-def _gather(call: GroupCall, peers: Peers | None, k: Any, v: Any) -> _Keys:
+def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
     """Starts to gather K and V."""
     ranks, rank = call.group.size, call.group.rank
     if peers is not None:
@@ -90,7 +90,7 @@ def _gather(call: GroupCall, peers: Peers | None, k: Any, v: Any) -> _Keys:
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
 
 
-def _peers(call: GroupCall, k: Any) -> Peers | None:
+def _peers(call: GroupCall, k: Any) -> RankMemory | None:
     """Slots for K and V and for their gradients; None if ranks cannot copy from each other."""
     ranks = call.group.size
     # K and V need 2P + 1 chunks. Gradients need one pair to and one from each other rank, for both
@@ -121,7 +121,7 @@ class _Places(NamedTuple):
     for_later: list[tuple[int, int, int, int]]
 
 
-def _copy_keys(peers: Peers, k: Any, v: Any) -> _Keys:
+def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     ranks, rank = peers.size, peers.rank
     batch, rows, heads, d = shape = k.shape
     chunk, places = rows // 2, 2 * ranks + 1
@@ -296,7 +296,11 @@ def backward(
 
 
 def _exchange(
-    call: GroupCall, peers: Peers | None, like: Any, sent: dict[int, _Pair], owners: Sequence[int]
+    call: GroupCall,
+    peers: RankMemory | None,
+    like: Any,
+    sent: dict[int, _Pair],
+    owners: Sequence[int],
 ) -> Callable[[], dict[int, _Pair]]:
     """Starts to send pairs of tensors to other ranks, and to receive those of ``owners``.
 

@@ -20,7 +20,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashsmith.errors import ArgumentError
-from flashsmith.parallel.peers import MOST, Others, Peers, transfer_stream
+from flashsmith.parallel.rank_memory import MOST, HostSync, RankMemory, transfer_stream
 from flashsmith.parallel.shared_words import SharedWords
 from flashsmith.parallel.watch import Watch
 from flashsmith.printable import quoted
@@ -106,9 +106,9 @@ class Group:
         )
         return made
 
-    def agree(self, message: Message) -> Agreement:
+    def agree(self, message: Message) -> RankAgreement:
         """Starts the exchange of messages about a call."""
-        return Agreement(self, message)
+        return RankAgreement(self, message)
 
     def same(self, word: int) -> Callable[[], bool]:
         """Starts to compare a 63-bit number with those of all ranks.
@@ -155,7 +155,7 @@ class Group:
             dist.all_gather(list(found.unbind()), given, group=self._of_host())
         return found.numpy().tobytes()
 
-    def peers(self, devices: Hashable, device: Any, nbytes: int) -> Peers | None:
+    def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
         """Slots of at least ``nbytes`` bytes, from which the ranks can copy each other's data.
 
         ``devices`` are those of all ranks. None if ranks cannot read each other's memory, or if the
@@ -171,8 +171,8 @@ class Group:
                 found.close()
             same = functools.partial(_same_by_shared_words, shared_words, self.watch)
             mark = functools.partial(self.watch.mark, device)
-            others = Others(self.rank, self.size, same, mark)
-            found = of_group[devices] = Peers.shared(others, device, nbytes, self.exchange)
+            others = HostSync(self.rank, self.size, same, mark)
+            found = of_group[devices] = RankMemory.shared(others, device, nbytes, self.exchange)
         return found
 
     # --- tensors ----------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class _Known(NamedTuple):
     said: list[dict[str, Any]]
 
 
-class Agreement:
+class RankAgreement:
     """The messages that the ranks of a group exchange about a call.
 
     First they exchange one word, which shows whether all ranks repeat their earlier messages. If a
@@ -431,7 +431,7 @@ _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # None for groups on several hosts.
 _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
 # By the ranks' devices; None if a rank cannot read another's memory.
-_peers: WeakKeyDictionary[Any, dict[Hashable, Peers | None]] = WeakKeyDictionary()
+_peers: WeakKeyDictionary[Any, dict[Hashable, RankMemory | None]] = WeakKeyDictionary()
 # By group: this process's rank, the global ranks of all members, and the watch. Agreements are by
 # group and this rank's message.
 _members: WeakKeyDictionary[Any, tuple[int, list[int], Watch]] = WeakKeyDictionary()

@@ -120,7 +120,7 @@ class Limits(NamedTuple):
     right: int | None = None
 
 
-class Piece(NamedTuple):
+class ScoreBlock(NamedTuple):
     """A rectangle of scores: rows of the query and key tensors, and the window for attention().
 
     attention() aligns masks to the bottom right of the rectangle. The window accounts for that, so
@@ -138,7 +138,7 @@ def pieces(
     ahead: int,
     mask: Limits,
     chunk: int = 1,
-) -> list[Piece]:
+) -> list[ScoreBlock]:
     """The keys that queries see, both parts of one sequence, in as few rectangles as possible.
 
     ahead: the number of keys minus that of queries in the whole sequence, so that query i is at key
@@ -149,7 +149,7 @@ def pieces(
     return _in_fewer(found)
 
 
-def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> Piece | None:
+def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreBlock | None:
     rows, keys = q.length, k.length
     first = q.position + ahead  # the first query's position among keys
     if mask.right is not None:
@@ -173,14 +173,14 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> Piece 
     shift = (first + rows) - (k.position + keys)
     left = None if mask.left is None or mask.left - shift >= keys - 1 else mask.left - shift
     right = None if mask.right is None or mask.right + shift >= rows - 1 else mask.right + shift
-    return Piece((q.row, q.row + rows), (k.row, k.row + keys), Limits(left, right))
+    return ScoreBlock((q.row, q.row + rows), (k.row, k.row + keys), Limits(left, right))
 
 
 FULL = Limits()
 CAUSAL = Limits(None, 0)
 
 
-def _in_fewer(found: list[Piece]) -> list[Piece]:
+def _in_fewer(found: list[ScoreBlock]) -> list[ScoreBlock]:
     """Merges adjacent rectangles that attention() can compute as one."""
     kinds = [piece.limits for piece in found]
     if kinds == [CAUSAL, FULL, CAUSAL]:
@@ -192,19 +192,19 @@ def _in_fewer(found: list[Piece]) -> list[Piece]:
             and both.k[1] == late.k[0]
             and _length(late.q) == _length(late.k)
         ):
-            return [Piece((early.q[0], late.q[1]), (early.k[0], late.k[1]), CAUSAL)]
-    merged: list[Piece] = []
+            return [ScoreBlock((early.q[0], late.q[1]), (early.k[0], late.k[1]), CAUSAL)]
+    merged: list[ScoreBlock] = []
     for piece in found:
         last = merged[-1] if merged else None
         both_full = last is not None and last.limits == piece.limits == FULL
         if last and both_full and last.q == piece.q and last.k[1] == piece.k[0]:
-            merged[-1] = Piece(last.q, (last.k[0], piece.k[1]), FULL)
+            merged[-1] = ScoreBlock(last.q, (last.k[0], piece.k[1]), FULL)
         else:
             merged.append(piece)
     if len(merged) == 2:
         one, two = merged
         if one.limits == two.limits == FULL and one.k == two.k and one.q[1] == two.q[0]:
-            return [Piece((one.q[0], two.q[1]), one.k, FULL)]
+            return [ScoreBlock((one.q[0], two.q[1]), one.k, FULL)]
     return merged
 
 
@@ -212,12 +212,12 @@ def _length(span: Span) -> int:
     return span[1] - span[0]
 
 
-def batches(found: Iterable[Sequence[Piece]]) -> list[list[Piece]]:
+def batches(found: Iterable[Sequence[ScoreBlock]]) -> list[list[ScoreBlock]]:
     """Divides the pieces of several packed sequences into calls of attention().
 
     All pieces of a call have the same window, and each sequence has at most one piece in it.
     """
-    calls: dict[tuple[Limits, int], list[Piece]] = defaultdict(list)
+    calls: dict[tuple[Limits, int], list[ScoreBlock]] = defaultdict(list)
     for of_sequence in found:
         counts: dict[Limits, int] = defaultdict(int)
         for piece in of_sequence:

@@ -18,7 +18,16 @@ from flashsmith.chooser.merge import merge_attention
 from flashsmith.families.canonical import CHUNK
 from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group, Transfer, used_until_now
-from flashsmith.parallel.layout import CAUSAL, Layout, Limits, Piece, Span, batches, joined, pieces
+from flashsmith.parallel.layout import (
+    CAUSAL,
+    Layout,
+    Limits,
+    ScoreBlock,
+    Span,
+    batches,
+    joined,
+    pieces,
+)
 from flashsmith.semantics.sizes import FREE
 
 # K and V are gathered by groups of heads. While one group is computed, the next ones are gathered.
@@ -147,7 +156,7 @@ def kernel_calls(
     return tuple(_kernel_call(part, packed, device) for part in together)
 
 
-def _kernel_call(part: Sequence[Piece], packed: bool, device: Any) -> KernelCall:
+def _kernel_call(part: Sequence[ScoreBlock], packed: bool, device: Any) -> KernelCall:
     limits = part[0].limits
     keywords: dict[str, Any] = {"causal": True} if limits == CAUSAL else {"window": tuple(limits)}
     sides = [[piece.q for piece in part], [piece.k for piece in part]]

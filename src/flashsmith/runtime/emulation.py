@@ -16,7 +16,13 @@ import numpy as np
 from flashsmith.errors import ArgumentError, EmulatorError
 from flashsmith.runtime.frameworks.base import WORKSPACE_ALIGNMENT
 from flashsmith.runtime.launch_counter import note_launch
-from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, TensorMapSpec, Workspace
+from flashsmith.runtime.launch_plan import (
+    InitialContents,
+    Launch,
+    LaunchPlan,
+    TensorMapSpec,
+    Workspace,
+)
 from ptxlab.checks import BankConflicts, all_checks, instruction_mix
 from ptxlab.errors import ArgumentError as PtxlabArgumentError
 from ptxlab.errors import EmulatorError as PtxlabEmulatorError
@@ -130,7 +136,7 @@ def run_in_emulator(
         total.add(result)
     total.findings = [finding for observer in observers for finding in observer.findings]
     for workspace, array in zip(plan.workspaces, workspaces, strict=True):
-        if workspace.contents == Contents.KEPT_ZERO and array.any():
+        if workspace.contents == InitialContents.KEPT_ZERO and array.any():
             raise EmulatorError(
                 f"{plan.kernel}: its workspace {workspace.name} must be zero at the end, for the "
                 f"next call, but holds {array[:64].tobytes().hex()}"
@@ -142,7 +148,7 @@ def run_in_emulator(
 def _filled(workspace: Workspace) -> np.ndarray:
     """A host workspace with its initial contents. If these are undefined, it holds bytes of 0xFF,
     which are NaN in every format."""
-    byte = 0xFF if workspace.contents == Contents.UNDEFINED else 0
+    byte = 0xFF if workspace.contents == InitialContents.UNDEFINED else 0
     memory = np.full(workspace.nbytes + WORKSPACE_ALIGNMENT, byte, np.uint8)
     begin = -memory.ctypes.data % WORKSPACE_ALIGNMENT
     return memory[begin : begin + workspace.nbytes]

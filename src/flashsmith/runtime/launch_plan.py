@@ -30,7 +30,7 @@ class TensorMapSpec:
     workspace: int | None = None
 
 
-class Contents(IntEnum):
+class InitialContents(IntEnum):
     """The contents of a workspace when the first launch of a call begins (csrc/host/plan.h)."""
 
     UNDEFINED = 0
@@ -43,7 +43,7 @@ class Workspace(NamedTuple):
 
     name: str
     nbytes: int
-    contents: Contents
+    contents: InitialContents
 
 
 class WorkspaceAddress(NamedTuple):
@@ -142,7 +142,7 @@ class LaunchPlan:
     @property
     def workspace_zeroed(self) -> bool:
         """Whether a workspace must be zero at the start."""
-        return any(workspace.contents != Contents.UNDEFINED for workspace in self.workspaces)
+        return any(workspace.contents != InitialContents.UNDEFINED for workspace in self.workspaces)
 
     @property
     def workspace_offset(self) -> int:
@@ -159,7 +159,7 @@ def plan_from_library(kernels: Sequence[str], described: Any) -> LaunchPlan:
     return LaunchPlan(
         launches=tuple(_launch(kernels, *launch) for launch in launches),
         workspaces=tuple(
-            Workspace(str(name), int(nbytes), Contents(int(contents)))
+            Workspace(str(name), int(nbytes), InitialContents(int(contents)))
             for name, nbytes, contents in workspaces
         ),
     )

@@ -25,7 +25,7 @@ from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 from flashsmith.tuning.executor import WorkerCall, WorkerGpu
 from flashsmith.tuning.runner import Compiler, Libraries, LibraryGoneError, Runner
-from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Outcome, Worker, wait_for_any
+from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Worker, WorkerResult, wait_for_any
 
 #: This address selects the cluster that this machine is in or, without one, this machine alone.
 ANY_CLUSTER = "auto"
@@ -332,7 +332,7 @@ class RayExecutor:
             self._deadlines[ref] = time.monotonic() + patience
         self._running[ref] = call
 
-    def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
+    def next_result(self, seconds: float) -> tuple[WorkerCall, WorkerResult] | None:
         """As in Executor."""
         if not self._running:
             time.sleep(seconds)
@@ -356,14 +356,14 @@ class RayExecutor:
             self._end(self._slots[call.gpu])
         return call, outcome
 
-    def _outcome(self, ref: Any) -> Outcome:
+    def _outcome(self, ref: Any) -> WorkerResult:
         """The outcome of a call; an exception of Ray is never blamed on a kernel."""
         compiling = self._running[ref].compiler is not None
         try:
-            outcome: Outcome = self._ray.get(ref)
+            outcome: WorkerResult = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
             reason = _first_line(error)
-            return Outcome(failure=Failure("error", reason)) if compiling else _lost(reason)
+            return WorkerResult(failure=Failure("error", reason)) if compiling else _lost(reason)
         except self._ray.exceptions.RayError as error:
             return _lost(_first_line(error))
         return outcome
@@ -398,8 +398,8 @@ class RayExecutor:
                 self._ray.kill(actor)
 
 
-def _lost(reason: str) -> Outcome:
-    return Outcome(failure=Failure("lost", reason))
+def _lost(reason: str) -> WorkerResult:
+    return WorkerResult(failure=Failure("lost", reason))
 
 
 # ---- on the cluster ----
@@ -427,13 +427,13 @@ class _GpuActor:
         seconds: float,
         fresh: bool,
         packed: Mapping[str, list[Any]],
-    ) -> Outcome:
+    ) -> WorkerResult:
         """The outcome of a call of the bench; fetches the ``packed`` libraries first."""
         try:
             self._receive(packed)
         except LibraryGoneError as error:
             failure = Failure("error", str(error), raised=LibraryGoneError.__name__)
-            return Outcome(failure=failure)
+            return WorkerResult(failure=failure)
         if fresh:
             self._worker.stop()
         return _asked(self._worker, method, arguments, seconds)
@@ -463,7 +463,7 @@ def _compile(
     method: str,
     arguments: tuple[Any, ...],
     seconds: float,
-) -> tuple[Outcome, dict[str, bytes]]:
+) -> tuple[WorkerResult, dict[str, bytes]]:
     """The outcome of a call of a compiler, and the libraries that it built, packed.
 
     Raises RuntimeError on a machine that joined with a version other than the driver's.
@@ -482,7 +482,7 @@ def _compile(
         return _lost(str(error)), {}
 
 
-def _asked(worker: Worker, method: str, arguments: tuple[Any, ...], seconds: float) -> Outcome:
+def _asked(worker: Worker, method: str, arguments: tuple[Any, ...], seconds: float) -> WorkerResult:
     try:
         worker.request(method, *arguments, seconds=seconds)
         while (outcome := worker.outcome()) is None:

@@ -8,9 +8,9 @@ from itertools import chain, zip_longest
 
 from flashsmith.errors import CompileError
 from flashsmith.tuning.executor import Executor, WorkerCall
-from flashsmith.tuning.runner import Compiled, Compiler
+from flashsmith.tuning.runner import BuildResult, Compiler
 from flashsmith.tuning.trial import Build
-from flashsmith.tuning.worker import Outcome
+from flashsmith.tuning.worker import WorkerResult
 
 Batch = tuple[Build, ...]
 # A library's fixed cost (host code, linking) equals compiling three configs. A batch of this size
@@ -21,7 +21,7 @@ _MIN_BATCH = 3
 _LOST_ATTEMPTS = 8
 
 
-class Compiling:
+class CompileQueue:
     """Compiles at most `jobs` batches at a time on an executor; use from one thread.
 
     A batch whose process dies or hangs (for `patience` seconds) is split and retried until the one
@@ -66,7 +66,9 @@ class Compiling:
             self._executor.submit(call)
             self._running[call] = batch
 
-    def take(self, call: WorkerCall, outcome: Outcome) -> list[tuple[Build, Compiled]] | None:
+    def take(
+        self, call: WorkerCall, outcome: WorkerResult
+    ) -> list[tuple[Build, BuildResult]] | None:
         """The results of the builds of a finished call; None when it is not a call of this object.
 
         Raises CompileError when a process did not start or raised, or was lost too often in a row.
@@ -86,7 +88,7 @@ class Compiling:
             half = len(batch) // 2
             self._queue.extendleft((batch[half:], batch[:half]))
         else:
-            return [(batch[0], Compiled(error=f"{failure.kind}: {failure.reason}"))]
+            return [(batch[0], BuildResult(error=f"{failure.kind}: {failure.reason}"))]
         return []
 
     def stop(self) -> None:

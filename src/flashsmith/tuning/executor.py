@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from flashsmith.tuning.runner import Compiler, Runner, TrialRunner
-from flashsmith.tuning.worker import Outcome, Worker, wait_for_any
+from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Executor(Protocol):
     def submit(self, call: WorkerCall) -> None:
         """Starts a call."""
 
-    def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
+    def next_result(self, seconds: float) -> tuple[WorkerCall, WorkerResult] | None:
         """A finished call and its outcome; None when no call finishes within `seconds`."""
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
@@ -72,7 +72,7 @@ class LocalExecutor:
         self._bench = None if bench is None else Worker(bench, environment=environment)
         self._running: dict[Worker, WorkerCall] = {}
         self._idle: list[Worker] = []
-        self._over: deque[tuple[WorkerCall, Outcome]] = deque()
+        self._over: deque[tuple[WorkerCall, WorkerResult]] = deque()
 
     @classmethod
     def of(cls, runner: Runner) -> LocalExecutor:
@@ -91,7 +91,7 @@ class LocalExecutor:
         worker.request(call.method, *call.arguments, seconds=call.seconds)
         self._running[worker] = call
 
-    def next_result(self, seconds: float) -> tuple[WorkerCall, Outcome] | None:
+    def next_result(self, seconds: float) -> tuple[WorkerCall, WorkerResult] | None:
         """As in Executor."""
         deadline = time.monotonic() + seconds
         while not self._over:

@@ -25,7 +25,7 @@ from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
-from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
 from flashsmith.tuning.trial import Build, is_right
 
 # Scores per head that the first check covers: a few hundred rows of a long sequence.
@@ -91,13 +91,13 @@ class NvccCompiler:
     def open(self) -> None:
         """Nothing to do."""
 
-    def compile(self, builds: Sequence[Build]) -> list[Compiled]:
+    def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
         """Compiles builds of one semantics, except those in the cache. When a batch fails to
         compile, its kernels are compiled one by one."""
         arch, semantics = self.device.arch, builds[0].semantics
         configs = [one.config for one in builds]
         together = find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
-        done: dict[Build, Compiled] = {}
+        done: dict[Build, BuildResult] = {}
         for one in builds:
             library = together or find_library(one.config, arch=arch, semantics=semantics)
             if library is not None:
@@ -117,14 +117,14 @@ class NvccCompiler:
             done |= {one: self._compiled(one, library) for one in missing}
         except (CompileError, IllegalConfigError) as error:
             if len(missing) == 1:
-                done[missing[0]] = Compiled(error=str(error))
+                done[missing[0]] = BuildResult(error=str(error))
             else:
                 done |= {one: self.compile([one])[0] for one in missing}
         return [done[one] for one in builds]
 
-    def _compiled(self, one: Build, library: KernelLibrary) -> Compiled:
+    def _compiled(self, one: Build, library: KernelLibrary) -> BuildResult:
         facts = KernelFacts.of(library.entry(one.config), self.device)
-        return Compiled(facts, library.manifest.key)
+        return BuildResult(facts, library.manifest.key)
 
 
 class GpuBench:

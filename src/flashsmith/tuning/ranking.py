@@ -14,7 +14,7 @@ from rich.console import Console
 from flashsmith.benchmark.measurement import Measurement, Proof, Times, Verdict, now
 from flashsmith.benchmark.measurement_files import write_rows
 from flashsmith.benchmark.table import make_columns, print_table, print_text
-from flashsmith.chooser.winners import Ranked, WinnersTable, join_winners, record_winners
+from flashsmith.chooser.winners import RankedConfig, WinnersTable, join_winners, record_winners
 from flashsmith.chooser.winners.staleness import sources_here
 from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.runner import Runner
@@ -47,7 +47,7 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
     return rows
 
 
-def winners(state: RaceState, runner: Runner) -> list[Ranked]:
+def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
     """The race's ranking for the table of winners, dated by its final or else its last timing.
 
     A kernel that was not checked thoroughly never ranks before one that was.
@@ -59,7 +59,7 @@ def winners(state: RaceState, runner: Runner) -> list[Ranked]:
     origins = (trial.origins[trial.stage] for trial in dated)
     newest = max(origins, key=lambda origin: str(origin["time"]), default={})
     return [
-        Ranked(
+        RankedConfig(
             family=trial.build.config.FAMILY,
             config=trial.name,
             ms=trial.ms,

@@ -19,7 +19,7 @@ from flashsmith.tuning.trial import COMPILE, Build, Record
 
 
 @dataclass(frozen=True)
-class Compiled:
+class BuildResult:
     """The result of a build: the facts of its kernel and the key of its library, or the error."""
 
     facts: KernelFacts | None = None
@@ -39,7 +39,7 @@ class Compiler(Protocol):
     def open(self) -> Any:
         """Called once, in the process."""
 
-    def compile(self, builds: Sequence[Build]) -> list[Compiled]:
+    def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
         """Compiles builds that share one semantics; each failing build returns its own error."""
 
 

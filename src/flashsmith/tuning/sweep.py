@@ -13,11 +13,11 @@ from typing import Any
 from flashsmith.benchmark.measurement import now
 from flashsmith.errors import LaunchError
 from flashsmith.families import Problem
-from flashsmith.tuning.compiling import Compiling
+from flashsmith.tuning.compiling import CompileQueue
 from flashsmith.tuning.executor import LOCAL_GPU, Executor, WorkerCall, WorkerGpu
 from flashsmith.tuning.journal import JournalPart
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, Task, follow
-from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
 from flashsmith.tuning.space import search_space as search_space  # documented as this module's
 from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import (
@@ -29,7 +29,7 @@ from flashsmith.tuning.trial import (
     Record,
     Trials,
 )
-from flashsmith.tuning.worker import Failure, Outcome
+from flashsmith.tuning.worker import Failure, WorkerResult
 
 # The search's share of the budget; the finals, whose figures enter the table, get the rest.
 _SEARCH_SHARE = 0.75
@@ -115,7 +115,7 @@ class Sweep:
         self._began = self._clock()
         # State of the calls.
         self._executor = executor
-        self._compiling = Compiling(
+        self._compiling = CompileQueue(
             runner.compiler, executor, settings.jobs, settings.compile_patience
         )
         gpus = (WorkerGpu(LOCAL_GPU, runner.origin),) if gpus is None else gpus
@@ -215,7 +215,7 @@ class Sweep:
         self._searching = False
         return self.advance()
 
-    def take(self, call: WorkerCall, outcome: Outcome) -> bool:
+    def take(self, call: WorkerCall, outcome: WorkerResult) -> bool:
         """Adds the result of a call; returns False if the call belongs to another sweep.
 
         Raises LaunchError when the GPU does not come back, and CompileError.
@@ -335,7 +335,7 @@ class Sweep:
             return "prove", (task.problem, *kernels[0], task.stage == CHECK)
         return "time", (task.problem, kernels, task.least, task.ms, task.steady)
 
-    def _take(self, bench: _Bench, task: Task, outcome: Outcome) -> None:
+    def _take(self, bench: _Bench, task: Task, outcome: WorkerResult) -> None:
         self._seconds[task.problem] += self._clock() - bench.began
         if outcome.failure is not None:
             self._take_failure(bench, task, outcome.failure)
@@ -397,7 +397,7 @@ class Sweep:
         self._compiling.add(lost)
         return True
 
-    def _compiled(self, build: Build, compiled: Compiled) -> None:
+    def _compiled(self, build: Build, compiled: BuildResult) -> None:
         if compiled.facts is not None:
             self._libraries[build] = compiled.library
         self._note(compiled.record(build))

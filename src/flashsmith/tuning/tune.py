@@ -19,7 +19,7 @@ from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.time_left import format_seconds
-from flashsmith.tuning.compiling import Compiling
+from flashsmith.tuning.compiling import CompileQueue
 from flashsmith.tuning.executor import LOCAL_GPU, Executor, LocalExecutor, WorkerGpu
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.problems import default_problems, reference_problem
@@ -37,7 +37,7 @@ _REFRESH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Tuned:
+class SweepResult:
     """The final states of a sweep's races. interrupted: whether Ctrl-C ended it. gpus: for each
     race, the kind of GPU that it ran on."""
 
@@ -52,7 +52,7 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class GpuPool:
     """GPUs of one kind, the races to run on them, and the `runner` that compiles and measures."""
 
     runner: Runner
@@ -62,13 +62,13 @@ class Fleet:
 
 def fleets_of(
     gpus: Iterable[tuple[WorkerGpu, Runner]], races_on: Callable[[DeviceSpec], Sequence[Race]]
-) -> list[Fleet]:
+) -> list[GpuPool]:
     """Groups GPUs whose figures are comparable, because the runners' environments are equal."""
     kinds: dict[str, list[tuple[WorkerGpu, Runner]]] = {}
     for gpu, runner in gpus:
         kinds.setdefault(journal_key(runner), []).append((gpu, runner))
     return [
-        Fleet(kind[0][1], tuple(gpu for gpu, _ in kind), races_on(kind[0][1].device))
+        GpuPool(kind[0][1], tuple(gpu for gpu, _ in kind), races_on(kind[0][1].device))
         for kind in kinds.values()
     ]
 
@@ -170,7 +170,7 @@ def tune(
     *,
     fresh: bool = False,
     table: Path | None = None,
-) -> Tuned:
+) -> SweepResult:
     """Runs the races and writes to the folder `out`: journal.jsonl continuously, winners.json when
     a problem is done, ranking.csv and ranking.json at the end. Winners of a final are also merged
     into `table`, by default the user's table.
@@ -181,13 +181,13 @@ def tune(
     Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
     when the GPU does not come back, CompileError when nothing can be compiled.
     """
-    fleet = Fleet(runner, (WorkerGpu(LOCAL_GPU, runner.origin),), races)
+    fleet = GpuPool(runner, (WorkerGpu(LOCAL_GPU, runner.origin),), races)
     executor = LocalExecutor.of(runner)
     return tune_fleets([fleet], executor, settings, out, progress, fresh=fresh, table=table)
 
 
 def tune_fleets(
-    fleets: Sequence[Fleet],
+    fleets: Sequence[GpuPool],
     executor: Executor,
     settings: Settings,
     out: Path,
@@ -195,7 +195,7 @@ def tune_fleets(
     *,
     fresh: bool = False,
     table: Path | None = None,
-) -> Tuned:
+) -> SweepResult:
     """Like tune(), but runs several kinds of GPU concurrently on an executor, and closes it.
 
     Journal, ranking and tables hold all kinds of GPU; only this process writes them.
@@ -259,7 +259,7 @@ def tune_fleets(
             f"{failures[0]}\nThe ranking is in {out}; fix this error and run again to enter it"
         )
     names = [runner.device.name for states, runner in ended for _ in states]
-    tuned = Tuned([state for states, _ in ended for state in states], interrupted, names)
+    tuned = SweepResult([state for states, _ in ended for state in states], interrupted, names)
     _report_end(tuned, time.monotonic() - began, out, progress)
     return tuned
 
@@ -292,7 +292,7 @@ class _Winners:
         return failures
 
 
-def _report_end(tuned: Tuned, took: float, out: Path, progress: SweepProgress) -> None:
+def _report_end(tuned: SweepResult, took: float, out: Path, progress: SweepProgress) -> None:
     races = tuned.races
     _report_undecided(races, out, progress)
     won = sum(bool(state.ranked) for state in races)
@@ -322,7 +322,7 @@ def build_ahead(
     known = Trials(device, settings.max_spill)
     builds = dict.fromkeys(b for state in states_of(races, known) for b in state.wanted)
     executor = LocalExecutor()
-    compiling = Compiling(compiler, executor, settings.jobs, settings.compile_patience)
+    compiling = CompileQueue(compiler, executor, settings.jobs, settings.compile_patience)
     began, done = time.monotonic(), 0
     try:
         compiling.add(builds)

@@ -52,7 +52,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WorkerResult:
     """The result of a call: its value or its failure."""
 
     value: Any = None
@@ -110,7 +110,7 @@ class Worker:
         else:
             self._send()
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> WorkerResult | None:
         """The outcome of the request; None while it is under way. Does not block."""
         if self._connection is None or self._deadline is None:
             return None
@@ -123,7 +123,7 @@ class Worker:
                     continue
                 if kind == _RETURNED:
                     self._deadline = None
-                    return Outcome(value)
+                    return WorkerResult(value)
                 raised, reason = value
                 return self._fail("error" if self._started else "startup", reason, raised)
         except (EOFError, ConnectionError):
@@ -205,9 +205,9 @@ class Worker:
         said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
         return f"the process {how}" + (f": {said}" if said else "")
 
-    def _fail(self, kind: FailureKind, reason: str, raised: str = "") -> Outcome:
+    def _fail(self, kind: FailureKind, reason: str, raised: str = "") -> WorkerResult:
         self.stop()
-        return Outcome(failure=Failure(kind, reason, raised))
+        return WorkerResult(failure=Failure(kind, reason, raised))
 
 
 def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:

@@ -1,14 +1,14 @@
 """Proofs: seeded inputs, float64 references, the tolerance rule, and the verdict on a config."""
 
 from flashsmith.verify.attention_semantics import Attention
-from flashsmith.verify.operation_reference import Case, OperationReference
+from flashsmith.verify.operation_reference import OperationReference, ProofCase
 from flashsmith.verify.proof_inputs import INPUT_KINDS, TILE_KINDS, Inputs, InputSpec, make_inputs
 from flashsmith.verify.prove import BACKENDS, Verdict, describe_problem, prove, reference_of
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
 from flashsmith.verify.tolerance import (
     Comparison,
-    Expected,
-    Location,
+    ErrorLocation,
+    ExpectedOutputs,
     compare,
     heads_for_enough_outputs,
 )
@@ -21,13 +21,13 @@ __all__ = [
     "INPUT_KINDS",
     "TILE_KINDS",
     "Attention",
-    "Case",
     "Comparison",
-    "Expected",
+    "ErrorLocation",
+    "ExpectedOutputs",
     "InputSpec",
     "Inputs",
-    "Location",
     "OperationReference",
+    "ProofCase",
     "References",
     "Verdict",
     "compare",

@@ -21,11 +21,11 @@ from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import repeated_over_heads
 from flashsmith.verify.gradient_tolerance import compare_gradients
 from flashsmith.verify.gradients import Rows, compute_gradients
-from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
+from flashsmith.verify.operation_reference import OperationReference, ProofCase, ToDevice
 from flashsmith.verify.problem_options import attention_of, options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import references_of
-from flashsmith.verify.tolerance import Comparison, Expected, heads_for_enough_outputs
+from flashsmith.verify.tolerance import Comparison, ExpectedOutputs, heads_for_enough_outputs
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
 # Kinds of inputs, each with the kind of its q, k and v. 'large_do' has do and dlse as loss scaling
@@ -137,7 +137,7 @@ class BackwardReference(OperationReference):
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
-    ) -> Expected:
+    ) -> ExpectedOutputs:
         """The gradients for the inputs; o and lse are recomputed in float64, unless they cover more
         keys than k holds."""
         attention, sequences = attention_of(problem, options), sequences_of(problem, options)
@@ -161,7 +161,7 @@ class BackwardReference(OperationReference):
         seed: int,
         options: Mapping[str, Any],
         on_gpu: bool = False,
-    ) -> Case:
+    ) -> ProofCase:
         """One proof of ``cfg``'s kernel: the problem with its heads repeated until each gradient
         has enough elements, and the semantics for which the kernel is compiled."""
         # Fill in what the caller left out, such as the lengths of packed sequences.
@@ -170,10 +170,10 @@ class BackwardReference(OperationReference):
         frozen = tuple(sorted(options.items()))
         drawn, expected = _drawn_case(problem, kind, seed, frozen, on_gpu)
         problem = replace(problem, semantics=problem.required_semantics(cfg))
-        return Case(problem, drawn.tensors, options, expected)
+        return ProofCase(problem, drawn.tensors, options, expected)
 
     def run(
-        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+        self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
         unneeded = case.options.get("unneeded", ())
         sinks = "sinks" in case.inputs and "dsinks" not in unneeded
@@ -189,7 +189,7 @@ class BackwardReference(OperationReference):
         )
 
     def compare(
-        self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
+        self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
         return compare_gradients(dtype, outputs, case.expected)
@@ -284,7 +284,7 @@ def draw_backward_inputs(
 @lru_cache(maxsize=4)
 def _drawn_case(
     problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
-) -> tuple[BackwardInputs, Expected]:
+) -> tuple[BackwardInputs, ExpectedOutputs]:
     """Inputs and expected gradients, read-only and cached, because a set of configs shares them."""
     asked = dict(options)
     drawn = draw_backward_inputs(problem, kind, seed, asked, on_gpu)

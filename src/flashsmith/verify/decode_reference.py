@@ -22,11 +22,11 @@ from flashsmith.verify.attention_semantics import (
     row_slices,
 )
 from flashsmith.verify.forward_reference import check_lens, repeated_over_heads
-from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
+from flashsmith.verify.operation_reference import OperationReference, ProofCase, ToDevice
 from flashsmith.verify.problem_options import attention_of, options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import References, references_of
-from flashsmith.verify.tolerance import Comparison, Element, Expected, compare
+from flashsmith.verify.tolerance import Comparison, Element, ExpectedOutputs, compare
 
 ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
@@ -158,7 +158,7 @@ class DecodeReference(OperationReference):
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
-    ) -> Expected:
+    ) -> ExpectedOutputs:
         """o, LSE and the caches, in the shapes of the operation's tensors."""
         found = expected_of(problem, inputs, options)
         o, lse = found.references.o, found.references.lse
@@ -173,7 +173,7 @@ class DecodeReference(OperationReference):
             for name in ("k_cache", "v_cache"):
                 rounded[name] = getattr(found, name)
                 exact[name] = rounded[name].astype(np.float64)
-        return Expected(exact, rounded)
+        return ExpectedOutputs(exact, rounded)
 
     def case(
         self,
@@ -184,7 +184,7 @@ class DecodeReference(OperationReference):
         seed: int,
         options: Mapping[str, Any],
         on_gpu: bool = False,
-    ) -> Case:
+    ) -> ProofCase:
         """One proof of ``cfg``'s kernel: the problem with its grouped heads repeated until it has
         enough outputs, and the semantics for which the kernel is compiled."""
         options = self.options(problem, seed=seed, **options)
@@ -192,10 +192,10 @@ class DecodeReference(OperationReference):
         frozen = tuple(sorted(options.items()))
         inputs, expected = _drawn_case(problem, kind, seed, frozen, on_gpu)
         problem = replace(problem, semantics=problem.required_semantics(cfg))
-        return Case(problem, inputs, options, expected)
+        return ProofCase(problem, inputs, options, expected)
 
     def run(
-        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+        self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
         """Run the kernel on copies of the caches, since it may append to them."""
         inputs = dict(case.inputs)
@@ -216,7 +216,7 @@ class DecodeReference(OperationReference):
         )
 
     def compare(
-        self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
+        self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
         """The forward pass's rule for o and the LSE; caches must be bitwise equal. A case that
         another reference made is judged by the rule for any operation."""

@@ -14,7 +14,7 @@ from flashsmith.runtime import OperationResult, run_forward
 from flashsmith.semantics.signature import check_mask, check_scale
 from flashsmith.semantics.sizes import FREE
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, offsets
-from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
+from flashsmith.verify.operation_reference import OperationReference, ProofCase, ToDevice
 from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.proof_inputs import INPUT_KINDS, TILE_KINDS, InputSpec
 from flashsmith.verify.reference import (
@@ -23,7 +23,12 @@ from flashsmith.verify.reference import (
     joined,
     references_of,
 )
-from flashsmith.verify.tolerance import Comparison, Expected, compare, heads_for_enough_outputs
+from flashsmith.verify.tolerance import (
+    Comparison,
+    ExpectedOutputs,
+    compare,
+    heads_for_enough_outputs,
+)
 
 
 class _Expected(NamedTuple):
@@ -54,7 +59,7 @@ class ForwardReference(OperationReference):
         seed: int,
         options: Mapping[str, Any],
         on_gpu: bool = False,
-    ) -> Case:
+    ) -> ProofCase:
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         problem = repeated_over_heads(problem, attention.lens_q)
         problem = replace(problem, semantics=problem.required_semantics(cfg))
@@ -72,7 +77,7 @@ class ForwardReference(OperationReference):
         if attention.lens_q is not None and attention.lens_k is not None:
             inputs["cu_seqlens_q"] = offsets(attention.lens_q)
             inputs["cu_seqlens_k"] = offsets(attention.lens_k)
-        return Case(problem, inputs, options, _Expected(attention, references))
+        return ProofCase(problem, inputs, options, _Expected(attention, references))
 
     def given_rows(
         self,
@@ -81,7 +86,7 @@ class ForwardReference(OperationReference):
         options: Mapping[str, Any],
         *,
         on_gpu: bool = False,
-    ) -> Case:
+    ) -> ProofCase:
         """The case of some rows of a problem, whose output is (rows, heads, d).
 
         ``parts`` are q (rows, heads, d), and k and v (keys, heads_k, d), which end at the last key
@@ -92,20 +97,22 @@ class ForwardReference(OperationReference):
         references = joined(
             references_of(attention, q[None], k[None], v[None], on_gpu=on_gpu) for q, k, v in parts
         )
-        return Case(problem, {}, options, _Expected(attention, references), self)
+        return ProofCase(problem, {}, options, _Expected(attention, references), self)
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
-    ) -> Expected:
+    ) -> ExpectedOutputs:
         """Computed separately from case(), whose references a set of configs shares."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         q, k, v = (inputs[name] for name in "qkv")
         found = references_of(attention, q, k, v, inputs.get("sinks"))
         statistics = {"lse": found.lse, "row_max": found.row_max}
-        return Expected({"o": found.o, **statistics}, {"o": found.same_precision, **statistics})
+        return ExpectedOutputs(
+            {"o": found.o, **statistics}, {"o": found.same_precision, **statistics}
+        )
 
     def run(
-        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+        self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
         """Run run_forward, as a caller's call does."""
         attention: Attention = case.expected.attention
@@ -137,7 +144,7 @@ class ForwardReference(OperationReference):
         return OperationResult(outputs, result.ms, result.emulation)
 
     def compare(
-        self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
+        self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
         return compare(
             kernel,

@@ -15,8 +15,8 @@ from flashsmith.verify.tolerance import (
     MAX_ERROR_SLACK,
     RELATIVE_L2_BOUND,
     Comparison,
-    Expected,
-    Judged,
+    ExpectedOutputs,
+    OutputVerdict,
     comparison_of,
     expected_outputs,
 )
@@ -26,7 +26,7 @@ UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 
 
 @dataclass(frozen=True)
-class ExpectedGradients(Expected):
+class ExpectedGradients(ExpectedOutputs):
     """The expected gradients by name.
 
     ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that may be
@@ -102,7 +102,7 @@ def compare_gradients(
 def _comparison(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedGradients
 ) -> Comparison:
-    checked: dict[str, Judged] = {}
+    checked: dict[str, OutputVerdict] = {}
     for name, got in expected_outputs(outputs, expected):
         check = _check_sinks if name == "dsinks" else _check_gradient
         with np.errstate(invalid="ignore", over="ignore"):
@@ -112,7 +112,7 @@ def _comparison(
 
 def _check_gradient(
     dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients
-) -> Judged:
+) -> OutputVerdict:
     exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
     lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
     misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
@@ -141,10 +141,12 @@ def _check_gradient(
         reasons.append(f"not 0 in {int(not_zero.sum())} elements that nothing contributes to")
     wrong = (error > bound) | misplaced | not_zero
     place = wrong if wrong.any() else error
-    return Judged(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
+    return OutputVerdict(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
 
 
-def _check_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients) -> Judged:
+def _check_sinks(
+    dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients
+) -> OutputVerdict:
     exact, rounded = expected.exact[name], expected.rounded[name]
     bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + MAX_ERROR_SLACK
     finite = np.isfinite(exact)
@@ -161,7 +163,9 @@ def _check_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGra
     norm = float(np.linalg.norm(np.where(finite, exact, 0.0)))
     rel_l2 = float(np.linalg.norm(error)) / norm if norm else 0.0
     bound = float(bounds[worst]) if finite[worst] else MAX_ERROR_SLACK
-    return Judged(tuple(reasons), wrong, int(wrong.sum()), float(error[worst]), bound, rel_l2)
+    return OutputVerdict(
+        tuple(reasons), wrong, int(wrong.sum()), float(error[worst]), bound, rel_l2
+    )
 
 
 def _most(values: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from flashsmith.operations.merge import part_names, parts_of
 from flashsmith.operations.operation import packed_rows, shape_of
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.operation_reference import OperationReference
-from flashsmith.verify.tolerance import Expected
+from flashsmith.verify.tolerance import ExpectedOutputs
 
 # The share of rows without a key in a part, and of rows without a key in any part.
 _EMPTY_SHARE, _ALL_EMPTY_SHARE = 0.2, 0.05
@@ -55,13 +55,15 @@ class MergeReference(OperationReference):
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
-    ) -> Expected:
+    ) -> ExpectedOutputs:
         names = [part_names(part) for part in range(parts_of(problem))]
         outs, lses = ([inputs[pair[i]] for pair in names] for i in range(2))
         o_dtype = NUMPY_DTYPES[options.get("dtype") or problem.dtype.numpy_name]
         o, lse = merged(outs, lses, inputs.get("sinks"), np.float64)
         rounded, rounded_lse = merged(outs, lses, inputs.get("sinks"), np.float32)
-        return Expected({"o": o, "lse": lse}, {"o": rounded.astype(o_dtype), "lse": rounded_lse})
+        return ExpectedOutputs(
+            {"o": o, "lse": lse}, {"o": rounded.astype(o_dtype), "lse": rounded_lse}
+        )
 
 
 def merged(

@@ -16,14 +16,14 @@ from flashsmith.operations import Operation
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
-from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, Expected, compare_tensors
+from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, ExpectedOutputs, compare_tensors
 
 # Places a proof's arrays: unchanged on the host, or on a GPU.
 ToDevice = Callable[[np.ndarray], Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class ProofCase:
     """One problem of a proof or a benchmark: its inputs and its expected outputs, with the verdict.
 
     ``inputs`` are host arrays by the operation's names. ``expected`` is understood only by the
@@ -61,7 +61,7 @@ class OperationReference(ABC):
     @abstractmethod
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
-    ) -> Expected:
+    ) -> ExpectedOutputs:
         """The expected outputs: each in float64, never rounded, and from a plain implementation
         that rounds where a kernel must."""
 
@@ -119,7 +119,7 @@ class OperationReference(ABC):
         seed: int,
         options: Mapping[str, Any],
         on_gpu: bool = False,
-    ) -> Case:
+    ) -> ProofCase:
         """One proof of ``cfg``'s kernel: the problem with its heads repeated until MIN_OUTPUTS
         outputs are compared, and the semantics for which the kernel is compiled.
 
@@ -133,16 +133,16 @@ class OperationReference(ABC):
             semantics=problem.required_semantics(cfg),
         )
         inputs = self.draw(problem, kind, seed)
-        return Case(problem, inputs, options, self.expected(problem, inputs, options))
+        return ProofCase(problem, inputs, options, self.expected(problem, inputs, options))
 
     def given(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
-    ) -> Case:
+    ) -> ProofCase:
         """The case of existing inputs, for example a benchmark's."""
-        return Case(problem, inputs, options, self.expected(problem, inputs, options), self)
+        return ProofCase(problem, inputs, options, self.expected(problem, inputs, options), self)
 
     def run(
-        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+        self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
         """Run the kernel, with every output NaN before; ``how`` are run_operation's keywords."""
         operation = case.problem.computed
@@ -158,7 +158,7 @@ class OperationReference(ABC):
         )
 
     def compare(
-        self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
+        self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
         """The verdict on outputs by name, by compare_tensors()."""
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype

@@ -34,7 +34,7 @@ MIN_OUTPUTS = 4096
 
 
 @dataclass(frozen=True)
-class Location:
+class ErrorLocation:
     """One element of o or of a row's statistics, by problem and by kernel coordinates.
 
     ``batch`` is the sequence's number in the batch, and ``row`` counts within the sequence.
@@ -84,16 +84,16 @@ class Element:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedOutputs:
     """The expected outputs by name. ``exact`` is float64, never rounded. ``rounded`` comes from a
     plain implementation that rounds where a kernel must."""
 
     exact: Mapping[str, np.ndarray]
     rounded: Mapping[str, np.ndarray]
 
-    def only(self, names: Collection[str]) -> Expected:
+    def only(self, names: Collection[str]) -> ExpectedOutputs:
         """The expected outputs of these names only."""
-        return Expected(
+        return ExpectedOutputs(
             {name: array for name, array in self.exact.items() if name in names},
             {name: array for name, array in self.rounded.items() if name in names},
         )
@@ -112,7 +112,7 @@ class Comparison:
     row_max_error: float | None
     outputs: int
     mismatches: int
-    first_mismatch: Location | Element | None
+    first_mismatch: ErrorLocation | Element | None
 
     @property
     def ok(self) -> bool:
@@ -162,7 +162,7 @@ class _Mismatches:
 
     def locate(
         self, what: str, wrong: np.ndarray, got: np.ndarray, expected: np.ndarray
-    ) -> Location:
+    ) -> ErrorLocation:
         """The first element of ``wrong``, which has o's shape (..., row, head, column) or a
         statistic's (..., head, row); ... is the batch unless sequences are packed."""
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
@@ -177,7 +177,7 @@ class _Mismatches:
             packed_row = row
             batch = [int(np.searchsorted(self.cu_seqlens, row, side="right")) - 1]
             row -= int(self.cu_seqlens[batch[0]])
-        return Location(
+        return ErrorLocation(
             batch=batch[0],
             row=row,
             head=head,
@@ -250,7 +250,7 @@ def compare(
 
 
 def compare_tensors(
-    dtype: DType, outputs: Mapping[str, np.ndarray], expected: Expected
+    dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedOutputs
 ) -> Comparison:
     """Judge every expected output by compare()'s rule for o with the bounds of ``dtype``; whole
     numbers must be equal. The figures are those of the output with the largest error relative to
@@ -266,7 +266,7 @@ def compare_tensors(
 
 
 def expected_outputs(
-    outputs: Mapping[str, np.ndarray], expected: Expected
+    outputs: Mapping[str, np.ndarray], expected: ExpectedOutputs
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The expected outputs, by name.
 
@@ -282,9 +282,9 @@ def expected_outputs(
 
 def comparison_of(
     dtype: DType,
-    checked: Mapping[str, Judged],
+    checked: Mapping[str, OutputVerdict],
     outputs: Mapping[str, np.ndarray],
-    expected: Expected,
+    expected: ExpectedOutputs,
     *,
     named: bool = True,
 ) -> Comparison:
@@ -319,7 +319,7 @@ def comparison_of(
     )
 
 
-class Judged(NamedTuple):
+class OutputVerdict(NamedTuple):
     """The verdict on one output. ``wrong`` marks the elements that break the rule; if only a norm
     breaks it, ``wrong`` holds each element's error."""
 
@@ -342,13 +342,13 @@ def _check_output(
     exact: np.ndarray,
     rounded: np.ndarray,
     tainted: np.ndarray | None = None,
-) -> Judged:
+) -> OutputVerdict:
     """The verdict on one output by compare()'s rule."""
     if output.dtype.kind in "iub":
         differ = output != exact
         said = (f"{int(differ.sum())} numbers differ",) if differ.any() else ()
         most = _largest(np.abs(output.astype(np.float64) - exact))
-        return Judged(said, differ, int(differ.sum()), most, 0.0, 0.0)
+        return OutputVerdict(said, differ, int(differ.sum()), most, 0.0, 0.0)
     got, same = output.astype(np.float64), rounded.astype(np.float64)
     error = _finite_difference(got, exact)
     bound = MAX_ERROR_FACTOR * _largest(_finite_difference(same, exact))
@@ -371,7 +371,7 @@ def _check_output(
     if rel_l2 > rel_l2_bound and max_error > SMALLEST_STEP[dtype]:
         reasons.append(f"relative L2 error {rel_l2:.3g} is above {rel_l2_bound:.3g}")
     shown = wrong if wrong.any() else error
-    return Judged(tuple(reasons), shown, int(wrong.sum()), max_error, bound, rel_l2)
+    return OutputVerdict(tuple(reasons), shown, int(wrong.sum()), max_error, bound, rel_l2)
 
 
 def _largest(errors: np.ndarray) -> float:

@@ -12,14 +12,14 @@ import shared_kernels
 
 from flashsmith.benchmark import workload as workload_module
 from flashsmith.benchmark.ncu import (
-    Ledger,
     ProfileRow,
+    ProfileRowFile,
     profile_as_json,
     profiled_process,
     read_profile,
 )
-from flashsmith.benchmark.ncu.counters import CutOff, parse_raw_page
-from flashsmith.benchmark.ncu.profiled_process import Job, Use, run_job
+from flashsmith.benchmark.ncu.counters import TruncatedPage, parse_raw_page
+from flashsmith.benchmark.ncu.profiled_process import ProfiledKernel, ProfilingJob, run_job
 from flashsmith.benchmark.ncu.profiler import find_ncu
 from flashsmith.benchmark.ncu.profiling import WavefrontCount, emulated_wavefronts
 from flashsmith.benchmark.report import read_results
@@ -107,10 +107,10 @@ def test_what_is_no_page(text: str) -> None:
 def test_a_page_that_ends_early_keeps_what_is_whole() -> None:
     lines = PAGE.splitlines(keepends=True)[:-1]
     for end in range(len("".join(lines[:-1])) + 1, len("".join(lines)) - 1):
-        with pytest.raises(CutOff) as cut:
+        with pytest.raises(TruncatedPage) as cut:
             parse_raw_page("".join(lines)[:end])
         assert [launch.metrics["ID"] for launch in cut.value.launches] == [0]
-    with pytest.raises(CutOff) as cut:
+    with pytest.raises(TruncatedPage) as cut:
         parse_raw_page("".join(lines[:2])[:-20])
     assert cut.value.launches == []
 
@@ -136,11 +136,11 @@ ROW = ProfileRow(
 
 def test_rows_read_back_as_they_were(tmp_path) -> None:
     path = tmp_path / "rows.csv"
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         ledger.write(ROW)
         ledger.write(replace(ROW, seq_q=2048, seq_k=2048))
         assert len(ledger.rows) == 2
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         assert ledger.rows[0] == ROW
         assert ledger.rows[0].key == (str(PLAIN), "b16 s1024 h16 d128 fp16 causal", "NVIDIA H200")
         ledger.write(replace(ROW, gpu="another"))
@@ -149,12 +149,12 @@ def test_rows_read_back_as_they_were(tmp_path) -> None:
 
 def test_a_line_that_was_cut_off_is_taken_away(tmp_path) -> None:
     path = tmp_path / "rows.csv"
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         ledger.write(ROW)
         ledger.write(ROW)
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         assert ledger.rows == [ROW]
         ledger.write(ROW)
     assert path.read_bytes() == whole
@@ -163,17 +163,17 @@ def test_a_line_that_was_cut_off_is_taken_away(tmp_path) -> None:
 def test_an_empty_file_is_begun(tmp_path) -> None:
     path = tmp_path / "rows.csv"
     path.touch()
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         ledger.write(ROW)
     assert read_profile(path) == [ROW]
 
 
 def test_json_lines_are_continued_and_reported(tmp_path) -> None:
     path, row = tmp_path / "rows.jsonl", replace(ROW, ncu="2025.3")
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         ledger.write(row)
     path.write_text(path.read_text() + '{"config": "(FP1')
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         assert ledger.rows == [row]
         ledger.write(replace(row, gpu="another"))
     assert read_profile(path) == [row, replace(row, gpu="another")]
@@ -195,11 +195,11 @@ def test_json_lines_are_continued_and_reported(tmp_path) -> None:
 )
 def test_a_file_that_is_none_of_ours_is_named(tmp_path, change, named: str) -> None:
     path = tmp_path / "rows.csv"
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         ledger.write(ROW)
     path.write_text(change(path.read_text()))
     with pytest.raises(ArgumentError, match=named):
-        Ledger(path)
+        ProfileRowFile(path)
 
 
 # --- the emulator's count -------------------------------------------------------------------------
@@ -290,12 +290,12 @@ def _on_host(memory):
     return post_init
 
 
-SMALL = Use("b1 s128 h1 d128 fp16", str(PLAIN))
+SMALL = ProfiledKernel("b1 s128 h1 d128 fp16", str(PLAIN))
 
 
 def test_kernels_are_proven_outside_of_the_marks_and_launched_between_them(marks, tmp_path) -> None:
-    job = Job((SMALL, replace(SMALL, config=str(SWIZZLED))), 2, str(tmp_path / "verdicts"))
-    run_job(msgspec.json.decode(msgspec.json.encode(job), type=Job))
+    job = ProfilingJob((SMALL, replace(SMALL, config=str(SWIZZLED))), 2, str(tmp_path / "verdicts"))
+    run_job(msgspec.json.decode(msgspec.json.encode(job), type=ProfilingJob))
     assert json.loads((tmp_path / "verdicts").read_text()) == ["", ""]
     assert marks == [
         step
@@ -316,7 +316,7 @@ def test_a_wrong_kernel_is_not_launched_between_marks(marks, tmp_path, monkeypat
         return real(self, output, scores)
 
     monkeypatch.setattr(workload_module.Workload, "check", check)
-    run_job(Job((SMALL,), 1, str(tmp_path / "verdicts")))
+    run_job(ProfilingJob((SMALL,), 1, str(tmp_path / "verdicts")))
     (verdict,) = json.loads((tmp_path / "verdicts").read_text())
     assert "error" in verdict
     assert marks == []
@@ -329,7 +329,7 @@ def test_a_launch_that_fails_ends_the_process_with_its_words(marks, tmp_path, ca
     from flashsmith.benchmark import implementations
 
     monkeypatch.setattr(implementations.KernelImplementation, "launch", crash)
-    job = Job((SMALL,), 1, str(tmp_path / "verdicts"))
+    job = ProfilingJob((SMALL,), 1, str(tmp_path / "verdicts"))
     (tmp_path / "job").write_bytes(msgspec.json.encode(job))
     assert profiled_process.main([str(tmp_path / "job")]) == 2
     assert "an illegal memory access" in capsys.readouterr().err

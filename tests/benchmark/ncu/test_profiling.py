@@ -11,15 +11,15 @@ from profiler_stand_in import FakeNcu
 
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.ncu import (
-    Ledger,
     ProfilePlan,
+    ProfileRowFile,
     profiler,
     profiling,
     read_profile,
     run_profile,
     settled,
 )
-from flashsmith.benchmark.ncu.profiled_process import Use
+from flashsmith.benchmark.ncu.profiled_process import ProfiledKernel
 from flashsmith.benchmark.ncu.profiler import Profiler
 from flashsmith.benchmark.ncu.profiling import WavefrontCount
 from flashsmith.benchmark.ncu.rows import ProfileRow
@@ -181,10 +181,10 @@ def test_of_several_launches_the_median_counts(fake) -> None:
 
 def test_rows_that_are_there_are_not_profiled_again(fake, tmp_path) -> None:
     path = tmp_path / "all.csv"
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         for row in profile(fake, [PLAIN], [SHORT, LONG]):
             ledger.write(row)
-    with Ledger(path) as ledger:
+    with ProfileRowFile(path) as ledger:
         rows = profile(fake, [PLAIN, BEST], [SHORT, LONG], known=ledger.rows)
         assert [row.config for row in rows] == [str(BEST)] * 2
         for row in rows:
@@ -296,10 +296,10 @@ def test_a_profiler_that_hangs_is_stopped(fake, monkeypatch) -> None:
 
 
 def test_the_limit_grows_with_the_work() -> None:
-    one = profiler.time_limit((Use(str(SHORT), str(BEST)),), 1)
+    one = profiler.time_limit((ProfiledKernel(str(SHORT), str(BEST)),), 1)
     assert one > profiler.time_limit((), 1) + 60
-    assert profiler.time_limit((Use(str(LONG), str(BEST)),), 1) > one
-    assert profiler.time_limit((Use(str(SHORT), str(BEST)),), 100) > one
+    assert profiler.time_limit((ProfiledKernel(str(LONG), str(BEST)),), 1) > one
+    assert profiler.time_limit((ProfiledKernel(str(SHORT), str(BEST)),), 100) > one
 
 
 def rows_before(fake, *configs) -> tuple[list[ProfileRow], str]:

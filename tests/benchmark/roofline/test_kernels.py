@@ -22,8 +22,8 @@ from flashsmith.benchmark.roofline.microbenchmarks import (
     PERIOD,
     PRODUCTS,
     SHAPES,
-    Absent,
-    Wrong,
+    CeilingUnavailable,
+    WrongOutput,
     sum_of_words,
     words,
 )
@@ -63,7 +63,7 @@ def test_a_wrong_kernel_is_found_out(bench) -> None:
         assert mutant != text
         return mutant
 
-    with pytest.raises(Wrong, match=r"its output is wrong|add up to"):
+    with pytest.raises(WrongOutput, match=r"its output is wrong|add up to"):
         bench.start(EmulatedMachine(changed)).check()
 
 
@@ -177,12 +177,12 @@ def test_dram_is_not_measured_where_its_buffer_would_fit_into_the_l2() -> None:
     machine = EmulatedMachine()
     machine.free_bytes = lambda: 8 * 2**20
     (dram,) = [bench for bench in MICROBENCHMARKS if bench.key == "dram_read"]
-    with pytest.raises(Absent, match="needs 20 MiB of free GPU memory, found 8"):
+    with pytest.raises(CeilingUnavailable, match="needs 20 MiB of free GPU memory, found 8"):
         dram.start(machine)
 
 
 def test_the_library_product_is_a_named_gap_without_a_gpu(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     (matmul,) = [bench for bench in MICROBENCHMARKS if bench.key == "matmul_fp16"]
-    with pytest.raises(Absent, match="PyTorch is not installed"):
+    with pytest.raises(CeilingUnavailable, match="PyTorch is not installed"):
         matmul.start(EmulatedMachine())

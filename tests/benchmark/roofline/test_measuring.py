@@ -12,13 +12,18 @@ from flashsmith.benchmark.roofline.measuring import (
     measure_ceiling,
     measure_roofline,
 )
-from flashsmith.benchmark.roofline.microbenchmarks import Absent, Microbenchmark, Running, Wrong
+from flashsmith.benchmark.roofline.microbenchmarks import (
+    CeilingUnavailable,
+    Microbenchmark,
+    PreparedMicrobenchmark,
+    WrongOutput,
+)
 from flashsmith.benchmark.roofline.roofline_table import describe
 from flashsmith.benchmark.timing import Samples
 from flashsmith.errors import ArgumentError, LaunchError
 
 
-class Fake(Running):
+class Fake(PreparedMicrobenchmark):
     """A turn takes a microsecond, and a launch twenty more."""
 
     work = 1e9
@@ -66,7 +71,7 @@ def test_units() -> None:
     assert ceiling(Fake(), "Gop/s").rate == pytest.approx(1e6, rel=0.02)
 
 
-@pytest.mark.parametrize("failure", [Wrong("it lies"), LaunchError("it crashed")])
+@pytest.mark.parametrize("failure", [WrongOutput("it lies"), LaunchError("it crashed")])
 def test_a_failure_is_marked_and_never_timed(failure) -> None:
     running = Fake(failure)
     found = ceiling(running)
@@ -75,7 +80,7 @@ def test_a_failure_is_marked_and_never_timed(failure) -> None:
 
 
 def test_a_gap_is_no_failure() -> None:
-    found = ceiling(Fake(Absent("no such library")))
+    found = ceiling(Fake(CeilingUnavailable("no such library")))
     assert (found.rate, found.wrong, found.note) == (None, False, "no such library")
 
 

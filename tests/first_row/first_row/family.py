@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from flashsmith.families import DType
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.family import ConfigSet, Family
 from flashsmith.families.knob import knob
 from flashsmith.families.rule import Rule, supported
@@ -79,7 +79,7 @@ class FirstRowFamily(Family):
         "first-row": ConfigSet("kernels that copy a first row", first_row_configs)
     }
     csrc = Path(__file__).parent / "csrc" / "first_row"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="first_row/config.cuh",
         kernel_header="first_row/kernel.cuh",
         kernel="first_row_kernel",

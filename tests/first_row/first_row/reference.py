@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashsmith.families import Problem
-from flashsmith.verify import Expected, OperationReference
+from flashsmith.verify import ExpectedOutputs, OperationReference
 
 
 class FirstRowReference(OperationReference):
@@ -16,9 +16,9 @@ class FirstRowReference(OperationReference):
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
-    ) -> Expected:
+    ) -> ExpectedOutputs:
         row = inputs["v"][:, 0]
-        return Expected(exact={"o": row.astype(np.float64)}, rounded={"o": row})
+        return ExpectedOutputs(exact={"o": row.astype(np.float64)}, rounded={"o": row})
 
 
 REFERENCE = FirstRowReference()

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from flashsmith.benchmark.ncu.profiling import ProfilePlan, run_profile, settled
 from flashsmith.benchmark.ncu.rows import (
-    Ledger,
     ProfileRow,
+    ProfileRowFile,
     profile_as_json,
     read_profile,
     write_profile,
 )
 
 __all__ = [
-    "Ledger",
     "ProfilePlan",
     "ProfileRow",
+    "ProfileRowFile",
     "profile_as_json",
     "read_profile",
     "run_profile",

@@ -178,7 +178,7 @@ def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
     return ProfiledLaunch(main.kernel, metrics, ", ".join(said))
 
 
-class CutOff(ValueError):
+class TruncatedPage(ValueError):
     """The page ends within a line. `launches` are the launches before that line."""
 
     def __init__(self, launches: list[ProfiledLaunch]) -> None:
@@ -189,8 +189,8 @@ class CutOff(ValueError):
 def parse_raw_page(text: str) -> list[ProfiledLaunch]:
     """The launches on a page, in the order they ran; lines outside the page are ignored.
 
-    Cells without a number are omitted. Raises ValueError if there is no page, and CutOff if it ends
-    too early.
+    Cells without a number are omitted. Raises ValueError if there is no page, and TruncatedPage if
+    it ends too early.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if not lines:
@@ -201,7 +201,7 @@ def parse_raw_page(text: str) -> list[ProfiledLaunch]:
     # Every cell is quoted, and a quote within a cell is doubled.
     closed = lines[-1].count('"') % 2 == 0 and lines[-1].endswith('"')
     if len((rows or [header])[-1]) < len(header) or not closed:
-        raise CutOff(_launches(header, rows[:-1]))
+        raise TruncatedPage(_launches(header, rows[:-1]))
     return _launches(header, rows)
 
 

@@ -23,7 +23,7 @@ from flashsmith.families import Problem, parse_kernel_name_into_config
 
 
 @dataclass(frozen=True)
-class Use:
+class ProfiledKernel:
     """One kernel on one problem, as texts that can be stored in a file."""
 
     problem: str
@@ -31,16 +31,16 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Job:
+class ProfilingJob:
     """The task of a process: run every use `runs` times, in order, and write the verdicts to the
     file `verdicts`."""
 
-    uses: tuple[Use, ...]
+    uses: tuple[ProfiledKernel, ...]
     runs: int
     verdicts: str
 
 
-def run_job(job: Job) -> None:
+def run_job(job: ProfilingJob) -> None:
     """Runs a job. Each kernel's verdict, '' for a correct one, is on disk before the kernel is
     profiled; incorrect kernels are not profiled.
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the job in the file that the only argument names."""
     (path,) = arguments
     try:
-        run_job(msgspec.json.decode(Path(path).read_bytes(), type=Job))
+        run_job(msgspec.json.decode(Path(path).read_bytes(), type=ProfilingJob))
     except FlashsmithError as error:
         print(f"flashsmith: {error}", file=sys.stderr)
         return 2

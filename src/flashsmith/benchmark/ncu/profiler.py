@@ -19,15 +19,15 @@ import msgspec
 
 from flashsmith import env
 from flashsmith.benchmark.ncu.counters import (
-    CutOff,
     ProfiledLaunch,
     Selection,
+    TruncatedPage,
     merged,
     parse_listing,
     parse_raw_page,
     unknown_metrics,
 )
-from flashsmith.benchmark.ncu.profiled_process import Job, Use
+from flashsmith.benchmark.ncu.profiled_process import ProfiledKernel, ProfilingJob
 from flashsmith.builder.demangle import demangle
 from flashsmith.errors import ConfigParseError, ProfilerError
 from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
@@ -84,7 +84,7 @@ def _version(path: Path) -> list[int]:
 class ProfiledUse:
     """The result of one use: why its kernel is wrong ('' if it is correct), and its launches."""
 
-    use: Use
+    use: ProfiledKernel
     wrong: str
     launches: list[ProfiledLaunch]
 
@@ -113,7 +113,7 @@ class Profiler:
             raise _failure("cannot list this GPU's metrics", listing)
         self.selection = Selection(listed)
 
-    def profile(self, uses: tuple[Use, ...], runs: int) -> tuple[list[ProfiledUse], str]:
+    def profile(self, uses: tuple[ProfiledKernel, ...], runs: int) -> tuple[list[ProfiledUse], str]:
         """Profiles the uses in order in one process. Returns the results, and the reason if some
         are missing ('' if none is).
 
@@ -121,7 +121,7 @@ class Profiler:
         """
         with tempfile.TemporaryDirectory(prefix="flashsmith-ncu-") as folder:
             scratch = Path(folder)
-            job = Job(uses, runs, str(scratch / "verdicts.json"))
+            job = ProfilingJob(uses, runs, str(scratch / "verdicts.json"))
             (scratch / "job.json").write_bytes(msgspec.json.encode(job))
             for _ in range(_MOST_ATTEMPTS):
                 ended = self._run(self._options(scratch), scratch, time_limit(uses, runs))
@@ -193,19 +193,19 @@ def _kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def time_limit(uses: tuple[Use, ...], runs: int) -> float:
+def time_limit(uses: tuple[ProfiledKernel, ...], runs: int) -> float:
     """The seconds after which a process that profiles the uses must be hanging."""
     flop = sum(Problem.parse(use.problem).attn_flop() for use in uses)
     replayed = _REPLAYS * runs * flop / _LEAST_FLOP_PER_SECOND
     return _SECONDS_TO_BEGIN + _SECONDS_A_USE * len(uses) + replayed
 
 
-def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
+def _assigned(ended: _Ended, job: ProfilingJob) -> tuple[list[ProfiledUse], str]:
     """Every use with its launches, as far as the page is complete."""
     why = ""
     try:
         launches = parse_raw_page(ended.log)
-    except CutOff as cut:
+    except TruncatedPage as cut:
         launches, why = cut.launches, str(cut)
     except ValueError as error:
         raise _failure(f"failed: {error}", ended) from error
@@ -233,7 +233,7 @@ def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
 
 
 def _next_call(
-    waiting: deque[ProfiledLaunch], use: Use, ended: _Ended
+    waiting: deque[ProfiledLaunch], use: ProfiledKernel, ended: _Ended
 ) -> dict[str, ProfiledLaunch]:
     """Takes the launches of a use's next call, by role, from those that remain.
 

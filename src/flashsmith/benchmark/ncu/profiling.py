@@ -15,7 +15,7 @@ from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.measurement import now
 from flashsmith.benchmark.ncu.counters import ProfiledLaunch
-from flashsmith.benchmark.ncu.profiled_process import Use
+from flashsmith.benchmark.ncu.profiled_process import ProfiledKernel
 from flashsmith.benchmark.ncu.profiler import ProfiledUse, Profiler
 from flashsmith.benchmark.ncu.rows import ProfileRow
 from flashsmith.benchmark.progress import ProgressReporter
@@ -91,7 +91,7 @@ def run_profile(
             f"profiling {pluralize(len(own), 'kernel')} at length {seq}", number, len(lengths)
         )
         found, failure = profiler.profile(
-            tuple(Use(str(problem), str(cfg)) for problem, cfg in own), plan.runs
+            tuple(ProfiledKernel(str(problem), str(cfg)) for problem, cfg in own), plan.runs
         )
         for (problem, cfg), profiled in zip(own, found, strict=False):
             write(rows.of(problem, cfg, profiled))

@@ -77,7 +77,7 @@ COLUMNS = tuple(_IN_ORDER.split())
 _REQUIRED = COLUMNS[: COLUMNS.index("note")]
 
 
-class Ledger(GrowingFile):
+class ProfileRowFile(GrowingFile):
     """A growing file of ProfileRows, CSV or JSON Lines; ``rows`` holds its contents.
 
     Raises ArgumentError if it is not such a file.

@@ -15,11 +15,11 @@ from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.measurement import now
 from flashsmith.benchmark.roofline.microbenchmarks import (
     MICROBENCHMARKS,
-    Absent,
+    CeilingUnavailable,
     Machine,
     Microbenchmark,
-    Running,
-    Wrong,
+    PreparedMicrobenchmark,
+    WrongOutput,
 )
 from flashsmith.benchmark.roofline.roofline import SCALE, Ceiling, Roofline
 from flashsmith.benchmark.timing import Protocol, Samples, measure
@@ -57,14 +57,14 @@ class _Launches:
     """The implementation to time: launches of ``turns`` turns each."""
 
     name: str
-    running: Running
+    running: PreparedMicrobenchmark
     turns: int
 
     def launch(self) -> None:
         self.running.launch(self.turns)
 
 
-class Gpu:
+class GpuMachine:
     """GPU 0 as the machine for microbenchmarks, with their sources compiled for it."""
 
     def __init__(self, device: DeviceSpec, sources: Sequence[str]) -> None:
@@ -110,7 +110,7 @@ def measure_roofline(
     possible = [bench for bench in MICROBENCHMARKS if not bench.absence(device.arch)]
     if progress:
         progress("compiling", 0, len(MICROBENCHMARKS))
-    machine = Gpu(device, sorted({bench.source for bench in possible} - {""}))
+    machine = GpuMachine(device, sorted({bench.source for bench in possible} - {""}))
     ceilings = []
     for done, bench in enumerate(MICROBENCHMARKS):
         if progress:
@@ -142,9 +142,9 @@ def measure_ceiling(
         error = running.check()
         turns = _turns_that_take(bench.key, running, launch_ms, timer)
         samples = timer(_Launches(bench.key, running, turns), PROTOCOL)
-    except Absent as gap:
+    except CeilingUnavailable as gap:
         return replace(empty, note=str(gap))
-    except (Wrong, RuntimeError) as failure:  # the driver's LaunchError, and PyTorch's own
+    except (WrongOutput, RuntimeError) as failure:  # the driver's LaunchError, and PyTorch's own
         return replace(empty, wrong=True, note=str(failure))
     per_second = running.work * turns / samples.median_ms * 1e3
     return replace(
@@ -159,7 +159,9 @@ def measure_ceiling(
     )
 
 
-def _turns_that_take(key: str, running: Running, launch_ms: float, timer: Timer) -> int:
+def _turns_that_take(
+    key: str, running: PreparedMicrobenchmark, launch_ms: float, timer: Timer
+) -> int:
     """The number of turns for a launch of about `launch_ms`. It is calibrated twice, because the
     first guess may be far too short."""
     turns = running.first_turns

@@ -16,11 +16,11 @@ from flashsmith.families import DeviceSpec, DType
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 
-class Absent(Exception):
+class CeilingUnavailable(Exception):
     """The reason why a ceiling cannot be measured here, which is a gap and not a failure."""
 
 
-class Wrong(Exception):
+class WrongOutput(Exception):
     """A microbenchmark's output is incorrect."""
 
 
@@ -61,7 +61,7 @@ class Machine(Protocol):
         """The number of bytes that can be allocated."""
 
 
-class Running(ABC):
+class PreparedMicrobenchmark(ABC):
     """A microbenchmark with its operands in place.
 
     work: FLOP, operations or bytes of one turn.
@@ -81,7 +81,7 @@ class Running(ABC):
         """Runs a few turns and compares with a reference; returns the largest error, relative to
         the results.
 
-        Raises Wrong if it is too large.
+        Raises WrongOutput if it is too large.
         """
 
 
@@ -92,13 +92,13 @@ class Microbenchmark:
     source: the file in csrc/roofline, '' for a library's kernel.
     archs: the architectures that have its instructions, () for all.
 
-    ``start`` raises Absent if the ceiling cannot be measured.
+    ``start`` raises CeilingUnavailable if the ceiling cannot be measured.
     """
 
     key: str
     unit: Unit
     source: str
-    start: Callable[[Machine], Running]
+    start: Callable[[Machine], PreparedMicrobenchmark]
     archs: tuple[int, ...] = ()
 
     def absence(self, arch: int) -> str:
@@ -111,10 +111,10 @@ class Microbenchmark:
 def check_error(error: float, bound: float) -> float:
     """Returns `error`, unless it is above `bound` or NaN.
 
-    Raises Wrong.
+    Raises WrongOutput.
     """
     if not error <= bound:
-        raise Wrong(f"its output is wrong: relative error {error:.3g}, allowed {bound:.3g}")
+        raise WrongOutput(f"its output is wrong: relative error {error:.3g}, allowed {bound:.3g}")
     return error
 
 
@@ -170,7 +170,7 @@ WGMMA_256 = ProductShape("wgmma", "wgmma_n256", 2, 64, 256, 128, in_shared=True)
 SHAPES = (REGISTERS, SHARED_16, SHARED_32, WGMMA_128, WGMMA_256)
 
 
-class Product(Running):
+class Product(PreparedMicrobenchmark):
     """A product's kernel with random operands, one CTA on every SM.
 
     With constant operands fewer transistors switch, so that the GPU would draw less power and run
@@ -239,7 +239,7 @@ _MATMUL_ERROR_BOUND = {DType.FP16: 1e-3, DType.BF16: 8e-3}
 _MATMUL_SEED = 22
 
 
-class LibraryProduct(Running):
+class LibraryProduct(PreparedMicrobenchmark):
     """A product of MATMUL_SIZE^3 by cuBLAS; a turn is one call."""
 
     first_turns = 2
@@ -274,9 +274,11 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise Absent("PyTorch is not installed; cuBLAS is called through it") from None
+        raise CeilingUnavailable("PyTorch is not installed; cuBLAS is called through it") from None
     if not torch.cuda.is_available():
-        raise Absent(f"PyTorch {torch.__version__} sees no GPU; cuBLAS is called through it")
+        raise CeilingUnavailable(
+            f"PyTorch {torch.__version__} sees no GPU; cuBLAS is called through it"
+        )
     return torch
 
 
@@ -298,7 +300,7 @@ _EXP2_ERROR_BOUND = 1e-5  # ex2.approx is within 2 units in the last place of fp
 _EXP2_SEED = 21
 
 
-class Exponentials(Running):
+class Exponentials(PreparedMicrobenchmark):
     """ex2.approx on every SM with the most threads it holds, on operands in a softmax's range."""
 
     def __init__(self, machine: Machine) -> None:
@@ -344,7 +346,7 @@ _TIMES_L2 = 16
 _L2_SHARE = 0.4
 
 
-class MemoryRead(Running):
+class MemoryRead(PreparedMicrobenchmark):
     """A read of a buffer, of which each SM reads a part with 16-byte loads and many in flight."""
 
     first_turns = 1
@@ -368,12 +370,12 @@ class MemoryRead(Running):
         )
 
     def check(self) -> float:
-        """Reads the whole buffer once; raises Wrong unless the sum of its words is exact."""
+        """Reads the whole buffer once; raises WrongOutput unless the sum of its words is exact."""
         self.launch(1)
         found = int(self._sums.to_host().sum(dtype=np.uint64)) % 2**32
         expected = sum_of_words(self.bytes // 4)
         if found != expected:
-            raise Wrong(f"the words it read add up to {found}, not to {expected}")
+            raise WrongOutput(f"the words it read add up to {found}, not to {expected}")
         return 0.0
 
 
@@ -400,11 +402,11 @@ def start_l2(machine: Machine) -> MemoryRead:
 def start_dram(machine: Machine) -> MemoryRead:
     """A buffer of which the L2 holds almost nothing.
 
-    Raises Absent if there is not enough memory for it.
+    Raises CeilingUnavailable if there is not enough memory for it.
     """
     size, least = min(_DRAM_BYTES, machine.free_bytes() // 2), _TIMES_L2 * machine.device.l2_bytes
     if size < least:
-        raise Absent(
+        raise CeilingUnavailable(
             f"needs {2 * least // _MIB} MiB of free GPU memory, found "
             f"{machine.free_bytes() // _MIB}"
         )

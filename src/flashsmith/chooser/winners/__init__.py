@@ -4,9 +4,9 @@ A table is JSON with a schema version. The package ships one file per GPU (choos
 measurements are written to the user's table, whose entries replace the shipped ones.
 """
 
-from flashsmith.chooser.winners.entry import Entry, Ranked
+from flashsmith.chooser.winners.entry import Entry, RankedConfig
 from flashsmith.chooser.winners.key import WinnerKey, bucket, kind_class
-from flashsmith.chooser.winners.lookup import Found
+from flashsmith.chooser.winners.lookup import NearEntry
 from flashsmith.chooser.winners.storage import require_user_table_path, user_table_path
 from flashsmith.chooser.winners.table import (
     PREFERENCES,
@@ -22,8 +22,8 @@ __all__ = [
     "PREFERENCES",
     "SCHEMA",
     "Entry",
-    "Found",
-    "Ranked",
+    "NearEntry",
+    "RankedConfig",
     "WinnerKey",
     "WinnersTable",
     "bucket",

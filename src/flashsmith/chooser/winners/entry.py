@@ -39,7 +39,7 @@ def time_of(environment: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedConfig:
     """One config's measured time.
 
     family: the config's family. config: its short form. ms: the median time. tflops: the problem's
@@ -89,14 +89,14 @@ class Entry:
 
     key: WinnerKey
     problem: Problem
-    ranked: tuple[Ranked, ...]
+    ranked: tuple[RankedConfig, ...]
 
     def __post_init__(self) -> None:
         if not self.ranked:
             raise ValueError("ranked is empty; an entry has at least one config")
 
     @property
-    def best(self) -> Ranked:
+    def best(self) -> RankedConfig:
         """The fastest config."""
         return self.ranked[0]
 
@@ -132,15 +132,15 @@ class Entry:
         return self.key, self.sizes
 
 
-def by_time(ranked: Sequence[Ranked]) -> list[Ranked]:
+def by_time(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
     """The configs, fastest first, each once with its best time."""
-    found: dict[tuple[str, str], Ranked] = {}
+    found: dict[tuple[str, str], RankedConfig] = {}
     for one in sorted(ranked, key=lambda r: r.ms):
         found.setdefault((one.family, one.config), one)
     return list(found.values())
 
 
-def worth_keeping(ranked: Sequence[Ranked]) -> list[Ranked]:
+def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
     """The best KEPT configs of a ranking (fastest first) and the best of every tile shape, both of
     deterministic kernels and of others.
 
@@ -157,7 +157,7 @@ def worth_keeping(ranked: Sequence[Ranked]) -> list[Ranked]:
     return kept
 
 
-def _shape(one: Ranked) -> tuple[object, ...]:
+def _shape(one: RankedConfig) -> tuple[object, ...]:
     """Family, rows of a tile, threads, and determinism. The rows are of queries, or of queries and
     keys if CTAs do not own queries. A config that no longer parses has a unique shape."""
     try:
@@ -218,13 +218,13 @@ def entry_from_json(record: Any, environments: Mapping[str, Any]) -> Entry:
     return Entry(key, Problem.parse(problem), tuple(ranked))
 
 
-def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> Ranked:
+def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> RankedConfig:
     figures = _members(f"rank {rank}", record, _FIGURES)
     name = _members(f"rank {rank}", record, ("environment",))["environment"]
     if not isinstance(name, str) or name not in environments:
         raise ValueError(f"rank {rank}: there is no environment {quoted(name, 80)}")
     try:
-        return Ranked(**figures, environment=environments[name])
+        return RankedConfig(**figures, environment=environments[name])
     except ValueError as error:
         raise ValueError(f"rank {rank}: {error}") from error
 

@@ -46,7 +46,7 @@ SISTER_GPU = 1.5
 LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
-class Found(NamedTuple):
+class NearEntry(NamedTuple):
     """An entry, its distance from the problem (octaves), and how it differs ('' if it does not).
 
     ``exact``: whether the entry has the problem's key.
@@ -72,7 +72,7 @@ class _Placed(NamedTuple):
     buckets: LoggedSizes
 
 
-class Index:
+class EntryIndex:
     """Entries, arranged so that finding the nearest of hundreds takes microseconds."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -85,7 +85,7 @@ class Index:
                 _Placed(entry, _logs(entry.sizes), buckets)
             )
 
-    def by_distance(self, problem: Problem, device: DeviceSpec) -> list[Found]:
+    def by_distance(self, problem: Problem, device: DeviceSpec) -> list[NearEntry]:
         """Every entry of the problem's d_head and the device's architecture, nearest first.
 
         Raises ArgumentError if there is no kernel for the problem's d.
@@ -109,7 +109,7 @@ class Index:
                 distance = abs(logs[0] - seq_q) + abs(logs[1] - seq_k)
                 distance += abs(logs[2] - batch_heads) / 2 + cost
                 exact = not cost and its_buckets == buckets
-                found.append(Found(entry, distance, relation, exact))
+                found.append(NearEntry(entry, distance, relation, exact))
         keys = problem.window_keys
         return sorted(
             found,

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from flashsmith.builder.sources import equivalent_sources, source_hash, tree_hash
-from flashsmith.chooser.winners.entry import Entry, Ranked
+from flashsmith.chooser.winners.entry import Entry, RankedConfig
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Family, family_named
 from flashsmith.pluralize import pluralize
@@ -58,7 +58,7 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
     ]
 
 
-def _by_family(found: Iterable[Ranked]) -> str:
+def _by_family(found: Iterable[RankedConfig]) -> str:
     """'wgmma 136 (6 versions), ...', the most frequent family first."""
     versions: dict[str, list[str]] = {}
     for one in found:

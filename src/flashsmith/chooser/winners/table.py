@@ -14,14 +14,14 @@ from flashsmith.builder.locks import wait_for_lock
 from flashsmith.chooser.winners import staleness, storage, validation
 from flashsmith.chooser.winners.entry import (
     Entry,
-    Ranked,
+    RankedConfig,
     by_time,
     entry_from_json,
     entry_to_json,
     worth_keeping,
 )
 from flashsmith.chooser.winners.key import WinnerKey, sizes_of
-from flashsmith.chooser.winners.lookup import Found, Index
+from flashsmith.chooser.winners.lookup import EntryIndex, NearEntry
 from flashsmith.chooser.winners.storage import is_there, require_user_table_path
 from flashsmith.errors import ArgumentError, TableError
 from flashsmith.families import DeviceSpec, DType, Problem
@@ -59,7 +59,7 @@ class WinnersTable:
         # a later version, and the environments that they name.
         self._unread: list[Any] = []
         self._their_environments: dict[str, Any] = {}
-        self._index: Index | None = None  # of the current entries
+        self._index: EntryIndex | None = None  # of the current entries
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -172,13 +172,13 @@ class WinnersTable:
             self.versions,
         )
 
-    def lookup(self, problem: Problem, device: DeviceSpec) -> list[Found]:
+    def lookup(self, problem: Problem, device: DeviceSpec) -> list[NearEntry]:
         """The entries that are relevant to a problem on a device, nearest first.
 
         flashsmith.chooser.winners.lookup defines the distance.
         """
         if self._index is None:
-            self._index = Index(self._entries.values())
+            self._index = EntryIndex(self._entries.values())
         return self._index.by_distance(problem, device)
 
     def validate(self) -> list[str]:
@@ -201,7 +201,7 @@ class WinnersTable:
         self._entries.pop(entry.place, None)
         self._index = None
 
-    def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[Ranked]) -> Entry:
+    def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[RankedConfig]) -> Entry:
         """Enter what was measured of ``problem`` on ``device``, replacing figures of the same
         families.
 
@@ -334,7 +334,7 @@ def check_table(path: Path) -> None:
 def join_winners(
     problem: Problem,
     device: DeviceSpec,
-    ranked: Sequence[Ranked],
+    ranked: Sequence[RankedConfig],
     wrong: Collection[str],
     path: Path,
     shipped: WinnersTable | None = None,
@@ -373,7 +373,9 @@ def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entr
     return next((entry for entry in table if entry.place == place), None)
 
 
-def _untried(older: Entry, ranked: Sequence[Ranked], wrong: Collection[str]) -> list[Ranked]:
+def _untried(
+    older: Entry, ranked: Sequence[RankedConfig], wrong: Collection[str]
+) -> list[RankedConfig]:
     """The figures of an entry that a new ranking does not replace."""
     tried = {one.config for one in ranked} | set(wrong)
     environments = [_undated(one.environment) for one in ranked]
@@ -392,7 +394,7 @@ def _undated(environment: Mapping[str, Any]) -> dict[str, Any]:
 def record_winners(
     problem: Problem,
     device: DeviceSpec,
-    ranked: Sequence[Ranked],
+    ranked: Sequence[RankedConfig],
     path: Path | None = None,
 ) -> Entry:
     """Enter a measured ranking in the user's table, or in the one at ``path``.

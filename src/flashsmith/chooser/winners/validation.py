@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from flashsmith.chooser.winners.entry import Entry, Ranked
+from flashsmith.chooser.winners.entry import Entry, RankedConfig
 from flashsmith.chooser.winners.key import WinnerKey
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, broken_rules, device_spec, parse_kernel_name_into_config
@@ -62,7 +62,7 @@ def _about_ranking(entry: Entry) -> Iterator[str]:
         yield from _about_config(entry, one)
 
 
-def _about_figures(entry: Entry, one: Ranked) -> Iterator[str]:
+def _about_figures(entry: Entry, one: RankedConfig) -> Iterator[str]:
     tflops = entry.problem.attn_flop() / one.ms / 1e9
     if tflops > IMPOSSIBLE_TFLOPS:
         yield f"{one.config}: {one.ms} ms would be {tflops:.0f} TFLOP/s, which no GPU reaches"
@@ -70,7 +70,7 @@ def _about_figures(entry: Entry, one: Ranked) -> Iterator[str]:
         yield f"{one.config}: {one.ms} ms are {tflops:.1f} TFLOP/s, not {one.tflops}"
 
 
-def _about_config(entry: Entry, one: Ranked) -> Iterator[str]:
+def _about_config(entry: Entry, one: RankedConfig) -> Iterator[str]:
     try:
         config = parse_kernel_name_into_config(one.config)
     except FlashsmithError as error:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import is_legal
@@ -33,7 +33,7 @@ class MmaSyncFamily(Family):
         "kv_stages", "B_c",
     )  # fmt: skip
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="mma_sync/flash_attention.cuh",
         kernel_header="mma_sync/forward_kernel.cuh",
         kernel="flash_forward_kernel",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.backward_work import helpers_ms
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.mma_sync_backward import cost, describe, rules, search_space, sets
@@ -27,7 +27,7 @@ class MmaSyncBackwardFamily(Family):
     rules = rules.RULES
     choose_first = ("dtype", "d_head", "n_warps", "column_warps", "B_c", "B_r", "stages", "dq")
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync_backward"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="mma_sync_backward/config.cuh",
         kernel_header="mma_sync_backward/backward_kernel.cuh",
         kernel="flash_backward_kernel",

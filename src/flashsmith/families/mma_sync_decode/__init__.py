@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import is_legal
@@ -28,7 +28,7 @@ class MmaSyncDecodeFamily(Family):
     rules = rules.RULES
     choose_first = ("dtype", "d_head", "canonical", "B_r", "n_warps", "B_c", "stages", "min_keys")
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync_decode"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="mma_sync_decode/config.cuh",
         kernel_header="mma_sync_decode/decode_kernels.cuh",
         kernel="decode_kernel",

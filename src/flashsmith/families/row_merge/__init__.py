@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family, register_family
 from flashsmith.families.row_merge import cost, describe, rules, search_space, sets
@@ -22,7 +22,7 @@ class RowMergeFamily(Family):
     operation = "merge"
     rules = rules.RULES
     csrc = Path(__file__).parents[2] / "csrc" / "row_merge"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="row_merge/config.cuh",
         kernel_header="row_merge/kernel.cuh",
         kernel="row_merge_kernel",

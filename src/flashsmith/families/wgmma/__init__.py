@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import is_legal
@@ -44,7 +44,7 @@ class WgmmaFamily(WarpgroupFamily):
         "ctas_per_sm": (1,),
     }
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="wgmma/config.cuh",
         kernel_header="wgmma/forward_kernel.cuh",
         kernel="hopper_forward_kernel",

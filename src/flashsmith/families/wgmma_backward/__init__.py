@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.backward_work import helpers_ms
-from flashsmith.families.cpp import Cpp
+from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
 from flashsmith.families.tile_work import TileWork
@@ -33,7 +33,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma_backward"
-    cpp = Cpp(
+    cpp = CppNames(
         config_header="wgmma_backward/config.cuh",
         kernel_header="wgmma_backward/backward_kernel.cuh",
         kernel="hopper_backward_kernel",

@@ -36,7 +36,7 @@ _STEP = 16 << 20
 _NAME = 512
 
 
-class Others(NamedTuple):
+class HostSync(NamedTuple):
     """How a rank synchronizes with the others of its group, over the host."""
 
     rank: int
@@ -45,18 +45,18 @@ class Others(NamedTuple):
     mark: Callable[[], None]  # called after the current stream was made to wait for the others
 
 
-class Peers:
+class RankMemory:
     """One rank's view of the memory of all ranks of a group. Every rank makes the same calls."""
 
-    def __init__(self, others: Others, memory: Any, capacity: int) -> None:
+    def __init__(self, others: HostSync, memory: Any, capacity: int) -> None:
         self.rank, self.size, self.capacity = others.rank, others.size, capacity
         self._others, self._memory, self._number = others, memory, 0
         self._views: tuple[dict[Any, Any], ...] = ({}, {})
 
     @staticmethod
     def shared(
-        others: Others, device: Any, nbytes: int, exchange: Callable[[bytes], bytes]
-    ) -> Peers | None:
+        others: HostSync, device: Any, nbytes: int, exchange: Callable[[bytes], bytes]
+    ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
         None if some rank cannot read the memory of another. ``exchange`` sends bytes to every rank,
@@ -79,7 +79,7 @@ class Peers:
             except (FlashsmithError, RuntimeError):
                 pass
         if exchange(bytes([opened])) == b"\1" * others.size:
-            return Peers(others, memory, capacity)
+            return RankMemory(others, memory, capacity)
         if memory is not None:
             memory.leave()
         exchange(b"\0")  # nobody has it open

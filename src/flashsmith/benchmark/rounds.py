@@ -44,7 +44,7 @@ class Contender:
         )
 
 
-class Turns:
+class AlternatingRounds:
     """Contenders that are checked once and then timed in rounds, each round starting with the next
     contender.
 
@@ -98,7 +98,7 @@ def rounds_within(
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PooledFigure:
     """A figure pooled over rounds: the median, and an interval that holds the true median with at
     least 95% confidence.
 
@@ -112,7 +112,7 @@ class Pooled:
     certain: bool
 
     @classmethod
-    def of(cls, figures: Sequence[float]) -> Pooled:
+    def of(cls, figures: Sequence[float]) -> PooledFigure:
         """Pools one or more figures."""
         ordered = sorted(figures)
         place = left_out(len(ordered))

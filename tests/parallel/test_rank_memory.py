@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from flashsmith.errors import GroupError  # noqa: E402
-from flashsmith.parallel.peers import Others, Peers  # noqa: E402
+from flashsmith.parallel.rank_memory import HostSync, RankMemory  # noqa: E402
 
 SLOT = 64
 
@@ -140,7 +140,7 @@ def wrong_reads(ranks: int, seed: int, careless: str = "") -> int:
     def host(rank: int) -> None:
         gpu = gpus.gpus[rank]
         memory = Memory(gpu, gpus, careless=careless)
-        peers = Peers(Others(rank, ranks, meeting.same(rank), lambda: None), memory, SLOT)
+        peers = RankMemory(HostSync(rank, ranks, meeting.same(rank), lambda: None), memory, SLOT)
         meeting.same(rank)(0)
         others = [it for it in range(ranks) if it != rank]
 
@@ -195,8 +195,8 @@ def test_a_missing_wait_is_seen(careless: str) -> None:
 
 def test_ranks_out_of_step_are_an_error() -> None:
     gpus = Gpus(1, 0)
-    others = Others(0, 2, lambda word: False, lambda: None)
-    peers = Peers(others, Memory(gpus.gpus[0], gpus), SLOT)
+    others = HostSync(0, 2, lambda word: False, lambda: None)
+    peers = RankMemory(others, Memory(gpus.gpus[0], gpus), SLOT)
     with pytest.raises(GroupError, match="not at the same transfer"):
         peers.offer(peers.begin())
 
@@ -208,7 +208,7 @@ def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
     def mark() -> None:
         marks.append(len(gpu.streams["main"]))
 
-    peers = Peers(Others(0, 2, lambda word: True, mark), Memory(gpu, gpus), SLOT)
+    peers = RankMemory(HostSync(0, 2, lambda word: True, mark), Memory(gpu, gpus), SLOT)
     slot = peers.begin()
     peers.offer(slot)
     part = (0, 0, 0, 1)

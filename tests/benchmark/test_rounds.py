@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 from stand_ins import PretendedClock
 
+from flashsmith.benchmark.rounds import (
+    AlternatingRounds,
+    Contender,
+    PooledFigure,
+    left_out,
+    rotated,
+    rounds_within,
+)
 from flashsmith.benchmark.timing import Protocol
-from flashsmith.benchmark.turns import Contender, Pooled, Turns, left_out, rotated, rounds_within
 
 ONCE = Protocol(num_warmups=0, runs=1, warmup_ms=0, measure_ms=0, num_estimates=1)
 
@@ -23,7 +30,9 @@ def contender(clock: PretendedClock, name: str, ms: float, why: str = "") -> Con
 
 def test_what_is_wrong_is_proven_and_never_timed() -> None:
     clock = PretendedClock()
-    turns = Turns([contender(clock, "a", 1.0), contender(clock, "b", 0.5, "NaN")], clock)
+    turns = AlternatingRounds(
+        [contender(clock, "a", 1.0), contender(clock, "b", 0.5, "NaN")], clock
+    )
     assert turns.wrong == {"b": "NaN"}
     samples = turns.round(ONCE)
     assert {name: it.median_ms for name, it in samples.items()} == {"a": pytest.approx(1.0)}
@@ -33,12 +42,12 @@ def test_what_is_wrong_is_proven_and_never_timed() -> None:
 
 def test_all_wrong_is_no_round() -> None:
     clock = PretendedClock()
-    assert Turns([contender(clock, "a", 1.0, "NaN")], clock).round(ONCE) == {}
+    assert AlternatingRounds([contender(clock, "a", 1.0, "NaN")], clock).round(ONCE) == {}
 
 
 def test_each_round_begins_with_another() -> None:
     clock = PretendedClock()
-    turns = Turns([contender(clock, name, 1.0) for name in "abc"], clock)
+    turns = AlternatingRounds([contender(clock, name, 1.0) for name in "abc"], clock)
     assert [next(iter(turns.round(ONCE))) for _ in range(4)] == ["a", "b", "c", "a"]
     assert rotated([], 3) == []
     assert rotated("abc", 4) == ["b", "c", "a"]
@@ -71,11 +80,11 @@ def test_rounds_end_before_the_time_is_over() -> None:
 def test_intervals_hold_the_median_with_the_confidence(
     count: int, interval: Any, certain: bool
 ) -> None:
-    pooled = Pooled.of(range(count)[::-1])
+    pooled = PooledFigure.of(range(count)[::-1])
     assert ((pooled.low, pooled.high), pooled.certain) == (interval, certain)
     assert (left_out(count) is not None) == certain
 
 
 def test_a_pooled_figure_in_words() -> None:
-    assert str(Pooled.of([1.0, 1.25])) == "1.125 (1.000 to 1.250)"
-    assert f"{Pooled.of([1.0, 1.0]):.4f}" == "1.0000"
+    assert str(PooledFigure.of([1.0, 1.25])) == "1.125 (1.000 to 1.250)"
+    assert f"{PooledFigure.of([1.0, 1.0]):.4f}" == "1.0000"
