@@ -8,23 +8,17 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 from built_wheel import build_wheel
+from dependency_ranges import ROOT, lowest, requirements
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).parents[1]
 ENGINES: dict[str, Any] = json.loads((ROOT / "tools/ci/engine_pins.json").read_text())["engines"]
 EACH_ENGINE = pytest.mark.parametrize("engine", ENGINES)
 # vLLM 0.20 to 0.25 pin the first, 0.26 the second, 0.33 and SGLang the third.
@@ -34,15 +28,6 @@ PINNED = ("0.1.9", "0.1.10", "0.1.11")
 @pytest.fixture
 def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
     return load_tool("ci/engine_pins.py")
-
-
-def requirements(*extras: str) -> Iterator[Requirement]:
-    """What the package and these extras of it require directly."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    texts = list(project["dependencies"])
-    for extra in extras:
-        texts += project["optional-dependencies"][extra]
-    return (one for one in map(Requirement, texts) if one.name != "flashsmith")
 
 
 def conflicts(needed: Requirement, found: dict[str, Any]) -> list[str]:
@@ -177,24 +162,11 @@ def test_the_compiler_extra_resolves_with_each_tvm_ffi(
     assert found.version("nvidia-nvvm").startswith("13.0.")
 
 
-def lowest() -> list[str]:
-    """Constraints to the lowest minor version of everything that a range names."""
-    constraints = []
-    for one in requirements("cli", "compiler"):
-        floor = re.search(r">=([\d.]+)", str(one.specifier))
-        if floor is not None:
-            exact = floor[1] if one.name == "apache-tvm-ffi" else f"{floor[1]}.*"
-            # There is no NumPy 1 for Python 3.13.
-            marker = "; python_version < '3.13'" if one.name == "numpy" else ""
-            constraints.append(f"{one.name}=={exact}{marker}")
-    return constraints
-
-
 @pytest.mark.full
 def test_the_compiler_extra_resolves_with_all_floors_at_once(
     tool: ModuleType, compiler: str
 ) -> None:
-    pins = lowest()
+    pins = lowest("cli", "compiler")
     assert len(pins) == len(list(requirements("cli")))
     found = tool.resolve(compiler, constraints=pins)
     for pin in map(Requirement, pins):

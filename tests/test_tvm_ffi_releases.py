@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import shared_kernels
 from built_wheel import build_wheel, install_wheel
+from dependency_ranges import lowest
 
 from flashsmith.builder import find_library, library_lookup
 from flashsmith.builder.library_spec import LibrarySpec
@@ -114,15 +115,14 @@ print(json.dumps(dict(
 
 
 class Environment:
-    """A virtual environment with this checkout's wheel and a release of tvm-ffi of its own; every
-    other package is borrowed."""
+    """A virtual environment with this checkout's wheel and packages of its own, such as a release
+    of tvm-ffi; every other package is borrowed."""
 
-    def __init__(self, wheel: Path, folder: Path, requirement: str) -> None:
+    def __init__(self, wheel: Path, folder: Path, *requirements: str) -> None:
         self.python = install_wheel(wheel, folder) / "python"
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
-        subprocess.run(
-            [*pip, "--no-deps", "--ignore-installed", requirement], check=True, timeout=300
-        )
+        options = ["--no-deps", "--ignore-installed", *requirements]
+        subprocess.run([*pip, *options], check=True, timeout=300)
 
     def call(self, cache: Path, *, may_build: bool) -> dict[str, Any]:
         """What CALL prints with the libraries of a cache."""
@@ -130,6 +130,8 @@ class Environment:
             "FLASHSMITH_CACHE_DIR": str(cache),
             "FLASHSMITH_JIT": "1" if may_build else "0",
             "CUDA_VISIBLE_DEVICES": "",
+            # Old releases of cuda-pathfinder do not search borrowed folders.
+            "CUDA_HOME": str(find_toolchain().nvcc.parents[1]),
         }
         done = subprocess.run(
             [str(self.python), "-P" if sys.version_info >= (3, 11) else "-s", "-c", CALL],
@@ -145,14 +147,15 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Environment]:
-    """One for each release that engines pin, and one with the newest that the range holds."""
+    """One for each release that engines pin, and one with the newest that the range holds. The one
+    with the floor has the floors of all other ranges, too."""
     folder = tmp_path_factory.mktemp("releases")
     wheel = build_wheel(folder)
-    requirements = {version: f"apache-tvm-ffi=={version}" for version in (FLOOR, *PINNED)}
-    requirements["newest"] = "apache-tvm-ffi<0.2"
+    requirements = {version: [f"apache-tvm-ffi=={version}"] for version in PINNED}
+    requirements |= {FLOOR: lowest("cli"), "newest": ["apache-tvm-ffi<0.2"]}
     return {
-        release: Environment(wheel, folder / release, requirement)
-        for release, requirement in requirements.items()
+        release: Environment(wheel, folder / release, *texts)
+        for release, texts in requirements.items()
     }
 
 
@@ -175,3 +178,37 @@ def test_a_library_of_one_release_runs_with_the_others(
         assert loaded == built | {"installed": loaded["installed"]}
     assert len(installed) == len(environments)
     assert installed > {FLOOR, *PINNED}
+
+
+@pytest.mark.full
+def test_the_command_runs_with_the_floors_of_all_ranges(
+    environments: dict[str, Environment], tmp_path: Path
+) -> None:
+    command = [str(environments[FLOOR].python), "-m", "flashsmith", "cache", "list"]
+    variables = os.environ | {"FLASHSMITH_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0 libraries" in done.stdout
+
+
+@pytest.mark.full
+def test_the_floors_find_the_compiler_that_pip_installs(
+    environments: dict[str, Environment], tmp_path: Path
+) -> None:
+    """cuda-pathfinder 1.5.0 does not know the folder of CUDA 13's wheels, nor 1.3.0 the search."""
+    python = environments[FLOOR].python
+    (packages,) = python.parents[1].glob("lib/python*/site-packages")
+    nvcc = packages / "nvidia" / "cu13" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    program = "from flashsmith.builder import toolchain; print(toolchain._pip_nvcc())"
+    command = [str(python), "-c", program]
+    variables = os.environ | {"PATH": "/nowhere"}
+    variables.pop("CUDA_HOME", None)
+    found = subprocess.run(
+        command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert found.stdout == f"{nvcc}\n", found.stderr
