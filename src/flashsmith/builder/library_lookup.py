@@ -12,7 +12,7 @@ from flashsmith.builder.library_build import build_from
 from flashsmith.builder.library_spec import kernel_flags, package_version
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.sources import package_sources, source_hash
-from flashsmith.builder.toolchain import tvm_ffi_version
+from flashsmith.builder.toolchain import tvm_ffi_abi, tvm_ffi_version
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.families import KernelConfig, Semantics, by_family
 
@@ -110,10 +110,11 @@ def find_library_from(
 
 
 def is_current(manifest: Manifest) -> bool:
-    """Whether a library was made from the current sources, by this flashsmith and tvm-ffi.
+    """Whether a library was made from the current sources, by this flashsmith, for this tvm-ffi.
 
-    Flags count too; compiler versions do not, since a built library needs no compiler. Libraries
-    that are not current stay in the cache, unused, until they are evicted.
+    Any release of tvm-ffi with the installed one's ABI counts as this one: serving engines pin
+    releases of their own. Flags count too; compiler versions do not, since a built library needs no
+    compiler. Libraries that are not current stay in the cache, unused, until they are evicted.
     """
     return _is_of(manifest, _Origin(package_sources()))
 
@@ -136,7 +137,7 @@ class _Origin:
 
     def __init__(self, csrc: Path) -> None:
         self._csrc, self._hashes = csrc, dict[str, str]()
-        self._packages = package_version(), tvm_ffi_version()
+        self._packages = package_version(), tvm_ffi_abi(tvm_ffi_version())
 
     def of(self, family: str) -> tuple[str, str, str]:
         if family not in self._hashes:
@@ -145,6 +146,7 @@ class _Origin:
 
 
 def _is_of(manifest: Manifest, origin: _Origin) -> bool:
-    made = (manifest.source_hash, manifest.package_version, manifest.tvm_ffi_version)
+    abi = tvm_ffi_abi(manifest.tvm_ffi_version)
+    made = (manifest.source_hash, manifest.package_version, abi)
     flags = kernel_flags(manifest.family, manifest.arch)
     return made == origin.of(manifest.family) and manifest.flags == flags

@@ -43,7 +43,7 @@ class Toolchain:
 
     def identity(self) -> tuple[str, str, str]:
         """The versions that a compiled library depends on."""
-        return (self.nvcc_version, self.gxx_version, self.tvm_ffi_version)
+        return (self.nvcc_version, self.gxx_version, tvm_ffi_abi(self.tvm_ffi_version))
 
     def check_arch(self, arch: int) -> None:
         """Raise ToolchainError when this nvcc does not support ``arch``."""
@@ -131,6 +131,15 @@ def _find_tvm_ffi() -> Path:
 def tvm_ffi_version() -> str:
     """The version of the installed tvm-ffi, since libraries are compiled against its headers."""
     return importlib.metadata.version("apache-tvm-ffi")
+
+
+def tvm_ffi_abi(version: str) -> str:
+    """The ABI of a release of tvm-ffi: '0.1' for '0.1.15.post2'.
+
+    A library that was compiled against one release runs with every other release of the same ABI,
+    because values, arrays and functions have the layouts of tvm-ffi's C header.
+    """
+    return ".".join(version.split(".")[:2])
 
 
 def _cuda_include_dir(root: Path) -> Path:

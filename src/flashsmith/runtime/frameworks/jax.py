@@ -62,7 +62,7 @@ class JaxArrays(Framework):
             raise ArgumentError(f"{name}: lives on a {platform}; allowed are cpu and gpu")
         device = HOST if platform == "cpu" else Device("cuda", int(lent.device.index))
         strides = tuple(int(stride) for stride in lent.strides)
-        dtype, address = self.dtype_names.get(tensor.dtype, ""), lent.data_ptr()
+        dtype, address = self.dtype_names.get(tensor.dtype, ""), self.address(tensor)
         return TensorView(name, self, dtype, tensor.shape, strides, address, device, False, tensor)
 
     def allocate(
