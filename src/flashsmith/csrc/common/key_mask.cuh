@@ -25,8 +25,8 @@ FS_DEVICE SequenceRows sequence_rows(const int32_t* cu_seqlens, int batch, int m
 }
 
 // The keys of one sequence. In partial kernels they start at tensor row k_begin, and seqused_k is
-// their number. Both are clamped like cu_seqlens: to the tensor, or to the sequence if there is no
-// k_begin.
+// their number. Both are clamped to the tensor, as cu_seqlens are, or to the sequence if there is
+// no k_begin.
 template <Semantics SEMANTICS>
 FS_DEVICE SequenceRows key_rows(const ForwardKernelArgs& args, int batch) {
     SequenceRows k =

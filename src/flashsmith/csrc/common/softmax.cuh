@@ -152,8 +152,8 @@ struct OnlineSoftmax {
     }
 
     // Writes the log-sum-exp and, with kMaxima, the maximum that finalize() left, if they are
-    // requested. With kRowsEnd, only rows below `row_end` are written. `row(m, r)` is a row of the
-    // lane. `offset()` is the position of row 0, or `offset(i)` that of row i. Functions and
+    // requested. With kRowsEnd, only rows below `row_end` are written. `row(m, r)` is the index
+    // of a row. `offset()` is the position of row 0, or `offset(i)` that of row i. Functions and
     // references are evaluated where they are used: kernels then compile to the same code as if
     // this body were inlined by hand. Values computed by the caller would compile differently.
     template <bool kRowsEnd, bool kMaxima, class Row, class Offset>

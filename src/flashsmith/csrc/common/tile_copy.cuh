@@ -48,8 +48,8 @@ struct PanelCopy {
     static_assert(kThreads % Panel::kChunks == 0, "a pass of all threads covers whole rows");
     static constexpr int kRowStep = kThreads / Panel::kChunks;
     static constexpr int kPasses = (kRows + kRowStep - 1) / kRowStep;
-    // Ordinary loads in flight at once: four, or a row's panels if those are more. The loads of a
-    // whole tile (up to 64 registers) would spill.
+    // Number of ordinary loads in flight: four, or the number of a row's panels if that is larger.
+    // The loads of a whole tile (up to 64 registers) would spill.
     static constexpr int kBatchPasses = kPanels >= 4 ? 1 : 4 / kPanels;
 
     int first_row, row, chunk;

@@ -25,7 +25,7 @@ struct Strides {
 
 // A forward pass. If a window or causal mask has no limit on a side, kUnlimited stands for it.
 struct ForwardProblem {
-    int64_t batch, seq_q, seq_k;  // packed: the number of sequences, and the longest
+    int64_t batch, seq_q, seq_k;  // packed: number of sequences, maximum lengths
     int64_t heads_q, heads_k, d;
     int64_t total_q, total_k;  // packed: total rows of all sequences; otherwise 0
     Strides q, k, v, o;

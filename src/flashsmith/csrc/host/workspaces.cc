@@ -26,9 +26,9 @@ struct SlotKind {
     // The most streams that have a slot. A process that makes a stream for every task must not fill
     // memory.
     size_t most_streams;
-    // The most captured launches, or branches, that keep a slot for good. If a user object returned
-    // the slot instead, a graph's replay would take 2 us longer: too long for a decoding model's
-    // attention.
+    // Limit of captured launches, or branches, that keep a slot permanently. If a user object
+    // returned the slot instead, a graph's replay would take 2 us longer: too long for a decoding
+    // model's attention.
     size_t most_kept;
 };
 // Allocated 64 KiB at a time. Allows more streams than a process has at once, and 1 MiB for

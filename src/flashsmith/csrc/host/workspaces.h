@@ -12,13 +12,11 @@ namespace flashsmith {
 // It is zero when a kernel on `stream` starts, provided that every kernel leaves it zero. Launches
 // on one stream run one after another and share a slot. There are slots of two sizes:
 //
-// - up to 64 bytes: streams beyond the first 1,024 of a context use stream-ordered memory instead.
-// A
+// - up to 64 bytes: streams beyond the first 1,024 of a context use stream-ordered memory. A
 //   captured launch has its own slot. The first 16,384 of a context keep it for good, later ones as
 //   long as the graph, or an executable made from it, exists.
-// - up to 1 MiB: streams beyond the first 64 use stream-ordered memory. Launches that are captured
-// on
-//   one stream in one capture share a slot, because a model captures one launch per layer. Branches
+// - up to 1 MiB: streams beyond the first 64 use stream-ordered memory. Launches captured on one
+//   stream in one capture share a slot, because a model captures one launch per layer. Branches
 //   on other streams have other slots. The first 64 such branches of a context keep theirs for
 //   good, later ones as long as the graph, or an executable made from it, exists.
 //

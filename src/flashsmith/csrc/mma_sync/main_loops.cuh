@@ -189,8 +189,8 @@ struct CanonicalLoop {
 // tensor cores would idle while both compute maxima.
 //
 // The order covers only the PV GEMM. After it, a half continues with the next block's QK GEMM while
-// the other runs its PV GEMM, since one warp alone, waiting for its ldmatrix, does not fill a
-// tensor core. An arrival also means that this half's copies of the next V and the K after it have
+// the other half runs its PV GEMM. One warp alone does not fill a tensor core, because it waits for
+// its ldmatrix. An arrival also means that this half's copies of the next V and the K after it have
 // arrived and that it has read the last V. The other half may still read K then, so kv_stages tiles
 // are filled only kv_stages - 2 blocks ahead.
 template <class Kernel>

@@ -93,8 +93,8 @@ struct KeysBlock {
             __syncthreads();  // the step's tiles have arrived, and the last step's are free
             const bool needs_mask = Kernel::masked && blocks.needs_mask(now.block);
             if (needs_mask) zero_unattended_rows(now);
-            // dq is added a step late, so that a step needs no other barrier of all warps: all of
-            // dS is stored by now.
+            // dq is added a step late: since the barrier above, all of its dS is stored, so no
+            // further barrier is needed.
             if (wants_dq && before.head >= 0) add_dq(before);
             step<kAll>(now, next, next.head < end_head, needs_mask);
             if constexpr (Kernel::stages == 1) {

@@ -59,7 +59,7 @@ struct ClusterMerge {
         store_remote_16B(there, remote_barrier, state.bits_of_sums());
         store_remote_16B(there + 16, remote_barrier, {statistics.x, statistics.y, 0, 0});
     }
-    // The same for several pushes to one group, whose first address is computed once.
+    // Several pushes to one group: the group's first address is computed only once.
     struct Group {
         uint32_t address, barrier;
     };
@@ -74,7 +74,7 @@ struct ClusterMerge {
         store_remote_16B(there, group.barrier, state.bits_of_sums());
         store_remote_16B(there + 16, group.barrier, {statistics.x, statistics.y, 0, 0});
     }
-    // The index among all rows' columns of this CTA's column `own`.
+    // Maps `own`, an index into this CTA's columns, to an index into the columns of all CTAs.
     FS_DEVICE int index_of(int own) const {
         return ((own / kGroup << levels) + rank) * kGroup + own % kGroup;
     }

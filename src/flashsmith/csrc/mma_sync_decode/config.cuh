@@ -37,8 +37,8 @@ struct FlashDecodeKernelConfig {
     // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
     // multiplies them alone.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
-    // Whether a warp keeps its queries' fragments in registers next to its sums: 255 registers have
-    // room for no more than this.
+    // Whether a warp keeps its queries' fragments in registers next to its sums. Larger fragments
+    // do not fit into 255 registers.
     constexpr bool keeps_queries() const { return (own_rows ? 16 : B_r) * d_head <= 16 * 128; }
     // With own_rows, a thread has own_tiles() tiles of eight columns. Of a run's first subtree it
     // keeps as many of them in registers as fit next to the scores. The other tiles and the rows'
@@ -154,8 +154,8 @@ struct DecodeKernelArgs {
     // once for each row tile of a K/V head. Negative: CTAs request runs from `run_counter`. 0: each
     // part is a run.
     float share, share_of_large;
-    // Divides by the number of K/V heads times row tiles of a sequence, if all of its keys are one
-    // run whatever its length. The divisor is 0 otherwise.
+    // If a tile's keys are one run at any length: divides by the runs of a sequence (K/V heads
+    // times row tiles). The divisor is 0 otherwise.
     Divisor by_whole_runs;
     int32_t most_parts;  // of a sequence
     int32_t min_units;   // the fewest blocks of B_c keys in a part

@@ -273,7 +273,7 @@ struct RowMerge {
         join_waiting(states, waiting, count);
     }
 
-    // Joins subtree `index`, one of equal subtrees, with those before it that it completes.
+    // Adds subtree `index`; joins it with its left sibling, and so on, until one must wait.
     FS_DEVICE static void add(RowState (&waiting)[kLevelsAbove][kColumnSteps], States& states,
                               int index) {
         bool waits = false;

@@ -180,7 +180,7 @@ constexpr int64_t kLongShareBytes = 1920 << 10;
 constexpr double kMostTurns = 7.0, kRaggedTurns = 2.4, kRaggedBytes = 192e6;
 constexpr float kMostOfMean = 1.25f;
 // A run has the largest power of two of parts within this factor times its share. If there are many
-// tiles, a single run covers all of a tile, whatever its parts. If there are few, other CTAs would
+// tiles, one run covers a whole tile, however many parts it has. If there are few, other CTAs would
 // wait for a longer run.
 constexpr float kOfOneRun = 1.999f, kOfSeveralRuns = 1.25f;
 
@@ -266,7 +266,7 @@ bool is_held(const FlashDecodeKernelConfig& config, double tiles_of_sm, int64_t 
            tile_bytes >= kLeastHeldBytes;
 }
 // Bytes of keys and values that a call prefetches before it knows its lengths. A large call has
-// this much available at once; if sequences are shorter, no more than this is read in vain. With
+// this much available at once; if sequences are shorter, at most this much is read in vain. With
 // many sequences, this would be only a few keys of each.
 constexpr int64_t kPrefetchedBytes = 4 << 20, kLeastPrefetchedKeys = 8;
 // Limit for states that arrive at a merge, less other memory that a plan keeps zero.
@@ -417,8 +417,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         args.kept_level_bytes =
             args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
     // With twice as many tiles as CTAs run at once, sequences of equal length are one run each, and
-    // few others have more. The number of merging CTAs changes no bit, so shapes may determine it.
-    // These CTAs begin while the others run.
+    // few others have more. The number of merging CTAs does not affect the bits, so shapes may
+    // determine it. These CTAs begin while the others run.
     const double one_run = kRoundingUp * static_cast<double>(heads * (p.packed ? 1 : tiles));
     const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
     // If there are enough tiles for most SMs, and none can have many keys, each is one run,

@@ -66,7 +66,7 @@ struct RunTile {
     // The warp's first row in the tile.
     FS_DEVICE int warp_row() const { return Kernel::own_rows ? 16 * warp : 0; }
 
-    // Stores a row of the K/V head, once merged over all keys.
+    // Stores a row of the K/V head, fully merged over keys.
     FS_DEVICE void store_merged(const RunInfo& run, const RowState& state, int of_head,
                                 int column) const {
         const int query = args.by_group.divide(of_head);

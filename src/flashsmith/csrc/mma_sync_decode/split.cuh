@@ -46,10 +46,10 @@ FS_DEVICE void set_rows(DecodeSequence& s, const DecodeKernelArgs& args, int fir
     s.tiles = (rows + tile_rows - 1) / tile_rows;
 }
 
-// Keys in the cache before the call appends, read from memory or guessed. Guesses exist for up to
-// kMostGuessed sequences: a lane holds that of the sequence with its number, and must not request
-// another. Runs that are known without a search therefore use no guesses, since all lanes would
-// request the same sequence's.
+// Cache lengths before the call appends, read from memory or guessed. Guesses exist for up to
+// kMostGuessed sequences: each lane holds the guess of the sequence with the lane's number, and
+// must not request another one. Runs that are known without a search therefore use no guesses,
+// since all lanes would request the same sequence's.
 struct Lengths {
     bool are_guessed = false;
     int guess = 0;

@@ -54,7 +54,7 @@ inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
 }
 
 // Dimensions are columns, rows, heads, batch. Packed tensors have columns, rows twice, heads, and a
-// fifth dimension whose step subtracts the rows that were counted twice: see box_of_rows() in
+// fifth dimension whose stride subtracts the rows that were counted twice: see box_of_rows() in
 // sm90/tma.cuh. kRowsOfMap times kWrap is 2^64, which is 0 modulo the address width. A map that
 // began some rows before the tensor would need fewer dimensions, but TMA faults on unmapped memory
 // even if no box touches it. Where boxes have several heads, heads come before rows: see

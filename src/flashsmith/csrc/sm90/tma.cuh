@@ -65,8 +65,8 @@ FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<kPacke
             : "memory");
 }
 
-// The same, but writes to this address in every CTA of the cluster whose bit is set, and signals
-// the barrier there.
+// Multicast: writes to this address in every CTA of the cluster whose bit is set, and signals the
+// barrier there.
 template <bool kPacked>
 FS_DEVICE void tma_load_multicast(uint32_t smem, const TensorMap* map, const TmaBox<kPacked>& box,
                                   uint32_t barrier, uint16_t ctas) {

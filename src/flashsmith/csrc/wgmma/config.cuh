@@ -15,8 +15,8 @@ namespace flashsmith {
 // the issue of GEMMs, or the exponentials.
 enum class PingPong : int { none = 0, gemm = 1, exp = 2 };
 
-// The tiles that a CTA computes: one; every n-th, with n CTAs in the grid; or the next one not yet
-// begun.
+// The tiles that a CTA computes: one tile; every n-th tile of a grid of n CTAs; or the next tile
+// that no CTA has begun.
 enum class Schedule : int { one_tile = 0, static_persistent = 1, dynamic = 2 };
 
 // The order in which tiles begin: head by head; or the longest first, in groups of heads whose K
@@ -57,7 +57,7 @@ struct WgmmaForwardKernelConfig {
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 
-    // Bytes of the Q, K and V tiles that a CTA holds at once, and of O's if it is separate.
+    // Bytes of the Q, K and V tiles that a CTA holds at once, and of the O tile if it is separate.
     constexpr int64_t tile_bytes() const {
         const int64_t rows =
             int64_t{B_r} * (q_buffers + (separate_O ? 1 : 0)) + 2 * int64_t{kv_stages} * B_c;

@@ -219,9 +219,9 @@ struct Consumer {
         constexpr int kMostSteps = (Kernel::PV_steps - 1) / Kernel::short_steps;
         return steps <= kMostSteps * Kernel::short_steps;
     }
-    // Uses the fewest steps for which there is code. Each branch waits for its own GEMM: if one
-    // were in flight across the end of the branches, ptxas would serialize all of the kernel's
-    // GEMMs (C7515).
+    // Uses the smallest number of steps for which there is code. Each branch waits for its own
+    // GEMM: if one were in flight across the end of the branches, ptxas would serialize all of the
+    // kernel's GEMMs (C7515).
     template <int kSteps = Kernel::short_steps>
     FS_DEVICE void run_QK_gemm_of(int steps) {
         if constexpr (!Kernel::has_short_blocks || kSteps >= Kernel::PV_steps) {

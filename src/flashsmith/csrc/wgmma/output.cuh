@@ -72,7 +72,7 @@ struct OutputStore {
         }
     }
 
-    // The same without rounding: four lanes already have 32 bytes of a row.
+    // Stores fp32 without swaps: four lanes already have 32 bytes of a row.
     FS_DEVICE void store_fp32(const typename Kernel::O_t& O, const TileInfo& info,
                               int first_row) const {
         const int lane = lane_index();  // as in write_rows()

@@ -5,16 +5,16 @@
 // take turns in launch order, so that a CTA waits only for CTAs launched before it, however few are
 // resident.
 //
-// If the first blocks of keys came first under a causal mask, all would begin at the same queries,
-// and each would wait for the one before. If the last blocks come first, and queries start at the
-// diagonal, each block of keys reaches a block of queries one block width after its predecessor.
-// But then the longest CTA of a head is its last one. The heads that end a launch therefore begin
-// with the first keys. So do heads that share keys, whose CTAs are the longest.
+// Under a causal mask, blocks of keys in ascending order would all begin at the same queries, and
+// each block would wait for its predecessor. If the last blocks come first, and queries start at
+// the diagonal, each block of keys reaches a block of queries one block width after its
+// predecessor. But then the longest CTA of a head is its last one. The heads that end a launch
+// therefore begin with the first keys. So do heads that share keys, whose CTAs are the longest.
 //
-// The round trip to L2, and the sums' own way there, take longer than anything that a consumer
-// could do in the meantime. A warp next to the producer's therefore waits for each turn of a part,
-// one step ahead of the consumers. It passes the turn on once the sums have arrived. Consumers see
-// only barriers of their CTA.
+// The round trip to L2, and the sums' own way there, take longer than the work that a consumer has
+// in the meantime. A warp next to the producer's therefore waits for each turn of a part, one step
+// ahead of the consumers. It passes the turn on once the sums have arrived. Consumers see only
+// barriers of their CTA.
 #pragma once
 
 #include "sm90/pipeline.cuh"
@@ -43,7 +43,7 @@ FS_DEVICE void fence_acq_rel() {
 // a barrier for its turns, since one that waits for every third turn must not see the others'
 // turns. Each part has a barrier for its sums.
 //
-// With split roles a part is a half of both warpgroups' columns: they add the two halves half a
+// With split roles a part is half of the columns of both warpgroups, which add them half a
 // step apart. If both halves shared a turn, it would be passed on and waited for between the second
 // half and the next step's first half.
 template <class Kernel>
@@ -123,7 +123,7 @@ struct dQTurns {
         const KeyBlock<Kernel> keys(args.problem, number);
         int n_steps = keys.n_steps();
         if (n_steps == 0) return;
-        // The number of blocks of the sequence that come before this one. The last of them also
+        // `turn`: how many blocks of keys of the sequence come first. The last of them also
         // adds to the blocks of queries in `shared`. At other blocks of queries this block of keys
         // is the first.
         const int place = keys.first_key / Kernel::B_c;

@@ -16,7 +16,7 @@ FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
         : "memory");
 }
 
-// The stages of dS. A stage is full when all warpgroups have stored their keys, and empty when dQ
+// The stages of dS. A stage is full when all warpgroups have stored their dS, and empty when dQ
 // has been computed.
 template <class Kernel>
 struct dSStages {

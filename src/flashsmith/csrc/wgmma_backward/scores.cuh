@@ -73,8 +73,8 @@ struct ConsumerScores : ConsumerState<Kernel> {
     }
 
     // ptxas moves exponentials below a wait for wgmma, but not past the end of a basic block. The
-    // branch here ends one. It tests for a NaN that no exponential is, so it is never taken, but
-    // ptxas cannot know that.
+    // branch here ends one. It tests for a NaN that exponentials never are, so it is never taken,
+    // which ptxas cannot know.
     FS_DEVICE void pin_exponentials() {
         pin(S);
         if (__float_as_uint(S[0][Kernel::B_r / 8 - 1][3]) == 0x7fc12345u)
