@@ -53,8 +53,8 @@ def rows_of(table: str) -> dict[str, list[str]]:
 
 
 def test_without_rows_no_figure_is_shown(tool: ModuleType) -> None:
-    for name in ("decode", "decode-wide", "decode-on-h100", "decode-wide-on-h100"):
-        assert tool.TABLES[name]() == "There are no rows of it yet."
+    for name in ("", "-wide", "-on-h100", "-wide-on-h100", "-in-short-on-h100"):
+        assert tool.TABLES[f"decode{name}"]() == "There are no rows of it yet."
 
 
 def test_the_table_of_the_set_decode(tool: ModuleType) -> None:
@@ -73,6 +73,8 @@ def test_the_table_of_the_set_decode(tool: ModuleType) -> None:
     cells = ["268", "80.0", "100.0", "flashinfer 90.0", "1.25", "1.12", "3.36", "75%"]
     assert table["8 x 8192"] == [*cells, "100.0", "0.800", "76.0", "0.950"]
     assert table["64 x 65536"][0] == "17180"
+    short = rows_of(tool.decode_in_short())
+    assert short["8 x 8192"] == ["80.0", "100.0", "1.25", "75%", "100.0", "76.0"]
     assert table["geometric mean"][-3:] == ["0.800", "", "0.950"]
 
 
@@ -87,6 +89,8 @@ def test_tables_of_another_gpu(tool: ModuleType) -> None:
     (folder / tool.DECODE_ROOF).write_text(json.dumps(roof.to_json()))
     assert rows_of(tool.TABLES["decode-on-h100"]())["8 x 8192"][5:8] == ["-", "2.68", "89%"]
     assert tool.TABLES["decode-wide-on-h100"]().endswith("| 1.34 | 45% |")
+    short = rows_of(tool.TABLES["decode-in-short-on-h100"]())
+    assert short["8 x 8192"] == ["100.0", "-", "-", "89%", "-", "-"]
     assert tool.TABLES["decode"]() == tool.NOT_MEASURED
 
 

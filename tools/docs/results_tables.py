@@ -164,8 +164,8 @@ def speed() -> str:
     lines.append(
         ["all", str(len(every)), "", *(mean_and_least(every, o) for o in ("cudnn", "fa2"))]
     )
-    head = ["", "points", "TFLOP/s", "over cuDNN: mean, least", "over FA2: mean, least"]
-    return table(head, lines)
+    over = [f"speed over {name}: mean (min)" for name in ("cuDNN", "FA2")]
+    return table(["", "problems", "TFLOP/s", *over], lines)
 
 
 def place(name: str) -> tuple[int, int]:
@@ -183,7 +183,7 @@ def mean_and_least(points: Sequence[dict[str, Row]], name: str) -> str:
     ratios = [found for rows in points if (found := ratio(rows, name))]
     if not ratios:
         return "-"
-    return f"{statistics.geometric_mean(ratios):.2f}, {min(ratios):.2f}"
+    return f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})"
 
 
 def every_point() -> str:
@@ -208,7 +208,7 @@ def configs() -> str:
     count = Counter(plain_config(rows["ours"]["config"]) for rows in measured(SPEED).values())
     named = sorted(config_names().items(), key=lambda pair: (pair[1][0], int(pair[1][1:])))
     lines = [[name, config, str(count[config] or "-")] for config, name in named]
-    return table(["", "config, without its dtype", "points"], lines)
+    return table(["", "config, without its dtype", "problems"], lines)
 
 
 @cache
@@ -348,7 +348,7 @@ def backward_names() -> dict[str, str]:
 
 def mean_least(ratios: Sequence[float]) -> str:
     """The geometric mean and the minimum; '-' without ratios."""
-    return f"{statistics.geometric_mean(ratios):.2f}, {min(ratios):.2f}" if ratios else "-"
+    return f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "-"
 
 
 def group_of(key: Key) -> str:
@@ -377,8 +377,9 @@ def backward() -> str:
         ]
         of_group.append(mean_least([cell.over_fa4 for cell in group]))
         lines.append([name, str(len(group)), f"{min(rates):.0f} to {max(rates):.0f}", *of_group])
-    head = ["", "cells", "TFLOP/s", "over cuDNN: mean, least", "over the best: mean, least"]
-    return table([*head, "over FA4, one run: mean, least"], lines)
+    over = ("cuDNN", "the best", "FA4, one run")
+    head = ["", "problems", "TFLOP/s", *(f"speed over {name}: mean (min)" for name in over)]
+    return table(head, lines)
 
 
 def backward_cells() -> str:
@@ -485,7 +486,7 @@ def backward_repeatable() -> str:
             spanned = f"{min(rates):.0f} to {max(rates):.0f}"
             heads = ", heads 32:8" if grouped_heads else ""
             lines.append([f"{name}{heads}", str(len(some)), spanned, mean_least(shares)])
-    return table(["", "problems", "TFLOP/s", "over the fastest free kernel: mean, least"], lines)
+    return table(["", "problems", "TFLOP/s", "over the fastest free kernel: mean (min)"], lines)
 
 
 def backward_kernels() -> str:
@@ -666,6 +667,25 @@ def decode(folder: str = "") -> str:
     lines.append(["geometric mean", *[""] * (len(CACHE_HEAD) + 1), means[0], "", means[1]])
     further = ["page 16", "its speed over dense", "free", "invariant over free"]
     return table(["batch x keys", *CACHE_HEAD, *further], lines)
+
+
+def decode_in_short(folder: str = "") -> str:
+    """The table of :func:`decode` with what a user compares."""
+    if not (ROWS / folder / DECODE).exists():
+        return NOT_MEASURED
+    found, roof = over_caches(folder + DECODE), dram_read(folder)
+    lines = []
+    for one, us in found.items():
+        if one.page:
+            continue
+        _, ours, cudnn, _, over_cudnn, _, _, of_dram = cache_cells(one, us, roof)
+        paged = found.get(replace(one, page=16), {}).get("ours")
+        further = (shown(value, ".1f") for value in (paged, us.get("ours_free")))
+        lines.append(
+            [f"{one.batch} x {one.keys}", ours, cudnn, over_cudnn, of_dram, *further],
+        )
+    head = ["batch x keys", "flashsmith", "cuDNN", "speed over cuDNN", "of DRAM's rate"]
+    return table([*head, "pages of 16 keys", '`split="free"`'], lines)
 
 
 def decode_wide(folder: str = "") -> str:
@@ -1036,6 +1056,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode-wide": decode_wide,
     "decode-on-h100": partial(decode, ON_H100),
     "decode-wide-on-h100": partial(decode_wide, ON_H100),
+    "decode-in-short-on-h100": partial(decode_in_short, ON_H100),
     "decode-profile": decode_profile,
     "decode-samples": decode_samples,
     "host-over-caches": host_over_caches,

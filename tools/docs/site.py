@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import links
 
+SEARCHED_LOGS = ("architectures", "lessons")
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Sets the site's address, for its canonical links and its sitemap."""
@@ -41,7 +43,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Makes links out of docs/ point to the files that :func:`on_files` added."""
+    """Makes links out of docs/ point to the files that :func:`on_files` added.
+
+    Logs are left out of the search, where their notes would hide the pages for users.
+    """
+    if page.file.src_uri.startswith("log/") and page.file.name not in SEARCHED_LOGS:
+        page.meta["search"] = {"exclude": True}
     if page.file.src_uri in links.PAGES.values():
         return markdown
     return links.for_site(markdown, f"{links.DOCS}/{page.file.src_uri}")[0]
