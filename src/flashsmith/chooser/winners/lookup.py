@@ -5,8 +5,8 @@ The distance of an entry is a sum, measured in octaves, that is, doublings of a 
 - The sizes add |log2| of the ratio of seq_q, the same of seq_k, and half of that of batch x heads.
 - Other semantics add 3 for other gradients, 6 for packed, 8 for softcap and 10 for another mask (5
   between causal and a window). The other dtype adds 4.
-- A window adds half an octave if it has twice as many keys. For a problem without the window's size,
-  an entry of one size adds 2.
+- A window adds half an octave if it has twice as many keys. For a problem without the window's
+  size, an entry of one size adds 2.
 - Another GPU of the same architecture adds 20, or 1.5 if it has as many SMs. The octaves between
   the numbers of SMs and between the L2 sizes are added, so that the most similar GPU comes first.
 
