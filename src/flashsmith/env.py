@@ -37,11 +37,11 @@ FILE = "a file"
 
 KERNELS = Variable(
     "KERNELS",
-    "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
+    "which configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
     "backward, hopper-backward, hopper-dq, decode, 'B_r,B_c', one of your sets, or short forms "
     "separated by ';'",
-    "unset (each command says whether it needs one)",
-    "a selection of configs",
+    "unset",
+    "configs",
 )
 JIT = Variable(
     "FLASHSMITH_JIT",
