@@ -218,7 +218,7 @@ def section(name: str, definition: Definition) -> str:
     node = definition.node
     if isinstance(node, ast.FunctionDef):
         path = f"flashsmith.{name}".rpartition(".")[0] + "." if "." in name else ""
-        return f"\n### {name}\n\n{_block(path + signature(definition))}\n{_described(node)}"
+        return f"\n### {name}\n\n{_block(signature(definition, path))}\n{_described(node)}"
     fields = [_field(definition, part) for part in node.body if _is_field(part)]
     # A config's methods belong to its family and are not a stable interface.
     members = "" if name.endswith("Config") else "\n".join(_members(definition))
@@ -230,10 +230,10 @@ def section(name: str, definition: Definition) -> str:
     return f"{text}\n{members}\n" if members else text
 
 
-def signature(definition: Definition, annotated: bool = True) -> str:
+def signature(definition: Definition, path: str = "", annotated: bool = True) -> str:
     """A function's signature, with one argument per line if it is too long.
 
-    Without ``annotated`` it has no types, and is one line.
+    ``path`` precedes its name. Without ``annotated`` it has no types, and is one line.
     """
     node = definition.node
     assert isinstance(node, ast.FunctionDef)
@@ -256,7 +256,7 @@ def signature(definition: Definition, annotated: bool = True) -> str:
     returned = "" if kind == "Any" else f" -> {kind}"
     if any(ast.unparse(decorator) == "contextmanager" for decorator in node.decorator_list):
         returned = returned.replace("Iterator[", "AbstractContextManager[")
-    return _wrapped(node.name, parts, returned)
+    return _wrapped(path + node.name, parts, returned)
 
 
 def _argument(definition: Definition, argument: ast.arg, default: ast.expr | None) -> str:
