@@ -76,9 +76,8 @@ HEAD = """# API reference
 
 <!-- Written by tools/docs/api.py from the docstrings: edit those, then run it. -->
 
-Every public function and class, by its name in `flashsmith`; import the module of one with dots.
-[Shapes](attention.md#shapes) lists the tensors that are accepted, and
-[environment variables](environment.md) what changes defaults.
+Every public function and class of `flashsmith`. [Shapes](attention.md#shapes) lists the tensors
+that are accepted, and [environment variables](environment.md) what changes defaults.
 
 """
 NOTES = {
