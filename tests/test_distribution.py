@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -78,6 +79,30 @@ def test_where_it_is_published_is_one_setting(
     (tmp_path / "pyproject.toml").write_text(text.replace("\nsite = ", "\nplace = "))
     with pytest.raises(LookupError, match="has no site"):
         links.published("site")
+
+
+def check_addresses(links: ModuleType) -> None:
+    """Fails a release (RELEASE=1) without addresses: its page on an index would have no links."""
+    if os.environ.get("RELEASE") == "1":
+        for name in ("site", "repository"):
+            assert links.published(name).startswith("https://"), f"pyproject.toml: {name} is unset"
+
+
+def test_a_release_says_where_it_is_published(links: ModuleType) -> None:
+    check_addresses(links)
+
+
+def test_a_release_without_addresses_is_refused(
+    links: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELEASE", "1")
+    monkeypatch.setattr(links, "ROOT", tmp_path)
+    place = tmp_path / "pyproject.toml"
+    place.write_text(f'[tool.flashsmith]\nsite = "{SITE}"\nrepository = ""\n')
+    with pytest.raises(AssertionError, match="repository is unset"):
+        check_addresses(links)
+    place.write_text(f'[tool.flashsmith]\nsite = "{SITE}"\nrepository = "{SITE}"\n')
+    check_addresses(links)
 
 
 def test_every_document_has_the_version() -> None:

@@ -12,6 +12,7 @@ from flashsmith import env
 from flashsmith.cli import main
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import get_kernel_configs
+from flashsmith.semantics.sizes import CANONICAL, FREE
 
 NO_COUNTS = (
     "9" * 5000,
@@ -79,6 +80,27 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     with pytest.raises(SystemExit) as caught:
         main()
     return int(caught.value.code or 0)
+
+
+CHECKED = {env.SWITCH: "yes", env.COUNT: "lots", env.ORDERS: "Canonical"}
+
+
+@pytest.mark.parametrize("variable", env.VARIABLES, ids=lambda variable: variable.name)
+def test_every_command_checks_every_variable(
+    variable: env.Variable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`winners path` reads none of those that are checked; paths and KERNELS may be any text."""
+    monkeypatch.setenv(variable.name, CHECKED.get(variable.values, "no such thing"))
+    if variable.values in CHECKED:
+        assert run(monkeypatch, "winners", "path") == 2
+        assert capsys.readouterr().err.startswith(f"flashsmith: {variable.name}=")
+    else:
+        assert variable in (env.KERNELS, env.CACHE_DIR, env.TABLE, env.CUDA_HOME)
+        assert run(monkeypatch, "winners", "path") == 0
+
+
+def test_the_values_of_bits_are_those_of_calls() -> None:
+    assert " or ".join((CANONICAL, FREE)) == env.ORDERS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

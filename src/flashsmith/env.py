@@ -15,73 +15,92 @@ from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: its name, what it does, and the text of its default."""
+    """One environment variable: its name, what it does, and the texts of its default and values."""
 
     name: str
     meaning: str
     default: str
+    values: str
 
     def raw(self) -> str | None:
         """The value as set, or None when unset or empty."""
         return os.environ.get(self.name) or None
 
 
+# What a variable may be. check_values() checks the first three.
+SWITCH = "0 or 1"
+COUNT = "a whole number above 0"
+_ORDERS = ("canonical", "free")
+ORDERS = " or ".join(_ORDERS)
+FOLDER = "a folder"
+FILE = "a file"
+
 KERNELS = Variable(
     "KERNELS",
-    "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
+    "which configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
     "backward, hopper-backward, hopper-dq, decode, 'B_r,B_c', one of your sets, or short forms "
     "separated by ';'",
-    "unset (each command says whether it needs one)",
+    "unset",
+    "configs",
 )
 JIT = Variable(
     "FLASHSMITH_JIT",
     "1: build a config on first use; 0: attention() uses only configs that are already built, and "
     "naming one that is not built is an error",
     "1",
+    SWITCH,
 )
 CACHE_DIR = Variable(
     "FLASHSMITH_CACHE_DIR",
     "where compiled kernel libraries are kept",
     "the user's cache folder, flashsmith/",
+    FOLDER,
 )
 CACHE_LIMIT = Variable(
     "FLASHSMITH_CACHE_LIMIT",
     "size limit of the cache in MiB; the least recently used libraries are deleted first",
     "4096",
+    COUNT,
 )
 TRUST_CACHE = Variable(
     "FLASHSMITH_TRUST_CACHE",
     "1: load kernels from any cache; 0: only if you or root own it and no other user may write it",
     "0",
+    SWITCH,
 )
 TABLE = Variable(
     "FLASHSMITH_TABLE",
     "your own table of winners, a JSON file; `flashsmith winners path` prints its path",
     "winners.json in the user's data folder, flashsmith/",
+    FILE,
 )
 EMULATE = Variable(
     "FLASHSMITH_EMULATE",
-    "1: sdpa() and transformers run host tensors in the emulator, many times slower than PyTorch; "
+    "1: sdpa() and transformers run CPU tensors in the emulator, many times slower than PyTorch; "
     "0: PyTorch computes them",
     "0",
+    SWITCH,
 )
 UNTUNED = Variable(
     "FLASHSMITH_UNTUNED",
     "1: sdpa() and transformers also use the kernels on sm_100 and later, which have no measured "
     "table; 0: PyTorch computes calls there",
     "0",
+    SWITCH,
 )
 BITS = Variable(
     "FLASHSMITH_BITS",
     "canonical: calls without bits= give each row the same bits in training, prefill, chunks and "
     "decode; free: each kernel sums in its own order. Read at the first call of each kind",
     "free",
+    ORDERS,
 )
-JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
+JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores", COUNT)
 CUDA_HOME = Variable(
     "CUDA_HOME",
     "a CUDA toolkit to use instead of the one pip installed",
     "unset",
+    FOLDER,
 )
 
 VARIABLES = (
@@ -157,9 +176,19 @@ def jobs() -> int:
 
 
 def check_values() -> None:
-    """Raises ArgumentError, naming the variable, when a variable has an invalid value."""
-    for read in (jit_enabled, cache_limit_mib, jobs):
-        read()
+    """Raises ArgumentError, naming the variable, when a variable has an invalid value.
+
+    Paths and the text of KERNELS are checked by what reads them, since whether they are usable
+    depends on what they name.
+    """
+    for variable in VARIABLES:
+        if variable.values == SWITCH:
+            _boolean(variable, False)
+        elif variable.values == COUNT:
+            _positive_int(variable, 1)
+        elif variable.values == ORDERS and (raw := variable.raw()) not in (None, *_ORDERS):
+            allowed = " and ".join(_ORDERS)
+            raise ArgumentError(f"{variable.name}={quoted(raw)}: allowed are {allowed}")
 
 
 def keep_models_offline() -> None:

@@ -39,6 +39,7 @@ FUNCTIONS = (
     "flashsmith.integrations.flash_registry.register",
     "flashsmith.integrations.page_tables.from_flashinfer",
     "flashsmith.integrations.fallbacks.fallback_count",
+    "flashsmith.runtime.count_launches",
 )
 # Marks a parameter without a default, and a parameter that is keyword-only.
 REQUIRED = "required"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/api.md: every public name of flashsmith, with its signature and docstring.
+"""Writes docs/api.md: every public name, with its signature and docstring, and the error classes.
 
 Usage: python tools/docs/api.py [--out docs/api.md]
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 WIDTH = 88
 
-# The page's order: the most used names come first.
+# The page's order: the most used names come first. Names are those under `flashsmith.`.
 GROUPS = {
-    "Attention": (
+    "Calls": (
         "attention",
         "backward",
         "merge_attention",
@@ -47,13 +48,49 @@ GROUPS = {
         "Semantics",
     ),
     "Choosing": ("choose", "Problem", "DeviceSpec", "device_spec"),
+    "Several GPUs": (
+        "parallel.attention",
+        "parallel.shard",
+        "parallel.unshard",
+        "parallel.positions",
+        "parallel.problems",
+    ),
+    "Frameworks and counters": (
+        "integrations.transformers.register",
+        "integrations.flash_registry.register",
+        "integrations.page_tables.from_flashinfer",
+        "integrations.fallbacks.fallback_count",
+        "runtime.count_launches",
+    ),
+}
+# Every name of these modules' __all__ is on the page.
+MODULES = ("flashsmith", "flashsmith.parallel")
+# Explanations of arguments of this many words or more are not repeated.
+LONG = 11
+# What a call or a choice needs of these classes; the rest is for builds and measurements.
+MEMBERS = {
+    "Semantics": ("parse",),
+    "Problem": ("of_operation", "parse"),
 }
 HEAD = """# API reference
 
-`tools/docs/api.py` generates this page from the docstrings of every name in `flashsmith.__all__`.
-To change it, edit those and run the script again. Errors are classes of `flashsmith.errors`, all of
-them `FlashsmithError` ([what to do about each](troubleshooting.md)). The page of
-[attention()](attention.md#shapes) lists the tensors that are accepted.
+<!-- Written by tools/docs/api.py from the docstrings: edit those, then run it. -->
+
+Every public function and class of `flashsmith`. [Shapes](attention.md#shapes) lists the tensors
+that are accepted, and [environment variables](environment.md) what changes defaults.
+
+"""
+NOTES = {
+    "Configs": """
+Configs compare field by field. Their classes raise `ArgumentError` for a field that has the wrong
+type or is out of range.
+"""
+}
+ERRORS = """
+## Errors
+
+Classes of `flashsmith.errors`. Each is a `FlashsmithError` and also the class in parentheses.
+[Troubleshooting](troubleshooting.md) says what to do.
 
 """
 
@@ -99,7 +136,9 @@ def constant(module: str, name: str) -> str:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
         if isinstance(target, ast.Name) and target.id == name and value is not None:
-            return ast.unparse(value)
+            if isinstance(value, ast.Call):  # Mask("none"), which callers write as "none"
+                value = value.args[0]
+            return ast.unparse(value).replace("'", '"')
     return constant(*_imported(module, name))
 
 
@@ -115,36 +154,86 @@ def _imported(module: str, name: str) -> tuple[str, str]:
 
 def page() -> str:
     """The whole document. Raises LookupError if a public name is in none of the groups."""
-    shown = {name for names in GROUPS.values() for name in names} | {"__version__"}
-    if missing := shown ^ set(public_names()):
-        raise LookupError(f"GROUPS and flashsmith.__all__ differ by {', '.join(sorted(missing))}")
-    parts = [HEAD]
+    shown = {f"flashsmith.{name}" for names in GROUPS.values() for name in names}
+    for module in MODULES:
+        public = {f"{module}.{name}" for name in public_names(module)} - {"flashsmith.__version__"}
+        if missing := public ^ {name for name in shown if name.rpartition(".")[0] == module}:
+            names = ", ".join(sorted(missing))
+            raise LookupError(f"GROUPS and {module}.__all__ differ by {names}")
+    parts, known = [HEAD], dict[str, str]()
+    headings = (*GROUPS, "Errors")
+    parts += [f"- [{group}](#{group.lower().replace(' ', '-')})\n" for group in headings]
     for group, names in GROUPS.items():
-        listed = " ·\n  ".join(f"[{name}](#{name.lower()})" for name in names)
-        parts.append(f"- {group}: {listed}\n")
-    for group, names in GROUPS.items():
-        parts.append(f"\n## {group}\n")
-        parts += [section(name, find("flashsmith", name)) for name in names]
-    parts.append(
-        "\n## The version\n\n`flashsmith.__version__` is the installed version, a `str`.\n"
-    )
+        parts.append(f"\n## {group}\n{NOTES.get(group, '')}")
+        parts += [_without_repeats(name, section(name, defined(name)), known) for name in names]
+    parts += [ERRORS, *errors()]
+    parts.append("\n## The version\n\n`flashsmith.__version__` is the installed version.\n")
     return "".join(parts)
+
+
+def _without_repeats(name: str, text: str, known: dict[str, str]) -> str:
+    """A section with one line for the arguments that an earlier section explains word for word.
+
+    ``known`` has the earlier explanations and their sections; the section's own are added.
+    """
+    before, mark, rest = text.partition("**Args**\n\n")
+    listed, end, after = rest.partition("\n\n")
+    items: list[str] = []
+    repeats: dict[str, list[str]] = {}
+    for item in re.split(r"^- ", listed, flags=re.MULTILINE)[1:]:
+        words = " ".join(item.split())
+        if len(words.split()) >= LONG and words in known:
+            repeats.setdefault(known[words], []).append(words.partition(":")[0])
+        else:
+            items.append(item.rstrip())
+            known[words] = name
+    for section, names in repeats.items():
+        line = f"{', '.join(names)}: as for [{section}](#{_anchor(section)})."
+        items.append("\n".join(textwrap.wrap(line, 113, subsequent_indent="  ")))
+    return before + mark + "\n".join(f"- {item}" for item in items) + end + after
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(".", "")
+
+
+def defined(name: str) -> Definition:
+    """The definition of a name of the page. Raises LookupError if there is none."""
+    module, _, last = f"flashsmith.{name}".rpartition(".")
+    return find(module, last)
+
+
+def errors() -> Iterator[str]:
+    """A line on each error class: its name, the other class that it is, and what it means."""
+    for node in _parse(_path("flashsmith.errors")).body:
+        if isinstance(node, ast.ClassDef) and node.name != "FlashsmithError":
+            *_, base = (ast.unparse(base) for base in node.bases)
+            meaning = " ".join((ast.get_docstring(node) or "").split())
+            yield f"- `{node.name}` ({base}): {meaning}\n"
 
 
 def section(name: str, definition: Definition) -> str:
     """The section of one name: signature, description, and a class's methods."""
     node = definition.node
     if isinstance(node, ast.FunctionDef):
-        return f"\n### {name}\n\n{_block(signature(definition))}\n{_described(node)}"
+        path = f"flashsmith.{name}".rpartition(".")[0] + "." if "." in name else ""
+        return f"\n### {name}\n\n{_block(signature(definition, path))}\n{_described(node)}"
     fields = [_field(definition, part) for part in node.body if _is_field(part)]
     # A config's methods belong to its family and are not a stable interface.
     members = "" if name.endswith("Config") else "\n".join(_members(definition))
-    text = f"\n### {name}\n\n{_block(_wrapped(f'class {name}', fields, ''))}\n{_described(node)}"
+    members = f"**Members**\n\n{members}" if members else ""
+    described = _described(node)
+    if name.endswith("Config"):
+        described = described.partition("\n**Raises**\n")[0]  # NOTES has it
+    text = f"\n### {name}\n\n{_block(_wrapped(f'class {name}', fields, ''))}\n{described}"
     return f"{text}\n{members}\n" if members else text
 
 
-def signature(definition: Definition) -> str:
-    """A function's signature as in the sources, with one argument per line if it is too long."""
+def signature(definition: Definition, path: str = "", annotated: bool = True) -> str:
+    """A function's signature, with one argument per line if it is too long.
+
+    ``path`` precedes its name. Without ``annotated`` it has no types, and is one line.
+    """
     node = definition.node
     assert isinstance(node, ast.FunctionDef)
     arguments = node.args
@@ -160,21 +249,35 @@ def signature(definition: Definition) -> str:
     if arguments.kwarg:
         parts.append(f"**{arguments.kwarg.arg}")
     parts = [part for part in parts if part not in ("self", "cls")]
-    returned = f" -> {definition.text(node.returns)}" if node.returns else ""
-    return _wrapped(node.name, parts, returned)
+    if not annotated:
+        return f"{node.name}({', '.join(part.partition(':')[0] for part in parts)})"
+    kind = definition.text(node.returns) if node.returns else "Any"
+    returned = "" if kind == "Any" else f" -> {kind}"
+    if any(ast.unparse(decorator) == "contextmanager" for decorator in node.decorator_list):
+        returned = returned.replace("Iterator[", "AbstractContextManager[")
+    return _wrapped(path + node.name, parts, returned)
 
 
 def _argument(definition: Definition, argument: ast.arg, default: ast.expr | None) -> str:
-    kind = f": {definition.text(argument.annotation)}" if argument.annotation else ""
-    if default is None:
-        return argument.arg + kind
-    value = re.sub(
+    kind = definition.text(argument.annotation) if argument.annotation else "Any"
+    value = None if default is None else _value(definition, default)
+    return _declared(argument.arg, kind, value)
+
+
+def _declared(name: str, kind: str, default: str | None) -> str:
+    """An argument or field: its type, or its default, as in Python's own documentation."""
+    if default is not None:
+        return f"{name}={default}"
+    return name if kind == "Any" else f"{name}: {kind}"
+
+
+def _value(definition: Definition, node: ast.expr) -> str:
+    """The text of a default, with the values of constants in place of their names."""
+    return re.sub(
         r"(?<![.\w])_?[A-Z][A-Z_]+\b(?!\.)",
         lambda found: constant(definition.module, found[0]),
-        definition.text(default),
+        ast.unparse(node).replace("'", '"'),
     )
-    space = " " if kind else ""
-    return f"{argument.arg}{kind}{space}={space}{value}"
 
 
 def _wrapped(name: str, parts: Sequence[str], end: str) -> str:
@@ -197,19 +300,36 @@ def _is_field(node: ast.stmt) -> bool:
 
 def _field(definition: Definition, node: ast.stmt) -> str:
     """A field's name, type, default and, if it declares one, meaning."""
-    call = getattr(node, "value", None)
-    if not (isinstance(node, ast.AnnAssign) and isinstance(call, ast.Call)):
+    if not isinstance(node, ast.AnnAssign):
         return definition.text(node)
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
-    text = f"{definition.text(node.target)}: {definition.text(node.annotation)}"
-    if "default" in given:
-        text += f" = {definition.text(given['default'])}"
-    elif "default_factory" in given:
-        text += f" = {definition.text(given['default_factory'])}()"
+    given, default = {}, None
+    if isinstance(node.value, ast.Call):
+        given = _keywords(definition.module, node.value)
+        if "default" in given:
+            default = _value(definition, given["default"])
+        elif "default_factory" in given:
+            default = f"{ast.unparse(given['default_factory'])}()"
+    elif node.value is not None:
+        default = _value(definition, node.value)
+    text = _declared(definition.text(node.target), definition.text(node.annotation), default)
     inside = ast.walk(given["metadata"]) if "metadata" in given else ()
     words = (part.value for part in inside if isinstance(part, ast.Constant))
     meaning = next((word for word in words if isinstance(word, str) and " " in word), "")
     return f"{text},  # {meaning}" if meaning else text
+
+
+def _keywords(module: str, call: ast.Call) -> dict[str | None, ast.expr]:
+    """The keywords of a field's declaration, and those of field() inside the function it calls."""
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    name = ast.unparse(call.func)
+    if "default" in given or name in ("field", "knob"):
+        return given
+    inner = find(module, name)
+    returned = (part.value for part in ast.walk(inner.node) if isinstance(part, ast.Return))
+    for value in returned:
+        if isinstance(value, ast.Call):
+            return _keywords(inner.module, value) | given
+    return given
 
 
 def _members(definition: Definition) -> Iterator[str]:
@@ -217,15 +337,17 @@ def _members(definition: Definition) -> Iterator[str]:
     for node in definition.node.body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
             continue
+        if node.name not in MEMBERS.get(definition.node.name, (node.name,)):
+            continue
         doc = ast.get_docstring(node)
         if doc is None:
             continue
         decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
-        shown = signature(Definition(node, definition.module, definition.source))
+        shown = signature(Definition(node, definition.module, definition.source), annotated=False)
         if "property" in decorators or "cached_property" in decorators:
             shown = node.name
         doc = doc.partition("\n\n")[0]
-        yield f"- `{' '.join(shown.split())}`: {' '.join(_markdown(doc).split())}"
+        yield f"- `{shown}`: {' '.join(_markdown(doc).split())}"
 
 
 def _described(node: ast.FunctionDef | ast.ClassDef) -> str:
@@ -239,6 +361,8 @@ def _described(node: ast.FunctionDef | ast.ClassDef) -> str:
 def _markdown(doc: str, fields: Sequence[str] = ()) -> str:
     """A docstring as Markdown; its sections and its lines about fields become lists."""
     doc = re.sub(r"``([^`]+)``", r"`\1`", doc)
+    # The names of arguments that share an explanation may take two lines.
+    doc = re.sub(r"^(    \w[\w, ]*,)\n +([\w, ]+:)", r"\1 \2", doc, flags=re.MULTILINE)
     out: list[str] = []
     section = ""
     for line in doc.splitlines():
@@ -248,7 +372,8 @@ def _markdown(doc: str, fields: Sequence[str] = ()) -> str:
             out += [f"**{section}**", ""]
         elif section and line.startswith("    "):
             text = line[4:]
-            if section == "Returns" or text.startswith(" "):
+            ended = out[-1] == "" or out[-1].endswith(".")
+            if section == "Returns" or text.startswith(" ") or not (ended or _names(text)):
                 out.append(f"  {text.strip()}" if section != "Returns" else text.strip())
             else:
                 out.append(_item(text))
@@ -262,11 +387,18 @@ def _markdown(doc: str, fields: Sequence[str] = ()) -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
+def _names(text: str) -> list[str]:
+    """The arguments or errors that a line of a docstring explains; [] if it only goes on."""
+    names = text.partition(":")[0] if ":" in text else ""
+    return re.split(", *", names) if re.fullmatch(r"\w+(, *\w+)*", names) else []
+
+
 def _item(text: str) -> str:
-    names, colon, rest = text.partition(":")
-    if not colon or not re.fullmatch(r"[\w, ]+", names):
+    names = _names(text)
+    if not names:
         return f"- {text}"
-    return "- " + ", ".join(f"`{name.strip()}`" for name in names.split(",")) + colon + rest
+    line = "- " + ", ".join(f"`{name}`" for name in names) + ":" + text.partition(":")[2]
+    return "\n".join(textwrap.wrap(line, 115, subsequent_indent="  ", break_long_words=False))
 
 
 def _block(text: str) -> str:

@@ -130,7 +130,7 @@ def attention(
     """softmax(scale q k^T) v with optional masks and softcap, by a kernel that suits the problem.
 
     Differentiable in PyTorch with respect to q, k, v and sinks, through the output and the
-    log-sum-exp.
+    log-sum-exp. The gradient of sinks has their dtype.
 
     Tensors on a GPU run there, on PyTorch's or CuPy's current stream for their device, and the call
     returns without waiting. JAX exposes no stream, so the call blocks for its arrays. Host tensors
@@ -151,10 +151,10 @@ def attention(
         scale: the factor on q k^T, finite and > 0; None is 1/sqrt(d). scale and softcap may be
             0-dimensional tensors, and window a tensor of two numbers, on the host.
         sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
-            None for no sinks. Their gradient has their dtype.
+            None for no sinks.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
             cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked; the
-            kernel clamps them and does not write rows of out outside all sequences.
+            kernel clamps them and does not write rows of the output outside all sequences.
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
             sequences are cut off. None computes it; on a device this waits for the device once.
         out: where to write the result, q's shape and dtype; None allocates it.

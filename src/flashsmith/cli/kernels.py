@@ -234,6 +234,7 @@ def show_environment(as_json: Json = False) -> None:
             "name": variable.name,
             "value": variable.raw(),
             "default": variable.default,
+            "values": variable.values,
             "meaning": variable.meaning,
         }
         for variable in env.VARIABLES

@@ -2,7 +2,8 @@
 
 The field's declaration holds its type and neutral default, meaning, word in the short form, values
 in legal configs, and each value's effect in the kernel. The short form, the parser, the rules of
-supported values, the search and the explanation all read that declaration.
+supported values, the search and the explanation all read that declaration. A new knob is added at
+the end of its class, with a zero default that means the behaviour without it.
 """
 
 from __future__ import annotations

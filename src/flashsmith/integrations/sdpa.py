@@ -63,8 +63,8 @@ def sdpa(
         attn_mask, dropout_p, is_causal, scale, enable_gqa: PyTorch's; is_causal aligns to the top
             left, as it does there.
         strict: raise instead of leaving the call to PyTorch.
-        emulate: run host tensors in the slow emulator; it does not affect tensors on a GPU. None
-            reads the variable FLASHSMITH_EMULATE, 0 unless set.
+        emulate: run host tensors in the slow emulator instead of leaving them to PyTorch. None
+            reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
         bits: as for attention(). 'canonical' also raises instead of leaving the call to PyTorch.
 
     Returns:

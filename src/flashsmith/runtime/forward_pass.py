@@ -194,19 +194,16 @@ def forward(
 ) -> Any:
     """softmax(scale q k^T) v from the kernel that ``cfg`` names, with optional mask and softcap.
 
-    GPU tensors run on PyTorch's or CuPy's current stream for their device, and the call does not
-    wait. JAX exposes no stream, so a call on JAX arrays blocks. Host tensors run in the emulator,
-    for the oldest architecture that the config has a kernel for. A kernel that is not built is
-    built first.
-
-    Query i of seq_q has the position of key i + seq_k - seq_q: masks are aligned to the bottom
-    right. A row that attends to no key gives 0.
+    Streams, waiting and the positions of masks are those of attention(). Host tensors run in the
+    emulator, for the oldest architecture that the config has a kernel for. A kernel that is not
+    built is built first.
 
     Args:
         cfg: the kernel; its dtype must be the tensors', and its d_head at least theirs.
         q: (batch, seq_q, heads_q, d), or (total_q, heads_q, d) if packed; fp16 or bf16. A PyTorch
             tensor, or a NumPy, CuPy or JAX array (bf16 as ml_dtypes.bfloat16). The last dimension
-            must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0.
+            must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0. d is
+            at most 256.
         k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
             multiple of heads_k: heads_q / heads_k heads of q share one head of k and v.
         o: the tensor to write the output to, of q's shape and dtype; None allocates it.
@@ -214,12 +211,13 @@ def forward(
         window: (left, right): how many keys before and after its own position a query attends to;
             None is no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: the factor on q k^T, finite and > 0; None is 1/sqrt(d).
+        scale: the factor on q k^T, finite and > 0; None is 1/sqrt(d). scale and softcap may be
+            0-dimensional tensors, and window a tensor of two numbers, on the host.
         sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
             None for no sinks.
-        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
-            rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
-            checked; the kernel clamps them and does not write rows of o outside all sequences.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
+            cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked; the
+            kernel clamps them and does not write rows of the output outside all sequences.
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
             sequences are cut off. None computes it; on a device this waits for the device once.
         return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
@@ -234,9 +232,7 @@ def forward(
         k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
             row. In a packed k it may be any row, whatever cu_seqlens_k says. For every mask, the
             last query has the position of the last key that counts, k_begin + seqused_k - 1.
-        bits: 'canonical' makes a row's output and log-sum-exp depend only on its own query, the
-            keys and values that it attends to, and what is computed (mask, softcap, scale, sinks,
-            dtype, d).
+        bits: as for attention(); 'canonical' requires a config that keeps that order.
         emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Returns:

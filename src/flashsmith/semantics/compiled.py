@@ -21,11 +21,12 @@ class Semantics:
 
     mask: which keys a query sees, a Mask or its name: 'none' (all), 'causal' (up to its own
     position) or 'window' (some before and after it). Positions are aligned to the bottom right.
-
-    softcap: whether scores are capped. packed: whether sequences of unequal length are
-    concatenated. uneven: whether lengths may be no multiples of the tiles, and d smaller than
-    d_head. Packed and partial kernels are uneven. partial: whether only some of a sequence's keys
-    count, so that outputs are merged later. The output is fp32, and there are no sinks.
+    softcap: whether scores are capped.
+    packed: whether sequences of unequal length are concatenated.
+    uneven: whether lengths may be no multiples of the tiles, and d smaller than d_head. Packed and
+    partial kernels are uneven.
+    partial: whether only some of a sequence's keys count, so that outputs are merged later. The
+    output is fp32, and there are no sinks.
 
     Raises:
         ArgumentError: an unknown mask, a flag that is no bool, or packed or partial without uneven.

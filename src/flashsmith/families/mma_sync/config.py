@@ -26,11 +26,10 @@ LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
 
 @dataclass(frozen=True, order=True)
 class FlashForwardKernelConfig(ForwardConfig):
-    """One forward kernel of the mma.sync family (sm_80 and later), ordered field by field.
+    """One forward kernel of the mma.sync family (sm_80 and later).
 
     Any positive tile sizes and non-negative load counts are accepted here;
-    flashsmith.families.legality determines whether a kernel can be built for them. Add a new knob
-    at the end, with a zero default that means today's behaviour.
+    flashsmith.families.legality determines whether a kernel can be built for them.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of an int's range.

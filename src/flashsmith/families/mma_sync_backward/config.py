@@ -34,9 +34,7 @@ _DQ_MODES = {
 
 @dataclass(frozen=True, order=True)
 class FlashBackwardKernelConfig(KernelConfig):
-    """One backward pass of the mma_sync_backward family (sm_80 and later), ordered field by field.
-
-    Add a new knob at the end, with a zero default that means today's behaviour.
+    """One backward pass of the mma_sync_backward family (sm_80 and later).
 
     Raises:
         ArgumentError: a field has the wrong type or is out of an int's range.

@@ -23,10 +23,7 @@ _TARGET_BYTES = 80  # where the states of a CTA's run are stored, and the CTA's 
 
 @dataclass(frozen=True, order=True)
 class FlashDecodeKernelConfig(KernelConfig):
-    """Attention over a cache by the mma_sync_decode family (sm_80 and later), ordered field by
-    field.
-
-    Add a new knob at the end, with a zero default that means today's behaviour.
+    """Attention over a cache by the mma_sync_decode family (sm_80 and later).
 
     Raises:
         ArgumentError: a field has the wrong type or is out of an int's range.

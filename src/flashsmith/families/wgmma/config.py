@@ -72,7 +72,7 @@ _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 @dataclass(frozen=True, order=True)
 class WgmmaForwardKernelConfig(ForwardConfig):
-    """One forward kernel of the wgmma family (sm_90a), ordered field by field.
+    """One forward kernel of the wgmma family (sm_90a).
 
     Any positive sizes are accepted here; flashsmith.families.legality determines whether a kernel
     can be built for them.

@@ -54,9 +54,7 @@ _WARPGROUPS = (1, 2, 3)
 
 @dataclass(frozen=True, order=True)
 class WgmmaBackwardKernelConfig(KernelConfig):
-    """One backward pass of the wgmma_backward family (sm_90a), ordered field by field.
-
-    Add a new knob at the end, with a zero default that means today's behaviour.
+    """One backward pass of the wgmma_backward family (sm_90a).
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.

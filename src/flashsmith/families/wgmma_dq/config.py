@@ -28,9 +28,7 @@ _WARPGROUPS = (1, 2, 3)
 
 @dataclass(frozen=True, order=True)
 class WgmmaDqKernelConfig(KernelConfig):
-    """One backward pass of the wgmma_dq family (sm_90a), for dq alone, ordered field by field.
-
-    Add a new knob at the end, with a zero default that means today's behaviour.
+    """One backward pass of the wgmma_dq family (sm_90a), for dq alone.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
