@@ -225,7 +225,7 @@ def test_a_wheel_is_for_linux_on_x86_64_and_has_every_file(tmp_path: Path) -> No
 
 @pytest.mark.full
 def test_the_suite_is_collected_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After CONTRIBUTING's shortest command: modules that need PyTorch are skipped, no errors."""
+    """After the README's test command: modules that need PyTorch are skipped, no errors."""
     options = ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests")]
     monkeypatch.setenv("CI", "false")  # which would refuse the skips
     found = run_python(f"import pytest; sys.exit(pytest.main({options!r}))", ("torch",))
