@@ -15,9 +15,9 @@ struct MergedRow {
     float sum = 0.0f;       // 0: no part had a key
     float o[kColumns] = {};
 
-    // Adds a part. Its exponentials are relative to `part_max`; they sum to `part_sum` and weight
-    // `part`. For a normalised output, pass its LSE as the maximum and 1 as the sum. The output of
-    // a part without a key (-inf) is ignored.
+    // Adds a part. Its exponentials are relative to `part_max`, sum to `part_sum` and weight the
+    // values in `part`. For a normalised output, pass its LSE as the maximum and 1 as the sum. The
+    // output of a part without a key (-inf) is ignored.
     FS_DEVICE void add(float part_max, float part_sum, const float (&part)[kColumns]) {
         if (part_max == -INFINITY) return;
         const float new_max = fmaxf(max, part_max);

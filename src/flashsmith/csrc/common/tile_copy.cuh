@@ -20,7 +20,7 @@ FS_DEVICE int64_t next_row(int64_t step, int, int rows) {
     return rows * step;
 }
 
-// The same where rows are the heads of a group, token after token (pack_gqa). Row 0 is the
+// Row offsets if the rows of a tile are a group's heads, token after token (pack_gqa). Row 0 is the
 // sequence's row `first`; offsets are relative to the group's first head in the sequence's first
 // token.
 struct GroupRows {

@@ -7,7 +7,7 @@
 
 namespace flashsmith {
 
-// The ScalarType codes of tensors.
+// PyTorch's ScalarType codes.
 enum class DType : int { FP16 = 5, BF16 = 15 };
 
 // The part of a library's semantics that is fixed at compile time. Zero is the plain case.

@@ -153,7 +153,7 @@ void PreparedPlan::run_on_current_device(Tensors tensors, uintptr_t block, void*
                                          bool by_graph) const {
     if (steps_.empty()) return;
     std::array<uintptr_t, kMostWorkspaces> workspaces;
-    std::optional<KeptWorkspace> kept;  // exists until after the launches, like the block
+    std::optional<KeptWorkspace> kept;  // outlives the launches, like `allocated`
     std::optional<StreamMemory> allocated;
     if (!plan_.workspaces.empty()) {
         uintptr_t zeros = 0;

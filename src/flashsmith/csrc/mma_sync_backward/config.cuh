@@ -43,7 +43,7 @@ struct FlashBackwardKernelConfig {
         const int tiles = dS_tiles() + (column_warps > 1 ? 1 : 0);
         return 2 * B_c * d_head * element_bytes() + streamed + tiles * B_r * B_c * element_bytes();
     }
-    // Dynamic shared memory of a CTA with resident queries: Q and do, and the stages of K and V.
+    // Dynamic shared memory of a CTA with resident queries: Q, `do`, and the stages of K and V.
     constexpr int queries_smem_bytes() const {
         return 2 * (dq_rows() + stages * B_r) * d_head * element_bytes();
     }

@@ -163,8 +163,7 @@ struct DecodeKernelArgs {
     DecodeStrides k_cache_strides, v_cache_strides;
     int32_t passes;  // whether keys and values should leave L2 before anything else
     int16_t flags;   // kPrefetchesRuns, kHoldsNextLaunch, kGuessesLengths
-    // log2 of the keys of each sequence that the CTAs of an early launch prefetch together; 0:
-    // none.
+    // log2 of the number of keys per sequence that an early launch prefetches; 0: none.
     int16_t log2_prefetched_keys;
     // Units from which a call counts as large, and from which it may count as ragged.
     float from_large, from_ragged;

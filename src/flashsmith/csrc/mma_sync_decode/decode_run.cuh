@@ -97,7 +97,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
                 stage = stage == kStages - 1 ? 0 : stage + 1;
             }
             sync_stages();
-            // The preceding stage was read last and is the next to be copied to.
+            // The preceding stage is free: it was read last and is filled next.
             if constexpr (Kernel::takes_chunks)
                 this->store_part(softmax, o);
             else if constexpr (Kernel::own_rows) {

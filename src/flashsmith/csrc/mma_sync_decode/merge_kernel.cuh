@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const Decod
     merge_one_row<Kernel, false>(args);
 }
 
-// The same where the states of few parts may arrive one by one.
+// The same, but takes the states of few parts as they arrive.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads)
     decode_merge_arriving_kernel(const DecodeKernelArgs args) {

@@ -34,7 +34,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     FS_DEVICE void merge_warps(int parts_left, int stage, const Softmax& softmax, const Sums& o,
                                Saved& saved) const {
         constexpr int kColumns = Kernel::d_head / 4;
-        const int lane = lane_index();  // its addresses are not worth a register in the steps
+        const int lane = lane_index();  // read again: saves registers during the steps
         // Addresses in four neighbouring column tiles. The next four tiles are 128 bytes further
         // on.
         uint32_t first_sums[4];

@@ -185,7 +185,7 @@ constexpr float kMostOfMean = 1.25f;
 constexpr float kOfOneRun = 1.999f, kOfSeveralRuns = 1.25f;
 
 // The time of a call of equal runs, relative to the time for its bytes, by runs per CTA that the
-// GPU holds. With fewer runs than CTAs, some SMs may have two runs and others one. If the last turn
+// GPU holds. With fewer runs than CTAs, some SMs may have two runs and others one. If the last wave
 // has few runs, each gets more memory bandwidth, except with full tiles.
 double time_over_bytes(double turns, bool full_tiles) {
     const RunCosts& costs = run_costs;
@@ -565,7 +565,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
     if (turns) workspace("q_rotated", queries * p.heads_q * p.d * config.element_bytes());
 
-    // The merge resets it to zero.
+    // The merge zeroes the counter.
     const size_t counter = plan.workspaces.size();
     const auto most_units = static_cast<float>(p.batch * tiles * units);
     const bool counts =

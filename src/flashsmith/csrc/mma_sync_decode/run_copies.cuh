@@ -138,7 +138,7 @@ struct RunCopies : RunTile<Kernel, kPaged> {
                 else
                     start_lanes_rows(first_key(first_step + i), i, 0);
             }
-            if (i == 0) start_queries();  // nothing waits for the queries alone
+            if (i == 0) start_queries();  // in the first step's group
             cp_async_commit();
         }
     }

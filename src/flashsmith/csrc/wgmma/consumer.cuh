@@ -38,8 +38,8 @@ struct Consumer {
     typename Kernel::register_Q_t register_Q;  // of the current tile
     typename Kernel::O_t O;
     bool O_is_begun;
-    bool rescales_O;     // whether O must be multiplied by
-    float O_factors[2];  // these factors after the block's softmax, row by row
+    bool rescales_O;     // whether to multiply O by O_factors after the block's softmax
+    float O_factors[2];  // by row
     MaxPolicy max_policy;
     typename MaxPolicy::Softmax::BlockSums block_sums;
     float row_weights[1][2];  // final factors of O's rows
@@ -393,7 +393,7 @@ struct Consumer {
         return blocks;
     }
 
-    // Passes over blocks that only other warpgroups need.
+    // Skips blocks that only other warpgroups need.
     FS_DEVICE void skip_blocks(int blocks, int ordered_blocks) {
 #pragma unroll 1
         for (int i = 0; i < blocks; ++i) {

@@ -1,4 +1,4 @@
-// 2^x without the special function unit, for a share of the exponentials. With small heads that
+// 2^x without the special function unit, for a share of the exponentials. At small d_head that
 // unit is as busy as the tensor cores, while the FMA pipe is half idle.
 #pragma once
 

@@ -120,8 +120,7 @@ struct OutputStore {
         return offset(row + 8) - offset(row);
     }
 
-    // `o` is the address of this lane's elements of `row`, and `step` the distance to those of its
-    // other row.
+    // `o` points at this lane's first element in `row`; its other row is `step` elements further.
     FS_DEVICE void store_rows(const typename Kernel::O_t& O, float* o, int64_t step, int row,
                               int row_end) const {
 #pragma unroll
@@ -141,8 +140,8 @@ struct OutputStore {
         return pack_16bit<typename Kernel::value_t>(O[0][n][2 * r], O[0][n][2 * r + 1]);
     }
 
-    // Two 16x8 accumulator tiles are four matrices: lanes 0-15 point at rows of the left one, lanes
-    // 16-31 at rows of the right one.
+    // Two 16x8 accumulator tiles are four 8x8 matrices: lanes 0-15 address the left tile's rows,
+    // lanes 16-31 the right tile's.
     FS_DEVICE void write_rows(const typename Kernel::O_t& O, uint32_t tile) const {
         // The lane is read again. Otherwise the addresses below would be computed once and occupy
         // registers that the main loop needs.

@@ -43,8 +43,8 @@ FS_DEVICE void fence_acq_rel() {
 // a barrier for its turns, since one that waits for every third turn must not see the others'
 // turns. Each part has a barrier for its sums.
 //
-// With split roles a part is half of the columns of both warpgroups, which add them half a
-// step apart. If both halves shared a turn, it would be passed on and waited for between the second
+// With split roles a part is one half of each warpgroup's columns. The halves are added half a step
+// apart. If both halves shared a turn, it would be passed on and waited for between the second
 // half and the next step's first half.
 template <class Kernel>
 struct dQOrder {
