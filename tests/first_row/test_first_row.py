@@ -247,7 +247,7 @@ def test_repeatable_sums_are_a_matter_of_the_config(
     OPERATIONS["first_row"] = replace(first_row.FIRST_ROW, options={"deterministic": False})
     monkeypatch.setattr(first_row.FirstRowFamily, "is_deterministic", lambda self, cfg: cfg.staged)
     with pytest.raises(
-        ArgumentError, match=r"deterministic=True: \(FP16, 64, 2\): first_row adds "
+        ArgumentError, match=r"deterministic=True: \(FP16, 64, 2\): first_row sums in an order "
     ):
         run_operation(
             parse(PLAIN), Problem.parse(PROBLEM), {"v": _v()}, options={"deterministic": True}
