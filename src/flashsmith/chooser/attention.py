@@ -215,7 +215,7 @@ def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> No
     tensors = (*arguments[:3], out)
     asked = attention_call(config or choose_config, tensors, ForwardOptions(**keywords), emulate)
     _, call = cached_calls.find(asked)
-    # Autograd tracks a tensor only while it is enabled, so such a call is not remembered.
+    # Not remembered if a tensor requires grad: autograd may be enabled in later calls.
     if asked is not None and call is not None and not any(it.requires_grad for it in asked.given()):
         cached_calls.remember_repeated(groups, arguments, names, asked.tensors, call.run)
 

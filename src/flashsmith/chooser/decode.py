@@ -110,7 +110,8 @@ def attention_with_cache(
             cannot be appended to.
         cos, sin: (positions, rotary_d / 2) of q's dtype or fp32: rotary embedding of the first
             rotary_d elements of k and q, in fp32, rounded once. Row i of k is rotated by position
-            cache_lens + i. Query i is too with causal or a window, else by cache_lens.
+            cache_lens + i. So is query i with causal or a window; else all queries are rotated by
+            cache_lens.
         rotary_interleaved: whether pairs are elements 2i and 2i + 1, not i and i + rotary_d / 2.
         cu_seqlens_q: (batch + 1,) int32: the rows of packed sequences, as for attention().
         max_seqlen_q: at least the longest packed sequence's queries; longer ones are cut off. None
@@ -155,7 +156,7 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
     emulate = keywords.pop("emulate", False)
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
     tensors = DecodeTensors(*arguments[:3], **keywords)
-    # Autograd tracks a tensor only while it is enabled, so such a call is not remembered.
+    # Not remembered if a tensor requires grad: autograd may be enabled in later calls.
     if any(getattr(tensor, "requires_grad", False) for tensor in tensors):
         return
     _, call = cached_calls.find(decode_call(chosen, tensors, DecodeOptions(**options), emulate))
@@ -173,9 +174,9 @@ def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 
 def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:
     chosen = choose_config(alike, device, **how)
-    # Among built kernels there may be none for its queries.
+    # If only built configs may be chosen, the adapted config may not be one of them.
     return chosen if how.get("among") else adapt_to_queries(chosen, problem, device)
 
 
-# The chooser, by the split.
+# The chooser for each value of `split`.
 CHOOSERS: dict[str, Chooser] = {INVARIANT: _choose_invariant, FREE: _choose_freely}
