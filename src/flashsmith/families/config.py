@@ -199,8 +199,8 @@ class ForwardConfig(KernelConfig):
         """attn_flop plus the FLOP of the softmax, counted as if each K/V tile rescaled O.
 
         Each score costs 5 FLOP: scale, subtract the maximum, exp2, running maximum, running sum.
-        Each K/V tile multiplies the O rows once, which is d FLOP per B_c scores. At the end, the O
-        rows are divided once.
+        Each K/V tile rescales the O rows once: d FLOP per B_c scores. At the end, the O rows are
+        divided once.
         """
         scores = _scores(batch, seq_q, seq_k, heads, causal)
         tile: Any = self  # B_c is a field of the family's class
