@@ -142,8 +142,8 @@ def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _shifted_first_tile(rng: np.random.Generator, spec: InputSpec, gap: float) -> Draw:
-    """All queries have a common direction. Only the first tile's keys lie along it, or against it if
-    ``gap`` is negative."""
+    """All queries have a common direction. Only the first tile's keys lie along it, or against it
+    if ``gap`` is negative."""
     q, k, v = _normal(rng, spec)
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
     direction /= math.sqrt(spec.d)
