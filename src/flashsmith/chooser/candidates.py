@@ -1,4 +1,4 @@
-"""The configs from which the cost model chooses if nothing was measured: a few good ones."""
+"""The few good configs from which the cost model chooses if nothing was measured."""
 
 from __future__ import annotations
 

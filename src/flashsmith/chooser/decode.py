@@ -97,11 +97,11 @@ def attention_with_cache(
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
             packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
-            d), like q, with any such strides: both may be halves of one tensor. heads_q must be a
+            d), like q, also with such strides: both may be halves of one tensor. heads_q must be a
             multiple of heads_k. Rows beyond a sequence's length may hold anything.
-        cache_lens: (batch,) int32, the keys of each sequence before appending; the call does not
-            advance it. On the host a length that does not fit is an error. On a device reads are
-            clamped to the cache, and rows that do not fit are not appended.
+        cache_lens: (batch,) int32, the number of keys of each sequence before appending; the call
+            does not change cache_lens. On the host a length that does not fit is an error. On a
+            device reads are clamped to the cache, and rows that do not fit are not appended.
         page_table: (batch, most pages of a sequence) int32: key i of a sequence is in slot
             i % page of page page_table[., i // page]. Unused entries may be anything, such as -1.
             Other invalid entries are errors on the host; on a device they are clamped.
@@ -114,8 +114,8 @@ def attention_with_cache(
             cache_lens.
         rotary_interleaved: whether pairs are elements 2i and 2i + 1, not i and i + rotary_d / 2.
         cu_seqlens_q: (batch + 1,) int32: the rows of packed sequences, as for attention().
-        max_seqlen_q: at least the longest packed sequence's queries; longer ones are cut off. None
-            computes it on the host; on a device it uses total_q, which starts more CTAs.
+        max_seqlen_q: an upper bound on the packed sequences' queries; longer sequences are cut off.
+            None computes it on the host; on a device None means total_q, which starts more CTAs.
         causal, window, softcap, scale, sinks: as for attention().
         split: 'invariant' splits a sequence's keys by its own length alone; 'free' may also depend
             on the batch and may be faster.

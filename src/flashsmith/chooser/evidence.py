@@ -47,8 +47,9 @@ from flashsmith.operations import DEFAULT
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# The gain that an estimate must promise before a config replaces the one that was measured fastest,
-# or a preferred one. A smaller gain is within the estimate's error, and a new kernel must be built.
+# The gain that an estimate must promise before a config replaces the config that was measured
+# fastest, or a preferred config. A smaller gain is within the estimate's error, and a new kernel
+# must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
 # The gain required to choose a config that splits keys or packs a group's heads into a tile, if

@@ -80,7 +80,7 @@ def compare_orders(
     Args:
         first, second: a config's short form, or a problem's text: 'b1 s4096 h32 d128 bf16 causal'.
         device: as for ``choose``; None is this machine's first GPU, or, if a config is given, the
-            first architecture on which both run.
+            first architecture that runs both kernels.
 
     Raises:
         ArgumentError: a text is neither a config nor a problem, no kernel serves a problem, the

@@ -194,7 +194,7 @@ def build_for_any_length(
 
 def _cover(found: Sequence[Expectation]) -> list[KernelConfig]:
     """A few of the chosen configs: for each problem, one of them takes at most TOLERANCE longer
-    than the choice. Greedy: the next config is the one that serves the most remaining problems."""
+    than the choice. Greedy: each further config serves the most remaining problems."""
     chosen = dict.fromkeys(one.chosen.config for one in found)
     served = {
         config: {

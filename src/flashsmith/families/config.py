@@ -37,8 +37,8 @@ class KernelConfig:
 
     Every config has a dtype (a DType) and a d_head, the widest head dimension that its kernel
     supports. Any other field is a flag, a member of an enumeration or a number. Each is declared
-    with `knob`. A family's class defines n_threads and smem_bytes; registering the family checks
-    that.
+    with `knob`. A family's class defines n_threads and smem_bytes, which is checked when the family
+    is registered.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -190,7 +190,7 @@ class ForwardConfig(KernelConfig):
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
+        """FLOP of the two matrix products: 4 b h s_q s_k d, or half of this when causal."""
         return 4 * self.d_head * _scores(batch, seq_q, seq_k, heads, causal)
 
     def total_flop(

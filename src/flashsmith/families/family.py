@@ -108,7 +108,7 @@ class Family:
     operation: str = "forward"
     # The conditions on a config for which a kernel can be built.
     rules: tuple[Rule, ...] = ()
-    # The knobs to choose first when a config is completed: those that many rules read.
+    # The knobs to choose first when a config is completed: knobs that many rules read.
     choose_first: tuple[str, ...] = ()
     # The values to try for some knobs when an illegal config is corrected; other knobs try all.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -200,7 +200,7 @@ class Family:
 
     def adapt_to_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
         """The config for a problem in place of `cfg`, which was chosen for any number of queries.
-        The result gives the same bits and suits sequences of few queries."""
+        Sequences of few queries keep the bits that `cfg` gives them."""
         return cfg
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
@@ -268,7 +268,7 @@ class Family:
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether a kernel may split tiles into parts of their keys, as those of split_variants()
+        """Whether a kernel may split tiles into parts of their keys, as kernels of split_variants()
         do."""
         return False
 
@@ -521,7 +521,7 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
 
 
 def _check_keys(family: Family, others: Sequence[Family]) -> None:
-    """Raise ArgumentError for an invalid or taken key of its sets or search space."""
+    """Raise ArgumentError for an invalid or taken key of the family's sets or search space."""
     keys = {*family.sets, *([family.space_key] if family.space_key else ())}
     if odd := sorted(key for key in keys if not _KEY.fullmatch(key)):
         raise ArgumentError(

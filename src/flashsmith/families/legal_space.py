@@ -18,7 +18,7 @@ ValueOrder = Callable[[str, Any, Sequence[str]], Sequence[object]]
 def with_knob(cfg: AnyConfig, knob: str, value: object) -> AnyConfig:
     """`cfg` with another value of one knob, without the checks of dataclasses.replace.
 
-    It is 100 times cheaper than with them; a search makes a million such configs.
+    Without these checks it is 100 times cheaper; a search makes a million such configs.
     """
     changed = object.__new__(type(cfg))
     changed.__dict__.update(cfg.__dict__)

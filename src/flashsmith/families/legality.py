@@ -41,7 +41,7 @@ def compiled_d_head(d: int) -> int:
 
 
 def d_head_for(problem: Problem) -> int:
-    """The smallest d_head of the kernels of the problem's operation that fits its head dimension.
+    """The smallest d_head, among kernels of the problem's operation, that fits the problem's d.
 
     Raises:
         ArgumentError: no such kernel exists.

@@ -43,7 +43,7 @@ class Order:
     """What determines a row's bits, in the order of the computation. sigma is scale x log2(e), and
     m and m' are the row's maximum before and after a tile.
 
-    tensor_cores: how the tensor cores add up a step of products. tiles: their number of keys.
+    tensor_cores: how the tensor cores add up a step of products. tiles: the keys of each tile.
     direction: which tile of a chunk comes first. states: the number of key sets for which a row has
     a separate maximum and separate sums before they are merged. scale: where scores are multiplied
     by sigma. offset: what exponents are relative to. factor: what sums are multiplied by when the

@@ -1,7 +1,8 @@
 """split_keys: the knob of forward kernels that can split a tile's keys into parts (split-KV).
 
-If the tiles of a call leave SMs idle, several CTAs compute a tile. Each takes a share of the K/V
-blocks that the tile attends to, and a second launch merges the parts (csrc/common/split_keys.cuh).
+If the tiles of a call leave SMs idle, several CTAs compute a tile. Each CTA takes a share of the
+K/V blocks that the tile attends to, and a second launch merges the parts
+(csrc/common/split_keys.cuh).
 """
 
 from __future__ import annotations

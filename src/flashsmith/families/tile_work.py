@@ -46,7 +46,7 @@ _CONSUMER_MMA = 512.0
 
 @lru_cache(maxsize=64)
 def rates_of(device: DeviceSpec) -> Rates:
-    """The rates of a GPU; for an unknown architecture, those of the newest older known one."""
+    """The rates of a GPU; for an unknown architecture, the rates of the newest known older one."""
     known = [arch for arch in _OF_ARCH if arch <= device.arch] or [min(_OF_ARCH)]
     rates = _OF_ARCH[max(known)]
     if "rtx 30" in device.name.lower() or "rtx 40" in device.name.lower():
@@ -64,7 +64,7 @@ class TileWork(NamedTuple):
     resident. ``cta_cycles`` are the cycles of a CTA outside its steps. ``clock`` is the SM clock
     under this work, GHz.
 
-    ``masked_rows``: a mask skips a CTA's work in blocks of this many rows; 0: of all its rows.
+    ``masked_rows``: a mask skips a CTA's work in blocks of this many rows; 0: in one block.
     ``longest_first``: the longest tiles of many heads start first, and short ones fill the end.
     ``parts``: tiles that would leave SMs idle are split into this many parts of their keys. Each
     part takes ``part_cycles`` in addition to its steps and ``cta_cycles``.

@@ -76,7 +76,8 @@ class Attention:
     def visible_keys(
         self, rows: np.ndarray, seq_q: int, seq_k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """First key and one past the last key that each of ``rows`` sees; equal if it sees none."""
+        """The first key, and one past the last key, that each of ``rows`` sees; equal if the row
+        sees no key."""
         left, right = (UNLIMITED if limit is None else limit for limit in self.window)
         right = 0 if self.causal else right
         return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)

@@ -32,7 +32,7 @@ ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
 # Kernels split keys at multiples of a power of two.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
-# Limit of elements of K that are held in float64 at one time, 128 MiB; but at least one head is.
+# Limit of elements of K that are held in float64 at one time (128 MiB), if one head has fewer.
 MOST_EXPANDED = 1 << 24
 # The number of pages that belong to no sequence, and the values of unused page-table entries.
 _SPARE_PAGES = 3
@@ -197,7 +197,7 @@ class DecodeReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run the kernel on copies of the caches, since it may append to them."""
+        """Run the kernel on copies of the caches, since the kernel may append to them."""
         inputs = dict(case.inputs)
         layout = case.options.get("layout", LAYOUTS[0])
         inputs["k_cache"], inputs["v_cache"] = laid_out(

@@ -49,7 +49,7 @@ class NumpyEngine:
     @contextmanager
     def exactly(self) -> Iterator[None]:
         """Full precision inside the block, without warnings about non-finite values."""
-        # log(0) is the LSE of a row that sees nothing, and inputs may hold NaN and inf.
+        # The LSE of a row that sees no key is log(0), and inputs may hold NaN and inf.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             yield
 

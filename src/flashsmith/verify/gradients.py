@@ -138,7 +138,7 @@ def _enter(
 
 
 def _further_off(exact: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Elementwise, the value that is further from exact, or not finite."""
+    """For each element, the value that is further from ``exact``, or that is not finite."""
     further = np.abs(other - exact) > np.abs(one - exact)
     return np.where(further | ~np.isfinite(other), other, one)
 
@@ -265,8 +265,8 @@ class _Sequence:
 
     def _find_nonfinite(self) -> None:
         """Mark the gradients that a kernel may return as NaN or inf because the inputs of the
-        sequence hold NaN or inf: dq if a masked key that a row loads does, dk and dv if a row
-        does."""
+        sequence hold NaN or inf: dq because of a masked key that a row loads, dk and dv because of
+        a row."""
         xp = self.engine.xp
         keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
         rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))

@@ -26,8 +26,8 @@ ToDevice = Callable[[np.ndarray], Any]
 class ProofCase:
     """One problem of a proof or a benchmark: its inputs and its expected outputs, with the verdict.
 
-    ``inputs`` are host arrays by the operation's names. ``expected`` is understood only by the
-    reference that made the case.
+    ``inputs`` are host arrays by the operation's names. Only the reference that made the case can
+    use ``expected``.
     """
 
     problem: Problem

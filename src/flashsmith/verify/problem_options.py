@@ -108,8 +108,8 @@ def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn_ranges(batch: int, rows: int, longest: int, draw: random.Random) -> Ranges:
-    """Key ranges of each sequence, at most ``longest`` of ``rows``; they may overlap. The first
-    sequence has all keys, and of several sequences one has none."""
+    """A range of keys for each sequence, at most ``longest`` of ``rows`` keys; ranges may overlap.
+    The first sequence has as many as possible, and the third sequence has none."""
     ranges = [(0, min(rows, longest))]
     for index in range(1, batch):
         begin = draw.randint(0, rows)

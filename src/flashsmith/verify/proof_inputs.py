@@ -165,8 +165,8 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
     """A row's scores grow from key tile to key tile, the last tile first, by 0.75 to 0.95 of
-    log2(B_c / 16) octaves per tile. A kernel that rescales lazily takes a new maximum if this has
-    enough weight in the sums so far, or if it has grown too much. Here the weight is just too
+    log2(B_c / 16) octaves per tile. A kernel that rescales lazily takes a new maximum if that
+    maximum has enough weight in the sums so far, or has grown too much. Here the weight is just too
     small, so that only the bound on growth makes the kernel rescale.
     """
     q, k, v = _normal(rng, spec)

@@ -213,7 +213,7 @@ def describe_problem(
         partial: whether only some of the keys are used, drawn from seed; sinks must then be False.
         seed: for anything that the operation draws in addition to inputs.
 
-    Raises ArgumentError for sizes that do not make a problem.
+    Raises ArgumentError for sizes that are not valid for a problem.
     """
     if lens_q is not None:
         lens_k = lens_q if lens_k is None else lens_k

@@ -146,7 +146,7 @@ class _Sequence:
             first, end = self.attention.visible_keys(
                 np.arange(block.start, block.stop), self.seq_q, self.seq_k
             )
-            # Keys that no row of the block sees are left out of its products.
+            # Keys that no row of the block sees are left out of the block's products.
             keys = slice(int(first.min()), int(end.max()))
             seen = None
             if self.attention.masked:

@@ -1,10 +1,11 @@
 """From one tile to a whole problem: the number of CTAs, their lengths, and which finish last.
 
-CTAs start in order. As many as all SMs hold at once are a wave. If all CTAs have the same length, a
-last wave of few CTAs takes as long as a full wave, except that fewer CTAs per SM run faster. The
-CTAs of a causal head differ in length, and the longest starts first, so that shorter ones fill the
-remaining time. At the end only the longest CTA of the last head still runs, or, if the longest CTAs
-of all heads start first, a few short ones. A CTA that computes several tiles counts as several.
+CTAs start in order. A wave is as many CTAs as all SMs hold at once. If all CTAs have the same
+length, a last wave of few CTAs takes as long as a full wave, except that fewer CTAs per SM run
+faster. The CTAs of a causal head differ in length, and the longest starts first, so that shorter
+ones fill the remaining time. At the end only the longest CTA of the last head still runs, or, if
+the longest CTAs of all heads start first, a few short CTAs. A CTA that computes several tiles
+counts as several CTAs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TAIL = 3.0
 
 class CtaSchedule(NamedTuple):
     """ctas: the number of CTAs. waves: ctas divided by the CTAs that all SMs hold at once. cycles:
-    the time from the first CTA's start to the last one's end."""
+    the time from the first CTA's start to the last CTA's end."""
 
     ctas: int
     waves: float
@@ -83,9 +84,9 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSch
 
 
 def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:
-    """The number of steps of all blocks of keys of one head. As many queries see the last block as
-    the block has keys. One more block of queries sees each earlier block, up to all queries.
-    Rounding up to whole steps adds about half a step per block."""
+    """The total steps of one head's blocks of keys. As many queries see the last block as the block
+    has keys. Each other block is visible to one block of queries more than the next block is, up to
+    all queries. Rounding up to whole steps adds about half a step per block."""
     growing = min(blocks, problem.seq_q // work.rows)
     seeing = work.rows * growing * (growing + 1) / 2
     rounded_up = growing * (work.keys - gcd(work.rows, work.keys)) / 2
@@ -121,7 +122,7 @@ def _uneven_cycles(
 
 
 def _causal_steps(rows: int, keys: int, problem: Problem, blocks: int) -> float:
-    """The number of steps of all blocks of `rows` rows of one head of Q.
+    """The total steps of one head's blocks of `rows` rows of Q.
 
     Block i sees (i + 1) * rows + seq_k - seq_q keys, or none if this is negative, and the last
     block sees all keys. Rounding up to whole steps adds the average remainder of the arithmetic

@@ -33,7 +33,8 @@ MOST_CHARACTERS_OF_A_TIME = 100
 
 
 def time_of(environment: Mapping[str, Any]) -> str:
-    """When an environment's figures were measured; '' if its 'time' is missing or no short text."""
+    """When an environment's figures were measured; '' if the 'time' is missing or not a short
+    text."""
     time = environment.get("time")
     return time if is_name(time, MOST_CHARACTERS_OF_A_TIME) else ""
 
@@ -76,7 +77,7 @@ class RankedConfig:
 
     @property
     def time(self) -> str:
-        """When it was measured, ISO 8601; '' if unknown."""
+        """When the config was measured, ISO 8601; '' if unknown."""
         return time_of(self.environment)
 
 
@@ -102,7 +103,7 @@ class Entry:
 
     @property
     def time(self) -> str:
-        """When its newest figure was measured."""
+        """When the entry's newest figure was measured."""
         return max(one.time for one in self.ranked)
 
     @property
@@ -179,8 +180,8 @@ def _shape(one: RankedConfig) -> tuple[object, ...]:
 
 
 def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
-    """The entry as it is stored in a file. Its environments are added to ``environments`` and
-    stored by name, since many figures share one."""
+    """The entry as it is stored in a file. The entry's environments are added to ``environments``
+    and stored by name, since many figures share an environment."""
     ranked = []
     for one in entry.ranked:
         name = _short_digest(one.environment)

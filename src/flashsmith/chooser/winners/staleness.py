@@ -91,6 +91,6 @@ def _hash_of(family: Family) -> str:
 
 @cache
 def _as_good_as(family: str, here: str) -> frozenset[str]:
-    """Hashes of sources with the same kernels as ``here``: that hash and older ones."""
+    """Hashes of sources with the same kernels as ``here``: the hash ``here`` and older hashes."""
     older = (then for then, now in equivalent_sources().items() if now.get(family) == here)
     return frozenset(known[:DIGITS] for known in (here, tree_hash(), *older))

@@ -192,7 +192,7 @@ class WinnersTable:
     # --- changes ---------------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> None:
-        """Set an entry, replacing one at the same place."""
+        """Set an entry, replacing an existing entry at the same place."""
         self._entries[entry.place] = entry
         self._index = None
 
@@ -290,8 +290,8 @@ def _joined(paths: Sequence[Path]) -> WinnersTable:
 def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTable:
     """Read the table at ``path`` (or start one), ``change`` it and write it, holding its lock.
 
-    Raises TableError if it cannot be read, locked or written. A table that this version cannot read
-    is never overwritten.
+    Raises TableError if the table cannot be read, locked or written. A table that this version
+    cannot read is never overwritten.
     """
     if is_there(path):
         WinnersTable.load(path)  # no lock file is created next to a file that is not a table
@@ -318,7 +318,7 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
 def check_table(path: Path) -> None:
     """Check that a table can be written, and read if it exists.
 
-    Raises TableError if it cannot.
+    Raises TableError if the table cannot be written or read.
     """
     if is_there(path):
         WinnersTable.load(path)
@@ -398,7 +398,7 @@ def record_winners(
     ranked: Sequence[RankedConfig],
     path: Path | None = None,
 ) -> Entry:
-    """Enter a measured ranking in the user's table, or in the one at ``path``.
+    """Enter a measured ranking in the user's table, or in the table at ``path``.
 
     A figure without a time in its environment gets the current time. Returns the resulting entry.
     Raises TableError, and what WinnersTable.add raises.

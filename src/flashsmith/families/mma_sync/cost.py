@@ -118,9 +118,10 @@ def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
     """Registers per thread that the kernel needs; above 255 it spills.
 
     The sum has the fp32 accumulators of O and S with row statistics and addresses, plus Q's
-    fragments if they stay in registers. It is fitted to 498 kernels of all head dimensions and
-    semantics, as ptxas built them for sm_80 and sm_90. The error is 10 registers root mean square
-    and 34 at most. Every kernel that spills more than 16 bytes is estimated above 255.
+    fragments if they stay in registers. Its factors are fitted to 498 kernels of all head
+    dimensions and semantics, as ptxas built them for sm_80 and sm_90. The error is 10 registers
+    root mean square and 34 at most. Every kernel that spills more than 16 bytes is estimated above
+    255.
     """
     of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
     registers = 25 + 6.5 * cfg.rows_per_warp / 16
@@ -136,7 +137,7 @@ def estimated_spill_bytes(cfg: FlashForwardKernelConfig) -> float:
 
 
 def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: float) -> int:
-    """CTAs that one SM of ``device`` can hold; 0: not even one."""
+    """CTAs that one SM of ``device`` can hold; 0: none fits."""
     unit = REGISTERS_PER_THREAD_UNIT
     per_thread = -(-int(min(registers, MAX_REGISTERS)) // unit) * unit
     warps = device.registers_per_sm // (per_thread * THREADS_PER_WARP)

@@ -201,7 +201,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def multiplied_keys(self) -> int:
-        """Keys of a stage that one warp multiplies: all with own_rows, else those it copies."""
+        """Keys of a stage that one warp multiplies: with own_rows all keys, else the keys that the
+        warp copies."""
         return self.B_c if self.own_rows else self.keys_per_warp
 
     @property
@@ -247,7 +248,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of copies in flight per CTA while it multiplies."""
+        """Bytes of copies in flight per CTA while the CTA multiplies."""
         return (self.stages - 1) * self.stage_bytes
 
     @property

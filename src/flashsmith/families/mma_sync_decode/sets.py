@@ -50,7 +50,7 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecod
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-# The tile rows of a canonical config in order of preference, and its stages.
+# The possible tile rows of canonical configs, and the stages in order of preference.
 _CANONICAL_ROWS, _CANONICAL_STAGES = (16, 32), (4, 3, 2)
 
 

@@ -29,7 +29,7 @@ class WgmmaFamily(WarpgroupFamily):
     config_class = WgmmaForwardKernelConfig
     title = "wgmma"
     rules = rules.HOPPER_RULES
-    # Knobs of shared memory come before those of registers, so that the search soon rejects a
+    # Knobs of shared memory come before knobs of registers, so that the search soon rejects a
     # device that is too small for every tile.
     choose_first = (
         "dtype", "d_head", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers",

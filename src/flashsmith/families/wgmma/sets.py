@@ -58,7 +58,7 @@ def get_hopper_configs(
             _two_warpgroups(dtype, 192, 80, by_head),
             _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
-            # Only one Q buffer fits, so O does not occupy it.
+            # Only one Q buffer fits, so O is stored from registers to keep that buffer free.
             _two_warpgroups(dtype, 256, 80, by_head, q_buffers=1, early_exp=True, direct_O=True),
             _two_warpgroups(dtype, 256, 80, longest_first, q_buffers=1, direct_O=True),
             _two_warpgroups(dtype, 256, 64, longest_first, q_buffers=1, direct_O=True),
