@@ -176,8 +176,9 @@ def attention(
             attention_with_cache(), in any batch and with any kernel. V must be finite. 'free' lets
             each kernel sum in its own order. None is FLASHSMITH_BITS, or 'free'. docs/bits.md has
             the contract.
-        config: the kernel to use; None chooses one by dtype, d, lengths and device. If that is not
-            built and must not be (FLASHSMITH_JIT=0, CUDA graph capture), a built one is used.
+        config: the kernel to use; None chooses one by dtype, d, lengths and device. If the chosen
+            kernel is not built and must not be built now (FLASHSMITH_JIT=0, CUDA graph capture), a
+            built kernel is used.
         backward_config: the kernel for the gradients, a FlashBackwardKernelConfig, or None.
         deterministic: True requires gradients with the same bits in every run; None means True with
             canonical bits, else PyTorch's are_deterministic_algorithms_enabled() at this call. Only
@@ -215,7 +216,7 @@ def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> No
     tensors = (*arguments[:3], out)
     asked = attention_call(config or choose_config, tensors, ForwardOptions(**keywords), emulate)
     _, call = cached_calls.find(asked)
-    # Autograd tracks a tensor only while it is enabled, so such a call is not remembered.
+    # Not remembered if a tensor requires grad: autograd may be enabled in later calls.
     if asked is not None and call is not None and not any(it.requires_grad for it in asked.given()):
         cached_calls.remember_repeated(groups, arguments, names, asked.tensors, call.run)
 

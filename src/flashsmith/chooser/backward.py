@@ -46,8 +46,8 @@ def backward(
     """The gradients of ``attention(q, k, v, ...)``, which returned ``o`` and ``lse``.
 
     In PyTorch, attention() differentiates by itself; this function serves loops over parts of the
-    keys. o and lse may belong to all keys while k and v are only some of them; the gradients are
-    then those of this part. Gradients are dense, with their input's shape and dtype. Rows that
+    keys. o and lse may belong to all keys while k and v hold only a part of the keys; the gradients
+    are then those of this part. Gradients are dense, with their input's shape and dtype. Rows that
     belong to no sequence, or lie beyond max_seqlen, have zero gradients.
 
     Args:
@@ -67,9 +67,9 @@ def backward(
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
-        Gradients(dq, dk, dv, dsinks), in the framework and on the device of q. Those that are not
-        needed are None, as is dsinks without sinks. dsinks is (heads_q,) of the sinks' dtype, or
-        fp32 with grad_dtype.
+        Gradients(dq, dk, dv, dsinks), in the framework and on the device of q. Gradients that are
+        not needed are None, as is dsinks without sinks. dsinks is (heads_q,) of the sinks' dtype,
+        or fp32 with grad_dtype.
 
     Raises:
         ArgumentError: an argument is invalid, or no kernel serves these tensors.
@@ -89,7 +89,7 @@ def backward(
 def backward_ahead(
     config: KernelConfig | None, deterministic: bool, dq: bool, dk: bool, dv: bool
 ) -> BackwardAhead:
-    """The later backward pass of a forward pass, for the given gradients."""
+    """The backward pass that will follow a forward pass, for the given gradients."""
     gradients = gradients_word(dq, dk, dv)
     if config is None:
         return _AHEAD[deterministic, gradients]
@@ -106,7 +106,7 @@ def check_config_for(operation: str, argument: str, config: Any) -> None:
     if config is None:
         return
     is_config = isinstance(config, KernelConfig)
-    # A config of an unregistered family is left to the checks of a call.
+    # The call itself checks a config of an unregistered family.
     if is_config and (not hasattr(config, "family") or config.family.operation == operation):
         return
     raise ArgumentError(
@@ -119,7 +119,7 @@ def resolve_deterministic(deterministic: Any, q: Any, bits: Any = None) -> bool:
     """Whether gradients must be repeatable. None means yes if the forward pass has canonical
     ``bits``, or if q is a PyTorch tensor and PyTorch requires determinism.
 
-    Raises ArgumentError unless it is True, False or None.
+    Raises ArgumentError unless ``deterministic`` is True, False or None.
     """
     if deterministic is not None:
         check_deterministic_flag(deterministic)
@@ -139,7 +139,7 @@ def check_deterministic_flag(deterministic: Any) -> None:
         )
 
 
-# The chooser, by whether gradients must be repeatable.
+# The chooser for each value of `deterministic`.
 CHOOSERS: dict[bool, Chooser] = {
     False: choose_config,
     True: partial(choose_config, deterministic=True),

@@ -1,7 +1,7 @@
 """The problem that represents a sequence in any batch, and the config for an actual call.
 
-Over a cache, a sequence must have the same bits in every batch. Its kernel therefore depends on
-nothing that other sequences change.
+Over a cache, a sequence must have the same bits in every batch. Its kernel therefore must not
+depend on other sequences.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import replace
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import DECODE
 
-# The number of keys of the representative sequence, if the kernel may not depend on key counts.
+# Keys of the representative sequence, if the kernel must not depend on the number of keys.
 TYPICAL_KEYS = 8192
 
 
 def without_batch(problem: Problem) -> Problem:
-    """The problem by which a kernel is chosen. Over a cache it keeps only GPU, dtype, d, heads and
-    mask; for other operations it is the problem itself."""
+    """The problem for which a kernel is chosen. Over a cache, fixed values replace the batch, the
+    lengths, packing and the page size (only the page size with canonical bits); for other
+    operations it is the problem itself."""
     if problem.operation != DECODE.name:
         return problem
     if problem.bits:  # canonical bits do not depend on the kernel, so only the page is dropped
@@ -27,7 +28,7 @@ def without_batch(problem: Problem) -> Problem:
 
 
 def adapt_to_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:
-    """The config that serves the problem, given the `config` chosen for any batch. It may add
-    kernels for sequences of many queries, which do not change the other kernels' bits."""
+    """The config that serves the problem, given the `config` chosen for any batch. The result may
+    add kernels for sequences of many queries, which do not affect the other kernels' bits."""
     found: KernelConfig = config.family.adapt_to_queries(config, problem, device)
     return found

@@ -1,4 +1,4 @@
-"""The configs from which the cost model chooses if nothing was measured: a few good ones."""
+"""The few good configs from which the cost model chooses if nothing was measured."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def candidates(
     gradients: str = "",
 ) -> tuple[KernelConfig, ...]:
     """The configs of an operation's families to compare for a head dimension on a device, in order
-    of preference. Preference keeps a small predicted gain from selecting another kernel, which may
-    have to be built first. ``masked``: whether some rows see fewer keys than others.
+    of preference. Because of this order, a small predicted gain does not select another kernel,
+    which may have to be built first. ``masked``: whether some rows see fewer keys than others.
     ``gradients``: the problem's word for the needed gradients."""
     return _candidates(by_preference(operation), dtype, d_head, device, masked, gradients)
 
 
-# Cached by the families as well, since more may be registered at any time.
+# The families are part of the cache key, since more may be registered at any time.
 @lru_cache(maxsize=512)
 def _candidates(
     asked: tuple[Family, ...],

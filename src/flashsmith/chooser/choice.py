@@ -59,9 +59,9 @@ class Choice:
     mask, layout, dtype or GPU), 'cost model' (nothing was measured) or 'offered' (nothing was
     measured and there is no cost model). why: the evidence as a sentence. ms: the expected time, 0
     if unknown. tflops: the problem's attn_flop() over ms, 0 without a time.
-    repeatable: the config with the same bits in every run, if the chosen one varies.
+    repeatable: a config with the same bits in every run, if the bits of the chosen config vary.
     runners_up: the other configs, fastest first. passed_over: the families that were not chosen,
-    each with the reason. notes: weaknesses of these kernels here, and entries that were ignored.
+    each with the reason. notes: why the kernel is slow on the problem, and ignored table entries.
     """
 
     problem: Problem
@@ -143,8 +143,8 @@ class Choice:
 
 
 def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[ExpectedTime]:
-    """The configs that serve the problem itself, with expected times, if another problem
-    represented it."""
+    """The configs and expected times for the problem itself. The evidence may be for the problem
+    that represents it, without_batch(problem)."""
     found = []
     for one in evidence.expected:
         config = adapt_to_queries(one.config, problem, device)
@@ -166,8 +166,8 @@ def choose(
     table: WinnersTable | None = None,
     deterministic: bool = False,
 ) -> Choice:
-    """The kernel that attention() uses for a problem, why, and the expected times of others. For
-    another operation it is the kernel that the same kind of evidence favours.
+    """The kernel that attention() uses for a problem, why, and the expected times of others. The
+    kernel for another operation is chosen by the same kinds of evidence.
 
     Args:
         problem: a Problem, or its text: 'b16 s4096 h32:8 d128 bf16 causal'.
@@ -177,7 +177,8 @@ def choose(
         deterministic: choose only among kernels that give the same bits in every run.
 
     Raises:
-        ArgumentError: the text or the name is unknown, or no kernel serves the problem on it.
+        ArgumentError: the text or the name is unknown, or no kernel serves the problem on the
+            device.
     """
     problem = Problem.parse(problem) if isinstance(problem, str) else problem
     if device is None:
@@ -224,10 +225,11 @@ def choose_config(
 ) -> Any:
     """The config of choose(problem, device), cached; attention() calls this for each problem.
 
-    ``family``: choose only among its kernels, if the others cannot read the call's tensors.
-    ``among``: choose only among these configs, if no others are built. The first that is expected
-    to take at most ``tolerance`` (a share) longer than the fastest is chosen; times are from the
-    evidence, else estimated. Configs of families without a cost model come last.
+    ``family``: choose only among this family's kernels, because others cannot read the call's
+    tensors. ``among``: choose only among these configs, because no others are built. The choice is
+    the first of them that is expected to take at most ``tolerance`` (a share) longer than the
+    fastest; times are from the evidence, else estimated. Configs of families without a cost model
+    come last.
     ``deterministic``: choose only among kernels that give the same bits in every run.
 
     Warns once if nothing was measured for this machine's GPU, and if part of a table had to be
@@ -240,7 +242,8 @@ def choose_config(
     return _choose_config(problem, device, family, among, deterministic, tolerance, noted)
 
 
-# ``noted``: the number of kernels known to be slow as compiled, since each may change a choice.
+# ``noted`` is only part of the cache key: the number of kernels known to compile to slow code, each
+# of which may change a choice.
 @lru_cache(maxsize=4096)
 def _choose_config(
     problem: Problem,
@@ -281,8 +284,8 @@ class Expectation(NamedTuple):
         return self.evidence.expected[0]
 
     def ms(self, config: KernelConfig) -> float:
-        """A config's expected time: the evidence's, else the model's estimate relative to the
-        choice, which is at least the choice's time. It is infinite without a cost model. Configs of
+        """A config's expected time: from the evidence, else the model's estimate relative to the
+        choice, but at least the choice's time; infinite if the family has no cost model. Configs of
         families not in the evidence are penalised, since estimates count less than measurements."""
         for one in self.evidence.expected:
             if one.config == config:
@@ -302,14 +305,17 @@ class Expectation(NamedTuple):
 def expectation(
     problem: Problem, device: DeviceSpec, *, deterministic: bool = False
 ) -> Expectation:
-    """The evidence on which choose_config() decides; raises what it does."""
+    """The evidence from which choose_config() chooses.
+
+    Raises ArgumentError if no kernel serves the problem on the device.
+    """
     _check_d(problem, "q")
     evidence = gather(problem, device, _winners(), deterministic=deterministic)
     return Expectation(problem, device, evidence)
 
 
 def forget_choices() -> None:
-    """Read the tables again at the next choice, even for calls made before."""
+    """Make the next choice read the tables again, even for a call that was made before."""
     # This order ensures that no outdated choice is cached again.
     _winners.cache_clear()
     _choose_config.cache_clear()
@@ -356,7 +362,7 @@ def _check_d(problem: Problem, argument: str) -> None:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
-# The number of notes on a table to show; the rest is counted.
+# At most this many notes on a table are shown; the others are only counted.
 _NOTES = 3
 _said: set[tuple[Hashable, str]] = set()
 
@@ -370,7 +376,7 @@ def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None
 
 
 def _shortened(notes: Sequence[str]) -> list[str]:
-    """The first few of the notes on unusable table entries."""
+    """The first few notes on unusable table entries, and the number of the others."""
     more = len(notes) - _NOTES
     if more <= 1:
         return list(notes)
@@ -378,7 +384,7 @@ def _shortened(notes: Sequence[str]) -> list[str]:
 
 
 def _warn_once(note: str, versions: Hashable = None) -> None:
-    """Warn once per process; about files, once per version of theirs."""
+    """Warn once per process, or once per version of the files that the note is about."""
     if (versions, note) not in _said:
         _said.add((versions, note))
         warnings.warn(f"flashsmith: {printable(note)}", stacklevel=2)

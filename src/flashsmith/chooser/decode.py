@@ -97,11 +97,11 @@ def attention_with_cache(
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
             packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
-            d), like q, with any such strides: both may be halves of one tensor. heads_q must be a
+            d), like q, also with such strides: both may be halves of one tensor. heads_q must be a
             multiple of heads_k. Rows beyond a sequence's length may hold anything.
-        cache_lens: (batch,) int32, the keys of each sequence before appending; the call does not
-            advance it. On the host a length that does not fit is an error. On a device reads are
-            clamped to the cache, and rows that do not fit are not appended.
+        cache_lens: (batch,) int32, the number of keys of each sequence before appending; the call
+            does not change cache_lens. On the host a length that does not fit is an error. On a
+            device reads are clamped to the cache, and rows that do not fit are not appended.
         page_table: (batch, most pages of a sequence) int32: key i of a sequence is in slot
             i % page of page page_table[., i // page]. Unused entries may be anything, such as -1.
             Other invalid entries are errors on the host; on a device they are clamped.
@@ -110,11 +110,12 @@ def attention_with_cache(
             cannot be appended to.
         cos, sin: (positions, rotary_d / 2) of q's dtype or fp32: rotary embedding of the first
             rotary_d elements of k and q, in fp32, rounded once. Row i of k is rotated by position
-            cache_lens + i. Query i is too with causal or a window, else by cache_lens.
+            cache_lens + i. So is query i with causal or a window; else all queries are rotated by
+            cache_lens.
         rotary_interleaved: whether pairs are elements 2i and 2i + 1, not i and i + rotary_d / 2.
         cu_seqlens_q: (batch + 1,) int32: the rows of packed sequences, as for attention().
-        max_seqlen_q: at least the longest packed sequence's queries; longer ones are cut off. None
-            computes it on the host; on a device it uses total_q, which starts more CTAs.
+        max_seqlen_q: an upper bound on the packed sequences' queries; longer sequences are cut off.
+            None computes it on the host; on a device None means total_q, which starts more CTAs.
         causal, window, softcap, scale, sinks: as for attention().
         split: 'invariant' splits a sequence's keys by its own length alone; 'free' may also depend
             on the batch and may be faster.
@@ -155,7 +156,7 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
     emulate = keywords.pop("emulate", False)
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
     tensors = DecodeTensors(*arguments[:3], **keywords)
-    # Autograd tracks a tensor only while it is enabled, so such a call is not remembered.
+    # Not remembered if a tensor requires grad: autograd may be enabled in later calls.
     if any(getattr(tensor, "requires_grad", False) for tensor in tensors):
         return
     _, call = cached_calls.find(decode_call(chosen, tensors, DecodeOptions(**options), emulate))
@@ -173,9 +174,9 @@ def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 
 def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:
     chosen = choose_config(alike, device, **how)
-    # Among built kernels there may be none for its queries.
+    # If only built configs may be chosen, the adapted config may not be one of them.
     return chosen if how.get("among") else adapt_to_queries(chosen, problem, device)
 
 
-# The chooser, by the split.
+# The chooser for each value of `split`.
 CHOOSERS: dict[str, Chooser] = {INVARIANT: _choose_invariant, FREE: _choose_freely}

@@ -1,7 +1,7 @@
 """Expected times of configs, from a problem, a device and the table of winners.
 
-The nearest measured entry with a config that this device can run comes first. Its times are usually
-for another problem, so each is scaled:
+The nearest measured entry with a config that this device can run is used first. Its times are
+usually for another problem, so each time is scaled:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
 
@@ -9,9 +9,8 @@ Errors that both estimates share cancel. The remainder is what the cost model pr
 amount of work and its division into waves. A config that won with thousands of CTAs is thus
 replaced if its large tiles would leave SMs idle.
 
-The replacement need not be among the fastest configs of the entry. Its measured time is then taken
-to be that of the slowest listed one, or the model's estimate relative to the fastest if that is
-more.
+The replacement need not be listed in the entry. Its measured time is then assumed to be the slowest
+listed time or, if that is longer, the model's estimate relative to the fastest listed config.
 """
 
 from __future__ import annotations
@@ -48,14 +47,16 @@ from flashsmith.operations import DEFAULT
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# The gain that an estimate must promise before a config replaces the one that was measured fastest,
-# or a preferred one. A smaller gain is within the estimate's error, and a new kernel must be built.
+# The gain that an estimate must promise before a config replaces the config that was measured
+# fastest, or a preferred config. A smaller gain is within the estimate's error, and a new kernel
+# must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
-# The required gain of a config that splits keys or packs a group's heads into a tile, if none was
-# measured on exactly this problem; also in milliseconds, since a second launch takes host time.
+# The gain required to choose a config that splits keys or packs a group's heads into a tile, if
+# this problem itself was not measured: a share and a minimum in milliseconds, since a second launch
+# takes host time.
 GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
-# The required gain of a config that was not among the fastest when those were measured.
+# The gain required to choose a config that the measured entry does not list.
 GAIN_UNMEASURED = 0.10
 # How much longer a deterministic config may take and still be preferred to a nondeterministic one.
 COST_OF_REPEATING = 0.03
@@ -71,7 +72,7 @@ class ExpectedTime:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The configs with the choice first and the others by time, and the reason for the choice.
+    """The configs, the choice first and the others by time, and the reason for the choice.
 
     why: one sentence. fallback: the warning to give once if nothing was measured, else ''. notes:
     entries that were ignored. entry: the measured entry, if any.
@@ -86,8 +87,8 @@ class Evidence:
 
 
 class KernelFilter(NamedTuple):
-    """A filter for kernels: those that compute a problem's gradients, optionally of one family or
-    only deterministic ones."""
+    """Selects kernels that compute a problem's gradients, optionally only kernels of one family or
+    only deterministic kernels."""
 
     problem: Problem
     family: str | None = None
@@ -108,9 +109,9 @@ def gather(
     family: str | None = None,
     deterministic: bool = False,
 ) -> Evidence:
-    """The evidence for a problem on a device. ``family`` restricts it to its kernels, and
-    ``deterministic`` to kernels that give the same bits in every run. A part of the keys has the
-    evidence of whole attention over as many keys.
+    """The evidence for a problem on a device. ``family`` restricts it to one family, and
+    ``deterministic`` to kernels that give the same bits in every run. Partial attention uses the
+    measurements of whole attention over as many keys.
 
     Raises ArgumentError if no kernel serves the problem's d, or none fits on the device.
     """
@@ -143,8 +144,9 @@ def _canonical(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with the canonical order: measurements of canonical kernels or, if
-    there are none, the canonical counterparts of the configs for any order."""
+    """The evidence for a problem with canonical bits: measurements of canonical kernels or, if
+    there are none, the canonical counterparts of the configs that are chosen without canonical
+    bits."""
     asked = KernelFilter(problem, family, deterministic)
     notes: list[str] = []
     for found in table.lookup(problem, device):
@@ -184,9 +186,9 @@ def _canonical(
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
-    """The evidence with a config as the choice that splits keys or packs a group's heads into one
-    tile, if its predicted gain from idle rows or SMs is large enough. Measurements for these very
-    sizes take precedence."""
+    """The evidence, whose choice becomes a config that splits keys or packs a group's heads into
+    one tile, if the predicted gain from using idle rows or SMs is large enough. Measurements for
+    exactly these sizes take precedence."""
     entry, chosen = evidence.entry, evidence.expected[0]
     if evidence.kind == "offered" or (
         entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
@@ -202,8 +204,8 @@ def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> E
 
 
 def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Iterator[ExpectedTime]:
-    """Variants of the configs in evidence that split keys or pack heads. Packed variants also come
-    from the other candidates of the choice's family, whose tiles have other heights."""
+    """The configs in evidence, changed to split keys or pack heads. Packed variants are also made
+    of the other candidates of the choice's family, whose tiles have other heights."""
     for one in evidence.expected:
         family = one.config.family
         found = (
@@ -240,9 +242,9 @@ def _relative(
 def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence with another choice, if the chosen kernel is known to spill and another was as
-    fast, or if its family replaces it for lack of registers. A kernel that was measured for the
-    problem's own class stays, since it did not spill there."""
+    """The evidence with another choice, if the chosen kernel is known to spill and its replacement
+    was as fast, or if the family replaces the kernel because it has too few registers. A kernel
+    that was measured for the problem's own class stays, since its time includes any spills."""
     chosen, *others = evidence.expected
     if _was_measured(evidence, problem):
         return evidence
@@ -267,7 +269,8 @@ def _without_spills(
 
 def _was_measured(evidence: Evidence, problem: Problem) -> bool:
     """Whether the choice was measured as compiled for the problem. An entry for whole tiles does
-    not cover the kernel for uneven lengths, and one for all keys does not cover that for parts."""
+    not cover the kernel for uneven lengths, and an entry for whole attention does not cover the
+    kernel for partial attention."""
     entry, config = evidence.entry, evidence.expected[0].config
     if entry is None or evidence.kind == "related":
         return False
@@ -277,9 +280,10 @@ def _was_measured(evidence: Evidence, problem: Problem) -> bool:
 def _soundly_built(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence with the best config not known to be slow as compiled as the choice, if nothing
-    was timed against the slow kernel. If the slow kernel's products are serialised, the replacement
-    may take any time; if it spills, only as much longer as the model's error."""
+    """The evidence with another choice, if the chosen kernel is known to compile to slow code and
+    no kernel was timed against it: the best config without such a fault. If the slow kernel's
+    products are serialised, the replacement may take any time; if the slow kernel spills, only
+    GAIN_OVER_MEASURED longer."""
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)
     if known is None or known.timed:
@@ -302,8 +306,8 @@ def _on_paper(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The candidates of the choice's family that are not in evidence, with the model's times
-    relative to the choice."""
+    """The candidates of the choice's family that are not in evidence, with the model's times scaled
+    by the choice's."""
     family = chosen.config.family
     if not family.has_cost_model or not chosen.ms:
         return []
@@ -321,7 +325,8 @@ def _on_paper(
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:
-    """The evidence with a deterministic config as the choice, if that costs next to nothing."""
+    """The evidence with a deterministic config as the choice, if one takes at most
+    COST_OF_REPEATING longer than the choice."""
     chosen, *others = evidence.expected
     if not chosen.ms or chosen.config.family.is_deterministic(chosen.config):
         return evidence
@@ -413,8 +418,9 @@ def _with_others(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The configs, preceded by the best unlisted one if its predicted gain is large enough. Only
-    configs of the choice's family are considered, since the listed times are of that family."""
+    """The configs, preceded by the best config that the entry does not list, if its predicted gain
+    is large enough. Only configs of the choice's family are considered, since their times are
+    scaled by that family's listed times."""
     family = ordered[0].config.FAMILY
     if not ordered[0].config.family.has_cost_model:
         return ordered
@@ -459,8 +465,9 @@ def _growth(
     here: DeviceSpec,
     measured_config: Any = None,
 ) -> float:
-    """The ratio of the problem's time to the measured problem's, else of their FLOP.
-    ``measured_config`` is the config that was measured, if it is another."""
+    """The estimated time of the problem over that of the measured problem; without a cost model,
+    the ratio of their FLOP. ``measured_config``: the config that was measured, if it is not
+    ``config``."""
     if config.family.has_cost_model:
         now = estimate(config, problem, here).ms
         then = _estimated_before(measured_config or config, measured, there)
@@ -489,9 +496,10 @@ def _why(found: NearEntry, count: int, very_one: bool) -> str:
 
 
 def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
-    """The choice first: the fastest, or an earlier one in ``expected`` that is within ``gain``.
+    """The configs, the choice first and the others by time. The choice is the first in ``expected``
+    that takes at most ``gain`` longer than the fastest.
 
-    The text explains a choice that is not the fastest; else it is ''.
+    The returned text explains a choice that is not the fastest; else it is ''.
     """
     fastest = min(expected, key=lambda one: one.ms)
     choice = next(one for one in expected if one.ms <= fastest.ms * (1 + gain))
@@ -533,8 +541,8 @@ def _estimated(
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates of the smallest d_head that has some on the device; a d_head may belong to a
-    family that runs only elsewhere."""
+    """The candidates of the smallest usable d_head that has any on the device; families of other
+    d_heads may run only elsewhere."""
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
     d_heads = {d_head for one in modelled for d_head in one.knob_values["d_head"]}
     masked = problem.semantics.key_mask.hides

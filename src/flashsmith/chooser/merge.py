@@ -43,16 +43,17 @@ def merge_attention(
 
     Parts are summed in their given order, in fp32, and rounded once: the same parts give the same
     bits in every run. A row without a key in any part (every LSE is -inf) gives 0 and -inf, or its
-    head's sink. NaN in a part gives NaN in the result, as in one kernel over all keys. There are no
-    gradients: ``flashsmith.backward`` computes each part's from the merged output and LSE.
+    head's sink. NaN in a part gives NaN in the result, as in one kernel over all keys. The function
+    is not differentiable: ``flashsmith.backward`` computes each part's gradients from the merged
+    output and LSE.
 
     Args:
         outs: the parts' outputs, (batch, seq_q, heads_q, d) or packed (total_q, heads_q, d), of one
             dtype: fp32, as ``attention(..., partial=True)`` returns them, fp16 or bf16. PyTorch
             tensors or NumPy, CuPy or JAX arrays, with any strides that attention() takes.
         lses: the parts' natural log-sum-exps, fp32, (batch, heads_q, seq_q) or (heads_q, total_q).
-        sinks: (heads_q,) fp32, fp16 or bf16, one logit per head, which joins each of its rows once;
-            None if there are no sinks or a part already includes them.
+        sinks: (heads_q,) fp32, fp16 or bf16: one logit per head, which joins the softmax of each
+            row of the head; None if there are no sinks or a part already includes them.
         dtype: the output's: 'float16', 'bfloat16' or 'float32', or such a dtype of PyTorch or
             NumPy; None uses that of ``outs``.
         config: the kernel to use; None chooses one.
@@ -129,8 +130,8 @@ def _output_dtype(dtype: object) -> str:
 
 
 def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
-    """The problem of parts like the first, for an output of ``wanted``; ``dtype`` selects the
-    kernels if all of them are fp32."""
+    """The problem of parts like the first, for an output of dtype ``wanted``. ``dtype`` selects the
+    kernels if the parts and the output are fp32."""
     shorter = {first.dtype, wanted} - {_FP32}
     if len(shorter) > 1:
         raise ArgumentError(

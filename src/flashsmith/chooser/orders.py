@@ -37,7 +37,7 @@ class OrderComparison:
     @property
     def equal_bits(self) -> bool:
         """Whether a row has the same bits with both configs, whatever else the calls compute. Equal
-        orders that are not canonical do not guarantee that."""
+        orders guarantee this only if they are canonical."""
         return self.difference is None and all(map(version_of, self.configs))
 
     def __str__(self) -> str:
@@ -80,11 +80,11 @@ def compare_orders(
     Args:
         first, second: a config's short form, or a problem's text: 'b1 s4096 h32 d128 bf16 causal'.
         device: as for ``choose``; None is this machine's first GPU, or, if a config is given, the
-            first architecture on which both run.
+            first architecture that runs both kernels.
 
     Raises:
-        ArgumentError: a text is neither, no kernel serves a problem, the dtypes differ, or a
-            config's kernels do not compute attention rows.
+        ArgumentError: a text is neither a config nor a problem, no kernel serves a problem, the
+            dtypes differ, or a config's kernels do not compute attention rows.
         IllegalConfigError: a config is illegal on the device.
     """
     asked = [_parsed(text) for text in (first, second)]

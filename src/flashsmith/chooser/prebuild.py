@@ -1,9 +1,9 @@
 """The kernels that serve any batch and any lengths, for images in which nothing is built on first
 use.
 
-The chooser prefers different kernels for many sizes, most of them a percent or two apart. A few of
-these kernels are enough if, for every problem examined, one of them is expected to take at most
-TOLERANCE longer than the best. With FLASHSMITH_JIT=0 that one serves the call.
+The chooser prefers different kernels for many sizes, but most differ in time by a percent or two. A
+few of these kernels are enough if, for every problem examined, one of them is expected to take at
+most TOLERANCE longer than the best. With FLASHSMITH_JIT=0, that kernel serves the call.
 """
 
 from __future__ import annotations
@@ -92,9 +92,10 @@ class AnyLength:
 
 
 def parse_any_length(text: str) -> Problem:
-    """The problem of a text without batch and lengths: 'h32:8 d128 bf16 causal'; both are 1.
+    """The problem of a text without batch and lengths, such as 'h32:8 d128 bf16 causal'; batch and
+    lengths are set to 1.
 
-    Raises ArgumentError if the text gives one of them, and what Problem.parse raises.
+    Raises ArgumentError if the text gives a batch or a length, and what Problem.parse raises.
     """
     for word in text.lower().split():
         if re.fullmatch(r"[bs]\d+(:\d+)?", word):
@@ -135,11 +136,11 @@ def choose_for_any_length(
     searched: Searched | None = None,
     deterministic: bool = False,
 ) -> AnyLength:
-    """A few configs, one of which takes at most TOLERANCE longer than the choice of choose() for
-    ``problem`` on a device, with each of ``sizes`` and the sizes in the table of winners.
+    """A few configs that serve ``problem`` on a device at each of ``sizes`` and each of the sizes
+    in the table of winners: one of them takes at most TOLERANCE longer than the choice of choose().
 
     Each config is needed for whole tiles and for uneven lengths, and for a packed problem also for
-    packed sequences. ``deterministic``: the configs of deterministic=True. Over a cache the result
+    packed sequences. ``deterministic``: choose as with deterministic=True. Over a cache the result
     has all configs chosen with split='invariant', since a sequence must have the same bits in any
     batch.
 
@@ -174,7 +175,7 @@ def build_for_any_length(
     found: AnyLength, *, progress: Progress | None = None
 ) -> list[KernelLibrary]:
     """The libraries with all these kernels; only kernels that no cached library holds are built.
-    Raises what ``build`` does."""
+    Raises what ``build`` raises."""
     arch = found.device.arch
     libraries: dict[Path, KernelLibrary] = {}
     for semantics, configs in found.configs.items():
@@ -192,8 +193,8 @@ def build_for_any_length(
 
 
 def _cover(found: Sequence[Expectation]) -> list[KernelConfig]:
-    """A few of the chosen configs, one of which serves each problem nearly as well as its choice.
-    Greedy: the next config is the one that serves the most remaining problems."""
+    """A few of the chosen configs: for each problem, one of them takes at most TOLERANCE longer
+    than the choice. Greedy: each further config serves the most remaining problems."""
     chosen = dict.fromkeys(one.chosen.config for one in found)
     served = {
         config: {
@@ -214,7 +215,7 @@ def _cover(found: Sequence[Expectation]) -> list[KernelConfig]:
 def _over_a_cache(
     problem: Problem, kinds: Iterable[Problem], device: DeviceSpec, sizes: Sequence[CallSizes]
 ) -> AnyLength:
-    """All configs chosen over a cache; they depend only on the queries, so they are few."""
+    """All configs chosen over a cache; the choice depends only on the queries, so they are few."""
     needed: dict[Semantics, dict[KernelConfig, None]] = {}
     choose = DECODE_CHOOSERS[INVARIANT]
     count = 0
@@ -251,6 +252,7 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
 
 
 def _compiled_for(kind: Semantics, d: int) -> list[Semantics]:
-    """The semantics for which kernels are compiled; no tile is whole if d does not fill d_head."""
+    """The semantics for which kernels are compiled. If d does not fill d_head, no tile is whole, so
+    only the uneven semantics are needed."""
     uneven = replace(kind, uneven=True)
     return [uneven] if kind.uneven or d != compiled_d_head(d) else [kind, uneven]

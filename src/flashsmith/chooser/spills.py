@@ -3,9 +3,9 @@
 A config that was measured for one class of problems also serves others, for which its kernel is
 compiled again: softcap, windows, packed and partial sequences need more registers. ``spills.json``
 has a line for each choice that then spills or has serialised products. The line names a replacement
-without that fault, if one was at least as fast in alternating timings on such a problem.
-``tools/ci/kernel_losses.py`` finds these. Kernels that this process built are taken into account
-too.
+without this fault, if such a config was at least as fast in alternating timings on such a problem.
+``tools/ci/kernel_losses.py`` finds these choices. Slow kernels that this process built are taken
+into account too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Spill(NamedTuple):
     """The known facts about a slow kernel.
 
     stored, loaded: spilled bytes per thread. instead: the replacement config, or None. ratio: the
-    kernel's time over the replacement's, timed alternately; 0 without one. serialised: whether its
-    products wait for each other, which takes several times as long. timed: whether others were
-    timed against it; a timed kernel without a replacement is the fastest.
+    kernel's time over the replacement's, timed alternately; 0 without a replacement. serialised:
+    whether the kernel's products wait for each other, which takes several times as long. timed:
+    whether other kernels were timed against this one; if so and there is no replacement, this
+    kernel is the fastest.
     """
 
     stored: int
@@ -59,8 +60,8 @@ class Spill(NamedTuple):
 
 
 def known_spill(config: Any, problem: Problem, device: DeviceSpec) -> Spill | None:
-    """The fault of a config's kernel for a problem on a device; None if it has none or was not
-    examined.
+    """The fault of a config's kernel for a problem on a device; None if the kernel has no fault or
+    was not examined.
 
     Over a cache, faults found in this process's builds do not count: a sequence must have the same
     bits in every batch, whichever kernels were built before.

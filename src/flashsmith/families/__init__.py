@@ -135,5 +135,5 @@ __all__ = [
     "should_autotune_config",
 ]
 
-if not TYPE_CHECKING:  # to which any name would then be an attribute
+if not TYPE_CHECKING:  # a type checker would then accept any attribute
     __getattr__ = getter(__name__)

@@ -10,7 +10,7 @@ from flashsmith.operations.problem import Problem
 
 # The rate at which all SMs add fp32 dq in L2, as a share of the L2 load rate; measured on an H200.
 _SHARE_OF_L2 = 0.43
-# Milliseconds from the end of one launch to the first work of the next, and before the first one.
+# Milliseconds from the end of one launch to the first work of the next, and before the first work.
 _LAUNCH_MS = 0.003
 _NORM = 4.0
 _FLOAT_BYTES = 4
@@ -27,8 +27,8 @@ def joined(bounds: Sequence[float]) -> float:
 
 
 def helpers_ms(problem: Problem, device: DeviceSpec, sums_dq: bool) -> float:
-    """Milliseconds of the launches around the products, including all launch gaps. They compute D
-    of all rows and, where dq is summed in fp32, zero dq and convert it."""
+    """Milliseconds of the launches before and after the products, including all launch gaps. These
+    launches compute D of all rows and, if dq is summed in fp32, zero dq and convert it."""
     element = problem.dtype.element_size
     moved = 2 * element  # do and o
     if sums_dq:

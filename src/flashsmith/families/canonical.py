@@ -29,20 +29,21 @@ def canonical_tile(d: int, arch: int) -> int:
 
 
 def version_of(cfg: Any) -> int:
-    """The version of the order that a config's rows keep; 0 for none or without the knob."""
+    """The version of the canonical order in which a config computes rows; 0 if it is not canonical
+    or lacks the knob."""
     return int(getattr(cfg, "canonical", 0))
 
 
 def emulated_arch(cfg: Any) -> int:
-    """The architecture whose kernel the emulator runs by default: the oldest for which the config's
-    family has kernels or, if canonical, the oldest with tiles of its B_c."""
+    """The architecture whose kernel the emulator runs by default: the oldest of the config's family
+    or, for a canonical config, the oldest whose canonical tile has the config's B_c."""
     oldest = int(cfg.OLDEST_ARCH)
     is_of_oldest = not version_of(cfg) or cfg.B_c == canonical_tile(cfg.d_head, oldest)
     return oldest if is_of_oldest else _HOPPER
 
 
 def canonical_knob() -> Any:
-    """The knob: the version of the order that rows' bits keep; 0: none."""
+    """The knob: the version of the canonical order; 0: not canonical."""
     return knob(
         "version of the canonical order of operations that rows' bits keep; 0: an order of its own",
         values=(0, VERSION),

@@ -37,8 +37,8 @@ class KernelConfig:
 
     Every config has a dtype (a DType) and a d_head, the widest head dimension that its kernel
     supports. Any other field is a flag, a member of an enumeration or a number. Each is declared
-    with `knob`. A family's class defines n_threads and smem_bytes; registering the family checks
-    that.
+    with `knob`. A family's class defines n_threads and smem_bytes, which is checked when the family
+    is registered.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -165,7 +165,7 @@ class KernelConfig:
         Args:
             max_smem_bytes: shared memory of one SM, bytes.
             registers: the compiler's count per thread; None or 0 leaves registers out.
-            max_threads, max_ctas: what one SM can hold at once.
+            max_threads, max_ctas: the limits of one SM.
         """
         limits = {
             "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),
@@ -185,12 +185,12 @@ class KernelConfig:
 
 @dataclass(frozen=True, order=True)
 class ForwardConfig(KernelConfig):
-    """The base of the configs of forward families: they have d_head and B_c, keys per loop step."""
+    """The base of forward families' configs, which have d_head and B_c, the keys per loop step."""
 
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
+        """FLOP of the two matrix products: 4 b h s_q s_k d, or half of this when causal."""
         return 4 * self.d_head * _scores(batch, seq_q, seq_k, heads, causal)
 
     def total_flop(
@@ -199,8 +199,8 @@ class ForwardConfig(KernelConfig):
         """attn_flop plus the FLOP of the softmax, counted as if each K/V tile rescaled O.
 
         Each score costs 5 FLOP: scale, subtract the maximum, exp2, running maximum, running sum.
-        Each K/V tile multiplies the O rows once, which is d FLOP per B_c scores. The end divides
-        the O rows once.
+        Each K/V tile rescales the O rows once: d FLOP per B_c scores. At the end, the O rows are
+        divided once.
         """
         scores = _scores(batch, seq_q, seq_k, heads, causal)
         tile: Any = self  # B_c is a field of the family's class

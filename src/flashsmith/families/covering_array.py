@@ -16,7 +16,7 @@ from flashsmith.families.legal_space import legal_completions
 # Two knobs, each with a value.
 KnobPair = tuple[tuple[str, object], tuple[str, object]]
 
-# The number of open pairs to try as the seed of the next config; more hardly shrinks the set.
+# The number of open pairs to try as the seed of the next config; more seeds hardly shrink the set.
 _SEEDS = 12
 
 
@@ -25,8 +25,8 @@ def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     """A pairwise covering array over a family's legal knob values, sorted and deterministic.
 
     Every pair of values of two knobs that occurs in a config legal on `device` occurs in at least
-    one of these. The search is greedy: it seeds a config with an open pair, then picks each further
-    knob's value to close the most open pairs.
+    one of the returned configs. The search is greedy: it starts a config with an open pair, which
+    no chosen config contains, then picks each further knob's value to close the most open pairs.
     """
     open_pairs = _legal_pairs(family, device)
     chosen: list[KernelConfig] = []
@@ -41,7 +41,8 @@ def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 
 
 def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
-    """Drop configs whose pairs the others already contain; a greedy choice can produce some."""
+    """The configs without those whose pairs the others already contain; the greedy search can
+    choose such configs."""
     holders = Counter(pair for cfg in chosen for pair in knob_pairs(cfg))
     kept = []
     for cfg in chosen:
@@ -87,7 +88,7 @@ def _grow(
         def rank(value: object) -> tuple[int, int]:
             pairs = (pair_of(knob, value, other, getattr(cfg, other)) for other in settled)
             gain = sum(pair in open_pairs for pair in pairs)
-            # Ties go to the value used least so far, which varies the set beyond pairs.
+            # Ties go to the value used least so far, for variety beyond the pairs.
             return (-gain, sum(getattr(known, knob) == value for known in chosen))
 
         return sorted(family.covered_values[knob], key=rank)

@@ -17,7 +17,7 @@ _MIB = 2**20
 class DeviceSpec:
     """One GPU's limits. Memory is in bytes; arch 80 is compute capability 8.0.
 
-    max_smem_per_block is the most dynamic shared memory that a kernel can opt in to.
+    max_smem_per_block is the limit of dynamic shared memory that a kernel can opt in to.
     """
 
     name: str
@@ -45,9 +45,9 @@ def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
 
 # Shared memory, threads, CTAs and registers of an SM come from the table of technical
 # specifications in the CUDA Programming Guide. SM counts and L2 sizes come from NVIDIA's papers on
-# the architectures (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). Those of B200 and
-# B300 come from its tuning guide and Blackwell page. Those of A10G, H200 and GPUs with the same
-# chips are the driver's. If only an architecture is given, its first GPU in this list is used.
+# the architectures (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). For B200 and B300
+# they come from NVIDIA's tuning guide and Blackwell page. For A10G, H200 and GPUs with the same
+# chips the driver reported them. If only an architecture is given, its first GPU here is used.
 KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _ampere("A100", sm_count=108, l2_mib=40),
     _graphics("A10", 86, sm_count=72, max_ctas=16, l2_mib=6),
@@ -75,7 +75,8 @@ DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 
 def default_device(oldest_arch: int) -> DeviceSpec:
-    """The default device, if there is no GPU, for kernels that need `oldest_arch`."""
+    """The device for legality and planning of kernels that need `oldest_arch`, if there is no GPU
+    and none is named."""
     return next(device for device in KNOWN_DEVICES if device.arch >= oldest_arch)
 
 
@@ -83,13 +84,13 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
     """A known GPU by architecture (80, '80', 'sm_80') or by name: 'A100', 'rtx 4090', or in
     nvidia-smi's form, 'NVIDIA A100-SXM4-80GB'.
 
-    Case, spaces, '-', '_', and words for maker, memory and board are ignored. An architecture gives
-    the first known GPU that has it. If none has it (87, 121), the result has the limits of the
-    newest older known GPU of the same generation, whose kernels also run on it.
+    Case, spaces, '-', '_', and words for maker, memory and board are ignored. For an architecture
+    the result is the first known GPU that has it. If no known GPU has it (87, 121), the result has
+    the limits of the newest older known GPU of the same generation, whose kernels also run there.
 
     Raises:
-        ArgumentError: no known GPU has that name or architecture. The message lists the known ones
-            and says so if a GPU is too old or not NVIDIA's.
+        ArgumentError: no known GPU has that name or architecture. The message lists the known GPUs
+            and reports if the named GPU is too old or not from NVIDIA.
     """
     arch = architecture_number(name_or_arch)
     if arch is None:

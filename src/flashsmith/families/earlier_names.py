@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Renamed(NamedTuple):
-    """Where a class is now, its name, and the version that removes the earlier one."""
+    """A class's present module and name, and the version that removes the earlier name."""
 
     module: str
     name: str
@@ -33,9 +33,9 @@ EARLIER = {
 
 
 def getter(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module whose names include earlier ones.
+    """The ``__getattr__`` of a module that offers earlier names.
 
-    It raises AttributeError for other names, as Python does.
+    For all other names it raises AttributeError, as Python does.
     """
 
     def earlier(name: str) -> Any:

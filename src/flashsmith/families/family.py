@@ -60,7 +60,7 @@ class SmemRegion:
 def smem_regions(
     cfg: Any, tiles: Iterable[tuple[str, int, int]], rest: str = ""
 ) -> tuple[SmemRegion, ...]:
-    """The regions of consecutive tiles of d_head columns, and of what follows them.
+    """The regions of consecutive tiles of d_head columns, and the region after the last tile.
 
     Args:
         cfg: a config with d_head, dtype and smem_bytes().
@@ -83,7 +83,8 @@ def smem_regions(
 class Intensity:
     """FLOP per byte moved, in the limit of a long sequence.
 
-    `shared`: bytes read from shared memory. `global_memory`: bytes read by CTAs, mostly from L2.
+    `shared`: FLOP per byte read from shared memory. `global_memory`: FLOP per byte that CTAs read
+    from global memory, mostly from L2.
     """
 
     shared: float
@@ -99,7 +100,7 @@ class Family:
     family.
     """
 
-    # The class of its configs; its FAMILY is the family's name.
+    # The config class, whose FAMILY is the family's name.
     config_class: Any
     # The family in a few words: 'mma.sync'.
     title: str
@@ -107,7 +108,7 @@ class Family:
     operation: str = "forward"
     # The conditions on a config for which a kernel can be built.
     rules: tuple[Rule, ...] = ()
-    # The knobs to choose first when a config is completed: those that many rules read.
+    # The knobs to choose first when a config is completed: knobs that many rules read.
     choose_first: tuple[str, ...] = ()
     # The values to try for some knobs when an illegal config is corrected; other knobs try all.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -123,7 +124,7 @@ class Family:
     needs_tma: bool = False
     # Whether a CTA can compute several tiles in sequence.
     persistent: bool = False
-    # Whether spilling makes its kernels too slow: then spilling ones are not measured or shipped.
+    # Whether spilling makes kernels too slow: then kernels that spill are not measured or shipped.
     must_not_spill: bool = False
     # The key of its search space in `flashsmith tune`; '' if it has no search space.
     space_key: str = ""
@@ -147,8 +148,8 @@ class Family:
 
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
-        """The knob_values that a covering array contains: those whose legality is the same on every
-        GPU on which the config's other knobs are legal."""
+        """The knob_values that a covering array contains: all but a nonzero `canonical`, whose
+        legality depends on the GPU."""
         values = self.knob_values
         return values | {"canonical": (0,)} if "canonical" in values else values
 
@@ -169,22 +170,23 @@ class Family:
         return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
-        """Why it has no kernels for a problem on a device; None if it has some."""
+        """Why the family has no kernel for a problem on a device; None if it has one."""
         return None
 
     def gradients_of(self, cfg: Any) -> str:
-        """The `gradients` word of the only problems that the config's kernels can compute; '' if
-        they compute whichever gradients are needed."""
+        """The `gradients` word that a problem must have for the config's kernels; '' if the kernels
+        can compute any gradients."""
         return ""
 
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
         """The config for a problem that needs only these gradients, in place of `cfg`, which was
-        chosen for all of them. It skips the others' work; mostly it is `cfg` itself."""
+        chosen for all gradients. The result skips the work for the other gradients; mostly it is
+        `cfg` itself."""
         return cfg
 
     def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
         """The legal config that computes the same as `cfg` in the canonical order: `cfg` itself if
-        it is canonical; None if there is none."""
+        it is canonical; None if no such config exists."""
         return None
 
     def order(self, cfg: Any, arch: int) -> Order | None:
@@ -198,12 +200,12 @@ class Family:
 
     def adapt_to_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
         """The config for a problem in place of `cfg`, which was chosen for any number of queries.
-        The result gives the same bits and suits sequences of few queries."""
+        Sequences of few queries keep the bits that `cfg` gives them."""
         return cfg
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
         """The replacement of a config whose kernel has too few registers for these semantics, for
-        use where nothing was measured for them; mostly `cfg` itself."""
+        use if nothing was measured for these semantics; mostly `cfg` itself."""
         return cfg
 
     # --- which configs ---------------------------------------------------------------------------
@@ -230,7 +232,8 @@ class Family:
         return ()
 
     def search_space(self, dtype: DType, d_head: int, masked: bool) -> Sequence[Any]:
-        """The configs that `flashsmith tune` tries first; () if there are no such kernels."""
+        """The configs that `flashsmith tune` tries first; () if the family has no kernels for
+        these arguments."""
         return ()
 
     def moves(self, cfg: Any) -> Iterable[Any]:
@@ -255,22 +258,23 @@ class Family:
         ]
 
     def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
-        """The replacement of a config whose tiles hold groups of another number of heads than the
-        problem has; mostly `cfg` itself."""
+        """The config for the problem's number of query heads per K/V head, if the tiles of `cfg`
+        are for another number; mostly `cfg` itself."""
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal configs that compute the problem as `cfg` does, but with a group's query heads as
-        rows of one tile, split into key parts or not; () if packing would not save many tiles."""
+        """Legal variants of `cfg` whose tile rows are a group's query heads, first without and then
+        with a split of the keys into parts; () if packing would not save many tiles."""
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether a kernel may split tiles into parts of their keys, as split_variants' do."""
+        """Whether a kernel may split tiles into parts of their keys, as kernels of split_variants()
+        do."""
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal configs that compute the problem as `cfg` does, but in parts of its keys; () if its
-        tiles already fill the device."""
+        """Legal variants of `cfg` that split a tile's keys into parts; () if the tiles already fill
+        the device."""
         return ()
 
     @cached_property
@@ -291,8 +295,9 @@ class Family:
     translation_seconds: float = 0.1
 
     def plan_costs(self, gpu: str) -> Sequence[float]:
-        """The cost model's numbers with which the family's C++ plans calls on the GPU of this name,
-        in the form of its flashsmith_set_plan_costs(); () if its plans use no cost model."""
+        """The cost model's figures for the GPU of this name, in the form in which
+        flashsmith_set_plan_costs() takes them: the family's C++ plans calls with these figures. ()
+        if the C++ uses no cost model."""
         return ()
 
     def compile_cost(self, cfg: Any) -> float:
@@ -316,11 +321,11 @@ class Family:
         registers: int | None = None,
         spill: int | None = None,
     ) -> Sequence[TileWork]:
-        """The tile_work of every launch of a call that has such a loop, the main launch first."""
+        """The tile_work of every launch of a call that loops over tiles, the main launch first."""
         return (self.tile_work(cfg, device, registers, spill),)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-        """Milliseconds of a call's launches without such a loop."""
+        """Milliseconds of a call's other launches, which loops() does not list."""
         return 0.0
 
     def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork | None:
@@ -340,7 +345,7 @@ class Family:
         return (SmemRegion("all", 0, size, 0, 0),) if size else ()
 
     def intensity(self, cfg: Any) -> Intensity | None:
-        """FLOP per byte in the main loop; None if there is no such loop."""
+        """FLOP per byte in the main loop; None for kernels without such a loop."""
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
@@ -357,7 +362,7 @@ class Family:
         return ()
 
     def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
-        """Rows of a CTA's tile and keys per loop step; None if there is no such loop."""
+        """Rows of a CTA's tile and keys per loop step; None for kernels without such a loop."""
         return None
 
     # Whether all loop steps of a launch do the same work, so that counters scale with the steps.
@@ -384,10 +389,10 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
         csrc: the folder of its C++ sources, named like the family; None: the family's own `csrc`.
 
     Raises:
-        ArgumentError: the argument is not a Family; its name is taken or not a lower-case C
+        ArgumentError: the argument is not a Family; its name is taken or is not a lower-case C
             identifier; a class, a folder or the operation is missing; or no known GPU runs its
-            kernels. Also if its short forms omit a knob or look like another family's, or if the
-            name of its config class, of a set or of its search space is taken.
+            kernels. Also if the family's short forms omit a knob or look like another family's, or
+            if the name of its config class, of a set or of its search space is taken.
     """
     if not isinstance(family, Family):
         raise ArgumentError(
@@ -516,7 +521,7 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
 
 
 def _check_keys(family: Family, others: Sequence[Family]) -> None:
-    """Raise ArgumentError for an invalid or taken key of its sets or search space."""
+    """Raise ArgumentError for an invalid or taken key of the family's sets or search space."""
     keys = {*family.sets, *([family.space_key] if family.space_key else ())}
     if odd := sorted(key for key in keys if not _KEY.fullmatch(key)):
         raise ArgumentError(
@@ -538,10 +543,10 @@ def _check_keys(family: Family, others: Sequence[Family]) -> None:
 
 def load_installed_families() -> bool:
     """Register the families of installed packages. Each entry point of the group
-    flashsmith.families is a callable that registers families. Returns whether there were any.
+    flashsmith.families is a callable that registers families. Returns whether this call found any.
 
-    A failure is logged once as a warning; the other families work without it. Errors about unknown
-    names include it through `installed_failures`.
+    A failure is logged once as a warning; the other families still work. Errors about unknown names
+    include the failure through `installed_failures`.
     """
     global _installed_are_loaded
     with _loading:
@@ -597,5 +602,5 @@ def family_named(name: str) -> Family:
 
 
 def config_class_names(operation: str | None = None) -> list[str]:
-    """The names of the families' config classes, of one operation or all, for messages."""
+    """The names of the config classes of all families, or of one operation's, for messages."""
     return [family.config_class.__name__ for family in families(operation)]

@@ -1,12 +1,13 @@
-"""The names that drivers, nvidia-smi and users give a GPU, and which GPU each one means."""
+"""The names that drivers, nvidia-smi and users give a GPU, and the GPU that each name means."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-# Words that drivers add to a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6 AC'), and words that
-# do not affect a kernel's speed: the memory size ('144G', but '3g' is a MIG slice) and the cooling.
+# Words to leave out: words that drivers add to a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6
+# AC'), and words for features that do not affect a kernel's speed, such as the memory size ('144G';
+# but '3g' is a MIG slice) and the cooling.
 _VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
 _MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
 _EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
@@ -14,7 +15,8 @@ _EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORE
 _BOARD = {"pcie", "nvl", "max", "q", "liquid", "cooled"}
 _SPACES = re.compile(r"[\s_-]+")
 
-# GPUs older than sm_80, without spaces, with their architecture. 'RTX 2000 Ada' matches none.
+# Names of GPUs older than sm_80, without spaces, with their architecture. 'RTX 2000 Ada' is newer
+# and must not match.
 _TOO_OLD = (
     (r"t4g?|t[46]00|t1000|rtx20[678]0(?:ti|super)?|titanrtx|quadrortx\d+|gtx16\d\d\w*", 75),
     (r"v100s?|gv100|titanv|quadrogv100", 70),

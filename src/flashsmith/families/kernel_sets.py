@@ -112,7 +112,7 @@ def _with_block_sizes() -> list[Any]:
 
 
 def kernel_set_sizes() -> dict[str, int | None]:
-    """Every key that names a set, with its number of configs; None if it cannot be loaded."""
+    """Every key that names a set, with the number of configs; None if the set cannot be loaded."""
     sizes: dict[str, int | None] = {
         name: len(offered.make()) for name, offered in config_sets().items()
     }
@@ -138,7 +138,7 @@ def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
 
 def _valid_keys() -> str:
     """The keys with their sizes, for an error message."""
-    # A comma in a key is quoted, since commas separate the keys here.
+    # A key that contains a comma is quoted, since commas separate the keys here.
     listed = ", ".join(
         f"{repr(name) if ',' in name else name} ({'cannot be loaded' if size is None else size})"
         for name, size in kernel_set_sizes().items()

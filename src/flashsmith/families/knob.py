@@ -34,7 +34,7 @@ def knob(
     Args:
         meaning: what the knob is, for `flashsmith explain` and the docs.
         values: every value that the knob has in some legal config, in the order in which a search
-            tries them; the default is a flag's. Members of an enumeration are written by name.
+            tries them; by default those of a flag. Members of an enumeration are written by name.
         word: its name in the short form; for an enumeration a prefix of the value's name. None if
             the tuple or a group of knobs contains it.
         default: the neutral value, which the short form omits; without one the knob is required.
@@ -58,8 +58,9 @@ def knob(
 class KnobGroup(NamedTuple):
     """Knobs that the short form combines in one word, such as load_0_2_2_tiles.
 
-    word: the word with {} for each number. knobs: their names. letters: the letters that stand for
-    the numbers in `form`. what: their name in errors. example: numbers for an error's example.
+    word: the word with {} for each number. knobs: the knobs' names. letters: the letters that stand
+    for the numbers in `form`. what: what errors call the knobs. example: numbers for an example in
+    errors.
     """
 
     word: str
@@ -101,7 +102,7 @@ def feature_words(declared: Field[Any]) -> tuple[str, ...]:
 
 
 def feature_of(config_class: Any, word: str) -> dict[str, Any] | None:
-    """The fields that one feature word of a config class's short forms sets, numbers as digits.
+    """The fields that one feature word of a config class's short forms sets, with numbers as text.
     {} for the leading word, None for a word that is not a feature of the class."""
     if word and word == config_class.LEADING_WORD:
         return {}

@@ -41,7 +41,7 @@ def compiled_d_head(d: int) -> int:
 
 
 def d_head_for(problem: Problem) -> int:
-    """The smallest d_head of the kernels of the problem's operation that fits its head dimension.
+    """The smallest d_head, among kernels of the problem's operation, that fits the problem's d.
 
     Raises:
         ArgumentError: no such kernel exists.
@@ -75,8 +75,8 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """The advice if a tensor ('k', 'v', 'k_cache' or 'v_cache') has another d than q. It names the
-    scale because the default scale depends on the d that the kernel receives."""
+    """The advice if a tensor ('k', 'v', 'k_cache' or 'v_cache') has another d than q. The advice
+    names the scale because the default scale depends on the d that the kernel receives."""
     keys = "k_cache" if name.endswith("_cache") else "k"
     if name != keys and d < d_q:
         return f"pad {name} with zeros to d {d_q} and keep the output's first {d} columns"

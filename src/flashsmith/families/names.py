@@ -21,12 +21,12 @@ EXAMPLES = (
     "(FP16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_1+regs_24_240",
 )
 
-# Far longer than any kernel name or row of a table.
+# The longest text that is parsed; far longer than any kernel name or row of a table.
 MOST_CHARACTERS = 10_000
 
 # rich draws its column borders with the box characters.
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
-# No two parts can match the same character, so matching takes linear time.
+# No two adjacent parts can match the same character, so matching takes linear time.
 _SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:([\w+\s]*)")
 # Demanglers write a value with or without its type: (flashsmith::DType)5, (bool)1, (int)128, 128.
 _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
@@ -42,11 +42,12 @@ def parse_kernel_name_into_config(
     Args:
         text: a short form, alone or as one cell of a `| ... |` table row; or a demangled kernel
             name with a config's `ClassName{...}` in it, as printed by c++filt and Nsight Compute.
-            Trailing fields that are missing there are zero, since demanglers drop trailing zeros.
+            Trailing fields that such a name lacks are zero, since demanglers drop trailing zeros.
         mma_sync_class: a subclass of a family's config class to instantiate in place of that class.
 
     Raises:
-        ConfigParseError: the text is neither, or a feature is unknown, repeated or out of range.
+        ConfigParseError: the text is neither of these, or a feature is unknown, repeated or out of
+            range.
     """
     try:
         return _parse(text, mma_sync_class)

@@ -18,7 +18,7 @@ from flashsmith.families.rule import LegalSpace
 
 # The changes to a config: the changed knobs with their new values.
 Changes = frozenset[tuple[str, object]]
-# The search stops after this many; a config that breaks many rules has too many neighbours.
+# The search stops after this many configs; a config that breaks many rules has too many neighbours.
 _MOST_COMPARED = 5000
 
 
@@ -27,10 +27,11 @@ def nearest_legal(
 ) -> list[AnyConfig]:
     """Up to `count` legal configs of the family of `cfg`, fewest changes first.
 
-    Among configs with equally many changes, the smallest change of each set of knobs comes before
-    the next one of the same set. The nearest config to a legal config is the config itself. Every
-    listed change is necessary: undoing a part of it would make the config illegal. d_head changes
-    only if no kernel has it, since the problem sets it. `device` None is the family's default one.
+    Configs with equally many changes are grouped by the changed knobs: the nearest config of each
+    group comes first, then the second nearest of each. For a legal config the result is the config
+    itself. Every listed change is necessary: undoing a part of the change would make the config
+    illegal. d_head changes only if no kernel has the given value, since the problem sets it.
+    `device` None is the family's default device.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
     space = cfg.family.legal_space
@@ -44,7 +45,7 @@ def nearest_legal(
         legal = search.with_changes(cfg, frozenset(fixed), frozenset(), n_changes, known)
         compared = islice(legal, _MOST_COMPARED)
         found += _varied(sorted(compared, key=lambda pair: _distance(cfg, pair[1])))
-        # A legal config is its own nearest one.
+        # For a legal config the result is the config itself.
         if len(found) >= count or n_changes == 0 < len(found):
             break
     return [candidate for _, candidate in found[:count]]
@@ -90,7 +91,8 @@ class _Search:
 
 
 def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, AnyConfig]]:
-    """The nearest config of each choice of knobs, then the second nearest of each, and so on."""
+    """The nearest config of each set of changed knobs, then the second nearest of each, and so
+    on."""
     seen: Counter[frozenset[str]] = Counter()
     ranks = []
     for changes, _ in nearest:
@@ -104,7 +106,7 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
     """Return if a kernel can be built for `cfg`; device None is the default device of its family.
 
     Raises:
-        IllegalConfigError: it breaks rules; the message lists all of them and the nearest legal
+        IllegalConfigError: `cfg` breaks rules; the message lists all of these and the nearest legal
             configs.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
@@ -124,7 +126,7 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """For the message: another family that runs on a device that the config's family does not."""
+    """For the message: another family that runs on the device, if the config's family does not."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [
@@ -136,8 +138,8 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """Knobs that no correction changes: those that no chain of shared rules connects to a broken
-    rule, and a d_head that has kernels."""
+    """The knobs that a correction must not change: knobs that no chain of rules with common knobs
+    connects to a broken rule, and d_head if kernels exist for its value."""
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
     while grown - touched:

@@ -43,14 +43,14 @@ class Order:
     """What determines a row's bits, in the order of the computation. sigma is scale x log2(e), and
     m and m' are the row's maximum before and after a tile.
 
-    tensor_cores: how the tensor cores add up a step of products. tiles: the number of keys.
+    tensor_cores: how the tensor cores add up a step of products. tiles: the keys of each tile.
     direction: which tile of a chunk comes first. states: the number of key sets for which a row has
     a separate maximum and separate sums before they are merged. scale: where scores are multiplied
     by sigma. offset: what exponents are relative to. factor: what sums are multiplied by when the
-    offset changes. exponentials: the instruction that computes them. row_sums: how a lane adds up
-    its values of a tile. lanes: how the row's four lanes combine their sums. chunks: where new
-    states begin. merge: how chunks are merged. end: the final formula. rounding: how it is decided
-    which products and sums are fused.
+    offset changes. exponentials: the instruction for exponentials. row_sums: how a lane adds up its
+    values of a tile. lanes: how the row's four lanes combine their sums. chunks: where new states
+    begin. merge: how chunks are merged. end: the final formula. rounding: which products and sums
+    are fused, or what decides this.
     """
 
     tensor_cores: str
@@ -122,7 +122,7 @@ class Order:
 
 
 def order_name(cfg: Any) -> str:
-    """The name of the order that a config's rows keep: 'canonical-1', or 'its own'."""
+    """The name of the order in which a config computes rows: 'canonical-1', or 'its own'."""
     return ORDER if version_of(cfg) else "its own"
 
 

@@ -21,7 +21,7 @@ _LEAST_RATIO = 1.25
 
 
 def pack_gqa_knob(default: bool) -> Any:
-    """The knob: whether a tile's rows are the heads of a group or those of one head."""
+    """The knob: whether a tile's rows are the query heads of a group or queries of one head."""
     return knob(
         "rows of a tile are the query heads of a group, token after token",
         word="pack_gqa",
@@ -38,8 +38,8 @@ def _in_words(cfg: Any) -> str:
 
 
 def pack_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-    """The configs that compute a problem as `cfg` does, but with a group's query heads as tile
-    rows, split into key parts or not. Empty if packing would not save many tiles."""
+    """The variants of `cfg` whose tile rows are a group's query heads, first without and then with
+    a split of the keys into parts. Empty if packing would not save many tiles."""
     packed = work._replace(packs_gqa=True, parts=0)
     are_fewer = packed.tiles(problem) * _LEAST_RATIO < work.tiles(problem)
     if cfg.pack_gqa or not work.resident or not are_fewer:

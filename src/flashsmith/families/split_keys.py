@@ -1,7 +1,8 @@
 """split_keys: the knob of forward kernels that can split a tile's keys into parts (split-KV).
 
-If the tiles of a call leave SMs idle, several CTAs compute a tile. Each takes a share of the K/V
-blocks that the tile attends to, and a second launch merges the parts (csrc/common/split_keys.cuh).
+If the tiles of a call leave SMs idle, several CTAs compute a tile. Each CTA takes a share of the
+K/V blocks that the tile attends to, and a second launch merges the parts
+(csrc/common/split_keys.cuh).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MOST_ROUNDS = 2
 
 
 def split_keys_knob(default: int) -> Any:
-    """The knob: the parts of a tile; 0: tiles are computed whole."""
+    """The knob: the number of parts of a tile; 0: tiles are computed whole."""
     return knob(
         "parts that a tile's keys are split into if tiles leave SMs idle; 0: none",
         values=(0, *_PARTS),
@@ -86,7 +87,7 @@ def tiles_to_split(
 
 
 def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
-    """The work of a config's tile plus that of its parts, whose fp32 rows go to memory."""
+    """The work of a config's tile, plus the cycles for which a part writes its rows in fp32."""
     if cfg.split_keys == 0:
         return work
     cycles = cfg.B_r * cfg.d_head * _FLOAT_BYTES / rates_of(device).l2
@@ -94,7 +95,7 @@ def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
 
 
 def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-    """Milliseconds of the launch that merges a problem's parts; 0 if it has none."""
+    """Milliseconds of the launch that merges a problem's parts; 0 if no tile is split."""
     if work.parts == 0:
         return 0.0
     at_once = device.sm_count * work.resident
@@ -109,7 +110,7 @@ def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> 
 
 
 def split_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-    """The configs that compute a problem with few tiles as `cfg` does, but in parts of its keys."""
+    """The variants of `cfg` that split a tile's keys into parts, for a problem with few tiles."""
     if cfg.split_keys or not work.resident:
         return ()
     tiles, at_once = work.tiles(problem), device.sm_count * work.resident

@@ -14,7 +14,7 @@ class Rates(NamedTuple):
 
     mma: FLOP of mma.sync with fp32 accumulators. l2 and dram: bytes read from L2 and from device
     memory while all SMs read. wgmma: FLOP of wgmma. wgmma_clock: the clock in GHz that wgmma's
-    power draw allows. Both are 0 on GPUs without wgmma.
+    power draw allows. The last two are 0 on GPUs without wgmma.
     """
 
     mma: float
@@ -46,7 +46,7 @@ _CONSUMER_MMA = 512.0
 
 @lru_cache(maxsize=64)
 def rates_of(device: DeviceSpec) -> Rates:
-    """The rates of a GPU; an unknown architecture has those of the newest known one before it."""
+    """The rates of a GPU; for an unknown architecture, the rates of the newest known older one."""
     known = [arch for arch in _OF_ARCH if arch <= device.arch] or [min(_OF_ARCH)]
     rates = _OF_ARCH[max(known)]
     if "rtx 30" in device.name.lower() or "rtx 40" in device.name.lower():
@@ -57,14 +57,14 @@ def rates_of(device: DeviceSpec) -> Rates:
 class TileWork(NamedTuple):
     """The work of one kernel's tile on one GPU.
 
-    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys. With ``of_keys`` it computes
-    ``rows`` rows of K instead, in steps of ``keys`` queries, over every head of q that shares its
+    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys. With ``of_keys`` a CTA computes
+    ``rows`` rows of K instead, in steps of ``keys`` queries, for every head of q that shares this
     K/V head. An SM holds ``resident`` CTAs.
     ``step_cycles[n]`` is the number of cycles of one step while n CTAs share an SM, for n from 0 to
     resident. ``cta_cycles`` are the cycles of a CTA outside its steps. ``clock`` is the SM clock
     under this work, GHz.
 
-    ``masked_rows``: a mask skips a CTA's work in blocks of this many rows; 0: of all its rows.
+    ``masked_rows``: a mask skips a CTA's work in blocks of this many rows; 0: in one block.
     ``longest_first``: the longest tiles of many heads start first, and short ones fill the end.
     ``parts``: tiles that would leave SMs idle are split into this many parts of their keys. Each
     part takes ``part_cycles`` in addition to its steps and ``cta_cycles``.
@@ -101,8 +101,8 @@ class TileWork(NamedTuple):
 class CallWork(NamedTuple):
     """All launches of a call on one GPU, for kernels whose CTAs are not tiles of queries.
 
-    ms: the time of all launches. ctas: those of the main launch. resident: its CTAs per SM. rows:
-    the rows of one CTA. heads: the heads of q whose queries share these rows.
+    ms: the time of all launches. ctas: the CTAs of the main launch. resident: the main launch's
+    CTAs per SM. rows: the rows of one CTA. heads: how many heads of q share these rows.
     """
 
     ms: float

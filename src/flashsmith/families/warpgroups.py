@@ -1,5 +1,5 @@
 """Common parts of the warpgroup families. Their kernels multiply with wgmma. One warpgroup, the
-producer, copies by TMA; the others, the consumers, take over its registers (setmaxnreg)."""
+producer, copies by TMA; the others, the consumers, take over some of its registers (setmaxnreg)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def registers_knob(
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
-    """Registers per thread at launch, in a CTA of these consumer warpgroups and the producer."""
+    """Registers per thread at launch, in a CTA of n_warpgroups consumer warpgroups and the
+    producer."""
     threads = ctas_per_sm * (n_warpgroups + 1)
     return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
 
@@ -142,7 +143,7 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
     has_cost_model = True
     d_heads: ClassVar[tuple[int, ...]]
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Only fewer producer registers can help, and the producer needs at least 24.
+        # Only fewer producer registers can correct a config, and the producer needs at least 24.
         "producer_registers": (24, 32, 40),
     }
 

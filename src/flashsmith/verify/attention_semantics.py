@@ -15,14 +15,14 @@ from flashsmith.semantics.score import capped_by
 
 Lens = tuple[int, ...]
 Window = tuple[int | None, int | None]
-# For each sequence the first key used and the number of keys used.
+# For each sequence, the first key that is used and the number of keys.
 Ranges = tuple[tuple[int, int], ...]
 NO_WINDOW: Window = (None, None)
 
 
 class Sequence(NamedTuple):
-    """One sequence of a batch: ``q`` and ``k`` index its rows in (batch, seq, heads, d) tensors, or
-    in packed (total, heads, d) ones."""
+    """One sequence of a batch: ``q`` and ``k`` index the sequence's rows in tensors of shape
+    (batch, seq, heads, d) or, if packed, (total, heads, d)."""
 
     q: tuple[int | slice, ...]
     k: tuple[int | slice, ...]
@@ -34,8 +34,8 @@ class Attention:
 
     ``lens_q`` and ``lens_k`` are the lengths of packed sequences, None for dense tensors. Masks are
     aligned to the bottom right: query i of seq_q is at key position i + seq_k - seq_q. ``ranges``,
-    for partial attention, replaces each sequence's keys by a range: its first key, as a row of k,
-    and its number of keys.
+    for partial attention, gives each sequence a range of keys: the row of k of the range's first
+    key, and the number of keys.
     """
 
     scale: float
@@ -76,13 +76,14 @@ class Attention:
     def visible_keys(
         self, rows: np.ndarray, seq_q: int, seq_k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """First key and one past the last key that each of ``rows`` sees; equal if it sees none."""
+        """The first key, and one past the last key, that each of ``rows`` sees; equal if the row
+        sees no key."""
         left, right = (UNLIMITED if limit is None else limit for limit in self.window)
         right = 0 if self.causal else right
         return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)
 
     def sequences(self, batch: int) -> Iterator[Sequence]:
-        """The sequences of a batch: ``batch`` dense ones, or the packed ones."""
+        """The sequences of a batch: ``batch`` dense sequences, or the packed sequences."""
         keys = None if self.ranges is None else [slice(a, a + n) for a, n in self.ranges]
         if self.lens_q is None or self.lens_k is None:
             for b in range(batch):
@@ -117,8 +118,8 @@ def row_slices(lens: Lens) -> list[slice]:
 
 
 def unequal_lens(count: int, longest: int, draw: random.Random, empty: int = 0) -> Lens:
-    """Lengths of ``count`` packed sequences in random order, one of them the longest, and of
-    ``empty`` ones without rows."""
+    """Lengths in random order: ``count`` drawn lengths, one of which is ``longest``, and ``empty``
+    zeros for sequences without rows."""
     others = (draw.randint(min(1, longest), longest) for _ in range(count - 1))
     lens = [longest, *others, *[0] * empty]
     draw.shuffle(lens)

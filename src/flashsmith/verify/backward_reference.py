@@ -28,9 +28,9 @@ from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import Comparison, ExpectedOutputs, heads_for_enough_outputs
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
-# Kinds of inputs, each with the kind of its q, k and v. 'large_do' has do and dlse as loss scaling
-# makes them, whose dS overflows fp16. In 'neighbours' every second head of a sequence is NaN or
-# inf.
+# Kinds of inputs, each with the kind of its q, k and v. 'large_do' has do and dlse as large as loss
+# scaling makes them, so that dS overflows fp16. In 'neighbours' every second head of a sequence is
+# NaN or inf.
 _OF_QKV = {
     "random": "random",
     "large_scores": "large_scores",
@@ -43,14 +43,14 @@ _OF_QKV = {
     "neighbours": "random",
 }
 LARGE_DO = {DType.FP16: 2.0**13, DType.BF16: 2.0**60}
-# Up to this many elements of dq, heads are repeated for dk and dv: in float64 they are 64 MiB.
+# For dk and dv, heads are repeated at most until dq has this many elements, 64 MiB in float64.
 MOST_REPEATED = 2**23
 
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors that a backward kernel reads, by the operation's names; the location of their
-    sequences; and o and lse in float64, never rounded."""
+    """The tensors that a backward kernel reads, by the operation's names; the location of the
+    sequences in these tensors; and o and lse in float64, never rounded."""
 
     tensors: Mapping[str, np.ndarray]
     attention: Attention
@@ -62,13 +62,13 @@ class BackwardInputs:
 class BackwardReference(OperationReference):
     """The gradients of attention. Its options, in addition to those of the operation:
 
-    - ``lens_q`` and ``lens_k``: lengths of packed sequences. The problem's lengths are the longest
-      that are used: rows of longer sequences beyond them get 0.
-    - ``spare``: rows after the last packed sequence, in q's tensors and in k's.
-    - ``sinks``, ``dlse``: whether there are any.
+    - ``lens_q`` and ``lens_k``: lengths of packed sequences. Longer sequences are cut off at the
+      problem's lengths: rows beyond these get 0.
+    - ``spare``: the number of rows after the last packed sequence, in q's tensors and in k's.
+    - ``sinks``, ``dlse``: whether the call has sinks, and dlse.
     - ``more_keys``: o and lse cover this many further keys, which every row sees.
-    - ``unneeded``: names of gradients that are not requested, in addition to those that no call of
-      the problem has.
+    - ``unneeded``: names of gradients that are not requested, in addition to gradients that no call
+      of the problem has.
 
     Rows that belong to no sequence hold NaN, inf and the largest numbers in all tensors; do is NaN
     where a row sees no key.
@@ -92,7 +92,7 @@ class BackwardReference(OperationReference):
         deterministic: bool = False,
         **asked: Any,
     ) -> dict[str, Any]:
-        """The options; ``asked`` is for options_by_limits()."""
+        """The options; options_by_limits() takes ``asked``."""
         unknown = [name for name in unneeded if name not in GRADIENTS]
         if unknown or (set(unneeded) >= set(GRADIENTS[:3]) and not asked.get("sinks")):
             raise ArgumentError(
@@ -138,8 +138,8 @@ class BackwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The gradients for the inputs; o and lse are recomputed in float64, unless they cover more
-        keys than k holds."""
+        """The gradients for the inputs. o and lse are recomputed in float64, unless the given o and
+        lse cover more keys than k holds."""
         attention, sequences = attention_of(problem, options), sequences_of(problem, options)
         exact = inputs["o"].astype(np.float64), inputs["lse"].astype(np.float64)
         on_gpu = _gpu_pays(problem)
@@ -200,7 +200,7 @@ def _gpu_pays(problem: Problem) -> bool:
 
 
 def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ...]:
-    """The location of a problem's sequences, which are cut to the problem's lengths."""
+    """The location of a problem's sequences, each cut off at the problem's lengths."""
     lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
     if lens_q is None or lens_k is None:
         return tuple(
@@ -219,9 +219,9 @@ def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ..
 
 
 def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Problem:
-    """The problem with its grouped heads repeated until dq has enough elements, and dk and dv too,
-    if they are requested. dk and dv may be much smaller than dq, which gets at most MOST_REPEATED
-    elements."""
+    """The problem with its grouped heads repeated until dq and, if requested, dk and dv have enough
+    elements. Since dk and dv may be much smaller than dq, repetition stops when dq would have more
+    than MOST_REPEATED elements."""
     problem = repeated_over_heads(problem, options.get("lens_q"))
     if {"dk", "dv"} <= set(options.get("unneeded", ())):
         return problem
@@ -310,7 +310,8 @@ def _longer(array: np.ndarray, rows: int) -> np.ndarray:
 def _spoil_neighbours(
     drawn: Mapping[str, np.ndarray], sequences: tuple[Rows, ...], rng: np.random.Generator
 ) -> None:
-    """Fill do, q, k and v of some heads of each sequence with values that must not leak out."""
+    """Fill do, q, k and v of some heads of each sequence with NaN or inf, which must not affect
+    other heads."""
     heads_k = drawn["k"].shape[-2]
     group = drawn["q"].shape[-2] // heads_k
     for i, rows in enumerate(sequences):
@@ -329,7 +330,7 @@ def _poison(
     keep_do: bool,
 ) -> None:
     """Put NaN, inf and the largest numbers into the rows that belong to no sequence, and NaN into
-    do where a row sees no key. keep_do leaves do unchanged, since o is not 0 there."""
+    do where a row sees no key. keep_do: leave do unchanged, since o of such rows is not 0."""
     worst = np.array([math.nan, math.inf, float(ml_dtypes.finfo(drawn["q"].dtype).max)])
     outside = {name: np.ones(drawn[name].shape[:-2], bool) for name in ("q", "k")}
     for rows in sequences:
@@ -353,9 +354,9 @@ def _forward(
     more: tuple[np.ndarray, np.ndarray] | None,
     on_gpu: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """o and lse in float64; NaN in rows of no sequence.
+    """o and lse in float64; NaN in rows that belong to no sequence.
 
-    ``more`` has keys and values, (1, keys, heads_k, d), that every row also sees.
+    ``more``: further keys and values, (1, keys, heads_k, d), that every row sees.
     """
     q, sinks = inputs["q"], inputs.get("sinks")
     statistics = (*q.shape[:-3], q.shape[-2], q.shape[-3])

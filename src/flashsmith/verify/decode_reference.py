@@ -32,7 +32,7 @@ ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
 # Kernels split keys at multiples of a power of two.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
-# Elements of K that are held in float64 at once, for at least one head: 128 MiB.
+# Limit of elements of K that are held in float64 at one time (128 MiB), if one head has fewer.
 MOST_EXPANDED = 1 << 24
 # The number of pages that belong to no sequence, and the values of unused page-table entries.
 _SPARE_PAGES = 3
@@ -57,10 +57,10 @@ class DecodeReference(OperationReference):
       appended ones; the longest is the problem's seq_k.
     - ``append``: whether k and v are appended first. ``rotary``: '' or the style of the rotation of
       k and q, 'halves' or 'interleaved'. ``rotary_half``: the number of pairs (None: d / 2).
-    - ``sinks``: whether there are any. ``capacity``: keys, or pages, beyond what the longest
-      sequence needs.
+    - ``sinks``: whether the call has sinks. ``capacity``: the number of keys, or pages, that the
+      longest sequence does not need.
     - ``layout``: the caches' layout on the host: 'dense', 'interleaved' (k and v in one tensor) or
-      'heads first' (different strides for each, and for the appended k and v).
+      'heads first' (k and v have different strides, as do the appended k and v).
 
     Slots beyond the lengths, unassigned pages and the rest of last pages hold NaN. Sequences share
     pages of equal beginnings, and pages are in random order.
@@ -88,10 +88,10 @@ class DecodeReference(OperationReference):
         split: str | None = None,
         **asked: Any,
     ) -> dict[str, Any]:
-        """The options; ``asked`` is for options_by_limits(). Lengths that are not given are drawn:
+        """The options; options_by_limits() takes ``asked``. Lengths that are not given are drawn:
         some are 0 and 1, and some are next to the boundaries of pages and of parts.
 
-        Raises ArgumentError for options that do not make a call.
+        Raises ArgumentError for options that are not valid for a call.
         """
         for name, value, allowed in (("rotary", rotary, ROTARY), ("layout", layout, LAYOUTS)):
             if value not in allowed:
@@ -185,8 +185,8 @@ class DecodeReference(OperationReference):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> ProofCase:
-        """One proof of ``cfg``'s kernel: the problem with its grouped heads repeated until it has
-        enough outputs, and the semantics for which the kernel is compiled."""
+        """One proof of ``cfg``'s kernel: the problem, with the semantics for which the kernel is
+        compiled and with grouped heads repeated until there are enough outputs."""
         options = self.options(problem, seed=seed, **options)
         problem = repeated_over_heads(problem, queries_of(problem, options))
         frozen = tuple(sorted(options.items()))
@@ -197,7 +197,7 @@ class DecodeReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run the kernel on copies of the caches, since it may append to them."""
+        """Run the kernel on copies of the caches, since the kernel may append to them."""
         inputs = dict(case.inputs)
         layout = case.options.get("layout", LAYOUTS[0])
         inputs["k_cache"], inputs["v_cache"] = laid_out(
@@ -218,8 +218,8 @@ class DecodeReference(OperationReference):
     def compare(
         self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
-        """The forward pass's rule for o and the LSE; caches must be bitwise equal. A case that
-        another reference made is judged by the rule for any operation."""
+        """The forward pass's rule applies to o and the LSE; caches must be bitwise equal. A case
+        that another reference made is judged by OperationReference.compare()."""
         if not isinstance(case.expected, _Expected):
             return super().compare(kernel, case, outputs)
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
@@ -257,7 +257,8 @@ def _first(wrong: np.ndarray) -> tuple[int, ...]:
 
 
 def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
-    """The first row of o (of all sequences' rows) that breaks the rule, else the worst one."""
+    """The first element of o (rows of all sequences) that breaks the rule, else the element with
+    the largest error."""
     with np.errstate(invalid="ignore"):
         error = np.abs(o.astype(np.float64) - exact)
     wrong = (error > bound) | (np.isfinite(error) != np.isfinite(exact))
@@ -275,7 +276,8 @@ def queries_of(problem: Problem, options: Mapping[str, Any]) -> Lens:
 
 
 def _lengths(problem: Problem, draw: random.Random) -> Lens:
-    """Keys of each sequence: the longest at a random place, others at lengths prone to errors."""
+    """The number of keys of each sequence: the longest at a random place, and other lengths at
+    which errors are likely."""
     longest, steps = problem.seq_k, []
     step = _SMALLEST_STEP
     while step <= min(longest, _LARGEST_STEP):
@@ -348,7 +350,7 @@ def _draw_table(
 ) -> tuple[np.ndarray, int]:
     """A page table for sequences of these lengths, and the number of pages.
 
-    Sequences share whole pages at their beginnings, whose contents are made equal.
+    Sequences share whole pages at their beginnings; the contents of these are made equal.
     """
     batch = len(lens_k)
     used = [-(-keys // page) for keys in lens_k]
@@ -394,8 +396,9 @@ def read_keys(
 def laid_out(
     k_cache: np.ndarray, v_cache: np.ndarray, layout: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Copies of dense caches in the memory layout ``layout``, surrounded by NaN. With heads first
-    each has different strides, V's smaller than K's: with K's, V would extend beyond its memory."""
+    """Copies of dense caches in the memory layout ``layout``, surrounded by NaN. With 'heads
+    first', V has smaller strides than K, so that a kernel that uses K's strides for V leaves V's
+    memory."""
     if layout == "interleaved":
         both = np.stack((k_cache, v_cache), axis=1)
         return both[:, 0], both[:, 1]
@@ -407,8 +410,8 @@ def laid_out(
 
 
 def _apart(array: np.ndarray, gap: int) -> np.ndarray:
-    """A copy surrounded by NaN: inner dimensions have ``gap`` more heads or rows, and rows have
-    elements for ``gap`` more vectors between them. The first dimension has no gap."""
+    """A copy surrounded by NaN: the inner dimensions have ``gap`` more heads or rows, and 8 x
+    ``gap`` elements lie between rows. The first dimension has no gap."""
     first, *middle, d = array.shape
     whole = np.full((first, *(n + gap for n in middle), d + 8 * gap), np.nan, array.dtype)
     inside = whole[tuple(map(slice, array.shape))]
@@ -422,8 +425,8 @@ def _apart(array: np.ndarray, gap: int) -> np.ndarray:
 def rotated(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """x (rows, heads, d) with its first pairs rotated by the angles of each row's position: fp32
-    products and sums, rounded once."""
+    """x (rows, heads, d) with its first pairs rotated by the angles of each row's position.
+    Products and sums are fp32, and only the result is rounded to the dtype of x."""
     half = cos.shape[1]
     x1, x2 = slice(0, half), slice(half, 2 * half)
     if interleaved:
@@ -443,8 +446,8 @@ def expected_of(
     on_gpu: bool = False,
 ) -> _Expected:
     """The expected outputs for inputs with valid lengths and page tables. Caches to which nothing
-    is appended are the inputs themselves. The keys of one sequence, or of a few heads of a long
-    one, are read and expanded at once."""
+    is appended are the inputs themselves. Keys are read and expanded for one sequence at a time, or
+    for a few heads of a long sequence."""
     lens_q, table = queries_of(problem, options), inputs.get("page_table")
     caches = {name: inputs[f"{name}_cache"] for name in "kv"}
     new = {
@@ -484,7 +487,8 @@ def expected_of(
 
 
 def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
-    """Heads of the cache whose keys are expanded at once, with the heads of q that share them."""
+    """The heads of the cache whose keys are expanded together, and the heads of q that share them,
+    block by block."""
     group = problem.heads_q // problem.heads_k
     step = max(1, MOST_EXPANDED // max(1, keys * problem.d))
     for first in range(0, problem.heads_k, step):
@@ -493,7 +497,7 @@ def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
 
 
 class _Found:
-    """References assembled from those of sequences and heads, packed."""
+    """Packed references, assembled from the references of single sequences and heads."""
 
     def __init__(self, q: np.ndarray, heads_q: int) -> None:
         self.o, self.same = np.empty(q.shape), np.empty_like(q)

@@ -16,7 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# Bytes of scores held at once: rows are processed in blocks, so that long sequences fit in memory.
+# Limit of the bytes of scores that are held at one time. Rows are processed in blocks, so that long
+# sequences fit in memory.
 SCORE_BYTES = 64 << 20
 SCORE_BYTES_ON_GPU = 256 << 20
 # Below this number of scores, NumPy takes less time than importing PyTorch.
@@ -48,7 +49,7 @@ class NumpyEngine:
     @contextmanager
     def exactly(self) -> Iterator[None]:
         """Full precision inside the block, without warnings about non-finite values."""
-        # log(0) is the LSE of a row that sees nothing, and inputs may hold NaN and inf.
+        # The LSE of a row that sees no key is log(0), and inputs may hold NaN and inf.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             yield
 
@@ -66,7 +67,7 @@ class NumpyEngine:
         bits &= _BITS_OF_FP32
 
     def power_of_two(self, array: np.ndarray) -> np.ndarray:
-        """The largest power of two within each float64 number's magnitude: 0 for 0."""
+        """For each float64 number, the largest power of two up to its magnitude; 0 for 0."""
         powers: np.ndarray = (array.view(np.int64) & _EXPONENT_OF_FLOAT64).view(np.float64)
         return powers
 

@@ -38,8 +38,9 @@ class _Expected(NamedTuple):
 
 class ForwardReference(OperationReference):
     """Attention. The options are ``causal``, ``window``, ``softcap``, ``scale``, ``lens_q`` and
-    ``lens_k`` as in prove(), ``ranges`` for partial attention, ``sinks`` (whether there are any)
-    and ``row_max`` (whether to return it). Keys outside ``ranges`` are NaN."""
+    ``lens_k`` as in describe_problem(), ``ranges`` for partial attention, ``sinks`` (whether the
+    call has sinks) and ``row_max`` (whether to return row maxima). Keys outside ``ranges`` are
+    NaN."""
 
     kinds = INPUT_KINDS
 
@@ -89,9 +90,9 @@ class ForwardReference(OperationReference):
     ) -> ProofCase:
         """The case of some rows of a problem, whose output is (rows, heads, d).
 
-        ``parts`` are q (rows, heads, d), and k and v (keys, heads_k, d), which end at the last key
-        that the last row may see. They are consumed one at a time, so an iterator may copy each to
-        the host when needed.
+        Each of ``parts`` has q (rows, heads, d), and k and v (keys, heads_k, d), which end at the
+        last key that the last row may see. Only one part is used at a time, so an iterator may copy
+        each to the host when needed.
         """
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         references = joined(
@@ -102,7 +103,8 @@ class ForwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """Computed separately from case(), whose references a set of configs shares."""
+        """The expected outputs, computed without the cache of case(), whose references a set of
+        configs shares."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         q, k, v = (inputs[name] for name in "qkv")
         found = references_of(attention, q, k, v, inputs.get("sinks"))
@@ -114,7 +116,7 @@ class ForwardReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run run_forward, as a caller's call does."""
+        """Run the kernel by run_forward(), as a user's call does."""
         attention: Attention = case.expected.attention
         packed: dict[str, Any] = {}
         if attention.lens_q is not None and attention.lens_k is not None:
@@ -177,7 +179,7 @@ def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.nda
 
 
 def semantics_of(attention: Attention) -> Semantics:
-    """The semantics to compile for, regardless of lengths."""
+    """The semantics to compile for, if lengths do not matter."""
     packed, partial = attention.packed, attention.ranges is not None
     mask = check_mask(attention.causal, attention.window).kind
     return Semantics(mask, attention.softcap > 0, packed, packed or partial, partial)
@@ -192,7 +194,7 @@ def check_lens(lens_q: Lens, lens_k: Lens) -> None:
 
 
 def repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
-    """The problem with its grouped heads repeated until it has enough outputs."""
+    """The problem with its grouped heads repeated until there are enough outputs."""
     rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
     heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d)
     repeats = heads // problem.heads_q

@@ -21,7 +21,8 @@ from flashsmith.verify.tolerance import (
     expected_outputs,
 )
 
-# Half a step of the numbers below 1: the relative error of a product with o or do rounded to dtype.
+# Half the distance of neighbouring numbers from 1 to 2: the largest relative error of a product
+# whose o or do is rounded to the dtype.
 UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 
 
@@ -29,10 +30,10 @@ UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 class ExpectedGradients(ExpectedOutputs):
     """The expected gradients by name.
 
-    ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that may be
-    NaN or inf though they are finite. ``idle``: elements to which nothing is added, which must be
-    0. ``sinks_size``: per head, the sum of exp(sink - lse) sum |do o| over the rows. ``recompute``
-    computes ``further``.
+    ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that a kernel
+    may return as NaN or inf though ``exact`` is finite. ``idle``: elements to which nothing is
+    added, which must be 0. ``sinks_size``: per head, the sum of exp(sink - lse) sum |do o| over the
+    rows. ``recompute`` computes the result of ``further``.
     """
 
     tainted: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -42,8 +43,9 @@ class ExpectedGradients(ExpectedOutputs):
 
     @cached_property
     def further(self) -> ExpectedGradients:
-        """The gradients with a further summation order in ``rounded``, which takes longer: for each
-        element the order with the largest error. Without ``recompute`` the object itself."""
+        """The gradients whose ``rounded`` also considers a further summation order, which takes
+        longer to compute: each element has the value of the order with the largest error. Without
+        ``recompute``, the object itself."""
         return self if self.recompute is None else self.recompute()
 
     @classmethod
@@ -80,18 +82,19 @@ def compare_gradients(
 ) -> Comparison:
     """Judge every expected gradient.
 
-    The rule for each of dq, dk and dv: the largest error is at most twice that of the rounded
-    reference plus 1e-5 max(1, largest reference). The relative L2 error is at most 1e-3 (fp16) or
-    5e-3 (bf16), or the error's norm is at most twice the rounded reference's plus 1e-5
-    sqrt(elements). The norm matters if every row sees one key, since dq and dk are then 0.
+    The rule for each of dq, dk and dv: the largest error is at most twice the rounded reference's
+    largest error plus 1e-5 max(1, largest reference). The relative L2 error is at most 1e-3 (fp16)
+    or 5e-3 (bf16), or the norm of the error is at most twice the norm of the rounded reference's
+    error plus 1e-5 sqrt(elements). The norm matters if every row sees one key, since dq and dk are
+    then 0.
 
-    Elements to which nothing is added must be 0. NaN and inf must be where no kernel can avoid
-    them; they may be where the rounded reference has them, or if the sequence itself has one.
+    Elements to which nothing is added must be 0. NaN and inf are required where no kernel can avoid
+    them. They are allowed where the rounded reference has them, or if the sequence itself has some.
 
     dsinks must be within u sum of exp(sink - lse) sum |do o| over the rows, plus 1e-5, where u is
     2^-11 (fp16) or 2^-8 (bf16). A failure is judged again with ``expected.further``.
 
-    The figures are those of the gradient with the largest error relative to its bound.
+    The returned figures are for the gradient whose error is largest relative to its bound.
 
     Raises ArgumentError if a gradient is missing or has another shape than expected.
     """
@@ -116,7 +119,8 @@ def _check_gradient(
     exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
     lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
     misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
-    # Where the reference's rounding overflows, another summation order may not; it is not checked.
+    # Elements at which the rounded reference overflows are not checked, since another summation
+    # order may not overflow.
     checked = np.isfinite(got) & ~lost & np.isfinite(rounded)
     error = np.where(checked, np.abs(got - exact), 0.0)
     honest = np.where(np.isfinite(rounded) & ~lost, np.abs(rounded - exact), 0.0)
@@ -150,7 +154,7 @@ def _check_sinks(
     exact, rounded = expected.exact[name], expected.rounded[name]
     bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + MAX_ERROR_SLACK
     finite = np.isfinite(exact)
-    # Non-finite values are only checked for being non-finite.
+    # Of NaN and inf, only the place is checked, not which of them a kernel returns.
     misplaced = np.where(np.isfinite(got), ~finite, finite & np.isfinite(rounded))
     error = np.where(finite & np.isfinite(got), np.abs(got - exact), 0.0)
     wrong = misplaced | (error > np.where(finite, bounds, math.inf))

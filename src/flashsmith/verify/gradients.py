@@ -15,14 +15,14 @@ from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.engine import Engine, engine_for
 from flashsmith.verify.gradient_tolerance import ExpectedGradients
 
-# Numbers above this share of a dtype's largest may round to inf in one summation order and not in
-# another.
+# Numbers above this share of a dtype's largest number may round to inf in one summation order but
+# not in another.
 NEARLY_TOO_LARGE = 0.99
 LOG2_E = math.log2(math.e)
-# The number of products that a tensor core adds to a sum at once: 8 on sm_80, 16 on sm_90.
+# The number of products that a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
 TENSOR_CORE_PRODUCTS = 8
-# For sm_90: the number of products, and the smallest bit kept of each, relative to the largest
-# power of two among them and the previous sum.
+# For sm_90: the number of products, and the smallest bit that is kept of each product, relative to
+# the largest power of two in the products and the previous sum.
 ALIGNED_PRODUCTS = 16
 ALIGNED_BIT = 2.0**-25
 # The number of arrays of a block's scores that exist at the same time.
@@ -30,8 +30,8 @@ _ARRAYS_OF_SCORES = 8
 
 
 class Rows(NamedTuple):
-    """The location of one sequence's rows. ``batch`` is its number in (batch, seq, heads, d)
-    tensors, and None in packed (total, heads, d) ones."""
+    """The location of one sequence's rows. ``batch`` is the sequence's number in tensors of shape
+    (batch, seq, heads, d), and None in packed tensors, (total, heads, d)."""
 
     batch: int | None
     q: slice
@@ -68,20 +68,20 @@ def compute_gradients(
     dsinks = -sum of exp(sink - lse) D over all rows. Heads that share a key head are summed.
 
     The exact gradients are float64, from ``exact_o`` and ``exact_lse``, which may cover more keys
-    than k holds. The rounded ones use the o and lse among the inputs, which a kernel reads. P and
-    dS are rounded to the dtype, sums and D are fp32, and the result is rounded once unless
-    ``unrounded``. Scores are converted to base 2 by constants rounded to fp32.
+    than k holds. The rounded gradients use the o and lse among the inputs, which a kernel reads. P
+    and dS are rounded to the dtype, sums and D are fp32, and the result is rounded to the dtype
+    unless ``unrounded``. Scores are converted to base 2 by constants rounded to fp32.
 
     Scores and dP are summed in two ways: as tensor cores do, which truncate each sum of 8 products
     to fp32, and with rounding in another order. For each element the result with the larger error
     counts, since over few rows the error of one order may be small by chance.
 
-    ``aligned`` adds a third way, in which each product is truncated before the sum, as on sm_90. It
-    takes ten operations per product, so ``ExpectedGradients.further`` does it only for a kernel
-    that is wrong without it.
+    ``aligned`` adds a third way, in which each product is truncated before the sum, as on sm_90.
+    This way takes ten operations per product, so ``ExpectedGradients.further`` uses it only if a
+    kernel is wrong by the two other ways.
 
-    A row that sees no key, or whose lse is -inf, contributes nothing to dq, dk and dv, whatever do
-    and q hold there. Where o is 0, do does not count in D. An lse of -inf is read as +inf.
+    A row that sees no key, or whose lse is -inf, contributes nothing to dq, dk and dv, even if do
+    or q is NaN in this row. Where o is 0, do does not count in D. An lse of -inf is read as +inf.
     """
     dtype = inputs["q"].dtype
     engine = engine_for(on_gpu)
@@ -138,7 +138,7 @@ def _enter(
 
 
 def _further_off(exact: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Elementwise, the value that is further from exact, or not finite."""
+    """For each element, the value that is further from ``exact``, or that is not finite."""
     further = np.abs(other - exact) > np.abs(one - exact)
     return np.where(further | ~np.isfinite(other), other, one)
 
@@ -148,18 +148,19 @@ def _largest(dtype: np.dtype) -> float:
 
 
 # --- a b in fp32, a (..., rows, d) and b (..., d, keys) -------------------------------------------
-# Where dP and D cancel, as for a row that sees one key, only the errors of these sums remain.
+# If dP and D cancel, as for a row that sees one key, only the errors of these products remain.
 
 _Product = Callable[[Engine, Any, Any], Any]
 
 
 def _plain_product(engine: Engine, a: Any, b: Any) -> Any:
-    """The product by sums that round, in the library's order."""
+    """The product, with rounded sums in the library's order."""
     return a @ b
 
 
 def _cut_product(engine: Engine, a: Any, b: Any) -> Any:
-    """The product as tensor cores sum: each sum of some products is truncated to fp32."""
+    """The product as tensor cores compute it: after every TENSOR_CORE_PRODUCTS products the sum is
+    truncated to fp32."""
     a, b = engine.cast(a, "float64"), engine.cast(b, "float64")
     products = TENSOR_CORE_PRODUCTS
     sums = a[..., :products] @ b[..., :products, :]
@@ -172,8 +173,8 @@ def _cut_product(engine: Engine, a: Any, b: Any) -> Any:
 
 
 def _aligned_product(engine: Engine, a: Any, b: Any) -> Any:
-    """The product as sm_90's tensor cores sum: each of 16 products and the previous sum is
-    truncated at a common bit, then their sum is truncated to fp32."""
+    """The product as sm_90's tensor cores compute it: 16 products and the previous sum are each
+    truncated at a common bit, then the sum of all is truncated to fp32."""
     xp = engine.xp
     a, b = engine.cast(a, "float64"), engine.cast(b, "float64")
     exact = a @ b
@@ -197,7 +198,7 @@ class _Sequence:
     """One sequence's gradients in one precision, a block of rows at a time.
 
     Query heads that share a key head get a separate dimension: arrays are (heads_k, group, rows,
-    keys or d), and those of k and v have a group of 1.
+    keys or d), and for k and v the group is 1.
     """
 
     def __init__(
@@ -263,8 +264,9 @@ class _Sequence:
         return self.engine.to_device(np.zeros(shape, self.precision))
 
     def _find_nonfinite(self) -> None:
-        """Mark the gradients that a kernel may return as NaN or inf because the sequence holds such
-        a value: dq because of a masked key that a row loads, dk and dv because of a row."""
+        """Mark the gradients that a kernel may return as NaN or inf because the inputs of the
+        sequence hold NaN or inf: dq because of a masked key that a row loads, dk and dv because of
+        a row."""
         xp = self.engine.xp
         keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
         rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))
@@ -272,7 +274,7 @@ class _Sequence:
         if self.dlse is not None:
             lse = lse | ~xp.isfinite(self.dlse)
         rows = (rows | lse) & self.alive
-        # Rows whose lse is -inf though they see keys: a kernel multiplies their values by 0.
+        # Rows whose lse is -inf though they see keys: a kernel multiplies the rows' values by 0.
         lost = self.engine.to_device(self.seeing) & ~self.alive
         lost_bad = lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do))
         self.taints["dq"] |= self.engine.to_host(lost_bad)
@@ -358,8 +360,8 @@ class _Sequence:
 
     def _exponents(self, scores: Any, factor: float, lse: Any) -> Any:
         """The exponents of P in base 2. Kernels compute score x factor log2(e) - log2(e) lse in one
-        fma, with both constants rounded to fp32: for scores of thousands that is most of P's
-        error."""
+        fma, with both constants rounded to fp32. For scores of thousands, this rounding causes most
+        of P's error."""
         if self.precision == "float64":
             return (scores * factor - lse) * LOG2_E
         cast, log2_e = self.engine.cast, np.float32(LOG2_E)
@@ -368,7 +370,7 @@ class _Sequence:
         return cast(exponents, self.precision)
 
     def _row_sums(self, rows: slice, do: Any) -> Any:
-        """D: rowsum(do o) - dlse, in which elements with o = 0 do not count."""
+        """D = rowsum(do o) - dlse; elements with o = 0 do not count."""
         xp, o = self.engine.xp, self.o[:, :, rows]
         sums = xp.sum(xp.where(o == 0.0, 0.0, do * o), axis=-1, keepdims=True)
         return sums if self.dlse is None else sums - self.dlse[:, :, rows]
@@ -380,7 +382,8 @@ class _Sequence:
     def _certainly_nonfinite(
         self, weights: Any, d_scores: Any, seen: Any, do: Any
     ) -> tuple[Any, Any, Any]:
-        """Rows of dq, and of the block's dk and dv, that no kernel can return as finite."""
+        """The rows of dq, and of the block's dk and dv, for which no kernel can return finite
+        values."""
         xp, cast = self.engine.xp, self.engine.cast
         bad = ~xp.isfinite(d_scores)
         of_dq = xp.any(bad, axis=-1)[..., None]
@@ -411,11 +414,12 @@ class _Sequence:
         return self._rows_first(self.engine.to_host(getattr(self, name)))
 
     def tainted(self, name: str) -> np.ndarray:
-        """The elements that may be NaN or inf though they are finite here: (rows, heads, 1)."""
+        """The elements that a kernel may return as NaN or inf though they are finite here: (rows,
+        heads, 1)."""
         return self._rows_first(self.taints[name])
 
     def idle(self, name: str) -> np.ndarray:
-        """Where nothing is summed, (rows, 1, 1): rows without keys, keys without rows."""
+        """Where nothing is added, (rows, 1, 1): rows that see no key, or keys that no row sees."""
         return ~(self.seeing[:, 0] if name == "dq" else self.some_row_sees)[:, None, None]
 
     def _rows_first(self, array: np.ndarray) -> np.ndarray:

@@ -19,8 +19,8 @@ _EMPTY_SHARE, _ALL_EMPTY_SHARE = 0.2, 0.05
 
 
 class MergeReference(OperationReference):
-    """Parts whose LSEs differ by some nats, and some rows without keys. ``nonfinite`` has NaN and
-    infinities among outputs and LSEs, and NaN where a part has no key."""
+    """Parts whose LSEs differ by some nats, and some rows without keys. Inputs of the kind
+    ``nonfinite`` have NaN and infinities in outputs and LSEs, and NaN where a part has no key."""
 
     kinds = ("random", "nonfinite")
 

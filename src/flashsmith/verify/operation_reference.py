@@ -26,8 +26,8 @@ ToDevice = Callable[[np.ndarray], Any]
 class ProofCase:
     """One problem of a proof or a benchmark: its inputs and its expected outputs, with the verdict.
 
-    ``inputs`` are host arrays by the operation's names. ``expected`` is understood only by the
-    reference that made the case.
+    ``inputs`` are host arrays by the operation's names. Only the reference that made the case can
+    use ``expected``.
     """
 
     problem: Problem
@@ -62,13 +62,14 @@ class OperationReference(ABC):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected outputs: each in float64, never rounded, and from a plain implementation
-        that rounds where a kernel must."""
+        """The expected outputs, each in two versions: in float64, never rounded, and from a plain
+        implementation that rounds where a kernel must."""
 
     # --- optional ----------------------------------------------------------------------------
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        """The inputs of a kind, by name; by default standard normal numbers for every required one.
+        """The inputs of a kind, by name; by default, standard normal numbers for every required
+        input.
 
         Raises ArgumentError for an integer input, whose meaning only a subclass knows.
         """
@@ -88,7 +89,7 @@ class OperationReference(ABC):
         return drawn
 
     def options(self, problem: Problem, *, seed: int = 0, **asked: Any) -> dict[str, Any]:
-        """The options of a proof of ``problem``: those of ``asked`` that are not None or False.
+        """The options of a proof of ``problem``: the ``asked`` options that are not None or False.
 
         Raises ArgumentError for an option that the operation does not have.
         """
@@ -103,7 +104,7 @@ class OperationReference(ABC):
         return said
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a call among those of a proof, which may also describe its inputs."""
+        """The options of the call, out of a proof's options, some of which only describe inputs."""
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
@@ -120,8 +121,8 @@ class OperationReference(ABC):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> ProofCase:
-        """One proof of ``cfg``'s kernel: the problem with its heads repeated until MIN_OUTPUTS
-        outputs are compared, and the semantics for which the kernel is compiled.
+        """One proof of ``cfg``'s kernel: the problem, with the semantics for which the kernel is
+        compiled and with heads repeated until MIN_OUTPUTS outputs are compared.
 
         ``on_gpu``: whether a GPU may compute the expected outputs.
         """
@@ -144,7 +145,8 @@ class OperationReference(ABC):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run the kernel, with every output NaN before; ``how`` are run_operation's keywords."""
+        """Run the kernel after filling every output with NaN; ``how``: keywords of
+        run_operation()."""
         operation = case.problem.computed
         given = {name: to_device(array) for name, array in case.inputs.items()}
         return run_operation(
@@ -166,5 +168,5 @@ class OperationReference(ABC):
 
 
 def outputs_of(operation: Operation, problem: Problem) -> int:
-    """The number of elements of the first output, which a proof counts."""
+    """The number of elements of the first output; a proof needs at least MIN_OUTPUTS."""
     return math.prod(operation.shape(operation.outputs[0], problem))

@@ -23,12 +23,13 @@ def problem_options(
     """Values for everything that an attention problem's semantics leave open, as prove() takes
     them.
 
-    One packed sequence has the problem's lengths; the others' shorter ones are drawn from seed. So
-    are the key ranges of partial attention.
+    One packed sequence has the problem's lengths. Shorter lengths of the other sequences are drawn
+    from seed, as are the key ranges of partial attention.
 
     Args:
         problem: what the kernel computes; if packed, ``batch`` is the number of sequences.
-        window, softcap: None is the problem's typical one, if its semantics have one.
+        window, softcap: None is the problem's typical value, if its semantics have a window or a
+            softcap.
         sinks: whether every head has a sink logit.
         seed: for drawing the lengths.
 
@@ -69,10 +70,10 @@ def options_by_limits(
     right: int | None = None,
     **asked: Any,
 ) -> dict[str, Any]:
-    """The same for an operation whose options are a window's limits, ``left`` and ``right``, which
-    may be given as ``window``. ``causal`` must agree with the problem's semantics.
+    """problem_options() for an operation whose options are a window's limits, ``left`` and
+    ``right``, which may be given as ``window``. ``causal`` must agree with the problem's semantics.
 
-    Raises what problem_options() raises, and ArgumentError for another ``causal``.
+    Raises what problem_options() raises, and ArgumentError if ``causal`` does not agree.
     """
     if causal is not None and causal != problem.semantics.causal:
         raise ArgumentError(
@@ -98,7 +99,7 @@ def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
 
 
 def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with an effect: a window's limit of 0 has one, no other 0 does."""
+    """The options that have an effect. A 0 has none, unless it is a limit of a window."""
     return {
         name: value
         for name, value in options.items()
@@ -107,8 +108,8 @@ def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn_ranges(batch: int, rows: int, longest: int, draw: random.Random) -> Ranges:
-    """Key ranges of each sequence, at most ``longest`` of ``rows``; they may overlap. The first
-    sequence has all keys, and of several sequences one has none."""
+    """A range of keys for each sequence, at most ``longest`` of ``rows`` keys; ranges may overlap.
+    The first sequence has as many as possible, and the third sequence has none."""
     ranges = [(0, min(rows, longest))]
     for index in range(1, batch):
         begin = draw.randint(0, rows)

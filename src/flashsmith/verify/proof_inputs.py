@@ -1,4 +1,4 @@
-"""Seeded inputs for a proof: plain random ones, and ones that are hard for a softmax."""
+"""Seeded inputs for a proof: plain random inputs, and inputs that are hard for a softmax."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem
 from flashsmith.verify.attention_semantics import Attention, Lens
 
-# |scaled score| that 'large_scores' reaches; rounding to bf16 must not carry it over 1,000.
+# The largest |scaled score| of 'large_scores'; with rounding to bf16 it must not exceed 1,000.
 LARGE_SCORE = 990.0
-# How far the first tile's scaled scores are below (or above) the others'.
+# How far the first tile's scaled scores are below (or above) those of the other tiles.
 TILE_GAP = 200.0
 # Largest scaled score of 'far_scores'. From four times this value on, the largest probability,
 # which is exactly 1, is computed as 2^e with e the rounding error of the logit, and then rounded to
@@ -36,11 +36,11 @@ def check_seed(seed: int) -> None:
 class InputSpec:
     """Everything that determines a set of inputs; equal specs give equal bits.
 
-    ``heads`` are the query's; ``heads_k`` None means as many. ``first_tile`` is the kernel's B_c,
-    so that the running maximum moves exactly between two tiles. It is the number of leading keys
-    that two kinds of inputs lower or raise, and every key tile's size for a third. With ``lens_q``
-    and ``lens_k`` every sequence is drawn like a batch of one and packed after the previous one;
-    batch, seq_q and seq_k are then ignored.
+    ``heads``: the number of query heads; ``heads_k`` None means as many. ``first_tile`` is the
+    kernel's B_c, so that the running maximum moves exactly between two tiles. Two kinds of inputs
+    lower or raise the scores of this many leading keys, and a third kind raises scores from key
+    tile to key tile. With ``lens_q`` and ``lens_k`` every sequence is drawn like a batch of one
+    sequence and packed after the previous one; batch, seq_q and seq_k are then ignored.
     """
 
     kind: str
@@ -76,8 +76,8 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v of shape (batch, seq, heads, d), packed (total, heads, d), in the kernel's dtype;
-    ``sinks`` fp32, (heads), or None."""
+    """q, k and v of shape (batch, seq, heads, d) or, if packed, (total, heads, d), in the kernel's
+    dtype; ``sinks`` (heads,) in fp32, or None."""
 
     q: np.ndarray
     k: np.ndarray
@@ -109,7 +109,8 @@ def _normal(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Every row of q and k has the same norm, so scores are within +-LARGE_SCORE and reach both."""
+    """All rows of q and k have the same norm, so that scores are from -LARGE_SCORE to LARGE_SCORE
+    and reach both limits."""
     q, k, v = _normal(rng, spec)
     radius = math.sqrt(LARGE_SCORE / spec.scale)
     q *= radius / np.linalg.norm(q, axis=-1, keepdims=True)
@@ -134,13 +135,15 @@ def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
     q, k, v = _normal(rng, spec)
     k[:] = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=k.shape)
     chosen = rng.permutation(np.arange(spec.seq_q) % spec.seq_k)
-    # A code's product with itself is d, and with another rarely above d/2: of 60 nats, 30 remain.
+    # The product of a key with itself is d, and with another key rarely above d / 2. So the chosen
+    # key's score of 60 nats is mostly at least 30 nats above the others.
     q[:] = np.repeat(k[:, chosen], spec.group, axis=2) * (60.0 / (spec.scale * spec.d))
     return q, k, v
 
 
 def _shifted_first_tile(rng: np.random.Generator, spec: InputSpec, gap: float) -> Draw:
-    """All queries share a direction that the first tile's keys have and the later ones lack."""
+    """All queries have a common direction. Only the first tile's keys lie along it, or against it
+    if ``gap`` is negative."""
     q, k, v = _normal(rng, spec)
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
     direction /= math.sqrt(spec.d)
@@ -161,9 +164,10 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """A row's scores grow from key tile to key tile, the last tile first. They grow by 0.75 to 0.95
-    of log2(B_c / 16) octaves per tile. That is just too little for the sums so far to make a kernel
-    that rescales lazily take a new maximum, so only its bound on growth does.
+    """A row's scores grow from key tile to key tile, the last tile first, by 0.75 to 0.95 of
+    log2(B_c / 16) octaves per tile. A kernel that rescales lazily takes a new maximum if that
+    maximum has enough weight in the sums so far, or has grown too much. Here the weight is just too
+    small, so that only the bound on growth makes the kernel rescale.
     """
     q, k, v = _normal(rng, spec)
     tile = spec.first_tile
@@ -192,7 +196,8 @@ def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Scores of -inf for all keys from one on, which are visited first, and for half the others."""
+    """Scores of -inf for all keys from a drawn key on, which are visited first, and for half of the
+    other keys."""
     q, k, v = _normal(rng, spec)
     q[:] = np.abs(q) + 0.1
     lost = np.arange(spec.seq_k) >= spec.seq_k - rng.integers(1, spec.seq_k + 1)
@@ -211,7 +216,8 @@ def _huge(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _far_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """'one_hot' with scores up to FAR_SCORE: each row has one key, and fp32 holds every sum."""
+    """'one_hot' with scores up to FAR_SCORE: each row sees one key, and every sum is exact in
+    fp32."""
     q, k, v = _one_hot(rng, spec)
     largest = math.sqrt(FAR_SCORE / (spec.scale * spec.d))
     size = np.float32(2.0 ** min(14, math.floor(math.log2(largest))))  # fp16 reaches 2^15
@@ -240,8 +246,8 @@ TILE_KINDS = ("low_first_tile", "high_first_tile", "growing_maxima")
 def make_inputs(spec: InputSpec) -> Inputs:
     """Draw the inputs of ``spec``.
 
-    Raises ArgumentError for an unknown kind, and for a tile kind whose first tile is not a proper
-    part of the keys, since there would be no later tile to differ from.
+    Raises ArgumentError for an unknown kind, and for one of TILE_KINDS unless the keys extend
+    beyond the first tile, since there would be no later tile.
     """
     if spec.kind not in _DRAWS:
         raise ArgumentError(f"inputs={spec.kind!r}: allowed are {', '.join(INPUT_KINDS)}")
@@ -263,7 +269,8 @@ def make_inputs(spec: InputSpec) -> Inputs:
 
 
 def _amid_nan(array: np.ndarray, columns: int) -> np.ndarray:
-    """The array as part of a larger one of NaN, with more batches, rows, heads and ``columns``."""
+    """The array as a view into a larger array of NaN, which has one more batch, row and head, and
+    ``columns`` more columns."""
     more = (*(size + 1 for size in array.shape[:-1]), array.shape[-1] + columns)
     inside = tuple(slice(size) for size in array.shape)
     whole = np.full(more, math.nan, array.dtype)
@@ -282,14 +289,16 @@ def _sequences(spec: InputSpec) -> list[InputSpec]:
 
 
 def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """One dense problem's arrays in its dtype; for a packed one the batch dimension is dropped."""
-    # Without queries or keys there are no scores to arrange.
+    """One dense problem's arrays in its dtype; for a packed sequence, without the batch
+    dimension."""
+    # Without queries or keys there are no scores, so the kind does not matter.
     kind = spec.kind if spec.batch and spec.seq_q and spec.seq_k else "random"
     q, k, v = (array.astype(numpy_dtype(spec.dtype)) for array in _DRAWS[kind](rng, spec))
     return (q, k, v) if spec.lens_q is None else (q[0], k[0], v[0])
 
 
 def draw_sinks(spec: InputSpec) -> np.ndarray:
-    """A logit per head, fp32, about as large as a row's largest, so that both have weight."""
+    """An fp32 logit per head, about as large as a row's largest score, so that both have
+    weight."""
     rng = np.random.default_rng([spec.seed, spec.heads])
     return rng.normal(1.0, 2.0, spec.heads).astype(np.float32)

@@ -28,7 +28,8 @@ from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.tolerance import Comparison
 
 BACKENDS = ("emulator", "gpu")
-# Findings to show; one mistake in a kernel causes a finding at every instruction that it reaches.
+# At most this many findings are shown; one mistake in a kernel causes a finding at every
+# instruction that the mistake affects.
 _FINDINGS_SHOWN = 8
 # Option values without an effect.
 _NOT_SAID = (None, False, 0.0, NO_WINDOW)
@@ -45,9 +46,9 @@ _REFERENCES: dict[str, OperationReference] = {
 class Verdict(Comparison):
     """The result of a proof of one kernel on one problem: the comparison, and how it ran.
 
-    ``problem`` is what ran, including repeated heads, and ``meaning`` describes the computation.
-    ``findings`` are those of the emulator's checks, and ``emulation`` has its counts (None on a
-    GPU).
+    ``problem`` is the problem that ran, including repeated heads, and ``meaning`` describes the
+    computation. ``findings`` are the findings of the emulator's checks, and ``emulation`` has the
+    emulator's counts (None on a GPU).
     """
 
     config: KernelConfig
@@ -105,7 +106,7 @@ def prove(
     outputs with the operation's reference.
 
     Outputs are NaN before the launch. The heads of a problem with fewer than 4,096 outputs are
-    repeated until it has that many.
+    repeated until there are at least 4,096.
 
     Args:
         problem: what to compute; None builds it from ``described``, the keywords of
@@ -201,8 +202,8 @@ def describe_problem(
         seq, seq_k: query and key length; seq_k None means as long as seq.
         heads, heads_k: of q, and of k and v; heads_k None means as many.
         d: of the tensors; None is the config's d_head.
-        causal, window, softcap: as in ``forward``. A config of another operation accepts only those
-            among its options, and its reference defines their meaning.
+        causal, window, softcap: as in ``forward``. A config of another operation accepts only the
+            options that its operation has; the reference of the operation defines their meaning.
         scale: None is 1/sqrt(d).
         sinks: whether every head has a sink logit (drawn with the inputs).
         lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
@@ -212,7 +213,7 @@ def describe_problem(
         partial: whether only some of the keys are used, drawn from seed; sinks must then be False.
         seed: for anything that the operation draws in addition to inputs.
 
-    Raises ArgumentError for sizes that do not make a problem.
+    Raises ArgumentError for sizes that are not valid for a problem.
     """
     if lens_q is not None:
         lens_k = lens_q if lens_k is None else lens_k
@@ -259,7 +260,7 @@ def describe_problem(
 def reference_of(operation: Operation) -> OperationReference:
     """The reference for an operation's outputs: the package's, or the one that the operation names.
 
-    Raises ArgumentError if that cannot be loaded or is not an OperationReference.
+    Raises ArgumentError if the named reference cannot be loaded or is not an OperationReference.
     """
     known = _REFERENCES.get(operation.name)
     if known is None:

@@ -19,12 +19,13 @@ from flashsmith.verify.proof_inputs import Inputs, InputSpec, draw_sinks, make_i
 class References:
     """The two references of one problem.
 
-    ``o`` is float64, never rounded, of q's shape. ``lse`` is float64, a natural logarithm, and
-    ``row_max`` float64, the largest scaled and capped score; both are (batch, heads, seq_q), packed
-    (heads, total_q). ``same_precision`` is o as 16-bit arithmetic gives it, in the dtype.
+    ``o`` is float64, never rounded, of q's shape. ``lse`` is the natural log-sum-exp in float64,
+    and ``row_max`` the largest scaled and capped score in float64; both are (batch, heads, seq_q)
+    or, if packed, (heads, total_q). ``same_precision`` is o as 16-bit arithmetic gives it, in the
+    dtype.
 
     ``tainted`` marks elements of o that a kernel may return as NaN or inf though they are finite
-    here, because v holds such a value in a masked key that a kernel may load. None if there are no
+    here, because v holds NaN or inf for a masked key that a kernel may load. None if there are no
     such elements.
     """
 
@@ -57,7 +58,7 @@ def compute_references(
     inputs, weights rounded to the dtype before the product with v, fp32 sums, and o rounded. With
     ``ranges`` of the keys o is not rounded. A row that sees no key, or only scores of -inf, gives 0
     and an LSE of -inf, or of its head's sink. If a score is NaN or +inf, o and the LSE are NaN; the
-    row maximum is then +inf if some score is, else NaN.
+    row maximum is then +inf if some score is +inf, else NaN.
     ``on_gpu`` computes with PyTorch on the GPU; the arrays come from and return to the host.
     """
     attention = Attention(scale, causal, window, softcap, lens_q, lens_k, ranges)
@@ -108,7 +109,7 @@ def joined(references: Iterable[References]) -> References:
 
 
 def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
-    """The index in o of the rows ``block`` of a sequence, in its batch or its packed rows."""
+    """The index in o of the rows ``block`` of the sequence at ``at``."""
     (first,) = at
     if isinstance(first, int):
         return (first, block)
@@ -116,7 +117,7 @@ def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
 
 
 def _statistics(rows: tuple[int | slice, ...]) -> tuple[Any, ...]:
-    """The index of the same rows in the statistics, whose heads precede the rows."""
+    """The index of ``rows`` in the statistics, in which heads precede rows."""
     *batch, block = rows
     return (*batch, slice(None), block)
 
@@ -139,13 +140,13 @@ class _Sequence:
         self.all_finite = bool(engine.xp.isfinite(engine.cast(v, "float32")).all())
 
     def run(self, sinks: Any) -> Iterator[tuple[slice, Any, Any, Any, Any, Any]]:
-        """Yields (rows, o, same_precision, lse, row_max, tainted or None) on the host; o's are
-        (rows, heads, d)."""
+        """Yields (rows, o, same_precision, lse, row_max, tainted or None) on the host; o,
+        same_precision and tainted are (rows, heads, d)."""
         for block in self._blocks():
             first, end = self.attention.visible_keys(
                 np.arange(block.start, block.stop), self.seq_q, self.seq_k
             )
-            # Keys that no row of the block sees are left out of its products.
+            # Keys that no row of the block sees are left out of the block's products.
             keys = slice(int(first.min()), int(end.max()))
             seen = None
             if self.attention.masked:
@@ -173,7 +174,8 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of a sequence and the keys that they may see; ``seen`` is None if all see all."""
+    """Rows of a sequence and the keys that they may see; ``seen`` is None if every row sees all of
+    these keys."""
 
     sequence: _Sequence
     rows: slice
@@ -182,7 +184,7 @@ class _Block:
     sinks: Any
 
     def weighted(self, weights: Any, row_max: Any, precision: str) -> Any:
-        """The rows' weighted sums of v over visible keys; 0 for rows without a maximum."""
+        """The rows' weighted sums of v over visible keys; 0 where row_max is -inf."""
         engine = self.sequence.engine
         xp, values = engine.xp, engine.cast(self.sequence.v[:, :, self.keys], precision)
         if self.sequence.all_finite:
@@ -248,10 +250,11 @@ class _Block:
 
 
 def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[Any, Any]:
-    """exp(scores) divided by the row's sum, which includes the sink, and that sum's logarithm."""
+    """exp(scores) divided by the row's sum, which includes the sink, and the logarithm of this
+    sum."""
     xp = engine.xp
     top = row_max if sinks is None else xp.maximum(row_max, sinks)
-    # A row that sees nothing has no maximum. Equal scores of +inf have no weights, since inf - inf
+    # A row that sees no key has no maximum. The weights of scores of +inf are NaN, since inf - inf
     # is NaN.
     known = xp.isfinite(row_max) | (row_max == math.inf)
     base = xp.where(xp.isfinite(top), top, xp.where(known, row_max, xp.zeros_like(row_max)))
@@ -268,8 +271,8 @@ def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[
 def inputs_and_references(
     spec: InputSpec, attention: Attention | None = None, on_gpu: bool = False
 ) -> tuple[Inputs, References]:
-    """Inputs of ``spec`` and the references of ``attention`` for them; None is plain attention.
-    They are read-only and cached, because a set of configs shares them."""
+    """Inputs of ``spec`` and the references of ``attention`` (None: plain attention) for these
+    inputs. All arrays are read-only and cached, because a set of configs shares them."""
     inputs = _tensors(replace(spec, sinks=False))
     if spec.sinks:
         inputs = replace(inputs, sinks=draw_sinks(spec))

@@ -14,12 +14,13 @@ from flashsmith.families import DType, KernelConfig
 from flashsmith.verify.attention_semantics import Lens, offsets
 from flashsmith.verify.reference import References
 
-# An output's error may be twice that of a textbook kernel of the same precision, plus this.
+# An output's error is limited to this factor times the error of a textbook kernel of the same
+# precision, plus this slack.
 MAX_ERROR_FACTOR = 2.0
 MAX_ERROR_SLACK = 1e-5
 RELATIVE_L2_BOUND = {DType.FP16: 1e-3, DType.BF16: 5e-3}
 # The distance of neighbouring numbers close to 0. If a sink takes nearly all of a row's weight,
-# outputs are so small that rounding alone is many times RELATIVE_L2_BOUND.
+# outputs are so small that the error of rounding alone is many times RELATIVE_L2_BOUND.
 SMALLEST_STEP = {DType.FP16: 2.0**-24, DType.BF16: 2.0**-133}
 # The norm of a nearly zero reference is computed as if its elements had this magnitude.
 L2_FLOOR = 1e-6
@@ -38,9 +39,9 @@ class ErrorLocation:
     """One element of o or of a row's statistics, by problem and by kernel coordinates.
 
     ``batch`` is the sequence's number in the batch, and ``row`` counts within the sequence.
-    ``packed_row`` is the row of the packed tensor, None for dense ones. ``column`` is None for a
-    statistic, which ``what`` names. ``tile`` is the Q tile, and ``warp`` the warp of its CTA that
-    owns the row.
+    ``packed_row`` is the row of the packed tensor, None for dense tensors. ``column`` is None for a
+    statistic, which ``what`` names. ``tile`` is the Q tile, and ``warp`` the warp of the tile's CTA
+    that owns the row.
     """
 
     batch: int
@@ -121,7 +122,7 @@ class Comparison:
 
     @property
     def mismatch_share(self) -> float:
-        """Mismatching elements of o as a share of all; 0 if o is empty."""
+        """The share of mismatching elements of o; 0 if o is empty."""
         return self.mismatches / max(1, self.outputs)
 
 
@@ -204,13 +205,13 @@ def compare(
     heads, seq_q); with lens_q they are packed, (total, heads, d) and (heads, total). For other
     libraries' kernels only the dtype is known, and no mismatch is located.
 
-    NaN and inf must be where the float64 reference has them, or as the same-precision one has them,
-    for example NaN in place of inf. The latter happens where a weight rounds to 0 and v is inf, or
-    where o exceeds the dtype's range. A tainted output may be finite or not.
+    NaN and inf must be where the float64 reference or the same-precision reference has them. The
+    two differ, for example NaN in place of inf, where a weight rounds to 0 and v is inf, or where o
+    exceeds the dtype's range. A tainted output may be finite or not.
 
-    The largest error may be twice the same-precision reference's plus 1e-5. The relative L2 error
-    may be 1e-3 (fp16) or 5e-3 (bf16); it may be more if no output is off by more than the dtype's
-    smallest step. The statistics must be within 2^-13 + 1e-6 |value|.
+    The largest error is limited to twice the same-precision reference's largest error plus 1e-5.
+    The relative L2 error is limited to 1e-3 (fp16) or 5e-3 (bf16), unless no output is off by more
+    than the dtype's smallest step. The statistics must be within 2^-13 + 1e-6 |value|.
     """
     dtype = kernel if isinstance(kernel, DType) else kernel.dtype
     check = None if isinstance(kernel, DType) else _Mismatches(kernel, lens_q)
@@ -253,8 +254,8 @@ def compare_tensors(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedOutputs
 ) -> Comparison:
     """Judge every expected output by compare()'s rule for o with the bounds of ``dtype``; whole
-    numbers must be equal. The figures are those of the output with the largest error relative to
-    its bound.
+    numbers must be equal. The returned figures are for the output whose error is largest relative
+    to its bound.
 
     Raises ArgumentError if an output is missing or has another shape than expected.
     """
@@ -268,9 +269,9 @@ def compare_tensors(
 def expected_outputs(
     outputs: Mapping[str, np.ndarray], expected: ExpectedOutputs
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The expected outputs, by name.
+    """Those of ``outputs`` that are expected, by name.
 
-    Raises ArgumentError if one is missing or has another shape than expected.
+    Raises ArgumentError if an output is missing or has another shape than expected.
     """
     for name, exact in expected.exact.items():
         got = outputs.get(name)
@@ -288,8 +289,8 @@ def comparison_of(
     *,
     named: bool = True,
 ) -> Comparison:
-    """The joint comparison of several outputs, with the figures of the one with the largest error
-    relative to its bound. ``named``: whether reasons begin with an output's name."""
+    """The joint comparison of several outputs. The figures are for the output whose error is
+    largest relative to its bound. ``named``: whether reasons begin with an output's name."""
     reasons = tuple(
         f"{name}: {reason}" if named else reason
         for name, found in checked.items()
@@ -321,7 +322,7 @@ def comparison_of(
 
 class OutputVerdict(NamedTuple):
     """The verdict on one output. ``wrong`` marks the elements that break the rule; if only a norm
-    breaks it, ``wrong`` holds each element's error."""
+    breaks the rule, ``wrong`` holds each element's error instead."""
 
     reasons: tuple[str, ...]
     wrong: np.ndarray

@@ -13,9 +13,9 @@ from flashsmith.families.tile_work import TileWork
 class Estimate(NamedTuple):
     """The expected time of a call.
 
-    ms: the time of all launches. The others describe the main launch. ctas: CTAs of the problem.
-    resident: CTAs that an SM holds. waves: ctas over the CTAs that all SMs hold at once. rows: rows
-    of one CTA's tile. heads: the heads of q whose queries share these rows.
+    ms: the time of all launches. The other fields describe the main launch. ctas: the number of
+    CTAs. resident: CTAs per SM. waves: ctas divided by the CTAs that all SMs hold at once. rows:
+    rows of one CTA's tile. heads: how many heads of q share these rows.
     """
 
     ms: float

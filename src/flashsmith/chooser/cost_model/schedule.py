@@ -1,10 +1,11 @@
 """From one tile to a whole problem: the number of CTAs, their lengths, and which finish last.
 
-CTAs start in order, as many at a time as all SMs hold; this is a wave. If all have the same length,
-the last wave takes as long as a full one however few CTAs it has, except that fewer CTAs per SM run
-faster. The CTAs of a causal head differ, and the longest starts first, so that the others fill in
-behind it. At the end only the last head's longest CTA remains, or a few short ones if the longest
-of many heads start first. A CTA that computes several tiles counts as several.
+CTAs start in order. A wave is as many CTAs as all SMs hold at once. If all CTAs have the same
+length, a last wave of few CTAs takes as long as a full wave, except that fewer CTAs per SM run
+faster. The CTAs of a causal head differ in length, and the longest starts first, so that shorter
+ones fill the remaining time. At the end only the longest CTA of the last head still runs, or, if
+the longest CTAs of all heads start first, a few short CTAs. A CTA that computes several tiles
+counts as several CTAs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from flashsmith.families import Problem
 from flashsmith.families.split_keys import tiles_to_split
 from flashsmith.families.tile_work import TileWork
 
-# The work left at the end if the longest tiles start first, in units of the shortest one.
+# The work left at the end if the longest tiles start first, in units of the shortest tile.
 _TAIL = 3.0
 
 
 class CtaSchedule(NamedTuple):
-    """ctas: of the whole problem. waves: ctas over the CTAs that all SMs hold. cycles: in total."""
+    """ctas: the number of CTAs. waves: ctas divided by the CTAs that all SMs hold at once. cycles:
+    the time from the first CTA's start to the last CTA's end."""
 
     ctas: int
     waves: float
@@ -29,7 +31,7 @@ class CtaSchedule(NamedTuple):
 
 
 def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The schedule of the problem's CTAs on ``sm_count`` SMs; no CTA takes no time."""
+    """The schedule of the problem's CTAs on ``sm_count`` SMs; 0 cycles if there are no CTAs."""
     if work.of_keys:
         return _schedule_of_keys(work, problem, sm_count)
     group, tokens = work.group(problem), work.tokens(problem)
@@ -49,7 +51,7 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
             shares = mean / work.parts, -(-longest // work.parts)
             cycles = _uneven_cycles(part, *shares, ctas * work.parts, blocks * work.parts, sm_count)
         else:
-            # The last tiles are the shortest: the gain of splitting them is within the error.
+            # Only the last, shortest tiles are split, so the gain is within the model's error.
             cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
         if problem.window is not None:
@@ -82,9 +84,9 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSch
 
 
 def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:
-    """Steps of all blocks of keys of one head. As many queries see the last block as it has keys,
-    and each earlier block is visible to a block more, up to all queries. On average a block rounds
-    up by half a step."""
+    """The total steps of one head's blocks of keys. As many queries see the last block as the block
+    has keys. Each other block is visible to one block of queries more than the next block is, up to
+    all queries. Rounding up to whole steps adds about half a step per block."""
     growing = min(blocks, problem.seq_q // work.rows)
     seeing = work.rows * growing * (growing + 1) / 2
     rounded_up = growing * (work.keys - gcd(work.rows, work.keys)) / 2
@@ -92,7 +94,7 @@ def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest
 
 
 def _steps_of_window(rows: int, keys: int, left: int) -> int:
-    """Steps of a CTA whose rows all see `left` keys before their own position."""
+    """The number of steps of a CTA whose rows all see `left` keys before their own position."""
     return -(-(left + rows) // keys) + 1
 
 
@@ -120,11 +122,11 @@ def _uneven_cycles(
 
 
 def _causal_steps(rows: int, keys: int, problem: Problem, blocks: int) -> float:
-    """Steps of all blocks of `rows` rows of Q of one head.
+    """The total steps of one head's blocks of `rows` rows of Q.
 
-    Block i sees (i + 1) rows + seq_k - seq_q keys, none if that is negative, and the last block
-    sees all. Each block rounds up to whole steps, by the average remainder of the arithmetic
-    sequence.
+    Block i sees (i + 1) * rows + seq_k - seq_q keys, or none if this is negative, and the last
+    block sees all keys. Rounding up to whole steps adds the average remainder of the arithmetic
+    sequence per block.
     """
     beyond = problem.seq_k - problem.seq_q
     blind = max(0, -beyond) // rows

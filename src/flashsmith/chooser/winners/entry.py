@@ -23,17 +23,18 @@ from flashsmith.printable import quoted
 # The range of times in milliseconds and of TFLOP/s: wider than any measurement, and narrow enough
 # that all their products and ratios are finite.
 SMALLEST, LARGEST = 1e-12, 1e12
-# Configs that are kept of a ranking regardless of their shape.
+# Number of configs of a ranking that are kept whatever their shape.
 KEPT = 8
-# Configs of an entry in a file; the tuner keeps the best of every shape, a few dozen.
+# Limit of configs per entry in a file; the tuner keeps the best of every shape, a few dozen.
 MOST_RANKED = 1000
-# Characters of a name; several times the length of any config's.
+# Limit of characters of a name, several times the longest config's.
 MOST_CHARACTERS = 1000
 MOST_CHARACTERS_OF_A_TIME = 100
 
 
 def time_of(environment: Mapping[str, Any]) -> str:
-    """When an environment's figures were measured; '' if it has no short text for that."""
+    """When an environment's figures were measured; '' if the 'time' is missing or not a short
+    text."""
     time = environment.get("time")
     return time if is_name(time, MOST_CHARACTERS_OF_A_TIME) else ""
 
@@ -76,7 +77,7 @@ class RankedConfig:
 
     @property
     def time(self) -> str:
-        """When it was measured, ISO 8601; '' if unknown."""
+        """When the config was measured, ISO 8601; '' if unknown."""
         return time_of(self.environment)
 
 
@@ -84,7 +85,7 @@ class RankedConfig:
 class Entry:
     """One measured problem and its configs, at least one, fastest first.
 
-    A key is a bucket of many problems. The times are for one of them, which is kept here.
+    A key stands for a bucket of many problems. The times are for only one of these, ``problem``.
     """
 
     key: WinnerKey
@@ -102,7 +103,7 @@ class Entry:
 
     @property
     def time(self) -> str:
-        """When its newest figure was measured."""
+        """When the entry's newest figure was measured."""
         return max(one.time for one in self.ranked)
 
     @property
@@ -116,10 +117,10 @@ class Entry:
         return frozenset(one.family for one in self.ranked)
 
     def beside(self, older: Entry | None) -> Entry:
-        """This entry plus another's figures for the families that this entry lacks. The other entry
-        has the same place.
+        """This entry plus the figures of ``older``, an entry of the same place, for the families
+        that this entry lacks.
 
-        Measuring one family again does not affect the figures of another.
+        So measuring one family again does not affect the figures of other families.
         """
         if older is None or older.families <= self.families:
             return self
@@ -128,12 +129,13 @@ class Entry:
 
     @property
     def place(self) -> tuple[WinnerKey, tuple[int, int, int]]:
-        """The identity of an entry in a table; one bucket may hold 1536 and 2048."""
+        """The identity of an entry in a table. The key alone is not enough, since one bucket may
+        hold entries of lengths 1536 and 2048."""
         return self.key, self.sizes
 
 
 def by_time(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
-    """The configs, fastest first, each once with its best time."""
+    """The configs, fastest first; each is listed once, with its best time."""
     found: dict[tuple[str, str], RankedConfig] = {}
     for one in sorted(ranked, key=lambda r: r.ms):
         found.setdefault((one.family, one.config), one)
@@ -144,8 +146,8 @@ def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
     """The best KEPT configs of a ranking (fastest first) and the best of every tile shape, both of
     deterministic kernels and of others.
 
-    A shape that loses here wins where the CTAs per SM are more or fewer. A lookup for another size
-    compares the shapes again and must find them, as must a lookup for deterministic kernels.
+    A shape that loses here may win where there are more or fewer CTAs per SM. A lookup for another
+    size compares the shapes again and must find them, as must a lookup for deterministic kernels.
     """
     kept = list(ranked[:KEPT])
     shapes = {_shape(one) for one in kept}
@@ -178,8 +180,8 @@ def _shape(one: RankedConfig) -> tuple[object, ...]:
 
 
 def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
-    """The entry as it is stored in a file. The environments that it names are added to
-    ``environments``, which many figures share."""
+    """The entry as it is stored in a file. The entry's environments are added to ``environments``
+    and stored by name, since many figures share an environment."""
     ranked = []
     for one in entry.ranked:
         name = _short_digest(one.environment)

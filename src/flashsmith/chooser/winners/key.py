@@ -14,9 +14,9 @@ from flashsmith.operations import ProblemKind, parse_kind
 from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
 
-# Characters of a GPU, a dtype or a class; their names are far shorter.
+# Limit of characters of the name of a GPU, dtype or class; real names are far shorter.
 MOST_CHARACTERS_OF_A_NAME = 200
-# The largest size, which exceeds the product of two numbers in a problem's text.
+# The largest size allowed; a product of two numbers in a problem's text is smaller.
 LARGEST_NUMBER = 1 << 128
 
 
@@ -24,9 +24,9 @@ LARGEST_NUMBER = 1 << 128
 class WinnerKey:
     """One cell of the table; sizes are bucketed.
 
-    gpu: its name as gpu_name() gives it. arch: 90 is sm_90. dtype: 'fp16' or 'bf16'. d_head: the
-    head dimension compiled for. semantics: see kind_class(). seq_q, seq_k, batch_heads: buckets of
-    sizes_of().
+    gpu: the name that gpu_name() returns. arch: 90 is sm_90. dtype: 'fp16' or 'bf16'. d_head: the
+    head dimension for which the kernels are compiled. semantics: see kind_class(). seq_q, seq_k,
+    batch_heads: buckets of sizes_of().
 
     Raises:
         ValueError: a field has another type, a name is not printable or too long, a number is out
@@ -107,7 +107,7 @@ def sizes_of(problem: Problem) -> tuple[int, int, int]:
     """The sizes by which a problem's entry is found: rows of queries, keys, and batch x heads.
 
     Over a cache the query heads of a group are rows of one tile, so heads and rows are counted per
-    K/V head: 32 query heads over 8 or over 1 of them need tiles of different heights.
+    K/V head: 32 query heads need tiles of different heights with 8 K/V heads than with 1.
     """
     p = problem
     if p.operation == DECODE.name and p.heads_k:
@@ -117,7 +117,7 @@ def sizes_of(problem: Problem) -> tuple[int, int, int]:
 
 def kind_class(problem: Problem) -> str:
     """The class of what a problem computes, such as 'causal+packed', 'plain' or 'first_row'. It
-    omits `uneven`, which follows from lengths, and the page, on which kernels do not depend."""
+    omits `uneven`, which follows from lengths, and the page size, which does not affect kernels."""
     kind = replace(problem, page=0).kind
     words = [word for word in kind.split("+") if word != "uneven"]
     return "+".join(words) or "plain"
@@ -125,9 +125,9 @@ def kind_class(problem: Problem) -> str:
 
 @lru_cache(maxsize=64)
 def parse_class(text: str) -> ProblemKind:
-    """The kind that kind_class() wrote; it has no page.
+    """The kind of a text that kind_class() wrote, without a page size.
 
-    Raises ArgumentError if a word is unknown.
+    Raises ArgumentError if a word is unknown or gives a page size.
     """
     kind = parse_kind(text + "+uneven" if "packed" in text.split("+") else text)
     if kind.page:

@@ -2,20 +2,23 @@
 
 The distance of an entry is a sum, measured in octaves, that is, doublings of a size:
 
-- The sizes add |log2| of the ratio of seq_q, the same of seq_k, and half of that of batch x heads.
-- Other semantics add 3 for other gradients, 6 for packed, 8 for softcap and 10 for another mask (5
-  between causal and a window). The other dtype adds 4.
-- A window adds half an octave if it has twice as many keys. If the problem does not state its
-  window's size, an entry of one size adds 2.
-- Another GPU of the same architecture adds 20, or 1.5 if it has as many SMs. The octaves between
-  the numbers of SMs and between the L2 sizes are added, so that the most similar GPU comes first.
+- Sizes add the octaves between the values of seq_q and of seq_k, and half the octaves between the
+  values of batch x heads.
+- Different semantics add 3 for other gradients, 6 for packed, 8 for softcap and 10 for another mask
+  (5 between causal and a window). The other dtype adds 4.
+- A window of twice or half as many keys adds half an octave. If the problem does not state the size
+  of its window, an entry for a window of stated size adds 2.
+- Another GPU of the same architecture adds 20, or 1.5 if the number of SMs is equal. The octaves
+  between the numbers of SMs and between the L2 sizes are added, so that the most similar GPU comes
+  first.
 
-Sizes are those of the measured problem. Entries with exactly the problem's key come before all
-others. Operation, d_head and architecture must agree; whether only dq is needed must too, since
-other kernels compute that. The costs are so large that an entry of another class counts only if the
-problem's own class was not measured at all, or only far away. A GPU with as many SMs costs so
-little that a table of few problems does not hide its sister GPU's. On an H100, choices from the
-H200's table were at most 1.3% slower than the fastest of 16 kernels.
+An entry's sizes are those of its measured problem. Entries with exactly the problem's key come
+before all others. Operation, d_head and architecture must agree. So must the need for dq alone,
+which other kernels compute. The costs are so large that an entry of another class counts only if
+the problem's own class was measured not at all, or only at very different sizes. An equal number of
+SMs makes the cost so low that a GPU's own table of few problems does not hide the table of its
+sister GPU. On an H100, choices from the H200's table were at most 1.3% slower than the fastest of
+16 kernels.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class NearEntry(NamedTuple):
-    """An entry, its distance from the problem (octaves), and how it differs ('' if it does not).
+    """An entry, its distance from the problem (octaves), and how its kind differs ('' if it does
+    not).
 
     ``exact``: whether the entry has the problem's key.
     """
@@ -128,7 +132,8 @@ def _logs(sizes: LoggedSizes) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
-    """How a kind of entries differs from the problem's, in words, and the cost of that."""
+    """How a kind of entries differs from the problem's kind, in words, and the cost of this
+    difference."""
     kind_there, kind_here = parse_class(measured.semantics), parse_class(wanted.semantics)
     there, here = kind_there.semantics, kind_here.semantics
     differences = []

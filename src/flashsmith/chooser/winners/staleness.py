@@ -13,7 +13,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Family, family_named
 from flashsmith.pluralize import pluralize
 
-# Digits of the sources' hash that figures contain.
+# Number of digits of the sources' hash in figures.
 DIGITS = 12
 _PREFIX = "csrc "
 _HASH = re.compile(r"[0-9a-f]{1,64}")
@@ -28,17 +28,18 @@ def measured_sources(environment: Mapping[str, Any]) -> str:
 
 
 def is_of_other_sources(environment: Mapping[str, Any], family: str) -> bool:
-    """Whether a figure is known to be of other CUDA sources than the installed ones and of none
-    that compile to the same kernels. This includes every figure of a family that is not
-    installed."""
+    """Whether a figure's CUDA sources are known, differ from the installed ones, and are not known
+    to compile to the same kernels. Known sources of a family that is not installed always
+    differ."""
     measured, here = measured_sources(environment), _whole_hash(family)
     return bool(measured) and not (here and measured in _as_good_as(family, here))
 
 
 def remarks(entries: Iterable[Entry]) -> list[str]:
     """Remarks on entries whose best figure is of other CUDA sources. Such entries stay in use,
-    since most changes of the sources do not change which kernel is fastest. Several versions are
-    counted per family and not named, since a table accumulates many."""
+    since most changes of the sources do not change which kernel is fastest. If there are several
+    versions of the sources, these are counted per family and not named, since a table accumulates
+    many."""
     best = [entry.best for entry in entries]
     found = [one for one in best if is_of_other_sources(one.environment, one.family)]
     if not found:
@@ -84,12 +85,12 @@ def _whole_hash(family: str) -> str:
 
 @cache
 def _hash_of(family: Family) -> str:
-    # Keyed by the family, since another may later be registered under its name.
+    # The cache key is the Family, since another one may later be registered under its name.
     return source_hash(family.name)
 
 
 @cache
 def _as_good_as(family: str, here: str) -> frozenset[str]:
-    """Hashes of sources with the same kernels as ``here``: that hash and older ones."""
+    """Hashes of sources with the same kernels as ``here``: the hash ``here`` and older hashes."""
     older = (then for then, now in equivalent_sources().items() if now.get(family) == here)
     return frozenset(known[:DIGITS] for known in (here, tree_hash(), *older))

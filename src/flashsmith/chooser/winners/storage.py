@@ -27,7 +27,8 @@ def shipped_files() -> list[Path]:
 
 
 def user_table_path() -> Path | None:
-    """The user's table: FLASHSMITH_TABLE, else in the user's data folder; None without a home."""
+    """The user's table: FLASHSMITH_TABLE, else in the user's data folder; None if there is no home
+    folder."""
     chosen = env.TABLE.raw()
     if chosen is not None:
         path = Path(chosen)
@@ -37,13 +38,13 @@ def user_table_path() -> Path | None:
         return path
     try:
         folder = platformdirs.user_data_path("flashsmith", appauthor=False)
-    except RuntimeError:  # newer platformdirs; older ones return a relative path
+    except RuntimeError:  # newer platformdirs; older versions return a relative path
         return None
     return folder / FILE_NAME if folder.is_absolute() else None
 
 
 def require_user_table_path() -> Path:
-    """The path of the user's table, for writing; raises TableError if there is no place for one."""
+    """The path of the user's table, for writing; raises TableError if there is no home folder."""
     path = user_table_path()
     if path is None:
         raise TableError(

@@ -33,17 +33,17 @@ from flashsmith.system_errors import is_from_system
 SCHEMA = 1
 
 PREFERENCES = ("newer", "faster")
-# Notes on ignored entries; more of them are only counted.
+# At most this many notes on ignored entries are kept; further notes are only counted.
 MOST_NOTES = 200
 # Seconds to wait for a table's lock; a process holds it for one read and one write.
 LOCK_PATIENCE = 30.0
 
 
 class WinnersTable:
-    """Entries, one for each key and measured sizes (Entry.place).
+    """Entries, one for each place: a key and measured sizes (Entry.place).
 
-    ``notes`` lists what was ignored when the table was read, and why. ``versions`` are those of the
-    files from which it was read; see storage.file_version().
+    ``notes`` lists what was ignored when the table was read, and why. ``versions`` are the versions
+    of the files from which the table was read; see storage.file_version().
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class WinnersTable:
 
     @property
     def ignored(self) -> int:
-        """The number of unusable entries of its file."""
+        """The number of unusable entries in the table's file."""
         return len(self._unread)
 
     def select(
@@ -192,17 +192,17 @@ class WinnersTable:
     # --- changes ---------------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> None:
-        """Set an entry, replacing one at the same place."""
+        """Set an entry, replacing an existing entry at the same place."""
         self._entries[entry.place] = entry
         self._index = None
 
     def remove(self, entry: Entry) -> None:
-        """Remove the entry at the place of this one."""
+        """Remove the entry at the same place as ``entry``, if any."""
         self._entries.pop(entry.place, None)
         self._index = None
 
     def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[RankedConfig]) -> Entry:
-        """Enter what was measured of ``problem`` on ``device``, replacing figures of the same
+        """Enter the figures measured for ``problem`` on ``device``, replacing figures of the same
         families.
 
         Of a long ranking, the best configs and the best of every tile shape are kept.
@@ -220,9 +220,9 @@ class WinnersTable:
     def merge(self, other: WinnersTable, prefer: str = "newer") -> int:
         """Adopt the entries of ``other`` that are new or win against this table's; return how many.
 
-        'newer' prefers the entry that was measured later, or other's if both times are equal.
-        'faster' prefers the one whose best config reaches more TFLOP/s, in any environment. The
-        figures of a family that only one of the two measured stay.
+        'newer' prefers the entry that was measured later, or the entry of ``other`` if both times
+        are equal. 'faster' prefers the entry whose best config reaches more TFLOP/s, in any
+        environment. The figures of a family that only one of the two entries has stay.
         """
         if prefer not in PREFERENCES:
             raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
@@ -290,8 +290,8 @@ def _joined(paths: Sequence[Path]) -> WinnersTable:
 def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTable:
     """Read the table at ``path`` (or start one), ``change`` it and write it, holding its lock.
 
-    Raises TableError if it cannot be read, locked or written. A table that this version cannot read
-    is never overwritten.
+    Raises TableError if the table cannot be read, locked or written. A table that this version
+    cannot read is never overwritten.
     """
     if is_there(path):
         WinnersTable.load(path)  # no lock file is created next to a file that is not a table
@@ -318,7 +318,7 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
 def check_table(path: Path) -> None:
     """Check that a table can be written, and read if it exists.
 
-    Raises TableError if it cannot.
+    Raises TableError if the table cannot be written or read.
     """
     if is_there(path):
         WinnersTable.load(path)
@@ -341,10 +341,11 @@ def join_winners(
 ) -> None:
     """Enter a measured ranking in the table at ``path``, keeping other figures of the problem.
 
-    Figures that were not measured again stay: those of the same environment always, those of
-    another one until its best config is measured again. If the table has no entry, the same applies
-    to the entry of ``shipped``, which the new entry would otherwise hide. The configs in ``wrong``
-    are removed. A ranking older than the existing one changes nothing else.
+    Figures that were not measured again stay: always if their environment is that of the new
+    figures, else until the old entry's best config is measured again. If the table has no entry,
+    the same applies to the entry of ``shipped``, which the new entry would otherwise hide. The
+    configs in ``wrong`` are removed. If the ranking is older than the existing entry, nothing else
+    changes.
 
     Raises TableError, and what WinnersTable.add raises.
     """
@@ -397,7 +398,7 @@ def record_winners(
     ranked: Sequence[RankedConfig],
     path: Path | None = None,
 ) -> Entry:
-    """Enter a measured ranking in the user's table, or in the one at ``path``.
+    """Enter a measured ranking in the user's table, or in the table at ``path``.
 
     A figure without a time in its environment gets the current time. Returns the resulting entry.
     Raises TableError, and what WinnersTable.add raises.

@@ -11,7 +11,7 @@ from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, broken_rules, device_spec, parse_kernel_name_into_config
 from flashsmith.families.gpu_names import same_gpu
 
-# More than any GPU's dense 16-bit peak: no kernel can have taken a time that implies it.
+# More than any GPU's dense 16-bit peak, so a time that implies more TFLOP/s cannot be right.
 IMPOSSIBLE_TFLOPS = 5000.0
 # The relative change that rounding in a file may cause.
 TOLERANCE = 0.01

@@ -1,4 +1,4 @@
-"""The mma.sync family (sm_80 and later): the kernel of the seed documents."""
+"""The mma.sync family (sm_80 and later): forward attention with mma.sync."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncFamily(Family):
-    """Kernels of warps that multiply with mma.sync, fed by cp.async."""
+    """Kernels whose warps multiply with mma.sync, fed by cp.async."""
 
     config_class = FlashForwardKernelConfig
     title = "mma.sync"

@@ -18,7 +18,7 @@ from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.semantics.dtype import DType
 
 K_TILE_COLUMNS = 8
-# The most K-tiles of a streamed operand that fit in registers; at d_head 256 not all of them do.
+# Limit of K-tiles of a streamed operand that fit in registers; at d_head 256 an operand has more.
 MAX_LOAD_COUNT = 16
 LOAD_COUNTS = (0, 2, 4, 8, MAX_LOAD_COUNT)
 LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")

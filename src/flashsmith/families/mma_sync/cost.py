@@ -2,8 +2,8 @@
 
 A step multiplies B_r rows by B_c keys, twice. Five parts of the SM work in parallel: the tensor
 cores, shared memory, the exp2 units, the issue slots and the path to L2. The busiest part bounds
-the throughput of all resident warps. One warp's own chain (load, GEMM, softmax, GEMM) bounds its
-latency. Neither bound is sharp, so they are combined by a 4-norm.
+the throughput of all resident warps. One warp's own chain (load, GEMM, softmax, GEMM) bounds that
+warp's latency. Neither bound is sharp, so the two are combined by a 4-norm.
 
 The constants from _PER_SCORE on are not from a data sheet. They are fitted to 173 timings on an
 H200, benchmarks/h200/factory-run-*.json.
@@ -34,7 +34,7 @@ _PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
 _PER_SYNC_CHUNK = 55.0
 # The share of a warp's own dependency chain that the hardware does not overlap.
 _PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
-# Barriers and waits for copies, in cycles: eager copies overlapped with a product.
+# Barriers and waits for copies, in cycles: first for eager copies, which a product overlaps.
 _EAGER_LATENCY, _LATENCY = 550.0, 1550.0
 # Cycles per spilled byte of a thread in one step.
 _SPILL = 3.2
@@ -47,7 +47,7 @@ CTA_CYCLES = 3000.0
 def tile_work(
     cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
 ) -> TileWork:
-    """The kernel's tile on ``device``; None for registers or spill (bytes) estimates them."""
+    """The work of a tile on ``device``; None for registers or spill (bytes) estimates them."""
     per_thread = estimated_registers(cfg) if registers is None else registers
     spilled = estimated_spill_bytes(cfg) if spill is None else spill
     resident, rates = resident_ctas(cfg, device, per_thread), rates_of(device)
@@ -98,7 +98,8 @@ def _step_cycles(
 
 
 def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
-    """Bytes that one warp reads from shared memory per step; a bank conflict multiplies them."""
+    """Bytes that one warp reads from shared memory per step, times the bank conflicts if
+    ``conflicts``."""
     read = float(tile_bytes)
     if cfg.Q_mma_load_K_tiles:
         read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
@@ -117,9 +118,10 @@ def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
     """Registers per thread that the kernel needs; above 255 it spills.
 
     The sum has the fp32 accumulators of O and S with row statistics and addresses, plus Q's
-    fragments if they stay in registers. It is fitted to 498 kernels of all head dimensions and
-    semantics, as ptxas built them for sm_80 and sm_90. The error is 10 registers root mean square
-    and 34 at most. Every kernel that spills more than 16 bytes is estimated above 255.
+    fragments if they stay in registers. Its factors are fitted to 498 kernels of all head
+    dimensions and semantics, as ptxas built them for sm_80 and sm_90. The error is 10 registers
+    root mean square and 34 at most. Every kernel that spills more than 16 bytes is estimated above
+    255.
     """
     of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
     registers = 25 + 6.5 * cfg.rows_per_warp / 16
@@ -135,7 +137,7 @@ def estimated_spill_bytes(cfg: FlashForwardKernelConfig) -> float:
 
 
 def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: float) -> int:
-    """CTAs that one SM of ``device`` can hold; 0: not even one."""
+    """CTAs that one SM of ``device`` can hold; 0: none fits."""
     unit = REGISTERS_PER_THREAD_UNIT
     per_thread = -(-int(min(registers, MAX_REGISTERS)) // unit) * unit
     warps = device.registers_per_sm // (per_thread * THREADS_PER_WARP)
@@ -157,9 +159,9 @@ _FIXED_COST = 180.0
 def compile_cost(cfg: FlashForwardKernelConfig) -> float:
     """Relative compile time of one config (no unit).
 
-    Both compilers spend their time on the unrolled body of the KV loop. Its length is the number of
-    m16n8k16 products that one warp issues per KV block: rows per warp / 16 x B_c / 8 x d_head / 16,
-    once for Q K^T and once for P V. A peeled first tile is a second body.
+    Both compilers spend their time on the unrolled body of the KV loop. The body's length is the
+    number of m16n8k16 products that one warp issues per KV block: rows per warp / 16 x B_c / 8 x
+    d_head / 16 for Q K^T, and as many for P V. A peeled first tile is a second body.
     """
     products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
     bodies = 2 if cfg.optimized_softmax else 1

@@ -19,7 +19,8 @@ MAX_THREADS_PER_CTA = 1024
 # With 32 rows per warp, O alone takes d_head registers per thread; 192 would leave too few for the
 # other values.
 MAX_D_HEAD_OF_32_ROWS = 128
-# The fewest registers that a thread needs in addition to O: scores, fragments and addresses.
+# Minimum number of registers that a thread needs in addition to O, for scores, fragments and
+# addresses.
 MIN_REGISTERS_BESIDE_O = 48
 # An SM has four schedulers, and each half of the warps must put one warp on each of them.
 WARPS_PER_HALF = 4

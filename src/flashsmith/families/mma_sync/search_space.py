@@ -2,8 +2,8 @@
 neighbours of its fastest configs, and a filter that drops configs not worth measuring.
 
 The product is wider than 'tune' in every direction: it has every head dimension, 8 warps and long
-key tiles. It cannot contain every knob, since each doubles it. A new knob is added as a line of
-MOVES and then tried on each problem's best config.
+key tiles. It cannot contain every knob, since each knob doubles the product. A new knob is added as
+a line of MOVES and then tried on each problem's best config.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
 }
 SEARCH_D_HEADS = (64, 96, 128, 256)
 
-# The registers of a thread's 255 that O, S and Q may take together. Addresses, row statistics and
+# Of a thread's 255 registers, O, S and Q may take this many together. Addresses, row statistics and
 # the fragments of K and V need the rest.
 _MAX_HELD_REGISTERS = 208
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)

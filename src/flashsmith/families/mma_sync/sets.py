@@ -79,7 +79,7 @@ def get_kernel_progression_configs(
 ) -> list[FlashForwardKernelConfig]:
     """The sets 'prog' (the seven steps at 64 x 64, 4 warps) and 'prog-all' (at every block size).
 
-    Without all_block_sizes they are in the order of the steps; with it, each step lists all sizes.
+    The configs are in the order of the steps; with all_block_sizes, each step lists all sizes.
     """
     blocks = _progression_blocks() if all_block_sizes else [(64, 64, 4)]
     configs = (
@@ -107,8 +107,8 @@ def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKern
     on every machine.
 
     Every pair of values of two knobs that occurs in a config legal on `device` (None: the A100)
-    occurs in at least one of these. They include cp.async off, eager without async, loads 4 to 16,
-    8 warps, d_head 64 and both dtypes.
+    occurs in at least one config of the set. So the set includes cp.async off, eager without async,
+    loads 4 to 16, 8 warps, d_head 64 and both dtypes.
     """
     found = cover(FlashForwardKernelConfig.family, device or DEFAULT_DEVICE)
     return [cfg for cfg in found if isinstance(cfg, FlashForwardKernelConfig)]
@@ -170,7 +170,7 @@ def _of_shape(
 ) -> FlashForwardKernelConfig:
     """The kernel of this shape with the optimisations that paid off on an H200.
 
-    Q stays in registers if that leaves enough of them; this gains 4-7% at d 64 and loses beyond.
+    Q stays in registers if enough others remain; this gains 4-7% at d 64 and loses beyond that.
     The peeled first tile of optimized_softmax costs more spills than it saves if O takes half of
     all registers (causal, d 128: 325 against 338 TFLOP/s).
     """
@@ -186,8 +186,9 @@ def _of_shape(
 
 
 def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForwardKernelConfig | None:
-    """The canonical config in place of `cfg`. It has the canonical tile of keys and no knob that
-    changes the order. Its rows, sixteen per warp, are as many as fit in shared memory."""
+    """The canonical config in place of `cfg`, with the canonical tile of keys and no knob that
+    changes the order. A warp has 16 rows. The number of K/V stages, and then the number of warps,
+    is as large as fits in shared memory."""
     made = (
         FlashForwardKernelConfig(
             cfg.dtype, cfg.d_head, 16 * warps, canonical_tile(cfg.d_head, device.arch), warps,

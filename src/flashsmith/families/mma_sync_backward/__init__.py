@@ -19,7 +19,7 @@ from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ
 
 
 class MmaSyncBackwardFamily(Family):
-    """Kernels of warps that multiply with mma.sync, fed by cp.async, one CTA per block of keys."""
+    """Kernels whose warps multiply with mma.sync, fed by cp.async, one CTA per block of keys."""
 
     config_class = FlashBackwardKernelConfig
     title = "mma.sync backward"

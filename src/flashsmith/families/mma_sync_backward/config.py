@@ -131,7 +131,7 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def scores(self) -> int:
-        """fp32 elements of S that a lane computes per step; dP has as many."""
+        """fp32 elements of S that a lane computes per step, and also of dP."""
         return self.B_r * self.B_c // self.n_threads
 
     @property
@@ -141,8 +141,8 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     def keys_smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory in bytes of a CTA that keeps keys: K and V, the stages of Q and do with
-        their row statistics, and the parts of dS and P that warps exchange. With atomics it holds
-        dS of two steps, since dq is computed one step later."""
+        their row statistics, and the parts of dS and P that warps exchange. With atomics the CTA
+        holds dS of two steps, since dq is computed one step later."""
         streamed = self.stages * 2 * self.B_r * (self.d_head * elem_size + _FLOAT_BYTES)
         shared = self.column_warps > 1
         exchanged = shared + (2 if self.dq == DqMode.ATOMICS else shared)
@@ -153,7 +153,7 @@ class FlashBackwardKernelConfig(KernelConfig):
         return 2 * (self.dq_rows + self.stages * self.B_r) * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """The most dynamic shared memory in bytes that a CTA of any of the kernels uses."""
+        """Dynamic shared memory of a CTA in bytes, for the kernel that uses more."""
         keys = self.keys_smem_bytes(elem_size)
         if self.dq == DqMode.ATOMICS:
             return keys
@@ -161,7 +161,8 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def divisors(self) -> tuple[int, int]:
-        """The multiples that the lengths of queries and keys must be of for whole tiles."""
+        """The numbers that must divide the lengths of queries and of keys for all tiles to be
+        whole."""
         return lcm(self.B_r, self.dq_rows), lcm(self.B_r, self.B_c)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:

@@ -1,12 +1,14 @@
 """The mma_sync_backward family's cost model: the time of one loop step of a CTA on an SM, for the
-kernel that keeps keys and for the one that computes only dq.
+kernel that keeps keys and for the kernel that computes only dq.
 
 As in the mma_sync family, the busiest part of the SM bounds the throughput of all resident warps,
-and one warp's own chain of products bounds its latency. The sums of dq in memory are another part.
+and one warp's own chain of products bounds that warp's latency. Adding dq in memory counts as one
+more part of the SM.
 
 The constants without a data sheet are fitted to 212 timings on an H200
-(benchmarks/h200/mma-sync-backward.csv) of d 64 and 128 at length 4096, full and causal. The timed
-loop had one more barrier and computed dq in its own step. Other head dimensions are extrapolated.
+(benchmarks/h200/mma-sync-backward.csv) of d 64 and 128 at length 4096, full and causal. The loop
+that was timed had one more barrier and computed dq in the step of its dS. Other head dimensions are
+extrapolated.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _FLOAT_BYTES = 4
 _PER_SCORE, _PER_PRODUCT, _PER_SUM, _PER_STEP = 9.0, 1.6, 25.0, 180.0
 # The share of a warp's own dependency chain that the hardware does not overlap.
 _ALONE = 0.83
-# Cycles per barrier, including those of exchanges between warps, and per wait for copies.
+# Cycles per barrier, including barriers of exchanges between warps, and per wait for copies.
 _BARRIER, _LATENCY = 100.0, 620.0
 # Launch, the first copies and the epilogue.
 _CTA_CYCLES = 6000.0
@@ -58,7 +60,7 @@ def tile_work(
     atomics = cfg.dq == DqMode.ATOMICS and gradients != NO_DQ
     products = (n_products(gradients) if atomics else 4) * scores * cfg.d_head * 2 / _MMA_FLOP
     queries = cfg.B_r // columns
-    # Reads of a warp: K, V, Q and do for the scores; do and Q by columns; P and dS if shared.
+    # A warp reads K, V, Q and do for S and dP, then do and Q by columns, and P and dS if shared.
     read = 2 * (cfg.keys_per_warp + queries) * cfg.d_head
     read += 2 * cfg.B_r * cfg.d_head // columns
     if columns > 1:
@@ -66,7 +68,7 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # Reads of dS and K, with the split of dQ that reads the least.
+        # Reads of dS and K for dQ, which the warps split so that they read the least.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)
@@ -147,7 +149,7 @@ def _work(
         sums * _FLOAT_BYTES / reduced_per_clock(device),
         streamed / rates.l2,
     )
-    # One of the warps that share a quarter of the SM has its dependency chain unoverlapped.
+    # The dependency chain of one of the warps that share a quarter of the SM is not overlapped.
     chain = QUARTERS / cfg.n_warps * (mma + shared + exp2 + issue) * _ALONE
     waits = barriers * _BARRIER + (_LATENCY if cfg.stages == 1 else 0.0)
     steps = (joined([*(n * bound for bound in bounds), chain + waits]) for n in range(resident + 1))
@@ -165,7 +167,7 @@ def _work(
 def _resident(
     cfg: FlashBackwardKernelConfig, device: DeviceSpec, smem_bytes: int, registers: int
 ) -> int:
-    """CTAs that one SM holds of a kernel with this much shared memory; 0: not even one."""
+    """CTAs per SM of a kernel with this much shared memory; 0: none fits."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(registers, _MOST_REGISTERS),

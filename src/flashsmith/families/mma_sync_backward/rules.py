@@ -12,7 +12,8 @@ from flashsmith.families.mma_sync_backward.config import (
 )
 from flashsmith.families.rule import Rule, supported
 
-# fp32 accumulators of a thread. With more, the fragments and addresses spill out of 255 registers.
+# Limit of fp32 accumulators per thread. Above it, the fragments and addresses do not fit in 255
+# registers and spill.
 MAX_ACCUMULATORS = 192
 # Columns of a shared-memory panel, which four warps fill with 16 columns each.
 PANEL_COLUMNS = 64
@@ -25,7 +26,7 @@ _supported = partial(
 
 
 def shares_dq(cfg: FlashBackwardKernelConfig, row_warps: int) -> bool:
-    """Whether row_warps warps can divide the rows of dQ = dS K and the others its columns."""
+    """Whether row_warps x (n_warps / row_warps) warps can divide dQ = dS K by rows and columns."""
     if row_warps > cfg.n_warps or cfg.n_warps % row_warps:
         return False
     columns = cfg.n_warps // row_warps

@@ -9,10 +9,11 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.semantics.dtype import DType
 
-# (B_r, B_c, n_warps, column_warps, stages) by d_head, in order of preference. The last of each fits
-# in 101,376 bytes of shared memory with either way to sum dq. Those of d 64 and of d 128 were the
-# fastest of 57 and of 51 configs on an H200; an A100 has room for the first of d 128 with one stage
-# only. Those of 32 and 96 are derived from them, and those of 192 and 256 were not compared.
+# (B_r, B_c, n_warps, column_warps, stages) by d_head, in order of preference. The last tile of each
+# d_head fits in 101,376 bytes of shared memory with either way to sum dq. For d 64 and 128 the
+# tiles were the fastest of 57 and of 51 configs on an H200; an A100 has room for the first tile of
+# d 128 with one stage only. The tiles of 32 and 96 are derived from these, and the tiles of 192 and
+# 256 were not compared.
 _TILES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
     32: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     64: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
@@ -26,7 +27,8 @@ _TILES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
 def get_backward_configs(
     dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
 ) -> list[FlashBackwardKernelConfig]:
-    """The set 'backward': a few kernels per dtype and d_head, with atomics and deterministic."""
+    """The set 'backward': a few kernels per dtype and d_head, each with atomics and in a
+    deterministic version."""
     return [cfg for dtype in dtypes for d in _TILES for cfg in candidates(dtype, d, device)]
 
 

@@ -14,11 +14,11 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-# Values of the usual config: no part has fewer keys, and no SM has more parts.
+# Values of the usual config: the minimum keys of a part, and the maximum parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 _STATISTICS_BYTES = 8  # per row of a warp: its maximum and its sum
-_TARGET_BYTES = 80  # where the states of a CTA's run are stored, and the CTA's next searches
+_TARGET_BYTES = 80  # the description of a CTA's run (RunInfo), and the CTA's next searches
 
 
 @dataclass(frozen=True, order=True)
@@ -198,7 +198,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def multiplied_keys(self) -> int:
-        """Keys of a stage that one warp multiplies: all with own_rows, else those it copies."""
+        """Keys of a stage that one warp multiplies: with own_rows all keys, else the keys that the
+        warp copies."""
         return self.B_c if self.own_rows else self.keys_per_warp
 
     @property
@@ -208,8 +209,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def accumulators(self) -> int:
-        """fp32 elements of o that a lane sums. In a canonical config a warp has some columns of all
-        keys, summed once for the chunk and once over all chunks."""
+        """fp32 elements of o that a lane sums. In a canonical config a warp has some columns over
+        all keys, and two sums of each element: over the chunk and over all chunks."""
         if self.canonical:
             groups = -(-self.d_head // MMA_ROWS // self.n_warps)
             return 2 * self.B_r * groups * MMA_ROWS // THREADS_PER_WARP
@@ -232,18 +233,19 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def own_tiles_in_registers(self) -> int:
-        """The own_tiles whose sums over a run's first subtree are kept in registers."""
+        """The number of own_tiles whose sums over a run's first subtree are kept in registers."""
         most = (25 if self.B_c == 32 else 16) - self.own_tiles
         return min(max(most, 0), self.own_tiles)
 
     @property
     def most_ctas(self) -> int:
-        """The most CTAs per SM for which registers suffice; 0: as many as shared memory allows."""
+        """Maximum number of CTAs per SM for which registers suffice; 0: shared memory sets the
+        limit."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of copies in flight per CTA while it multiplies."""
+        """Bytes of copies in flight per CTA while the CTA multiplies."""
         return (self.stages - 1) * self.stage_bytes
 
     @property
@@ -253,7 +255,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def most_rows_without_chunks(self) -> int:
-        """The most rows per K/V head for which a sequence does not use the kernel for many rows."""
+        """Maximum number of rows per K/V head with which a sequence does not use the kernel for
+        many rows."""
         return self.chunk_rows // 2
 
     @property
@@ -268,8 +271,9 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of a CTA in bytes: the queries, the stages of K and V, the row
-        statistics of the warps, and the destinations of a run's states. With own_rows it holds the
-        statistics of a run's first subtree, and the sums that do not fit in registers."""
+        statistics of the warps, and the destinations of a run's states. With own_rows the row
+        statistics are those of a run's first subtree, with the sums that do not fit in
+        registers."""
         # Queries that are kept in registers are copied through the last stage.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size

@@ -1,7 +1,8 @@
-"""The mma_sync_decode family's cost models. One estimates the time of a call from the bytes that it
-reads; the other, RunCosts, the cost of a number of runs.
+"""The mma_sync_decode family's cost models. One estimates the time of a call from the bytes that
+the call reads. The other, RunCosts, estimates how the time depends on the number of runs.
 
-In the first model, constants without a data sheet are assumptions and not fits. RunCosts are fits.
+In the first model, constants that are not from a data sheet are assumptions and not fits. RunCosts
+are fitted to timings.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKern
 from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
-# Cycles from a load to its data while all SMs read, of a launch within a graph, and of a CTA before
-# and after its part: it reads lengths and queries first, and merges warps' states at the end.
+# Cycles: from a load to its data while all SMs read; of a launch within a graph; and of a CTA
+# before and after its part, where it reads lengths and queries and merges the warps' states.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 # Instructions of a warp per m16n8k16 product with fragments and copies, per lane's score, per step.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
@@ -30,18 +31,20 @@ _MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class RunCosts:
-    """The cost of a call by the number of equally long runs in which its tiles are read. A plan
-    uses the cheapest number (csrc/mma_sync_decode/plan.cc).
+    """The cost of a call, given the number of equally long runs in which its tiles are read. A plan
+    uses the number of runs with the lowest cost (csrc/mma_sync_decode/plan.cc).
 
     A turn is one run in each CTA that the GPU can hold. The time of a call is its bytes times a
-    factor. Up to one turn, the factor is ``few_ctas`` over the turns, or ``one_turn`` if that is
-    more. ``one_turn`` grows by ``uneven_slope`` times the turns missing to ``uneven_from``, up to
-    ``uneven_most``, since an SM may then have two CTAs and another SM one.
+    factor. Up to one turn, the factor is the larger of ``few_ctas`` divided by the turns and
+    ``one_turn``. Below ``uneven_from`` turns, ``one_turn`` is increased by ``uneven_slope`` times
+    the missing turns, at most by ``uneven_most``, since one SM may then have two CTAs and another
+    SM only one.
 
     Beyond one turn, a partly filled last turn counts ``last_start`` plus ``last_slope`` times its
-    share of the CTAs, up to a whole turn. Its minimum is ``last_least``, less ``last_least_fall``
-    for each full turn before it: its CTAs each have more memory bandwidth. With tiles of more than
-    8 rows it counts as a whole turn, and bytes count ``full_tiles`` times.
+    share of the CTAs, up to a whole turn. The minimum is ``last_least``, less ``last_least_fall``
+    for each full turn before, because each CTA of the last turn has more memory bandwidth. With
+    tiles of more than 8 rows the last turn counts as a whole turn, and bytes count ``full_tiles``
+    times.
 
     Further costs are in bytes that the GPU reads in the same time: ``turn_bytes`` for each turn,
     ``merge_bytes`` for a merge, and ``merged_row_bytes`` for each merged row.
@@ -62,7 +65,8 @@ class RunCosts:
     merged_row_bytes: float
 
 
-# By GPU name. tools/benchmark/decode_run_costs.py fits them to measured numbers of runs.
+# By GPU name. tools/benchmark/decode_run_costs.py fits them to timings with several numbers of
+# runs.
 RUN_COSTS = {
     "H200": RunCosts(
         few_ctas=0.568,
@@ -91,7 +95,7 @@ def plan_costs(gpu: str) -> tuple[float, ...]:
 
 
 def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
-    """CTAs that one SM can hold; 0: not even one."""
+    """CTAs that one SM can hold; 0: none fits."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(_MOST_REGISTERS, 100 + cfg.accumulators) if not cfg.own_rows else _MOST_REGISTERS,
@@ -103,7 +107,7 @@ def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
 
 
 def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
-    """Parts of each sequence in the invariant split, and the keys of a part."""
+    """The number of parts of each sequence in the invariant split, and the keys of a part."""
     keys = problem.seq_k
     if problem.window is not None:
         keys = min(keys, problem.window[0] + problem.seq_q)
@@ -125,13 +129,13 @@ def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int)
     return -(-parts // length)
 
 
-# The minimum keys of a chunk's part, as a multiple of other sequences' minimum, as in the kernels.
+# For chunks, min_keys is multiplied by this factor; the kernels have the same value.
 _CHUNK_MIN_KEYS_FACTOR = 8
 
 
 def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKernelConfig:
     """A config whose main kernel does the work of the kernel that serves the problem's sequences:
-    for many rows, one with the tiles of chunks."""
+    `cfg` or, for many rows, a config with the tiles of the chunk kernel."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if not cfg.chunk_rows or rows <= cfg.most_rows_without_chunks:
         return cfg

@@ -18,8 +18,9 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
-    """The shared-memory layout: each warp's consecutive stages, which its sums reuse at the end.
-    With own_rows all warps share the stages, and Q is copied to registers through the last one."""
+    """The shared-memory layout: each warp's consecutive stages, whose space the warp's sums reuse
+    at the end. With own_rows all warps share the stages, and Q is copied to registers through the
+    last stage."""
     if cfg.own_rows:
         shared = [
             (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
@@ -62,9 +63,9 @@ def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
 def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
     """FLOP per byte in the loop over keys of a full tile.
 
-    A key costs 4 B_r d FLOP. It is read once from global memory and once from shared memory; with
-    own_rows every warp reads it from shared memory. Queries that do not fit in registers are read
-    again from shared memory for every warp_keys keys.
+    A key costs 4 B_r d FLOP. Each key is read once from global memory and once from shared memory;
+    with own_rows every warp reads each key from shared memory. Queries that do not fit in registers
+    are read again from shared memory for every keys_per_warp keys.
     """
     element = cfg.dtype.element_size
     flop = 4 * cfg.B_r * cfg.d_head

@@ -9,14 +9,14 @@ from flashsmith.families.canonical import canonical_rules
 from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.rule import Rule, supported
 
-# fp32 sums and scores of a thread, by the keys of a warp. With more, the fragments and addresses
-# spill out of 255 registers.
+# Limit of fp32 sums and scores per thread, by the keys of a warp. Above it, the fragments and
+# addresses do not fit in 255 registers and spill.
 MAX_ELEMENTS = {16: 144, 32: 128}
-# The same limit for chunks, whose warps have 16 rows and all keys of a stage. At 64 keys and d_head
-# 192 a kernel with window, softcap and pages spills.
+# This limit for the chunk kernel, by the keys of a stage; its warps have 16 rows and all of these
+# keys. At 64 keys and d_head 192 a kernel with window, softcap and pages spills.
 _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
-# The same limit with own_rows, where warps also keep sums of other keys.
+# This limit with own_rows, where warps also keep sums over other keys.
 MAX_OWN_ELEMENTS = 96
 # For canonical configs: with more warps, a warp's first columns would be in another panel.
 MOST_CANONICAL_WARPS = 4
@@ -24,7 +24,8 @@ MOST_CANONICAL_WARPS = 4
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
     """Whether one copy instruction of a warp stays within the warp's keys of a stage, and each lane
-    has at most one key. It copies 4 rows of a panel of 64 columns or 8 of a panel of 32."""
+    has at most one key. The instruction copies 4 rows of a panel of 64 columns, or 8 rows of a
+    panel of 32."""
     least = 4 if cfg.d_head % 64 == 0 else 8
     return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
 

@@ -17,9 +17,9 @@ from flashsmith.families.mma_sync_decode.config import (
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# (B_r, B_c, n_warps, stages) by d_head, in order of preference. The last of each fits in 101,376
-# bytes of shared memory. With the first of each, an SM with 233,472 bytes has room for two CTAs,
-# which have 96 to 128 KiB of copies in flight. For the parts per SM see docs/log/decode.md.
+# (B_r, B_c, n_warps, stages) by d_head, in order of preference. The last tile of each d_head fits
+# in 101,376 bytes of shared memory. With the first tile, an SM with 233,472 bytes has room for two
+# CTAs, which have 96 to 128 KiB of copies in flight. For the parts per SM see docs/log/decode.md.
 _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
@@ -29,8 +29,8 @@ _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 # Rows of a chunk tile, in order of preference; neither was measured.
 _CHUNK_ROWS = (128, 64)
-# The d_head at which full_tiles was timed for several queries: it takes 9% less time in large calls
-# and slows none down.
+# The d_head at which full_tiles was timed for several queries: large calls take 9% less time, and
+# no call takes longer.
 _FILLED_D_HEAD = 128
 
 
@@ -50,13 +50,13 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecod
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-# The tile rows of a canonical config in order of preference, and its stages.
+# The possible tile rows of canonical configs, and the stages in order of preference.
 _CANONICAL_ROWS, _CANONICAL_STAGES = (16, 32), (4, 3, 2)
 
 
 def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKernelConfig | None:
-    """The canonical config in place of `cfg`: its stages are the tiles of the canonical order, and
-    its warps have 32 keys each, or 16 if tiles are short."""
+    """The canonical config in place of `cfg`: a stage is a tile of the canonical order, of which
+    each warp has 32 keys, or 16 if the tile has fewer than 128."""
     tile = canonical_tile(cfg.d_head, device.arch)
     warps = min(4, tile // MMA_ROWS)
     made = (
@@ -72,12 +72,12 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
 def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg`, with a separate kernel if the problem's sequences may have many rows; its tiles are
-    the same in every call on a device. If rows fill two tiles, the config has full_tiles, which
-    merges states at once and changes no bit."""
+    """`cfg`, with a separate kernel if the problem's sequences may have many rows; that kernel has
+    the same tiles in every call on a device. If the rows fill two tiles, the config has full_tiles,
+    which merges the states of several columns at once and does not affect the bits."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if cfg.canonical:
-        # The tile's rows change no bit.
+        # The number of rows of a tile does not affect the bits.
         made = (replace(cfg, B_r=B_r) for B_r in _CANONICAL_ROWS if rows > B_r - MMA_ROWS)
         fitting = [one for one in made if is_legal(one, device)]
         return fitting[-1] if fitting else cfg

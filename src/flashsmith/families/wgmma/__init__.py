@@ -24,22 +24,22 @@ from flashsmith.semantics.dtype import DType
 
 
 class WgmmaFamily(WarpgroupFamily):
-    """Kernels of warpgroups that multiply with wgmma, plus one warpgroup that copies by TMA."""
+    """Kernels whose consumer warpgroups multiply with wgmma; one more warpgroup copies by TMA."""
 
     config_class = WgmmaForwardKernelConfig
     title = "wgmma"
     rules = rules.HOPPER_RULES
-    # Shared memory before registers: the search then rejects a device that is too small for every
-    # tile at once.
+    # Knobs of shared memory come before knobs of registers, so that the search soon rejects a
+    # device that is too small for every tile.
     choose_first = (
         "dtype", "d_head", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers",
         "separate_O",
         "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
     )  # fmt: skip
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Only fewer producer registers can help, and the producer needs at least these.
+        # Only fewer producer registers can correct a config, and the producer needs at least 24.
         "producer_registers": (24, 32, 40),
-        # These values suffice to correct an illegal config; more would only lengthen the search.
+        # These values suffice to correct a config; more values would only lengthen the search.
         "section_mib": (DEFAULT_SECTION_MIB,),
         "ctas_per_sm": (1,),
     }

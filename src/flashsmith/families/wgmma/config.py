@@ -40,7 +40,8 @@ class PingPong(IntEnum):
 
 
 class Schedule(IntEnum):
-    """The tile scheduler: a CTA computes one tile, every n-th, or the next unstarted one."""
+    """The tile scheduler: a CTA computes one tile, every n-th tile, or always the next tile that
+    has not started."""
 
     ONE_TILE = 0
     STATIC_PERSISTENT = 1
@@ -55,7 +56,7 @@ class TileOrder(IntEnum):
     LONGEST_FIRST = 1
 
 
-# A wgmma has 64 rows, and the N of its B operand is a multiple of 16 keys here.
+# A wgmma has M = 64. In S = Q K^T its N is B_c, here a multiple of 16.
 D_HEADS = (32, 64, 96, 128, 192, 256)
 MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
@@ -291,7 +292,8 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         return WARPGROUP_ROWS * THREADS_PER_WARP // WARPGROUP_THREADS
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of the Q, K and V tiles that a CTA holds at once, and of O's if it is separate."""
+        """Bytes of the Q, K and V tiles that a CTA holds at once, and of O's tile with
+        separate_O."""
         rows = self.B_r * (self.q_buffers + self.separate_O) + 2 * self.kv_stages * self.B_c
         return rows * self.d_head * elem_size
 
@@ -307,5 +309,5 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         return d == self.d_head and seq_k % self.B_c == 0 and seq_k > 0
 
 
-if not TYPE_CHECKING:  # to which any name would then be an attribute
+if not TYPE_CHECKING:  # a type checker would then accept any attribute
     __getattr__ = getter(__name__)

@@ -3,12 +3,12 @@ ctas_per_sm CTAs, usually one.
 
 In a step every warpgroup computes a QK GEMM, a softmax and a PV GEMM of 64 rows and B_c keys. All
 warpgroups share the tensor cores and exp2 units. A warpgroup's own chain is GEMM, softmax, GEMM and
-its waits at barriers; with overlap it is the longer of the two kinds of work and these waits. The
-three bounds are combined as in mma_sync.
+its waits at barriers; with overlap the chain is the longer of the GEMMs and the softmax, plus these
+waits. The three bounds are combined as in mma_sync.
 
 The constants below are fitted to 32 timings on an H200 at d 128 (benchmarks/h200/
-hopper-first-run.csv), without unmasked problems in the order for masked ones. Other head dimensions
-are extrapolated.
+hopper-first-run.csv). Unmasked problems with longest_first were left out. Other head dimensions are
+extrapolated.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Relative compile time of a kernel. It is short for all tiles, since one instruction is a whole
-# warpgroup's product.
+# Relative compile time of a kernel, which is short for all tiles, since one instruction is a
+# product of a whole warpgroup.
 COMPILE_COST = 700.0
 
 # Cycles of a tile's first K copy, its epilogue, and the fetch of its work-tile info.
 _TILE_CYCLES = 2000.0
-# The wait for the next tile's Q, if it has no second buffer or O is stored through it.
+# The wait for the next tile's Q, if there is neither a second Q buffer nor a separate O buffer.
 _Q_WAIT = 600.0
 # A launch's first copies, if every CTA has only one tile.
 _LAUNCH_CYCLES = 1500.0
@@ -45,8 +45,8 @@ _NORM = 4.0
 def tile_work(
     cfg: WgmmaForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
 ) -> TileWork:
-    """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
-    compiler's figures are ignored."""
+    """The work of a tile on ``device``. The config sets the registers and the kernel does not
+    spill, so the compiler's figures are ignored."""
     rates = rates_of(device)
     resident = cfg.ctas_per_sm if is_legal(cfg, device) else 0
     hidden = cfg.q_buffers == 2 or cfg.separate_O

@@ -10,7 +10,7 @@ from flashsmith.families.split_keys import order_of_parts
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """The layout of a CTA's dynamic shared memory; O mostly replaces Q."""
+    """The layout of a CTA's dynamic shared memory; O replaces Q unless separate_O or direct_O."""
     shared = not (cfg.separate_O or cfg.direct_O)
     tiles = [
         ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r),
@@ -25,7 +25,7 @@ def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over K and V; work outside the loop does not count.
 
     A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
-    shared memory once per warpgroup. It always reads Q too.
+    shared memory once per warpgroup. All of Q is counted as read from shared memory in every step.
     """
     flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
     tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size

@@ -32,8 +32,8 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Registers that ptxas needs in addition to the accumulators of one wgmma, out of those with which a
-# thread starts. Registers that setmaxnreg adds later do not count (C7602).
+# Of the registers with which a thread starts, ptxas needs this many in addition to the accumulators
+# of one wgmma. Registers that setmaxnreg adds later do not count (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 
 
@@ -41,7 +41,7 @@ _supported = partial(supported, WgmmaForwardKernelConfig)
 
 
 def tile_registers(cfg: WgmmaForwardKernelConfig) -> int:
-    """Registers that a thread needs for O and S in fp32, and for P if it does not replace S."""
+    """Registers that a thread needs for O and S in fp32, and for P if P does not replace S."""
     return cfg.d_head // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 
 

@@ -1,8 +1,9 @@
 """The autotuner's search space of the wgmma family: a list of tile shapes per head dimension, a few
 knobs on each, and the neighbours of the fastest configs.
 
-It is a list and not a product, because a kernel takes five times as long to compile as one of
-mma.sync and the registers leave few possible shapes. A new knob is added as a line of MOVES.
+It is a list and not a product, because a kernel takes five times as long to compile as a kernel of
+mma.sync and because the registers leave few possible shapes. A new knob is added as a line of
+MOVES.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ def get_hopper_space_configs(
 ) -> list[WgmmaForwardKernelConfig]:
     """The wgmma configs to try; none for a head dimension without kernels.
 
-    masked: whether some rows see fewer keys than others. The tile order matters only then: longest
-    first was 1 to 14% slower on unmasked problems on an H200.
+    masked: whether some rows see fewer keys than others. Only then is longest_first tried: on
+    unmasked problems it was 1 to 14% slower on an H200.
     """
     orders = tuple(TileOrder) if masked else (TileOrder.BY_HEAD,)
     found = dict.fromkeys(

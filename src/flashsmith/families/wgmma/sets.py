@@ -35,8 +35,9 @@ def get_hopper_configs(
             _four_warpgroups(dtype, 32, 128, by_head),
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
-            # Up to some thousand keys, four warpgroups hide most of each other's waits. Beyond,
-            # longer tiles win if a product overlaps the softmax or the softmax needs no maximum.
+            # Up to some thousand keys, four warpgroups hide most of each other's waits. With more
+            # keys, longer tiles win if a product overlaps the softmax or if the softmax needs no
+            # maximum.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
             _three_warpgroups(dtype, 64, 128, by_head, stale_max=True),
@@ -57,7 +58,7 @@ def get_hopper_configs(
             _two_warpgroups(dtype, 192, 80, by_head),
             _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
-            # Only one Q buffer fits, so O does not occupy it.
+            # Only one Q buffer fits, so O is stored from registers to keep that buffer free.
             _two_warpgroups(dtype, 256, 80, by_head, q_buffers=1, early_exp=True, direct_O=True),
             _two_warpgroups(dtype, 256, 80, longest_first, q_buffers=1, direct_O=True),
             _two_warpgroups(dtype, 256, 64, longest_first, q_buffers=1, direct_O=True),
@@ -153,8 +154,8 @@ def _two_warpgroups(
 
 
 def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
-    """The canonical config in place of `cfg`. It has the canonical tile of keys and no knob that
-    changes the order. If that is not legal, it is another config of the same d_head."""
+    """The canonical config in place of `cfg`: `cfg` with the canonical tile of keys and no knob
+    that changes the order or, if that config is not legal, another config of the same d_head."""
     tile = canonical_tile(cfg.d_head, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,
@@ -178,9 +179,9 @@ def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForward
 # --- the configs of the proof grid ---------------------------------------------------------------
 
 # Kernels that return the row maxima always rescale, with the exact maximum; half of the grid's
-# problems request them. Together these configs cover 1 to 4 warpgroups, every ping-pong, schedule
-# and tile order, one and two Q buffers, separate_O and direct_O, overlap, and 1 to 4 stages. They
-# also cover stale maxima, split keys, and key tiles from 32 to the longest that fits.
+# problems request row maxima. Together these configs cover 1 to 4 warpgroups, every ping-pong,
+# schedule and tile order, one and two Q buffers, separate_O and direct_O, overlap, and 1 to 4
+# stages. They also cover stale maxima, split keys, and key tiles from 32 to the longest that fits.
 _PROOF_CONFIGS = {
     32: (
         "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
@@ -248,9 +249,10 @@ def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool
 ) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The shipped configs, none for a device or d_head without kernels. Configs with the suitable
-    tile order come first, then the others' shapes in that order. With a mask, longest first is
-    suitable: 607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128, H200)."""
+    """The shipped configs; none for a device or d_head without kernels. Configs with the suitable
+    tile order come first, then the other configs, changed to that tile order. Longest first is
+    suitable with a mask: 607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128,
+    H200)."""
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
     shipped = [config for config in get_hopper_configs((dtype,)) if config.d_head == d_head]
     ordered = sorted(shipped, key=lambda config: config.tile_order != order)

@@ -22,7 +22,8 @@ from flashsmith.semantics.sizes import NO_DQ
 
 
 class WgmmaBackwardFamily(WarpgroupBackwardFamily):
-    """Kernels of warpgroups that each have 64 keys or share 64; one more copies queries by TMA."""
+    """Kernels whose consumer warpgroups each have 64 keys or share 64 keys; one more warpgroup
+    copies queries by TMA."""
 
     config_class = WgmmaBackwardKernelConfig
     title = "wgmma backward"

@@ -301,9 +301,9 @@ class WgmmaBackwardKernelConfig(KernelConfig):
     @property
     def accumulators(self) -> int:
         """Registers that a thread needs for dk and dv, S and dP, and for P and dS if these do not
-        replace S and dP. With split roles it has only half of dk and dv. dq needs registers unless
-        S and dP are computed together: in a persistent CTA, and if a step's own dq is added only
-        during the next step."""
+        replace S and dP. With split roles a thread has only half of dk and dv. Unless S and dP are
+        computed together, dq also needs registers in a persistent CTA, or if a step's own dq is
+        added only during the next step."""
         if self.split_roles:
             return self.d_head // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
@@ -314,8 +314,8 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of K and V, of the stages of Q and do, and of dS unless without_dq. P is added with
-        split roles, and dq as a source for TMA with bulk_sums."""
+        """Bytes of K and V, of the stages of Q and do, and of dS unless without_dq. Split roles add
+        P, and bulk_sums adds dq as a source for TMA."""
         rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
         P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
         ds_tiles = 0 if self.without_dq else self.ds_stages
@@ -337,5 +337,5 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         return whole and d == self.d_head and seq_k > 0
 
 
-if not TYPE_CHECKING:  # to which any name would then be an attribute
+if not TYPE_CHECKING:  # a type checker would then accept any attribute
     __getattr__ = getter(__name__)

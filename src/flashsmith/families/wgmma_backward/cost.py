@@ -2,9 +2,9 @@
 one CTA.
 
 The model reads only the knobs of the tile and ordered_dq, whose ordered sums wait for each other.
-Among configs with the same tile the preferred one is chosen. A step's five products occupy the
-tensor cores, their operands shared memory, and the sums of dq the path to L2. Within a warpgroup,
-products, exponentials and waits are serial.
+Among configs with the same tile, the first in order of preference is chosen. A step's five products
+occupy the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to
+L2. Within a warpgroup, products, exponentials and waits are serial.
 
 The constants below are fitted to timings of an H200, benchmarks/h200/wgmma-backward.csv.
 """
@@ -36,8 +36,8 @@ _ORDER_LATENCY = 300.0
 
 @lru_cache(maxsize=4096)
 def tile_work(cfg: WgmmaBackwardKernelConfig, device: DeviceSpec) -> TileWork:
-    """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
-    compiler's figures are ignored."""
+    """The work of a tile on ``device``. The config sets the registers and the kernel does not
+    spill, so the compiler's figures are ignored."""
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma, device) if resident else 0.0
     return TileWork(
@@ -58,9 +58,9 @@ def _step_cycles(
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     products = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
-    # A warpgroup reads K and V once, and Q and do twice; with split roles it reads half of that. dQ
-    # reads dS and K, 64 rows at a time. Q, do and dS are also written to shared memory, as are the
-    # sums of dq and the P that split roles exchange.
+    # A warpgroup reads K and V once, and Q and do twice; with split roles, half of this. For dQ,
+    # dS and K are read, 64 rows at a time. Q, do and dS are also written to shared memory, as are
+    # the sums of dq and the P that split roles exchange.
     read = 2 * (WARPGROUP_ROWS + cfg.B_r) * cfg.d_head + 2 * cfg.B_r * cfg.d_head
     read *= cfg.key_groups
     written = 2 * cfg.B_r * cfg.d_head + 4 * cfg.split_roles * cfg.B_r * cfg.B_c

@@ -23,8 +23,9 @@ def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over queries; work outside the loop does not count.
 
     A step does 10 B_r B_c d FLOP, or 8 without dq. It reads Q and do from global memory once per
-    CTA. Each warpgroup reads from shared memory its keys of K and V, Q and do twice, and dS and K
-    for its part of dQ. With split roles it reads only K or V, and Q and do once.
+    CTA. From shared memory, each warpgroup reads its keys of K and V once and Q and do twice; for
+    its part of dQ it also reads dS and K. With split roles a warpgroup reads only K or V, and Q and
+    do once.
     """
     flop = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups

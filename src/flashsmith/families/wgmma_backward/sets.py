@@ -38,9 +38,9 @@ _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True
 _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
 _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
-# By d_head, in order of preference; with a mask the order is reversed. These won on the H200. The
-# middle ones have registers for more semantics. Up to d_head 128 dq lags; wider heads have split
-# roles.
+# By d_head, in order of preference; with a mask the order is reversed. These tiles won on the H200.
+# The middle tiles have enough registers for more semantics. Up to d_head 128 dq lags; wider heads
+# have split roles.
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (
         _Tile(128, 2, 2, _TOGETHER, pingpong=True, dq_sums=_UNDER),
@@ -61,7 +61,7 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
     256: (_SPLIT,),
 }
 
-# The candidate with ordered_dq, which follows those of _TILES.
+# The candidate with ordered_dq, which comes after the candidates of _TILES.
 _ORDERED: dict[int, _Tile] = {
     64: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
     96: _PERSISTENT_96._replace(pingpong=False),
@@ -78,7 +78,7 @@ _ALSO_PROVEN = {64: _EARLY_64, 128: _EARLY_128}
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     """The kernel for dk and dv alone that is closest to a kernel for all gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
-    # Without lagged dq, ptxas serialises a persistent kernel of d 128, which has 8 registers less.
+    # Without lagged dq, ptxas serialises a persistent kernel of d 128, which has 8 fewer registers.
     persistent = cfg.persistent and cfg.d_head < WIDEST_WHOLE
     producer, consumer = registers(cfg.n_warpgroups, persistent, False)
     return replace(

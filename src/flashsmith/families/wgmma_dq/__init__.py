@@ -21,8 +21,8 @@ from flashsmith.semantics.sizes import ONLY_DQ
 
 
 class WgmmaDqFamily(WarpgroupBackwardFamily):
-    """Kernels of warpgroups with 64 queries each, whose dq stays in registers over all keys; one
-    more warpgroup copies keys by TMA."""
+    """Kernels whose consumer warpgroups have 64 queries each and keep dq in registers over all
+    keys; one more warpgroup copies keys by TMA."""
 
     config_class = WgmmaDqKernelConfig
     title = "wgmma dq"

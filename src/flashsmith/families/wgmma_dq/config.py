@@ -147,5 +147,5 @@ class WgmmaDqKernelConfig(KernelConfig):
         return whole and d == self.d_head and seq_k > 0
 
 
-if not TYPE_CHECKING:  # to which any name would then be an attribute
+if not TYPE_CHECKING:  # a type checker would then accept any attribute
     __getattr__ = getter(__name__)

@@ -32,8 +32,8 @@ _OVERHEAD = 1.1
 
 @lru_cache(maxsize=4096)
 def tile_work(cfg: WgmmaDqKernelConfig, device: DeviceSpec) -> TileWork:
-    """The kernel's tile on ``device``. The config sets the registers and does not spill, so the
-    compiler's figures are ignored."""
+    """The work of a tile on ``device``. The config sets the registers and the kernel does not
+    spill, so the compiler's figures are ignored."""
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma) if resident else 0.0
     return TileWork(
