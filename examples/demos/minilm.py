@@ -63,7 +63,7 @@ class MinilmReport:
     fallbacks: int
     cosine: tuple[float, ...]  # of each sentence's two embeddings
     largest_difference: float  # between elements of the two
-    nearest: tuple[tuple[int, float], ...]  # per sentence: the nearest other one, and the cosine
+    nearest: tuple[tuple[int, float], ...]  # per sentence: nearest other, cosine
     nearest_agree: bool
     pytorch_seconds: float
     flashsmith_seconds: float

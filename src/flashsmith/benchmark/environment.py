@@ -128,7 +128,7 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """Medians of the readings so far; None where there were none."""
+    """Medians of the readings so far, each None without any reading."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)

@@ -93,7 +93,8 @@ class Measurement:
 
     implementation: its name in tables; files call the column 'contender'.
     family, config: of flashsmith's kernel, which attention() may have chosen; '' for a peer.
-    semantics: the problem's words, or 'plain'; batch and lengths are as in Problem.
+    semantics: the words of the problem's semantics, or 'plain'; batch and lengths are as in
+    Problem.
     verdict to rel_l2: from Proof.
     ms to power_w: from Times.
     registers to ctas_per_sm, instructions, conflicts: from KernelFacts. CSV and Parquet files lack

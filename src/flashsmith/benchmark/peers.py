@@ -512,7 +512,8 @@ class FlashInferPeer:
 
 @cache
 def _workspace(device: Any) -> Any:
-    """FlashInfer's scratch memory. One is enough, because its calls run in order on one stream."""
+    """FlashInfer's scratch memory. One workspace is enough, because its calls run in order on one
+    stream."""
     import torch
 
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -569,8 +570,8 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """The peers among ``asked`` that apply to a problem.
 
-    FlashInfer applies only to a KV cache. Operations other than attention have their own peers:
-    those of the same names, or all of them if no name matches.
+    FlashInfer applies only to a KV cache. Operations other than attention have peers of their own.
+    Of these, the ones with the names in ``asked`` apply, or all if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

@@ -33,7 +33,8 @@ KIND = "flashsmith progression"
 SCHEMA = 1
 # More steps would make the plot unreadable.
 MOST_STEPS = 200
-# In milliseconds. No launch is shorter, and quotients by an accepted time stay finite.
+# The shortest accepted time, in milliseconds: no launch is shorter, and ratios of accepted times
+# stay finite.
 SHORTEST = 1e-12
 
 

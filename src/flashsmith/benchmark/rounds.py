@@ -19,7 +19,7 @@ from flashsmith.benchmark.implementations import KernelImplementation
 from flashsmith.benchmark.timing import Clock, Protocol, Samples, measure
 
 CONFIDENCE = 0.95
-# A later round may take longer than the longest one so far, by this factor.
+# A later round may take up to this factor times the longest round so far.
 SLACK = 1.15
 _T = TypeVar("_T")
 
@@ -129,8 +129,8 @@ class PooledFigure:
 
 
 def left_out(count: int) -> int | None:
-    """How many of ``count`` ordered values lie outside the median's interval on either side; None
-    if there are too few values for an interval."""
+    """How many of ``count`` ordered values lie below the median's interval, and as many lie above
+    it; None if ``count`` is too small for an interval."""
     tail, outside = 0.0, None
     for place in range(count // 2):
         tail += math.comb(count, place) / 2**count

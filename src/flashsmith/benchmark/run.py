@@ -295,7 +295,7 @@ def time_kernels(
     make_workload: Callable[[Problem, int], AnyWorkload] = workload_of,
 ) -> dict[KernelConfig, Times | Problems]:
     """Launches every kernel on its problem, checks two heads of its output, then times the correct
-    ones.
+    kernels.
 
     A kernel that is wrong or does not finish gets problems instead of times. Kernels of the same
     problem are interleaved. `clock` None is GPU 0's.

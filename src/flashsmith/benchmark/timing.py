@@ -99,7 +99,7 @@ class Protocol:
 
     def over_cache(self, nbytes: int) -> Protocol:
         """The protocol for calls that read a cache of ``nbytes``. Small caches are timed in graphs,
-        because a call would take about as long as its launch; for large ones the protocol is
+        because a call takes about as long as its launch. For large caches the protocol is
         unchanged."""
         if nbytes > LARGEST_IN_GRAPHS:
             return self
@@ -408,7 +408,7 @@ def measure(
     ``telemetry`` None reads that GPU's clock and power.
 
     Raises ArgumentError if two implementations share a name, LaunchError if there is no GPU or a
-    launch fails, and any error that an implementation raises.
+    launch fails, and any error of an implementation.
     """
     names = [implementation.name for implementation in implementations]
     if len(set(names)) < len(names):

@@ -25,13 +25,13 @@ from flashsmith.verify.forward_reference import ForwardReference
 from flashsmith.verify.proof_inputs import check_seed, numpy_dtype
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
-# The most scores of a head that the references compute; more would only cost time. Above this, only
-# the first, the middle and the last rows are checked.
+# Limit of the scores per head that the references compute; more would only cost time. Above this
+# limit, only the first, the middle and the last rows are checked.
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
-# For a cache: the most groups of heads that are checked, and the most keys of all groups. Enough
-# groups for the outputs that a verdict needs are always checked.
+# For a cache: limits of the groups of heads that are checked, and of the keys of all these groups.
+# Enough groups for the outputs that a verdict needs are always checked.
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
 # The offset of do's seed, far from the seeds of q, k, v and o.
 _SEED_OF_DO = 1 << 31

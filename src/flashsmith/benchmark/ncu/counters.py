@@ -64,8 +64,8 @@ TOP_STALLS = 3
 
 @dataclass
 class Selection:
-    """The metrics to collect on this GPU; `missing` are the metrics that it turned out not to
-    know."""
+    """The metrics to collect on this GPU. `missing` are listed metrics that the profiler then
+    reported as unknown."""
 
     listed: Collection[str]
     missing: set[str] = field(default_factory=set)
@@ -189,8 +189,8 @@ class TruncatedPage(ValueError):
 def parse_raw_page(text: str) -> list[ProfiledLaunch]:
     """The launches on a page, in the order they ran; lines outside the page are ignored.
 
-    Cells without a number are omitted. Raises ValueError if there is no page, and TruncatedPage if
-    it ends too early.
+    Cells without a number are omitted. Raises ValueError if the text has no page, and TruncatedPage
+    if the page ends within a line.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if not lines:

@@ -33,7 +33,7 @@ from flashsmith.errors import ConfigParseError, ProfilerError
 from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
 
 _PROFILED = "flashsmith.benchmark.ncu.profiled_process"
-# The most runs of the profiler. An unknown metric ends a run before it begins, and every column has
+# Limit of the profiler's runs. An unknown metric ends a run before it begins, and every column has
 # only a few alternative names.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000

@@ -30,9 +30,9 @@ from flashsmith.pluralize import pluralize
 class Point:
     """One problem, measured under one protocol in one environment.
 
-    `chosen` is attention() without a config, and `free` the same with a free split. `kernels` are
-    flashsmith's by config, and `peers` by name. All of these passed their check and have a time.
-    `wrong` are the rows that failed or did not finish.
+    `chosen` is the public call, which chooses its config, and `free` is that call with
+    split='free'. `kernels` are flashsmith's kernels by config, and `peers` the peers by name. All
+    of these passed their check and have a time. `wrong` are the rows that failed or did not finish.
     """
 
     row: Measurement
@@ -75,7 +75,7 @@ class Point:
 
     @property
     def ratio_to_best(self) -> float | None:
-        """flashsmith's throughput over that of the fastest peer."""
+        """flashsmith's throughput over the fastest peer's throughput."""
         return _over(self.flashsmith, self.best_peer)
 
 

@@ -17,11 +17,11 @@ from flashsmith.safe_json import whole_number
 
 # A problem with fewer configs is not shown as a space.
 LEAST_CONFIGS = 4
-# Limits of a heat map, and the most maps of a page.
+# Limits of a heat map's rows and columns, and of the heat maps on a page.
 MOST_ROWS = 40
 MOST_COLUMNS = 40
 MOST_MAPS = 100
-# Listed configs: at least _LEAST_LISTED of a problem, and about _LISTED on a page.
+# Numbers of listed configs: at least _LEAST_LISTED of a problem, and about _LISTED on a page.
 _LEAST_LISTED, _LISTED = 3, 600
 _LEVELS = 10
 _BARS = "▁▂▃▄▅▆▇█"
@@ -120,7 +120,8 @@ class HeatMap:
 
 
 def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
-    """For each kind of problem, the one with the most configs; of several, the longest."""
+    """For each kind of problem, the problem with the most configs; of several, the longest
+    problem."""
     chosen: dict[Any, SearchedSpace] = {}
     for one in searched:
         best = chosen.setdefault(_kind(one.row), one)

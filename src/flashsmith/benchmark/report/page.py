@@ -32,7 +32,7 @@ from flashsmith.printable import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# The most items of each kind on one page; the page reports how many are left out.
+# Limits of the items of each kind on one page; the page reports how many are left out.
 LIMITS = {
     "charts": 100,
     "table_rows": 1500,
@@ -40,9 +40,9 @@ LIMITS = {
     "heat_maps": config_space.MOST_MAPS,
     "named": 10,
 }
-# The most peers in the overview.
+# Limit of peers in the overview.
 _COMPARED_PEERS = 3
-# The longest slug of a chart's file name.
+# Limit of the slug's length in a chart's file name.
 _MOST_CHARACTERS = 100
 
 

@@ -101,7 +101,7 @@ def name_of(row: Measurement) -> str:
 
 
 def rate_of(row: Measurement | None) -> float | None:
-    """A row's throughput in the unit of ``unit_of``; None if it has none."""
+    """A row's throughput in the unit of ``unit_of``; None without a throughput."""
     if row is None or not row.is_memory_bound:
         return row.tflops if row else None
     return row.tb_per_s or None

@@ -14,7 +14,7 @@ from flashsmith.benchmark.report.results import FLASHSMITH
 WIDTH = 420.0
 _LEFT, _TOP, _BOTTOM = 40.0, 12.0, 226.0
 _LINE_HEIGHT = 13.5
-# The longest label; all known names are shorter, but files may contain any name.
+# Limit of a label's length. All known names are shorter, but files may contain any name.
 _LONGEST = 24
 _WIDE, _NARROW = "mwMW@%…", "iljtfrI.,:;'|()[] "
 DRAM_READ = "DRAM read"
@@ -62,7 +62,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """One implementation's rates, in the order of the x values; None where it has none."""
+    """One implementation's rates, in the order of the x values; None for a missing rate."""
 
     name: str
     rates: Sequence[float | None]
@@ -119,8 +119,8 @@ def text_width(text: str) -> float:
 
 
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
-    """The smallest and the largest value without outliers, which lie farther from the middle half
-    than `reach` times its width."""
+    """The smallest and the largest value without outliers. An outlier's distance from the middle
+    half of the values is above `reach` times the width of that half."""
     if len(values) < 4:
         return min(values), max(values)
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -129,7 +129,7 @@ def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, fl
 
 
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
-    """Positions near the wanted ones, in their order, at least `gap` apart.
+    """Positions close to the wanted positions, in the same order, at distances of at least `gap`.
 
     Overlapping labels are spread as a block around the mean of their wanted positions.
     """
@@ -365,7 +365,7 @@ def roofline(
     return Chart(title, alt, caption, y, drawing.shapes, facets)
 
 
-# The most characters in a line of a strip's name.
+# Limit of the characters per line of a strip's name.
 _STRIP_NAME = 30
 # The ratios that an axis may label.
 _NAMED_RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 10, 100)

@@ -195,7 +195,7 @@ class GpuModule:
     def kernel(self, name: str, smem_bytes: int = 0) -> GpuKernel:
         """The kernel of that name, for launches with ``smem_bytes`` of dynamic shared memory.
 
-        Raises LaunchError if there is no such kernel, or if the GPU has less shared memory.
+        Raises LaunchError if the module has no such kernel, or if the GPU lacks the shared memory.
         """
         function = ctypes.c_void_p()
         with driver.current_gpu(self.ordinal):

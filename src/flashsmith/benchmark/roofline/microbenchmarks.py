@@ -131,8 +131,8 @@ _MMA_SEED = 20
 class ProductShape:
     """One kernel's product, matching csrc/roofline/<source>.cu.
 
-    groups: warps or warpgroups of a CTA. Each multiplies its own rows x depth elements by cols x
-    depth ones.
+    groups: the number of warps or warpgroups of a CTA. Each multiplies its own rows x depth
+    elements by cols x depth ones.
     tiles: the number of second operands, which the turns cycle through.
     own_b: whether each group has its own second operand instead.
     passes: products per turn.
@@ -301,7 +301,8 @@ _EXP2_SEED = 21
 
 
 class Exponentials(PreparedMicrobenchmark):
-    """ex2.approx on every SM with the most threads it holds, on operands in a softmax's range."""
+    """ex2.approx on every SM with as many threads as the SM holds, on operands in a softmax's
+    range."""
 
     def __init__(self, machine: Machine) -> None:
         device = machine.device

@@ -126,7 +126,7 @@ def _foreign(reason: str) -> ArgumentError:
 def roofline_path(gpu: str) -> Path:
     """The file for the GPU whose name is `gpu`.
 
-    Raises ArgumentError if there is no home folder for it.
+    Raises ArgumentError if the user has no home folder.
     """
     return _folder() / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
 
