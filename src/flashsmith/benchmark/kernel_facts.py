@@ -27,8 +27,8 @@ KernelUse = tuple[KernelConfig, Problem]
 class KernelFacts:
     """The costs of one kernel from the compiler's report, and its counts from the emulator.
 
-    registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels: of
-    the kernel with the most registers, and of the kernel that spills most.
+    registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels,
+    registers are of the kernel that uses most, and spills of the kernel that spills most.
     smem_bytes: per CTA.
     instructions: executed warp instructions by class, None if nothing was emulated.
     conflicts: for each use of shared memory, the number of wavefronts over the ideal number; None

@@ -117,7 +117,8 @@ def make_cache_folder(root: Path) -> None:
     """
     if not is_cache_folder(root):
         make_folder(root)
-        # Not truncated: when two processes create the marker at once, both write the same bytes.
+        # The file is not truncated, because another process may create it too and writes the same
+        # bytes.
         with open(root / MARKER, "r+b", opener=_open_or_create) as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(_MARKER_TEXT)

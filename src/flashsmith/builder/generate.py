@@ -91,7 +91,8 @@ def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Write ``text`` unless the file has it already, to keep the time stamp of its last change."""
+    """Write ``text`` unless the file already has this text, to keep the time stamp of the last
+    change."""
     try:
         if path.read_text() == text:
             return

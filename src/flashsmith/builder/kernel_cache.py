@@ -159,7 +159,7 @@ class Cache:
             if not is_from_system(error):
                 raise
             if thorough and isinstance(error, PermissionError):
-                raise  # an unreadable file is not known to be damaged
+                raise  # an unreadable file may be undamaged
             damage = str(error)
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
 

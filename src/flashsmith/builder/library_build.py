@@ -41,8 +41,8 @@ def build(
 ) -> KernelLibrary:
     """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
 
-    ``jobs`` compilers run at once (default: FLASHSMITH_JOBS, else one for each usable core).
-    ``progress`` is called in this thread with each event.
+    Up to ``jobs`` compilers run in parallel (default: FLASHSMITH_JOBS, else one for each usable
+    core). ``progress`` is called in this thread with each event.
 
     Raises IllegalConfigError before any compiler runs, ToolchainError when no suitable compiler is
     installed, CompileError with the compiler's output, and CacheError when the cache cannot be

@@ -20,7 +20,8 @@ _NO_LOCK_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENO
 class HeldLock:
     """An flock that this process holds until ``release`` or until it exits.
 
-    The lock survives renaming the file. A process forked while it is held holds it too.
+    The lock survives renaming the file. A process that is forked while the lock is held also holds
+    the lock.
     """
 
     def __init__(self, fd: int) -> None:
@@ -48,7 +49,7 @@ class HeldLock:
 
 
 def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldLock | None:
-    """Lock ``path`` at once, or return None when another process holds a conflicting lock.
+    """Lock ``path`` without waiting, or return None when another process holds a conflicting lock.
 
     Also returns None when the file is removed or replaced between opening and locking, since the
     lock would then protect nothing. A symbolic link, a fifo or a device is not a lock file: the

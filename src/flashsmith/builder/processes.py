@@ -140,7 +140,8 @@ def run_all(
     jobs: int,
     finished: Callable[[Finished], None],
 ) -> None:
-    """Run ``commands`` in order, ``jobs`` at once; ``finished`` is called for each in this thread.
+    """Run ``commands`` in order, up to ``jobs`` in parallel. After each command, ``finished`` is
+    called in this thread.
 
     No command outlives this process for long, even if this process is killed. ``cwd`` must be
     private to this process. The first failure kills the remaining commands and raises CompileError

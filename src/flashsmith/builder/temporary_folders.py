@@ -129,7 +129,8 @@ class TemporaryFolders:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last, since compilers that outlive their parent may still write.
+    """Remove a folder, its lock last, since compilers that outlive their parent may still write
+    there.
 
     Another process may remove it at the same time.
     """

@@ -38,7 +38,8 @@ def check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """check_owner for a folder. Its parents may be symbolic links, but not the folder itself."""
+    """check_owner for a folder. Its parents may be symbolic links, but the folder itself may
+    not."""
     fd = os.open(path, _FOLDER)
     try:
         check_owner(path, os.fstat(fd))

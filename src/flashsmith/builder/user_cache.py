@@ -80,7 +80,7 @@ def prune(limit_mib: float | None = None) -> RemovedLibraries:
     The default is FLASHSMITH_CACHE_LIMIT. Raises ArgumentError unless the limit is a number of at
     least 0.
     """
-    # Written so that NaN, for which every comparison is false, is also refused.
+    # This form also refuses NaN, for which every comparison is false.
     if isinstance(limit_mib, str) or (limit_mib is not None and not limit_mib >= 0):
         raise ArgumentError(f"limit_mib={limit_mib!r}: give 0 or more MiB")
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)

@@ -59,7 +59,8 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
     Each GPU gets an actor that sees no other GPU; `make_runner` is called in that actor.
 
     Raises DependencyError without Ray; ArgumentError for a malformed address; LaunchError when
-    there is no cluster, it has no usable GPU, or machines have different versions of flashsmith.
+    there is no cluster, when the cluster has no usable GPU, or when machines have different
+    versions of flashsmith.
     """
     ray = _ray()
     ours = not ray.is_initialized()
@@ -251,9 +252,9 @@ class _Slot:
 class RayExecutor:
     """Carries out calls on a cluster; see Executor. Use from one thread.
 
-    Ray's object store transfers libraries to the machine that measures them, unless its cache has
-    them already. The next call replaces a dead actor on the same machine; if the machine is gone,
-    that call is lost as well.
+    Ray's object store transfers libraries to the machine that measures them, unless that machine's
+    cache has them already. The next call replaces a dead actor on the same machine; if the machine
+    is gone, that call is lost as well.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
 def first_gpu_runner(halving: Halving) -> Runner:
     """A runner for the first GPU that this process sees, such as the one GPU of a cluster's actor.
 
-    Raises LaunchError or ArgumentError when there is none.
+    Raises LaunchError or ArgumentError when there is no GPU.
     """
     return gpu_runner(query_gpu(0), 0, halving)
 
@@ -146,7 +146,7 @@ class GpuBench:
         self._workload(problem)
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Checks by verify's rule, on some rows of two heads, or all their rows if `thorough`.
+        """Checks by verify's rule, on some rows of two heads, or on all their rows if `thorough`.
 
         A wrong output is checked again with new tensors, since the previous kernel may have
         written out of bounds.

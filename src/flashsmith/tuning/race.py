@@ -50,9 +50,9 @@ class Rung:
     """One round: a kernel is launched at least `least` times, and for `ms` milliseconds in all.
 
     Short kernels are launched more often, since the noise does not shrink with the run time.
-    margin: a kernel this close to the best, as a share of its time, stays at any rank. steady:
-    whether the GPU is warmed up first; otherwise kernels timed after a pause run at a clock up to
-    a quarter higher.
+    margin: a kernel stays, at any rank, if its time exceeds the best time by at most this share.
+    steady: whether the GPU is warmed up first; without a warm-up, kernels timed after a pause run
+    at a clock up to a quarter higher.
     """
 
     least: int
@@ -68,10 +68,10 @@ class Halving:
     Every rung keeps 1/eta of the active kernels, at least `finalists`, and all within its margin.
     The final then times the race's incumbents and at most `finalists` kernels within the last
     rung's margin. It times them interleaved, for `final_ms` each and at least `final_least`
-    launches. A long problem only tries kernels that are within `entry_margin` of the best on its
-    reference problem, or in the first 1/eta there. Refinement tries the neighbours of the first
-    `leaders` kernels. If some kernels are not deterministic, the deterministic ones are also
-    ranked among themselves, since the table needs the best of both.
+    launches. A long problem only tries kernels that would survive its reference problem's first
+    rung with `entry_margin` as the margin. Refinement tries the neighbours of the first `leaders`
+    kernels. If some kernels are not deterministic, the deterministic kernels are also ranked among
+    themselves, since the table needs the best kernel with and without this property.
 
     The margins are several times the spread of these few launches, so that noise cannot eliminate
     the best kernel.
@@ -166,12 +166,15 @@ class RaceState:
     """The state of a race.
 
     joined: the trials of all kernels that joined, by short form. active: the trials that may still
-    win. dropped: why the race dropped others; kernels that failed have their reason in the trial.
+    win. dropped: for the other trials, why the race dropped them; the reason of a failed kernel is
+    in its trial.
     rung: the current rung, counted from 0, or the number of rungs when all are complete. pending:
-    the trials to prove or time before the rung is complete, in this order. waiting: no kernel
-    enters before the reference's first rung is complete. searched: all rungs are complete, and no
-    neighbours are left to join. closed: the search ended early. decided: whether the current
-    finalists had their final. failed_finals: how often that final failed.
+    the trials to prove or time before the rung is complete, in this order. waiting: whether the
+    race waits until the reference's first rung is complete; no kernel has entered yet. searched:
+    whether all rungs are complete and no neighbours are left to join. closed: whether the search
+    ended early.
+    decided: whether the final of the current finalists is complete. failed_finals: how often that
+    final failed.
     """
 
     race: Race
@@ -226,7 +229,8 @@ class RaceState:
 
     @property
     def wanted(self) -> list[Build]:
-        """Kernels that may have to be measured; slower ones are included, as they may come back."""
+        """Kernels that may have to be measured; slower kernels are included, because they may come
+        back."""
         return [] if self.finished else [trial.build for trial in self.survived]
 
     @cached_property
@@ -257,13 +261,13 @@ class RaceState:
         if not finalists or self._final_is_over or not all(t.build in ready for t in finalists):
             return None
         for trial in finalists if self.failed_finals else ():
-            # Timing each kernel alone finds the one that broke the final.
+            # Timing each kernel alone finds the kernel that broke the final.
             if ALONE not in trial.samples:
                 return self._task(ALONE, trial, halving.rungs[-1])
         for trial in finalists:
             if not trial.checked:
                 return Task(CHECK, self.problem, (trial.build,))
-        # Only half of the time, since the clock settles first.
+        # Only half of the time is for launches, because the clock settles first.
         ms = min(halving.final_ms, 1e3 * seconds / (2 * len(finalists)))
         least = halving.final_least
         if ms < halving.final_ms:

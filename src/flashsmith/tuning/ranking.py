@@ -33,7 +33,8 @@ _SHOWN = 3
 
 
 def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measurement]:
-    """A row for every kernel of every race: per problem the timed ones, fastest first, then others.
+    """A row for every kernel of every race: for each problem the timed kernels, fastest first, then
+    the others.
 
     `ms` ranks the rows: it is the final's median, or a rung's median scaled to the final;
     `protocol` names the stage. `best_ms` is scaled by the same factor. `note` is why a kernel was
@@ -91,8 +92,7 @@ def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
     """Merges a race that had its final into a table with other sweeps' winners, and removes
-    kernels that failed here. `shipped`, if any, provides entries that
-    the table lacks.
+    kernels that failed here. ``shipped``, unless None, provides entries that the table lacks.
 
     Raises TableError.
     """

@@ -79,7 +79,8 @@ class Libraries(Protocol):
         """Whether the library with this key is here and intact."""
 
     def pack(self, library: str) -> bytes:
-        """The packed library. Raises LibraryGoneError when it is not here, or no longer."""
+        """The packed library. Raises LibraryGoneError when this machine does not have it, or no
+        longer."""
 
     def unpack(self, library: str, packed: bytes) -> None:
         """Stores a library that another machine packed; raises if it cannot be trusted."""
@@ -90,9 +91,9 @@ class Runner:
     """Compiles and measures for one device.
 
     environment: what figures depend on, by name; a journal's records are valid only for the same
-    environment. origin: what rows of figures record about it. process_environment: the environment
-    variables of the measuring process, or None for those of this process. libraries: transfers
-    compiled libraries between machines; None if all share a cache.
+    environment. origin: what rows of figures record about the environment. process_environment: the
+    environment variables of the measuring process, or None for those of this process. libraries:
+    transfers compiled libraries between machines; None if all share a cache.
     """
 
     compiler: Compiler

@@ -169,9 +169,9 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs about as fast as the best, by the shipped tables' nearest entry for a GPU like
-    the device; deterministic kernels are also ranked alone. Without an entry, the cost model
-    decides."""
+    """The configs that are about as fast as the best one, by the nearest entry of the shipped
+    tables for a GPU like the device, or without an entry by the cost model. Deterministic kernels
+    are also ranked among themselves."""
     found: dict[KernelConfig, None] = {}
     for deterministic in (False, True):
         evidence = gather(problem, device, _shipped(), deterministic=deterministic)

@@ -33,7 +33,7 @@ from flashsmith.tuning.worker import Failure, WorkerResult
 
 # The search's share of the budget; the finals, whose figures enter the table, get the rest.
 _SEARCH_SHARE = 0.75
-# Measurements of one problem before switching, since a switch may have to remake its tensors.
+# Measurements of a problem before a GPU switches to another one, since a switch may remake tensors.
 _IN_A_ROW = 32
 # After this many failed starts in a row, a GPU is given up: no single kernel can be to blame.
 _STARTUP_ATTEMPTS = 3
@@ -251,10 +251,10 @@ class Sweep:
     def _next_of_search(self, bench: _Bench) -> Task | None:
         """The next search task for a GPU, or None.
 
-        With a budget, each problem gets its share: problems with the fewest measurements come
-        first, and those that used up their share come last. Without a budget, problems run in
-        order, and a GPU finishes one, including its final, before the next. Tensors are then made
-        only once, and a stopped sweep has complete results.
+        With a budget, every problem gets an equal share of it. Problems with the fewest
+        measurements come first, and problems that used up their share come last. Without a budget,
+        problems run in order, and a GPU finishes one, including its final, before the next. So
+        tensors are made only once, and a stopped sweep has complete results.
         """
         ends_first = math.isinf(self.settings.budget)
         states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
@@ -385,7 +385,8 @@ class Sweep:
     def _compile_again(self, task: Task) -> bool:
         """Queues the libraries of a task, with all their builds, for compiling again.
 
-        Returns False if that was done before, so that they have disappeared a second time.
+        Returns False if this was done before, because the libraries have then disappeared a second
+        time.
         """
         if self._recompiled.issuperset(task.builds):
             return False

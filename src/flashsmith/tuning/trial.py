@@ -27,12 +27,12 @@ from flashsmith.families import (
 # 'culled': dropped before it ran. 'not reached': it was never timed.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
 # The stages of a kernel; those of rung_stage() come between PROVE and CHECK. PREPARE makes a
-# problem's tensors. ALONE finds the kernel that broke the final.
+# problem's tensors. ALONE, which times each finalist alone, finds the kernel that broke the final.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The part that a stage's record has; records of other stages have samples.
+# The result in a record of each stage; records of other stages have samples.
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # ptxas's spill stores and loads, bytes per thread. A few outside the main loop cost nothing.
 DEFAULT_MAX_SPILL = 256
@@ -75,7 +75,8 @@ class Trial:
 
     reason: why it has its `status`. checked: whether the output passed the thorough proof.
     samples: the timings by stage. origins: where and when each stage was timed. ms: the time that
-    ranks it, in milliseconds, or infinity if it has none. stage: where `ms` was measured, or ''.
+    ranks the kernel, in milliseconds, or infinity without a time. stage: where `ms` was measured,
+    or ''.
     """
 
     build: Build
@@ -119,9 +120,9 @@ class Trial:
 class Record:
     """The result of one request to a compiler or to the bench: a line of the journal.
 
-    builds: the kernels of the request. A record has exactly one of four results: the `facts` of a
-    compiled kernel; a `proof`; `samples`, one for each build, with the place and time in `origin`;
-    or a `failure`, which is the resulting status and the reason.
+    builds: the kernels of the request. A record has exactly one of four results. `facts` are those
+    of a compiled kernel, and `proof` is a check's result. `samples` has one item for each build,
+    and `origin` has their place and time. `failure` is the resulting status and the reason.
 
     Raises ValueError when the parts do not fit the stage.
     """
@@ -212,8 +213,8 @@ def _build(config: str, semantics: str) -> Build:
 class Trials:
     """All results of a sweep: its records, those of earlier runs first, folded into trials.
 
-    Failures of an earlier run that the machine may have caused are ignored. A kernel that failed
-    or was wrong once is disqualified on all problems.
+    Failures that an earlier run's machine may have caused are ignored. A kernel that failed or was
+    wrong once is disqualified on all problems.
     """
 
     def __init__(

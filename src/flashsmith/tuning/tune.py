@@ -245,8 +245,8 @@ def tune_fleets(
             try:
                 write_ranking(out, ended)
             finally:
-                # Finished races too: a kernel of theirs may have proved wrong later on another
-                # problem.
+                # Finished races are included, because one of their kernels may later have proved
+                # wrong on another problem.
                 failures = [
                     failure
                     for states, runner in ended
@@ -265,8 +265,8 @@ def tune_fleets(
 
 
 class _Winners:
-    """Enters races into two tables: the sweep's own, and the one at ``path``, where they are merged
-    with existing entries and those of the shipped table."""
+    """Enters races into two tables: the sweep's own table, and the table at ``path``, where races
+    are merged with existing entries and with entries of the shipped table."""
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
         self._own, self._path, self._shipped = own, path, shipped

@@ -132,7 +132,7 @@ class ProductShape:
     """One kernel's product, matching csrc/roofline/<source>.cu.
 
     groups: the number of warps or warpgroups of a CTA. Each multiplies its own rows x depth
-    elements by cols x depth ones.
+    elements by cols x depth elements.
     tiles: the number of second operands, which the turns cycle through.
     own_b: whether each group has its own second operand instead.
     passes: products per turn.
