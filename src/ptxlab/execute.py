@@ -62,7 +62,7 @@ def emulate(
     - ``seed``: None selects the fixed schedule, in which asynchronous work happens as late as
     allowed. A number seeds a random schedule; an odd one makes it hesitant (see RandomSchedule).
     - ``sm_count``: SMs of the GPU. It matters only for CTAs that wait for each other: each SM holds
-    the CTAs that the kernel's launch bounds promise. None: all CTAs are resident at once.
+      as many CTAs as the kernel's launch bounds promise. None: all CTAs are resident together.
     - ``programmatic``: the launch may begin before the previous one has finished (programmatic
     dependent launch). The emulator runs them one after the other, but the checks assume overlap.
     - ``exact_mma``: mma, wgmma and wmma give the bits of the target's tensor cores
@@ -171,9 +171,9 @@ def _tensor_core(module: ParsedModule) -> TensorCore:
 
 
 def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:
-    """CTAs that run together: whole clusters, in flat order.
+    """The number of CTAs that run together: whole clusters, in flat order.
 
-    CTAs that wait for each other need at least as many as are resident on the GPU.
+    If CTAs wait for each other, as many run together as are resident on the GPU.
     """
     cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
     if cluster > 1 and (launch.cluster[1:] != (1, 1)):

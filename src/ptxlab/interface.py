@@ -3,8 +3,8 @@
 Vocabulary of every event
 - thread: flat number in the launch, ``cta * threads_per_cta + tid``; cta: flat number,
   ``x + grid_x * (y + grid_y * z)``; tid: flat number within the block; a warp is 32 tids.
-- clock: a count that grows with every event of a launch. Events of one thread are in program order;
-  across threads it only gives the order in which the emulator happened to run them.
+- clock: a count that grows with every event of a launch. Events of one thread are in program order.
+  The order of different threads' events only shows how the emulator happened to run them.
 - site: the instruction, with its PTX line and CUDA source line.
 """
 
@@ -25,7 +25,7 @@ class Site:
     """An instruction's place. ``source`` is ``file:line`` or empty without line info.
 
     ``caller`` is the place where the function that contains ``source`` was inlined, or empty. If
-    the kernel's own line is another one, it follows.
+    that place is not in the kernel itself, the kernel's line follows.
     """
 
     index: int
@@ -123,7 +123,8 @@ class AsyncLanding:
 
 @dataclass(frozen=True, slots=True)
 class BarrierEvent:
-    """CTA barrier traffic: ``kind`` "arrive" (threads reach it) or "release" (it opened for them).
+    """An event of a CTA barrier: ``kind`` "arrive" (threads reach it) or "release" (it opened for
+    them).
 
     ``barrier`` is the barrier's number, ``expected`` the number of threads per CTA that take part.
     A release names all threads that took part, possibly of several CTAs whose barriers opened
@@ -214,13 +215,13 @@ class EngineDone:
 
 @dataclass(frozen=True, slots=True)
 class MbarrierEvent:
-    """Traffic at the mbarriers at one address of the CTAs ``ctas`` (flat; one for each thread).
+    """An event of the mbarriers at one address in the CTAs ``ctas`` (flat; one for each thread).
 
     ``kind``:
     - "init" and "arrive";
     - "copy": a bulk copy is issued that will complete on the mbarrier;
-    - "complete": a phase is over in ``ctas``. It names no threads; ``landed`` is the clock up to
-      which bulk copies have arrived, per CTA;
+    - "complete": a phase is over in ``ctas``. This event has no threads; ``landed`` is, per CTA,
+      the clock up to which bulk copies have arrived;
     - "wait": threads have observed the end of a phase.
     """
 
@@ -283,7 +284,7 @@ class GridAllow:
 
 @dataclass(frozen=True, slots=True)
 class Misuse:
-    """A rule of an instruction is broken; ``kind`` is the finding's."""
+    """A rule of an instruction is broken; ``kind`` is the kind of the finding."""
 
     kind: str
     site: Site
@@ -480,8 +481,9 @@ class Finding:
 class EmulationResult:
     """Outcome of one launch, or of all launches of a plan.
 
-    ``instructions`` maps each mnemonic to the warp instructions issued. ``thread_instructions``
-    maps it to the active threads, summed over those; threads masked by a guard count as active.
+    ``instructions`` maps each mnemonic to the number of warp instructions issued.
+    ``thread_instructions`` maps it to the sum of their active threads; threads masked by a guard
+    count as active.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)

@@ -71,7 +71,7 @@ class Halving:
     launches. A long problem only tries kernels that would survive its reference problem's first
     rung with `entry_margin` as the margin. Refinement tries the neighbours of the first `leaders`
     kernels. If some kernels are not deterministic, the deterministic kernels are also ranked among
-    themselves, since the table needs the best kernel with and without this property.
+    themselves, since the table needs both the best kernel and the best deterministic kernel.
 
     The margins are several times the spread of these few launches, so that noise cannot eliminate
     the best kernel.

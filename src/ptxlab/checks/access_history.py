@@ -24,8 +24,9 @@ class Conflict:
     """Unordered accesses to cells: ``kind`` RAW, WAR or WAW describes the later one.
 
     ``rows`` index the later event's threads. ``others`` and ``sites`` are the earlier parties and
-    their instructions; a party is NO_ACTOR for several, and negative for an engine. ``kind`` PROXY
-    is ordered, but lacks a proxy fence between a thread's write and an engine's access.
+    their instructions; a party is NO_ACTOR if there are several, and negative for an engine.
+    Accesses of ``kind`` PROXY are ordered, but a proxy fence is missing between a thread's write
+    and an engine's access.
     """
 
     kind: str
@@ -37,7 +38,8 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The threads of one event, its time and its place. ``lanes`` masks the lanes each reads for.
+    """The threads of one event, its time and its place. ``lanes`` has each thread's mask of the
+    lanes that it reads for.
 
     Atomic parties, strong loads and stores included, do not conflict with each other. ``by_word``:
     their accesses are strong and cover whole words.
@@ -55,8 +57,9 @@ class AccessHistory:
     """FastTrack's state per cell. Readers are kept per warp, as their last clock and lane mask.
 
     A write makes earlier reads irrelevant: an access ordered after the write is also ordered after
-    those reads, or they have been reported. A read replaces its warp's earlier record if that is
-    ordered before it; otherwise the lane masks are merged under the later clock.
+    those reads, unless they were reported as unordered. A read replaces its warp's earlier record
+    if that record is ordered before the read; otherwise the lane masks are merged under the later
+    clock.
 
     ``shared_by_ctas``: all CTAs share the memory, so a record must name its CTA.
     ``cluster_size``: the number of CTAs that can reach a bank.
@@ -78,14 +81,15 @@ class AccessHistory:
         self._by_cta = shared_by_ctas
         writes = {"thread": (_INTEGER, NO_ACTOR), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
-        # Words that the launch has written, or read, other than by strong whole-word accesses.
+        # Words that the launch has written, or read, by accesses that are not strong whole-word
+        # accesses.
         self._weakly_written, self._weakly_read = (
             np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
         )
         # Allocated at the first read: outputs are the largest memories and are rarely read.
         self._reads: Shadow | None = None
         self._engine_reads: EngineReads | None = None
-        # Once engines have written, a writer need not be a thread of the same CTA.
+        # As soon as engines have written, a writer need not be a thread of the same CTA.
         self._engines_write = False
 
     def locate(
@@ -106,7 +110,7 @@ class AccessHistory:
     def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Masks of words: written, read since then, ever weakly written, ever weakly read.
 
-        Weakly means other than by strong whole-word accesses.
+        "Weakly" means by accesses that are not strong whole-word accesses.
         """
         written = self._writes["thread"] != NO_ACTOR
         read = np.zeros_like(written)
@@ -180,7 +184,8 @@ class AccessHistory:
         several = (before != ctas) & (before != NO_ACTOR)
         far = np.flatnonzero(several & (before != _SEVERAL))
         if order.reaches_others and far.size:
-            # If this reader is ordered after one of another CTA, that record is no longer needed.
+            # If this reader is ordered after a reader of another CTA, that reader's record is not
+            # needed.
             readers = before[far, None] * self._threads + self._tids(
                 threads[far] % self._threads // 32
             )
@@ -206,7 +211,8 @@ class AccessHistory:
     ) -> Iterator[Conflict]:
         """Checks and records a write that threads issue to an engine, which becomes the writer.
 
-        Earlier accesses must be ordered before the issuing threads, writes with a proxy fence.
+        Earlier accesses must be ordered before the issuing threads; earlier writes also need a
+        proxy fence.
         """
         yield from self._after_write("WAW", touched, party, order)
         yield from self._after_reads(touched, party, order)
@@ -237,7 +243,7 @@ class AccessHistory:
     def _far_unfenced(
         self, touched: Touched, party: Party, order: HappensBefore, columns: np.ndarray
     ) -> Iterator[Conflict]:
-        """The same for writes by threads of other clusters."""
+        """Finds ordered writes by threads of other clusters that lack a proxy fence."""
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
         far = (writers >= 0) & (columns < 0) & ~(self._writes["atomic"][cells] & party.atomic)
@@ -363,7 +369,7 @@ class AccessHistory:
     def _after_engine_reads(
         self, touched: Touched, party: Party, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Finds threads that overwrite cells that an engine may not have read yet."""
+        """Finds threads that overwrite cells before an engine is known to have read them."""
         if self._engine_reads is None:
             return
         index, columns, clocks, sites = self._engine_reads.of(touched.cells)
@@ -424,7 +430,7 @@ class AccessHistory:
     def _engine_after_reads(
         self, cells: np.ndarray, event: EngineAccess, order: HappensBefore, known: np.ndarray
     ) -> Iterator[Conflict]:
-        """Finds engine writes to cells that threads or engines may not have read yet."""
+        """Finds engine writes to cells before threads or engines are known to have read them."""
         if self._reads is not None:
             clocks = self._reads["clock"][cells]
             entries, warps = np.nonzero(clocks)

@@ -59,7 +59,8 @@ class BarrierOrder:
         """Updates the order with an event.
 
         Yields (kind of finding, threads, initialising thread) where threads use a barrier without
-        being ordered after its initialisation; bulk copies need a proxy fence in between, too.
+        being ordered after its initialisation. For bulk copies, a proxy fence is needed in between
+        as well.
         """
         if event.kind == "complete":
             self._complete(event)

@@ -57,7 +57,7 @@ class MemoryOrder:
     - A release is ``.release``, or a fence followed by a ``.relaxed`` write of the same thread. It
       releases everything that the thread had done, or was ordered after, at the release or fence.
     - An acquire is ``.acquire``, or a ``.relaxed`` read followed by a fence of the same thread.
-    - An atomic passes on what was released to its word before; a store does not.
+    - An atomic passes on what earlier accesses released to its word; a store does not.
     - Scopes must be ``.gpu`` or ``.sys``: ``.cta`` and ``.cluster`` order nothing here.
 
     Floating-point sums carry no order.
@@ -71,8 +71,8 @@ class MemoryOrder:
         """Begins a wave: its threads are new, but words keep what was released."""
         self._order = order
         self._threads: dict[int, _Thread] = {}
-        # Per CTA: the last read that acquired nothing, and the last write that it read and that
-        # released nothing.
+        # Per CTA: the last read of a released word that did not acquire, and the write of the last
+        # value that was read, if this write did not release.
         self._unacquired: dict[int, tuple[int, Site]] = {}
         self._unreleased: dict[int, Site] = {}
 

@@ -37,7 +37,7 @@ class Barrier:
     counted: np.ndarray
     took_part: np.ndarray
     whole_cta: bool = True
-    #: Where a thread last arrived.
+    #: The instruction of the last arrival.
     site: Site | None = None
     #: Wave thread numbers of the threads that arrived since their CTA's barrier last opened.
     arrivals: list[np.ndarray] = field(default_factory=list)
@@ -45,7 +45,8 @@ class Barrier:
 
 @dataclass(frozen=True)
 class _Target:
-    """Threads of a group (``positions``; None: all) and the generation at which each CTA passes."""
+    """Threads of a group (``positions``; None: all) and, per CTA, the generation at which threads
+    pass."""
 
     barrier: Barrier
     positions: np.ndarray | None
@@ -131,7 +132,7 @@ class NamedBarriers:
         blocks: bool,
         vote: Any = None,
     ) -> BarrierWait | None:
-        """A group arrives at barriers; returns a wait if it cannot pass at once.
+        """A group arrives at barriers; returns a wait if the group cannot pass without waiting.
 
         ``number`` is a scalar or one per thread. ``expected`` is the number of threads of each CTA
         that take part; None: all that have not exited. ``vote`` is a predicate per thread.

@@ -208,7 +208,7 @@ class Group:
     def shuffle_source_varying(
         self, mode: str, b: np.ndarray, c: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same with operands that differ between threads (uint32 arrays or scalars)."""
+        """shuffle_source() for operands that differ between threads (uint32 arrays or scalars)."""
         b = np.broadcast_to(b, (self.n,)).astype(np.int64)
         c = np.broadcast_to(c, (self.n,)).astype(np.int64)
         tid = self.index % self.geometry.threads_per_cta

@@ -31,7 +31,7 @@ class Mbarrier:
         self.phases = np.zeros(ctas, np.int64)
 
     def state(self, cta: int) -> str:
-        """A description of what it is waiting for in one CTA."""
+        """A description of what one CTA's mbarrier waits for."""
         if not self.valid[cta]:
             return "which was never initialised"
         return (
@@ -208,7 +208,8 @@ class Mbarriers:
     def require(
         self, group: Group, site: Site, position: int, owner: int, address: int
     ) -> Mbarrier | None:
-        """The barrier on which a bulk copy will complete; None if there is none."""
+        """The mbarrier on which a bulk copy will complete; None if the address has no valid
+        mbarrier."""
         barrier = self._at(address)
         where = np.array([position])
         self._notify(site, "copy", group, where, np.array([owner]), address)

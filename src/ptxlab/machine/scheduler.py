@@ -39,7 +39,7 @@ class _Task:
 _PATIENCE = 16
 
 
-#: A random schedule triggers an early event with a probability of 1 over this, at each turn.
+#: At each turn, a random schedule triggers an early event with a probability of 1 / _SURPRISE.
 _SURPRISE = 6
 #: The laggard of a random schedule changes after this many turns.
 _LAGS = (20, 60, 200)
@@ -56,8 +56,9 @@ class Scheduler:
     one asynchronous transfer arrive and returns whether there was one. With a random generator it
     picks any transfer, otherwise the oldest.
 
-    A coroutine yields one of these requests: a Fork (its parts run, then it continues), a Wait, a
-    Split (two others replace it), or None (it spins in a loop and yields to other groups).
+    A coroutine yields one of four requests: a Fork (the coroutine continues after the fork's parts
+    have run), a Wait, a Split (two other coroutines replace this one), or None (it spins in a loop
+    and lets other groups run).
 
     Without ``random`` the schedule is fixed: groups run in rotation, and asynchronous transfers
     happen when no group can run. With ``random``, turns, arrivals and refusals come in random
@@ -111,7 +112,8 @@ class Scheduler:
                 self._step(*self.ready.popleft())
 
     def _shuffle(self, random: RandomSchedule) -> None:
-        """Moves a random task to the front: the laggard only if there is no other."""
+        """Moves a random task to the front: a task of the laggard only if no other task is
+        ready."""
         ready = self.ready
         if self.lag == 0:
             self.lag = random.choice(_LAGS)
@@ -244,7 +246,7 @@ class Scheduler:
         return False
 
     def _refuse(self) -> bool:
-        """Refuses a refusable wait, but only once while nothing else happens."""
+        """Refuses a refusable wait, but not again until something else has happened."""
         for task in self.waiting:
             if task.wait is not None and task.wait.refusable and task.refused != self.news_count:
                 task.refused = self.news_count

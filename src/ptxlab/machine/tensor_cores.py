@@ -4,7 +4,7 @@ mma.sync and wgmma run in steps. A step adds the products of up to ``depth`` pai
 the accumulator. The products are exact. All terms are aligned to the largest exponent among them
 and truncated a fixed number of bits below it. Their sum is exact and then truncated to float32.
 
-- An exponent is that of the format's exponent field. A product's exponent is the sum of its
+- A number's exponent is its exponent field less the bias. A product's exponent is the sum of its
   factors', so that its significand lies between 1 and 4. A subnormal has the exponent of the
   smallest normal number. A zero has a very low exponent (-133 on Hopper), and products far below
   that are lost when they are added to a zero.
@@ -74,7 +74,7 @@ _LOWEST_IN_FLOAT32, _HIGHEST_IN_FLOAT32 = -100, 125
 class TensorCore:
     """The arithmetic of one GPU generation.
 
-    - ``step_bytes``: bytes of an operand's row per step;
+    - ``step_bytes``: the bytes of an operand's row that one step takes;
     - ``fraction_bits``: bits of a term that are kept below the largest exponent;
     - ``zero_exponent``: the exponent of a term that is zero.
     """
@@ -118,7 +118,8 @@ TENSOR_CORES = {
 class _Scratch:
     """Memory for a step's products and truncated products.
 
-    It is allocated once, because an allocation per step would be returned to the system each time.
+    The memory is allocated only once, because memory that is allocated for each step would go back
+    to the system each time.
     """
 
     def __init__(self, depth: int, accumulators: int) -> None:
@@ -127,7 +128,7 @@ class _Scratch:
         self.integers = np.empty(depth * accumulators, i4)
 
     def of(self, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-        """Views of both arrays in a shape that is at most as large."""
+        """Views of both arrays in a shape with at most as many elements."""
         size = int(np.prod(shape))
         return self.products[:size].reshape(shape), self.integers[:size].reshape(shape)
 

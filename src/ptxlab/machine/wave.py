@@ -84,7 +84,8 @@ class Wave(WaveMemory):
     def barrier(
         self, group: Group, site: Site, number: Any, expected: Any, blocks: bool, vote: Any = None
     ) -> BarrierWait | None:
-        """bar.sync, or bar.arrive if not ``blocks``; None if the group may continue at once.
+        """bar.sync, or bar.arrive if not ``blocks``; returns None if the group may continue without
+        waiting.
 
         ``vote`` is each thread's predicate of a bar.red.
         """

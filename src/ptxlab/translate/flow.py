@@ -183,7 +183,7 @@ def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
     """Nodes of the loop from ``first`` to ``last`` if it only polls memory, else none.
 
     Such a loop reads with .volatile, .relaxed or .acquire, has no other effect, and carries no
-    register from one iteration to the next. So it continues as long as the words are unchanged.
+    register from one iteration to the next. It therefore continues until one of the words changes.
     """
     body, pending = {first}, [last]
     before: dict[int, list[int]] = {}

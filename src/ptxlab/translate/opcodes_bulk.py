@@ -14,7 +14,7 @@ _HINT, _MULTICAST = "L2::cache_hint", "multicast::cluster"
 
 
 def bulk(t: Emitter, i: Instruction) -> None:
-    """Copies, reductions, bulk groups, and prefetches, which have no effect."""
+    """Copies, reductions and bulk groups; also prefetches, which have no effect."""
     modifiers = [m for m in i.modifiers if m not in ("reduce", "async", "bulk")]
     if modifiers[:1] == ["prefetch"]:
         return
