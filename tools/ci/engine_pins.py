@@ -50,7 +50,8 @@ class Solution:
     def requirements(
         self, name: str, extras: Sequence[str] = ()
     ) -> Iterator[tuple[str, Requirement]]:
-        """All requirements in force below a package with extras, each with who states it."""
+        """All requirements in force below a package with extras, each after the package that states
+        it."""
         waiting, seen = [(name, "")] + [(name, extra) for extra in extras], set[tuple[str, str]]()
         while waiting:
             owner, extra = waiting.pop()
@@ -79,7 +80,7 @@ def resolve(*requirements: str, constraints: Sequence[str] = ()) -> Solution:
 
 
 def record(engine: str, solution: Solution) -> dict[str, Any]:
-    """What the record says of an engine such as 'vllm==0.33.0'."""
+    """The record of an engine such as 'vllm==0.33.0'."""
     below = list(solution.requirements("flashsmith", ("compiler",)))
     # cuda-toolkit is a list of other packages, the compiler's among them.
     ours = {

@@ -26,13 +26,13 @@ shown, and which of these got worse. Registers count in steps of 8, as a GPU all
 change that merges code may change kernels; --no-worse accepts kernels that are no worse.
 
 A file of --write-base has the hashes of each kernel's canonical PTX and machine code, its figures,
-the compiler's version and the sources' hash. It shows which kernels differ, but not in which lines;
-the compiler must be the same. Without hashes of machine code only PTX is compared. --new takes such
-a file of this tree, made from its current sources.
+the compiler's version and the sources' hash. With it, differing lines are not shown, and its
+compiler must be used. Without hashes of machine code only PTX is compared. --new takes such a file
+of this tree, made from its current sources.
 
 --record, without --set, records the sources of both trees as equivalent for each family whose
 kernels are all the same. Figures measured with the base tree's kernels then stay valid. Kernels
-that a file lacks, because they did not ship then, are ignored.
+that a file lacks, because they did not ship at that time, are ignored.
 
 The exit status is 1 if a kernel differs (with --no-worse: is worse) or exists in only one tree.
 """
@@ -323,7 +323,7 @@ class Difference:
 
 
 def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
-    """Families with kernels in both trees, all of them the same, with the number of these."""
+    """Families with kernels in both trees that are all the same, with the number of kernels."""
     counts: Counter[str] = Counter()
     changed = set()
     for key in base.kernels.keys() & new.kernels.keys():

@@ -64,7 +64,7 @@ def measured(name: str) -> Points:
 
 
 def rate(rows: dict[str, Row], name: str) -> float | None:
-    """An implementation's TFLOP/s on a problem; None if there is none."""
+    """An implementation's TFLOP/s on a problem; None without a measurement."""
     row = rows.get(name)
     return float(row["tflops"]) if row and row["verdict"] == "pass" and row["tflops"] else None
 
@@ -274,7 +274,8 @@ def hand_written() -> str:
 # --- the backward pass ---------------------------------------------------------------------------
 
 
-# Three runs of the cells, each beginning with another contender. Only the first has FA2 and FA4.
+# Three runs of the cells, each beginning with a different contender. Only the first has FA2 and
+# FA4.
 VERDICTS = tuple(f"verdict-backward-{run}.csv" for run in range(3))
 WIDE, ENTRIES, FROZEN = "backward-wide.csv", "backward-entries.csv.gz", "backward-frozen.csv"
 # Problems of ENTRIES and others, with the current order of key blocks and with other orders.
@@ -621,7 +622,8 @@ def mean_of(ratios: Iterable[float | None]) -> str:
 
 
 def cache_cells(of: Cache, us: dict[str, float], roof: float | None) -> list[str]:
-    """Cells of a row: cache size, microseconds of ours, cuDNN and the best peer, share of roof."""
+    """Cells of a row: cache size, microseconds of our kernel, cuDNN and the best peer, share of the
+    roof."""
     ours, best = us.get("ours"), best_peer(us)
     rate = of.bytes / ours / 1e6 if ours else None
     return [
@@ -867,7 +869,8 @@ LEVEL = 0.995
 
 
 def spills() -> str:
-    """The table of choices that spill and the best ones without spills, by d and semantics."""
+    """The table of choices that spill and of the best kernels without spills, by d and
+    semantics."""
     ratios: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     spilled: dict[tuple[str, str], set[int]] = {}
     for row in read("spills.csv.gz"):
@@ -899,7 +902,7 @@ ON_H100 = "../h100/"
 
 
 def h100_rounds() -> dict[tuple[str, ...], list[float]]:
-    """Each round's time of the H200's choice over that of the H100's choice.
+    """Each round's time of the H200's choice over the time of the H100's choice.
 
     Keys: the problem, whether it is deterministic, its split, and both configs. (The H200's table
     has changed since.)
@@ -960,7 +963,7 @@ def h100_replays() -> str:
     for row in read(f"{ON_H100}graph-replays.csv.gz"):
         rounds = runs.setdefault(row["problem"], [])
         name = row["config"] or row["kernel"]
-        # The later of the two runs repeats the same rounds.
+        # The later of the two runs repeats the earlier run's rounds.
         if not rounds or name in rounds[-1]:
             rounds.append({})
         rounds[-1][name] = float(row["ms"])

@@ -8,12 +8,12 @@
 The unit splits x into an integer and a fraction with a fixed number of bits, and only evaluates the
 fraction. So 2^x should follow from a table of 2^f for all multiples f of 2^-24, which float32
 represents exactly. The unknown part is how x is rounded: x or its magnitude, down or to the
-nearest, to 22, 23 or 24 bits. Each of these rules is tried on a sample of all floats. The best one
+nearest, to 22, 23 or 24 bits. Each of these rules is tried on a sample of all floats. The best rule
 is compared on every float from 2^-30 to 256 and on a sample of the rest.
 
-A CSV row has a sign, an exponent, and the number of results that differ from the rule's. The exit
-status is 1 if one differs. For each fraction the table stores the difference between the result and
-the nearest float, in units in the last place. These small numbers compress well.
+A CSV row has a sign, an exponent, and the number of results that differ from the rule's results.
+The exit status is 1 if one differs. For each fraction the table stores the difference between the
+result and the nearest float, in units in the last place. These small numbers compress well.
 """
 
 from __future__ import annotations

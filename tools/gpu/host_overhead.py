@@ -56,7 +56,7 @@ class Cell:
 
 
 def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
-    """Calls of `config` on small problems, whose kernels finish before the next call does."""
+    """Calls of `config` on problems so small that the kernels finish before the next call does."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)
@@ -91,7 +91,8 @@ def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
 
 
 def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
-    """The same over a KV cache: one token per sequence, with its keys split into parts."""
+    """Calls of `config` over a KV cache: one token per sequence, whose keys are split into
+    parts."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)

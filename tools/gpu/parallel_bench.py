@@ -6,9 +6,9 @@
 
 The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
 
-- proof: each schedule and mask on 4096 tokens. It gives the largest errors of o, dq, dk and dv
-  against float64, relative to those of attention() on one GPU, and checks that a call repeats its
-  bits.
+- proof: each schedule and mask on 4096 tokens. This step gives the largest errors of o, dq, dk and
+  dv against float64, relative to the errors of attention() on one GPU. It also checks that repeated
+  calls give the same bits.
 - speed: a causal batch of 1, launched alternately by several implementations. They are attention()
   of the whole sequence on one GPU, each schedule, and context_parallel with cuDNN (K and V as
   grouped heads and repeated) and with flashsmith's kernels. Each is first compared with float64 on
@@ -265,7 +265,7 @@ class Bench:
     def _errors(self, one: Any, right: Sequence[Any]) -> dict[str, float]:
         """The largest errors of its outputs on any rank; infinite for NaN.
 
-        They are the same on all ranks, so that all ranks time the same calls.
+        All ranks get the same errors, so that all ranks time the same calls.
         """
         found = one.output()
         names = OUTPUTS[: len(found)]

@@ -9,8 +9,9 @@
 
 A pair is a config with its semantics that ranks first in an entry of the shipped table, on the
 first such problem. The entries are those of the forward pass unless --operations names others.
-Libraries are kept in the cache, and any library of the same sources is used, so that one machine
-can build and another one time. --changed-only leaves out pairs with equal machine code.
+Libraries are kept in the cache, and any library of the same sources is used. One machine can
+therefore build libraries that another machine times. --changed-only leaves out pairs with equal
+machine code.
 
 A round is an independent measurement: base and new are launched alternately with the L2 flushed.
 Over a small KV cache the launches are in graphs that cycle through several caches, as in
@@ -119,7 +120,7 @@ def measured(pair: Pair, kernels: dict[str, LoadedKernel]) -> Callable[[], dict[
 def rounds_of(
     one_round: Callable[[], dict[str, Any]], rounds: int, again: float
 ) -> Iterable[dict[str, Any]]:
-    """The rows of a pair's rounds, with more rounds while it is slower.
+    """The rows of a pair's rounds, with more rounds as long as the median ratio is below ``again``.
 
     There is only one row if an output is wrong.
     """
@@ -137,7 +138,7 @@ def rounds_of(
 def geometric_mean(ratios: Sequence[Sequence[float]]) -> PooledFigure:
     """The geometric mean over pairs of the medians of their rounds.
 
-    The interval is that of the geometric means of single rounds that all pairs have.
+    The interval comes from the geometric means of the single rounds that all pairs have.
     """
     mean = statistics.geometric_mean(map(statistics.median, ratios))
     rounds = PooledFigure.of(

@@ -5,12 +5,12 @@
     python tools/gpu/tables_in_turns.py rows.csv --table mine.json --settled settled.json
     python tools/gpu/tables_in_turns.py rows.csv --replays 'b16 s512 h16 d128 bf16 causal'
 
-The table is one of this GPU that does not ship yet. Each entry's choice is compared with the choice
-by the shipped tables of other GPUs; for the backward pass also with deterministic=True. If the two
+The table is for this GPU and does not ship yet. Each entry's choice is compared with the choice by
+the shipped tables of other GPUs; for the backward pass also with deterministic=True. If the two
 kernels differ, both are proven and launched alternately, with the L2 flushed, in independent
-rounds. There is a row for each kernel and round. The summary lists each cell's ratio (time without
-the table over time with it: above 1, the entry is useful): the median of the rounds, and the
-interval that contains the true median with at least 95%.
+rounds. There is a row for each kernel and round. The summary lists each cell's ratio, which is the
+time without the table over the time with it. Above 1, the entry is useful. Listed are the median of
+the rounds, and the interval that contains the true median with at least 95%.
 
 --settled writes a corrected table. If the rounds show that an entry's winner is slower, it is
 ranked after the other kernel by the rounds' ratio, and no unmeasured kernel is ranked before these
@@ -80,7 +80,7 @@ INVARIANT, FREE = "invariant", "free"
 class Cell:
     """A problem and the kernels that are compared on it, by their names in the rows.
 
-    `entry` is the entry that chose one of them; over a cache it did so for this `split`.
+    `entry` is the entry that chose one of the kernels, over a cache for this `split`.
     """
 
     problem: Problem
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         more = [text for text in options.more.split(";") if text.strip()]
         cells = [replayed(one, device, more) for one in read_problems(options.replays)]
     replays, wrong, below = options.table is None, 0, 0
-    # Cells of batch-invariant entries that do not confirm the winner, so far or at all.
+    # Cells of batch-invariant entries that have not yet confirmed the winner, or do not confirm it.
     unproven = [cell for cell in cells if cell.split == INVARIANT]
     environment = {
         name: value

@@ -8,8 +8,8 @@ Prints and writes a JSON object with microseconds.
 
 Contenders alternate in short bursts with a synchronisation after each, so that none waits for space
 in the launch queue. With --limit-ratio the exit status is 1 if our time over cuDNN's is larger. On
-a GPU every output is first compared with float64. A wrong one has no time, and the exit status is
-then 1.
+a GPU every output is first compared with float64. A wrong output has no time, and the exit status
+is then 1.
 
 PyTorch computes gradients on a GPU in that GPU's thread. The rows "in a thread" do so without a
 GPU; waking the thread takes most of their time. "bare" is a Python autograd.Function that allocates
@@ -36,7 +36,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import flashsmith
 from flashsmith.benchmark.peers import why_wrong
 
-# A burst's calls, and the first ones, which are not counted: the GPU is idle and caches are cold.
+# The number of a burst's calls, and of its first calls, which are not counted because the GPU is
+# idle and caches are cold.
 BURST, COLD = 12, 2
 WARM_UP = 5
 BATCH, SEQ, HEADS, D = 1, 128, 2, 128

@@ -32,7 +32,7 @@ COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The result in a record of each stage; records of other stages have samples.
+# The field that a stage's record has; other stages' records have samples.
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # ptxas's spill stores and loads, bytes per thread. A few outside the main loop cost nothing.
 DEFAULT_MAX_SPILL = 256

@@ -334,7 +334,7 @@ class AccessHistory:
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
     def _tids(self, warps: np.ndarray) -> np.ndarray:
-        """Thread numbers, within the CTA, of the lanes of a cluster's warps; adds an axis of 32."""
+        """Numbers, within the CTA, of the 32 lanes of a cluster's warps, on a new last axis."""
         lanes = 32 * (warps % self._cta_warps)[:, None] + LANES
         return np.minimum(lanes, self._threads - 1)
 
@@ -477,5 +477,5 @@ def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _select(masks: np.ndarray) -> np.ndarray:
-    """Lane masks as booleans; adds an axis of 32."""
+    """Lane masks as booleans, on a new last axis of 32."""
     return (masks[:, None] & _LANE_BITS) != 0

@@ -168,7 +168,7 @@ class HappensBefore:
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
-        """Flat numbers of the 32 lanes of each thread's warp; adds an axis.
+        """Flat numbers of each thread's 32 warp mates, on a new axis.
 
         A partial last warp repeats the CTA's last thread.
         """

@@ -367,7 +367,7 @@ class WaveMemory:
 
 
 def _turns(cells: np.ndarray) -> list[np.ndarray]:
-    """Splits indices into rounds that contain every cell at most once, in order for each cell."""
+    """Splits indices into rounds with each cell at most once; a cell's indices stay in order."""
     order = np.argsort(cells, kind="stable")
     found = cells[order]
     begins = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
