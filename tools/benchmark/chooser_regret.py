@@ -1,4 +1,4 @@
-"""Measures the chooser's regret: times the chosen kernel and the rejected ones.
+"""Measures the chooser's regret: times the chosen kernel and the rejected kernels.
 
     python tools/benchmark/chooser_regret.py OUT.csv [--without-table] [PROBLEM ...]
 

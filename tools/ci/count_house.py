@@ -2,7 +2,7 @@
 
     python tools/ci/count_house.py [--base-tree DIR]
 
-Prints the figures of this tree and, with --base-tree, those of another checkout.
+Prints the figures of this tree and, with --base-tree, the figures of another checkout.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def canonical(ptx: str) -> tuple[str, ...]:
     for line in ptx.splitlines():
         if _LINE_INFORMATION.fullmatch(line) or _DEBUG_LABEL.fullmatch(line.strip()):
             continue
-        # The number of declared registers follows from those that are used.
+        # The number of declared registers follows from the registers that are used.
         text = " ".join(_COMMENT.sub("", line).split())
         if text and not text.startswith(".reg "):
             lines.append(_NAMES.sub(renamed, text))
@@ -273,7 +273,8 @@ def recorded(
 ) -> dict[str, dict[str, str]]:
     """The known equivalent sources, extended: the base's are equivalent to the new ones, by family.
 
-    Other sources that were equivalent to the base's are then equivalent to the new ones too.
+    Other sources that were equivalent to the base's sources are then equivalent to the new sources
+    too.
     """
     found = {older: dict(to) for older, to in known.items()}
     for family, older in base.items():

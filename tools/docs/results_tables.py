@@ -642,7 +642,7 @@ CACHE_HEAD = ("MB", "ours", "cuDNN", "best peer", "over cuDNN", "over the best",
 def decode(folder: str = "") -> str:
     """The table of one token over a KV cache, heads 32:8, d 128, bf16, dense and in pages.
 
-    ``folder`` is the folder of the rows, relative to those of the H200.
+    ``folder`` is the folder of the rows, relative to the folder of the H200's rows.
     """
     if not (ROWS / folder / DECODE).exists():
         return NOT_MEASURED

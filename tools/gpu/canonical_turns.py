@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the cost of bits='canonical': launches its kernels and unrestricted ones alternately.
+"""Measures the cost of bits='canonical': launches canonical and unrestricted kernels alternately.
 
     python tools/gpu/canonical_turns.py rows.csv
     python tools/gpu/canonical_turns.py rows.csv --only decode --rounds 15

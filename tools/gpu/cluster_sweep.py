@@ -40,7 +40,7 @@ NAMES = {1: "one", 2: "two"}
 
 
 def problems() -> list[Problem]:
-    """Independent problems: none is the reference of another."""
+    """Independent problems: no problem is the reference of another."""
     return [
         Problem.parse(f"b{16384 // s} s{s} h{heads} d{d} {dtype}{mask}")
         for heads in ("16", "32", "32:8")

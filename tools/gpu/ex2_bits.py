@@ -12,8 +12,8 @@ nearest, to 22, 23 or 24 bits. Each of these rules is tried on a sample of all f
 is compared on every float from 2^-30 to 256 and on a sample of the rest.
 
 A CSV row has a sign, an exponent, and the number of results that differ from the rule's results.
-The exit status is 1 if one differs. For each fraction the table stores the difference between the
-result and the nearest float, in units in the last place. These small numbers compress well.
+The exit status is 1 if a result differs. For each fraction the table stores the difference between
+the result and the nearest float, in units in the last place. These small numbers compress well.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Bench:
     def _references(
         self, whole: Mapping[str, Any], asked: Mapping[str, Any], sinks: Any, cu: Any
     ) -> tuple[list[Any], list[Any]]:
-        """The outputs of one kernel, and those in float64."""
+        """The outputs of one kernel, and the outputs in float64."""
         causal, window = asked.get("causal", False), asked.get("window")
         places = [slice(0, whole["q"].shape[1])]
         if cu is not None:
@@ -263,7 +263,7 @@ class Bench:
         return one
 
     def _errors(self, one: Any, right: Sequence[Any]) -> dict[str, float]:
-        """The largest errors of its outputs on any rank; infinite for NaN.
+        """The largest errors of an implementation's outputs on any rank; infinite for NaN.
 
         All ranks get the same errors, so that all ranks time the same calls.
         """
@@ -549,7 +549,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def status_of(path: Path, before: int) -> int:
-    """The exit status for the rows after the first ``before`` ones."""
+    """The exit status for all rows after the first ``before`` rows."""
     new = [json.loads(line) for line in path.read_text().splitlines()[before:]]
     return 0 if all(row.get("ok", True) for row in new) else 1
 

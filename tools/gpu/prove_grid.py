@@ -8,10 +8,10 @@ decode_grid.py for kernels that read a cache.
 
 With other options:
 
-    rows.csv --seconds 500    # repeat until it prints 'complete'
-    rows.csv --family wgmma   # the Hopper kernels
+    rows.csv --seconds 500    # repeat until complete
+    rows.csv --family wgmma   # Hopper kernels
     rows.csv --seconds 0      # builds kernels, proves nothing
-    part3.csv --part 3/8 --workers 1    # one process of eight
+    part3.csv --part 3/8 --workers 1    # one of eight
     rows.csv --family mma_sync_decode --processes 16    # small rows
     rows.csv --handful --workers 1    # under compute-sanitizer
 
@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 
-# The grids are those of the tests.
+# The grids belong to the tests.
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from grids.backward_grid import backward_grid, covering_backward_cases
@@ -71,7 +71,7 @@ FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
 COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
 Row = dict[str, Any]
 BUILDS_AT_ONCE = 4
-# A process that is forked from one with a CUDA context cannot use the GPU.
+# A process that is forked from a process with a CUDA context cannot use the GPU.
 START_METHOD = "spawn"
 # Longest sequence for a sanitizer, which is a hundred times slower.
 SMALL = 512

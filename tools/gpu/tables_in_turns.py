@@ -97,7 +97,7 @@ class Cell:
 def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> list[Cell]:
     """A cell for each choice that the table's entries for the device change."""
     others = WinnersTable([one for one in shipped if not same_gpu(one.key.gpu, device.name)])
-    # After an update, the new entries are used together with those of the other GPUs.
+    # After an update, the new entries are used together with the other GPUs' entries.
     updated = WinnersTable([*others, *table])
     found = []
     for entry in table:
@@ -142,7 +142,8 @@ def _over_a_cache(
 
 
 def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
-    """The configs that are near the best according to the tables, and those given in ``more``."""
+    """The configs that are near the best according to the tables, and the configs given in
+    ``more``."""
     expected = gather(problem, device, WinnersTable.merged()).expected
     least = min(one.ms for one in expected)
     configs = [one.config for one in expected if one.ms <= NEAR * least]

@@ -11,9 +11,9 @@ in the launch queue. With --limit-ratio the exit status is 1 if our time over cu
 a GPU every output is first compared with float64. A wrong output has no time, and the exit status
 is then 1.
 
-PyTorch computes gradients on a GPU in that GPU's thread. The rows "in a thread" do so without a
-GPU; waking the thread takes most of their time. "bare" is a Python autograd.Function that allocates
-and saves like ours but does nothing else. "spread" has the 10th and 90th percentiles.
+PyTorch computes gradients on a GPU in that GPU's thread. The rows "in a thread" use such a thread
+without a GPU; waking it takes most of their time. "bare" is a Python autograd.Function that
+allocates and saves like ours but does nothing else. "spread" has the 10th and 90th percentiles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`flashsmith bench`: measures flashsmith's kernels and other libraries' attention on each problem.
 
-All implementations of a benchmark point get the same tensors. Their outputs are checked, and those
-with correct output are timed together.
+All implementations of a benchmark point get the same tensors. All outputs are checked, and the
+implementations with correct output are timed together.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
     """The configs that ``kernels`` selects, and whether attention() is measured.
 
     If ``kernels`` is None, the environment variable KERNELS applies. The word 'ours' selects
-    attention(), alone or along with other keys; without any key it is the default.
+    attention(), alone or along with other keys. Without any key, attention() is the default.
 
     Raises SelectionError for an unknown key.
     """

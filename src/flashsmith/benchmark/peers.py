@@ -34,7 +34,7 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in --peers and in tables."""
+        """The peer's name in --peers and in tables."""
 
     def absence(self, problem: Problem) -> str | None:
         """Why the peer cannot take part; None if nothing rules it out before it is tried."""
@@ -570,8 +570,8 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """The peers among ``asked`` that apply to a problem.
 
-    FlashInfer applies only to a KV cache. Operations other than attention have peers of their own.
-    Of these, the ones with the names in ``asked`` apply, or all if no name matches.
+    FlashInfer applies only to a KV cache. Operations other than attention have peers of their own:
+    of these, the peers with names in ``asked`` apply, or all of them if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

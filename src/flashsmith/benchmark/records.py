@@ -65,7 +65,7 @@ def read_record(
     """Builds a dataclass from ``record``, a JSON object or a row of texts.
 
     Numbers may be given as texts, including for_json()'s words, and '' means None where a field
-    allows None. Missing fields get their defaults, and unknown ones are ignored.
+    allows None. Missing fields get their defaults, and unknown fields are ignored.
 
     ``columns`` maps a field to the name that files use for it. Raises ValueError, which names the
     field, its value and what is allowed.

@@ -234,7 +234,7 @@ def _with_column(table: _Table, place: int, cells: Sequence[Cell]) -> _Table:
 
 
 def _longest_column(table: _Table) -> int | None:
-    """The column with the longest texts that may not be wrapped; None if none is long."""
+    """The column with the longest texts that may not be wrapped; None if all texts are short."""
     lengths = {
         n: _column_width(table, n)
         for n, column in enumerate(table.columns)

@@ -54,9 +54,9 @@ class Workload:
     """q, k and v of ``problem`` with standard normal contents, and an output ``o`` to be filled.
 
     In a packed problem, all sequences have the problem's lengths, and the tensors are (total,
-    heads, d). A window's limits and a softcap are Problem's typical ones; with partial semantics,
-    the part consists of all keys. ``memory`` is where the tensors live: GPU 0 unless a test passes
-    another.
+    heads, d). A window's limits and a softcap have Problem's typical values; with partial
+    semantics, the part consists of all keys. ``memory`` is where the tensors live: GPU 0 unless a
+    test passes another.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -475,7 +475,7 @@ class OperationWorkload:
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, except those that the kernel also reads."""
+        """Fills the outputs with NaN, except outputs that the kernel also reads."""
         for tensor in self._poisonable:
             self.memory.poison(tensor)
 

@@ -20,7 +20,8 @@ class BuildEvent:
 
     ``done`` of ``total`` steps have finished. Each config is a step, and so are linking and each
     file of host code that the cache does not hold. A "compile" event has the compiled kernel as its
-    ``entry``, except for the first one, which announces what will be compiled. The other stages:
+    ``entry``, except for the first such event, which announces what will be compiled. The other
+    stages:
 
     - "wait": another process is building the same library.
     - "reuse": the library was in the cache.

@@ -145,7 +145,7 @@ def _marker(root: Path) -> bytes | None:
 
 
 def _may_become_ours(root: Path, names: list[str]) -> bool:
-    """Whether the folder is empty, or its creator was killed while it wrote the marker."""
+    """Whether the folder is empty, or its creator was killed while writing the marker."""
     if not names:
         return True
     begun = _marker(root)

@@ -220,8 +220,8 @@ class Cache:
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
         """Copy ``folder`` to its final path and add the manifest.
 
-        The caller holds the key's lock. If another process has published the same key, returns that
-        library and discards this one.
+        The caller holds the key's lock. If another process has published the same key, returns the
+        published library and discards the copy.
         """
         target = self.libraries / manifest.key
         with self.temporary_folder() as temporary, self.errors("write"):
@@ -374,7 +374,7 @@ def _object_name(name: str, content: bytes) -> str:
 
 
 def _last_used(path: Path) -> float:
-    """The time at which a library or object was last opened; 0 for one without a lock file."""
+    """The time at which a library or object was last opened; 0 if its lock file is missing."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (path / LOCK if kind_of(path) == stat.S_IFDIR else path).lstat().st_mtime
     return 0.0

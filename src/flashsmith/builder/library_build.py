@@ -27,7 +27,7 @@ from flashsmith.families import KernelConfig, Semantics, check_legal, device_spe
 from flashsmith.pluralize import pluralize
 from flashsmith.time_left import TimeLeft, format_seconds
 
-# If a source changes during a build, its key no longer matches, so the build is repeated.
+# If a source changes during a build, the build's key no longer matches, so the build is repeated.
 _ATTEMPTS = 3
 
 
@@ -101,7 +101,7 @@ class _Build:
         # Read first, so that an invalid limit raises before anything is built.
         self.limit_mib = env.cache_limit_mib()
         self.done, self.total = 0, len(spec.configs)
-        # Estimated wall time in seconds: of the finished steps, and of the remaining ones.
+        # Estimated wall time in seconds: of the finished steps, and of the remaining steps.
         self.estimate_done = 0.0
         self.time_left = TimeLeft(0.0)
 
@@ -111,7 +111,7 @@ class _Build:
         library = self.cache.open(key)
         if library is None:
             with self.cache.building(key, self._waiting):
-                # Another process may have built it while this one waited.
+                # Another process may have built the library while this process waited.
                 library = self.cache.open(key)
                 if library is None:
                     return self._build()

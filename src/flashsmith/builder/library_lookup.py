@@ -122,7 +122,7 @@ def is_current(manifest: Manifest) -> bool:
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
     """The manifests of the cached libraries made from ``csrc``, most recently used first.
 
-    Without ``semantics``, those of all semantics are included.
+    Without ``semantics``, libraries of all semantics are included.
     """
     origin = _Origin(csrc)
     return [

@@ -101,12 +101,12 @@ class KernelEntry:
 
     @property
     def most_registers(self) -> int:
-        """Registers per thread of the kernel that uses most."""
+        """Registers per thread of the kernel that uses the most registers."""
         return max(kernel.registers for kernel in self.kernels)
 
     @property
     def most_spilling(self) -> KernelEntry | AdditionalKernel:
-        """The kernel that spills most; the main one if none spills."""
+        """The kernel that spills most; the main kernel if no kernel spills."""
         return max(self.kernels, key=lambda kernel: kernel.spill_bytes)
 
     @property

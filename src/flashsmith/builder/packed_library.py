@@ -18,7 +18,7 @@ from flashsmith.system_errors import is_from_system
 def pack_library(library: KernelLibrary) -> bytes:
     """A zip archive of the library's manifest and of the files that the manifest lists.
 
-    Raises CacheError when one of them can no longer be read.
+    Raises CacheError when one of these files can no longer be read.
     """
     packed = io.BytesIO()
     try:

@@ -32,8 +32,8 @@ def no_follow(path: str, flags: int) -> int:
 def written_beside(path: Path) -> Iterator[Path]:
     """Yield a new empty file in the folder of ``path``; on exit it replaces ``path``.
 
-    Its name is random, so that no other user can put a link there. After an exception it is
-    removed.
+    The new file's name is random, so that no other user can put a link there. After an exception
+    the file is removed.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(no_follow(os.fspath(unfinished), os.O_WRONLY | os.O_CREAT | os.O_EXCL))

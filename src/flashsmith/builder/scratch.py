@@ -45,7 +45,7 @@ def scratch_folder() -> Iterator[Path]:
 
     Folders left by dead processes are removed first. The new folder is in the folder for temporary
     files (TMPDIR). If the shell would interpret characters of that path, or other users may rename
-    files there, /tmp or /var/tmp is used. Raises CacheError when none of them is usable.
+    files there, /tmp or /var/tmp is used. Raises CacheError when none of these folders is usable.
     """
     folder = _choose()
     errors = folder_errors("write", f"the folder for temporary files {folder}", "TMPDIR")

@@ -141,7 +141,8 @@ def tree_hash(csrc: Path | None = None) -> str:
 
 
 def equivalent_sources() -> dict[str, dict[str, str]]:
-    """Map hashes of older sources, by family, to newer ones that compile to the same kernels.
+    """Map hashes of older sources, by family, to hashes of newer sources that compile to the same
+    kernels.
 
     tools/ci/same_ptx.py records these hashes after it has compared the kernels.
     """

@@ -69,7 +69,7 @@ def subfolders(folder: Path) -> list[Path]:
 class TemporaryFolders:
     """The temporary folders in ``folder``, named ``prefix`` plus 16 hexadecimal digits.
 
-    Other folders, and those of other users, are left untouched. Methods raise OSError.
+    Other folders, and other users' folders, are left untouched. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:
@@ -121,7 +121,8 @@ class TemporaryFolders:
 
     def trash(self, library: Path) -> None:
         """Move ``library`` here atomically, then remove it; does nothing when it is missing."""
-        # Its lock file moves with it: if this process is killed here, the next sweep removes it.
+        # The lock file moves with the library: if this process is killed here, the next sweep
+        # removes both.
         trash = self._new_path()
         with contextlib.suppress(FileNotFoundError):
             os.rename(library, trash)

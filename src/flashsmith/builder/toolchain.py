@@ -56,7 +56,8 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """The compilers to use: CUDA_HOME's nvcc if that is set, else pip's, else the one on PATH.
+    """The compilers to use: nvcc from CUDA_HOME if this is set, else pip's nvcc, else the nvcc on
+    PATH.
 
     Raises PlatformError on other platforms than Linux x86-64. Raises ToolchainError, with advice on
     the installation, when a part is missing or too old.

@@ -92,7 +92,7 @@ class NvccCompiler:
         """Nothing to do."""
 
     def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
-        """Compiles builds of one semantics, except those in the cache. When a batch fails to
+        """Compiles builds of one semantics, except builds in the cache. When a batch fails to
         compile, its kernels are compiled one by one."""
         arch, semantics = self.device.arch, builds[0].semantics
         configs = [one.config for one in builds]

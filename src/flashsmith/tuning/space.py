@@ -59,7 +59,8 @@ def default_space(device: DeviceSpec) -> str:
 
 
 def _searched(device: DeviceSpec) -> list[Family]:
-    """The families whose spaces are searched on a device; those for the newest GPUs come first."""
+    """The families whose spaces are searched on a device; families for the newest GPUs come
+    first."""
     known = [family for family in by_preference() if family.space_key]
     found = [family for family in known if family.runs_on(device)]
     if not found:
@@ -119,7 +120,7 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
     asked = [family for family in families() if family.space_key == key]
     of = asked[0].operation if asked else DEFAULT if key == ALL_FAMILIES else None
     if of == DEFAULT != problem.operation:
-        # The key names attention's kernels, so it does not restrict those of another operation.
+        # The key names attention's kernels, so it does not restrict another operation's kernels.
         asked = list(families(problem.operation))
     elif asked and of != problem.operation:
         raise SelectionError(

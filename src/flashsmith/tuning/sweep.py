@@ -65,8 +65,8 @@ class Settings:
 
 @dataclass
 class _Bench:
-    """A GPU at work: its current call, the task of that call and when it began. Of its measuring
-    process: the libraries it opened, and how often in a row it failed to start."""
+    """A GPU at work: its current call, the task of that call and when it began. Also the libraries
+    that its measuring process opened, and how often in a row this process failed to start."""
 
     gpu: WorkerGpu
     call: WorkerCall | None = None
@@ -81,11 +81,11 @@ class Sweep:
     """One run over races on GPUs of one kind: it continues from the journal's records until the
     work is done or the budget is spent.
 
-    `trials` holds all results: the journal's records and those that this run adds. They determine
-    the states of the races. A run also tracks its calls, how long each problem took, and which
-    searches the budget ended. Each problem is measured on one GPU, as long as that GPU is
-    available. `on_finished` is called with every race as soon as it is over. `clock` counts the
-    budget, in seconds.
+    `trials` holds all results: the journal's records and the records that this run adds. These
+    results determine the states of the races. A run also tracks its calls, how long each problem
+    took, and which searches the budget ended. Each problem is measured on one GPU, as long as that
+    GPU is available. `on_finished` is called with every race as soon as it is over. `clock` counts
+    the budget, in seconds.
     """
 
     def __init__(

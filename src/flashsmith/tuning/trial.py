@@ -26,7 +26,7 @@ from flashsmith.families import (
 
 # 'culled': dropped before it ran. 'not reached': it was never timed.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages of a kernel; those of rung_stage() come between PROVE and CHECK. PREPARE makes a
+# The stages of a kernel; the stages of rung_stage() come between PROVE and CHECK. PREPARE makes a
 # problem's tensors. ALONE, which times each finalist alone, finds the kernel that broke the final.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
@@ -211,7 +211,8 @@ def _build(config: str, semantics: str) -> Build:
 
 
 class Trials:
-    """All results of a sweep: its records, those of earlier runs first, folded into trials.
+    """All results of a sweep: its records, beginning with earlier runs' records, folded into
+    trials.
 
     Failures that an earlier run's machine may have caused are ignored. A kernel that failed or was
     wrong once is disqualified on all problems.

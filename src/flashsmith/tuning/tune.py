@@ -38,8 +38,8 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The final states of a sweep's races. interrupted: whether Ctrl-C ended it. gpus: for each
-    race, the kind of GPU that it ran on."""
+    """The final states of a sweep's races. interrupted: whether Ctrl-C ended the sweep. gpus: for
+    each race, the kind of GPU that it ran on."""
 
     races: list[RaceState]
     interrupted: bool

@@ -19,7 +19,7 @@ from ptxlab.interface import (
 
 @dataclass
 class _Handover:
-    """The clocks published at a barrier, in the current phase and in all completed ones."""
+    """The clocks published at a barrier, in the current phase and in all completed phases."""
 
     current: Clocks | None = None
     completed: Clocks | None = None

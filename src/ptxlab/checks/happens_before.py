@@ -10,8 +10,8 @@ comes from:
   gains no order.
 - bar.warp.sync: as at a CTA barrier, among the threads that the instruction names.
 - an mbarrier: a thread that observed the end of a phase is ordered after all threads that arrived
-  until then and after the bulk copies that completed on it. barrier.cluster orders its threads in
-  the same way.
+  until then and after the bulk copies that completed on the mbarrier. barrier.cluster orders its
+  threads in the same way.
 - wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
 - a word of global memory that one thread releases and another acquires (MemoryOrder). Threads of
   different clusters are ordered only by this, and by barriers after it within a cluster.
@@ -154,7 +154,7 @@ class HappensBefore:
 
     @property
     def reaches_others(self) -> bool:
-        """Whether anything has ordered threads after those of other clusters."""
+        """Whether anything has ordered threads after threads of other clusters."""
         return len(self._sets) > 1
 
     # Names
@@ -204,7 +204,7 @@ class HappensBefore:
         return self._cluster[ctas], self._rank[ctas] * self._threads + threads % self._threads
 
     def _columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(cluster, column) of actors; the cluster is -1 for those of earlier waves."""
+        """(cluster, column) of actors; the cluster is -1 for actors of earlier waves."""
         ctas = self.cta(actors)
         inside = (ctas >= 0) & (ctas < self._floor.size)
         ctas = np.where(inside, ctas, 0)
@@ -280,7 +280,7 @@ class HappensBefore:
         return result
 
     def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(number of the cluster, column) of actors, including those of other waves."""
+        """(number of the cluster, column) of actors, including actors of other waves."""
         ctas = np.maximum(actors, 0) // self._threads
         numbers = np.asarray(self._grouping.number(ctas))
         columns = self._grouping.rank(ctas) * self._threads + actors % self._threads

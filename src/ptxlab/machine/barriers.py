@@ -87,7 +87,7 @@ class BarrierWait(Wait):
         """Does nothing: observers were notified of all threads when the barrier opened."""
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The number of threads that have arrived, out of those expected."""
+        """The number of threads that have arrived, out of the number expected."""
         closed = ~self.passed()
         found = []
         for target in self.targets:
@@ -252,7 +252,7 @@ class ClusterWait(Wait):
         self.barrier.notify(self.site, "wait", threads)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The number of threads that have arrived, out of those expected."""
+        """The number of threads that have arrived, out of the number expected."""
         positions = np.flatnonzero(~self.passed())
         cluster = int(self.barrier.cluster_of(self.group)[positions[0]])
         arrived, live = self.barrier.arrived[cluster], self.barrier.live[cluster]

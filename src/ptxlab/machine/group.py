@@ -26,7 +26,7 @@ u4 = np.uint32
 class AsyncCopy:
     """A cp.async in flight: 16-, 8- or 4-byte words for flat cells of shared memory.
 
-    ``whole`` is the copy that this one is a part of; None if it is whole itself.
+    ``whole`` is the copy that this part belongs to; None if this is a whole copy.
     """
 
     issued: Site

@@ -138,7 +138,7 @@ class _Factors:
 
     def __init__(self, given: np.ndarray, kind: OperandType) -> None:
         self.given = given
-        #: The given values, with 0 in place of non-finite ones.
+        #: The given values, with 0 in place of non-finite values.
         self.values, self.all_finite = _finite(np.ascontiguousarray(given))
         self.zeros = self.values == 0
         self.exponents = _exponents(self.values, kind.least_exponent)

@@ -222,7 +222,7 @@ class Wgmma:
         return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
-        """This wgmma and the predecessors that only it continues, oldest first."""
+        """This wgmma and its chain of predecessors that are not evaluated yet, oldest first."""
         chain = [self]
         while True:
             before = chain[0].addend

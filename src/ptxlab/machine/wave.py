@@ -324,7 +324,8 @@ class Wave(WaveMemory):
     def shuffle(
         self, group: Group, mode: str, value: Any, b: Any, c: Any, members: Any
     ) -> tuple[Any, Any]:
-        """shfl.sync: (value of the source lane, in range). A lane elsewhere gives all ones."""
+        """shfl.sync: (value of the source lane, in range). A source lane outside the group gives
+        all ones."""
         group.require_members("shfl.sync", members)
         if b.ndim or c.ndim:
             source, good = group.shuffle_source_varying(mode, b, c)

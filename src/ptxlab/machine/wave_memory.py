@@ -61,7 +61,7 @@ class WaveMemory:
         self.clock = 0
         # Decides the order of atomics at one address; None: thread order.
         self.random: RandomSchedule | None = None
-        # The seed of that order for an atomic that observers know and that is about to happen.
+        # The seed of that order, drawn when observers are notified of an atomic, before it happens.
         self._drawn: int | None = None
 
     # Observation
@@ -232,7 +232,7 @@ class WaveMemory:
 
         Only single elements are atomic, not the vector, so each element has its own order of sums.
         """
-        # Bounds and alignment are those of the whole vector.
+        # Bounds and alignment are checked for the whole vector.
         self.load(group, space, addresses, 4 * len(values), mask)
         return [
             self.atomic(group, space, addresses + np.int64(4 * k), np.add, (value,), mask)

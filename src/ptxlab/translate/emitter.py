@@ -252,7 +252,8 @@ class Emitter:
         raise self.error(f"registers of type .{declared} are not supported")
 
     def _reinterpret(self, expression: str, held: str, wanted: str, *, extend: bool = False) -> str:
-        """Reinterprets bits as another NumPy type; narrow integers are extended, wide ones cut."""
+        """Reinterprets bits as another NumPy type; narrow integers are extended, wide integers
+        truncated."""
         if held == wanted:
             return expression
         if "b1" in (held, wanted):

@@ -235,7 +235,7 @@ def _assigned(ended: _Ended, job: ProfilingJob) -> tuple[list[ProfiledUse], str]
 def _next_call(
     waiting: deque[ProfiledLaunch], use: ProfiledKernel, ended: _Ended
 ) -> dict[str, ProfiledLaunch]:
-    """Takes the launches of a use's next call, by role, from those that remain.
+    """Takes the launches of a use's next call, by role, from the remaining launches.
 
     A role that occurs again starts another call. Launches of foreign kernels are skipped.
 

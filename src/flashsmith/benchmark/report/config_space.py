@@ -32,9 +32,9 @@ _DIGITS = re.compile(r"\d", re.ASCII)
 class SearchedSpace:
     """One problem's configs of one family, each with its last measurement.
 
-    ranked: those with a rate, fastest first.
-    wrong: those that were wrong or failed.
-    dropped: how many the search dropped.
+    ranked: configs with a rate, fastest first.
+    wrong: configs that were wrong or failed.
+    dropped: the number of configs that the search dropped.
     """
 
     ranked: tuple[Measurement, ...]

@@ -48,8 +48,8 @@ def read_results(paths: Sequence[Path]) -> Results:
     A file of unknown kind is skipped with a note in its Source, provided that another file is of a
     known kind.
 
-    Raises ArgumentError if a file is missing or damaged, or if none is of a known kind. The message
-    names the file, and the line or row if there is one.
+    Raises ArgumentError if a file is missing or damaged, or if no file is of a known kind. The
+    message names the file, and the line or row if there is one.
     """
     results, unknown, seen = Results(), list[_NoResult](), set[str]()
     for path in paths:

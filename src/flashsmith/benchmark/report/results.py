@@ -63,7 +63,7 @@ class Results:
 
     @cached_property
     def compared(self) -> tuple[Measurement, ...]:
-        """Rows that compare implementations, without those of a search."""
+        """Rows that compare implementations, without a search's rows."""
         return tuple(row for row in self.rows if not of_search(row))
 
     @cached_property

@@ -92,8 +92,8 @@ class Strip:
 
 
 def places_of(peers: Sequence[str]) -> dict[str, int]:
-    """The index of colour and mark for each peer on a page. A known peer has its own index on every
-    page; the others take the free ones."""
+    """The index of colour and mark for each peer on a page. A known peer has the same index on
+    every page; other peers take free indices."""
     taken = {_PLACES.index(name) for name in (FLASHSMITH, DRAM_READ)}
     taken |= {_PLACES.index(name) for name in peers if name in _PLACES}
     free = [place for place in reversed(range(len(_MARKS))) if place not in taken]

@@ -64,7 +64,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Roofline:
-    """All ceilings of one GPU. `environment` and `time` (ISO) are those of the measurement."""
+    """All ceilings of one GPU. `environment` and `time` (ISO) belong to the measurement."""
 
     gpu: str
     arch: int
