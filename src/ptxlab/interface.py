@@ -1,8 +1,9 @@
 """The emulator's interface: events, the observer protocol, findings, the result.
 
 Vocabulary of every event
-- thread: flat number in the launch, ``cta * threads_per_cta + tid``; cta: flat number,
-  ``x + grid_x * (y + grid_y * z)``; tid: flat number within the block; a warp is 32 tids.
+- thread: its flat number in the launch, ``cta * threads_per_cta + tid``.
+- cta: its flat number in the grid, ``x + grid_x * (y + grid_y * z)``.
+- tid: a thread's flat number within its CTA; 32 consecutive tids are a warp.
 - clock: a count that grows with every event of a launch. Events of one thread are in program order.
   The order of different threads' events only shows how the emulator happened to run them.
 - site: the instruction, with its PTX line and CUDA source line.
@@ -63,15 +64,15 @@ class MemoryAccess:
     - ``space``: ``shared``, ``global`` or ``local``.
     - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (a cp.async source, at issue) or
       ``async_write`` (a cp.async destination, at issue: the data are not there yet). Bulk stores
-      are ``async_write`` to global memory at issue, and bulk reductions ``async_atomic``; their
+      are ``async_write`` to global memory at issue, and bulk reductions are ``async_atomic``; the
       ``engine`` writes at any time until a thread has waited for it.
     - ``addresses``: int64, in bytes. Shared: within the CTA's memory, from 0. Local: within the
       thread's own, from 0. Global: host addresses.
     - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
     - ``shape``: ``plain`` is one contiguous piece per thread. ``matrix`` is ldmatrix or stmatrix:
-      each entry is a 16-byte row that its thread points at, for the whole warp, eight rows a
-      phase. With x1 and x2 only the lanes whose addresses count are listed. ``tile`` is the rows
-      of a bulk copy's box, all issued by one thread.
+      each entry is a 16-byte row at its thread's address, used by the whole warp. A phase has eight
+      rows. With x1 and x2 only the lanes whose addresses count are listed. ``tile`` is the rows of
+      a bulk copy's box, all issued by one thread.
     - ``ctas``: the CTAs (flat) that own the shared memory; None: the threads' own CTAs.
     - ``order``, for global memory: ``relaxed`` (also for a volatile access), ``acquire``,
       ``release``, ``acq_rel``, or empty for a weak access. ``scope``: ``cta``, ``cluster``,

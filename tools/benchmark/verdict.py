@@ -26,8 +26,8 @@ A cell is 'ahead' if its interval is above 1 for the interleaved peers and above
 It is 'behind' if either interval is below 1 or 0.97, and else 'level'. Rows that were not measured
 interleaved are shown, but nothing is claimed for them.
 
-The exit status is 1 if one of our kernels or a peer is wrong, or if a cell of ours was not measured
-in every round, because the fastest peer of such a cell may be missing.
+The exit status is 1 if one of our kernels or a peer is wrong. It is also 1 if one of our cells was
+not measured in every round, because the fastest peer of such a cell may be missing.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ one of these is equal:
 - their machine code, byte for byte, when ptxas assembles each kernel alone. Branches are relative
   and names are stored elsewhere, so that nothing has to be left out.
 
-If both differ, the kernel's machine instructions, registers, spilled bytes and CTAs per SM are
-shown, and which of these got worse. Registers count in steps of 8, as a GPU allocates them. A
-change that merges code may change kernels; --no-worse accepts kernels that are no worse.
+If both differ, the output shows the kernel's machine instructions, registers, spilled bytes and
+CTAs per SM, and which of these figures got worse. Registers count in steps of 8, as a GPU allocates
+them. A change that merges code may change kernels; --no-worse accepts kernels that are no worse.
 
 A file of --write-base has the hashes of each kernel's canonical PTX and machine code, its figures,
 the compiler's version and the sources' hash. With it, differing lines are not shown, and its

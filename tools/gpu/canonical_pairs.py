@@ -5,11 +5,11 @@
     python tools/gpu/canonical_pairs.py rows.csv --d 128 --dtype bf16
     python tools/gpu/canonical_pairs.py rows.csv --build-only --arch 90    # needs no GPU
 
-For each dtype, d, mask and group of heads, one sequence's attention() is the reference. It is
-compared with other ways to compute its rows: other configs, a batch, packed sequences, other
-queries in the call, and attention_with_cache(). This function runs in chunks of 1 to 300 rows
-around the boundaries of tiles and chunks, with dense and paged caches, and with NaN in all elements
-that no row sees. A row's output and log-sum-exp must be equal bit by bit.
+For each dtype, d, mask and group of heads, one sequence's attention() is the reference. The
+reference is compared with other ways to compute the same rows: other configs, a batch, packed
+sequences, other queries in the call, and attention_with_cache(). This function runs in chunks of 1
+to 300 rows around the boundaries of tiles and chunks, with dense and paged caches, and with NaN in
+all elements that no row sees. A row's output and log-sum-exp must be equal bit by bit.
 
 A CSV row has a case and a way, the numbers of calls and rows that were compared and that differ,
 and a digest of the case's output for comparing GPUs. The exit status is 1 if a bit differs.

@@ -10,11 +10,11 @@ A bare launch is the library's own launcher with prepared arguments.
 
 Calls and bare launches alternate in short bursts with a synchronisation after each, so that neither
 waits for space in the launch queue. `first` is the first call of its kind, with its kernel loaded.
-With --limit-us the exit status is 1 if a repeated call costs more than that beyond its bare launch.
-Without --config attention() chooses the kernel.
+With --limit-us the exit status is 1 if a repeated call takes more than this limit longer than its
+bare launch. Without --config attention() chooses the kernel.
 
-The bare launch of a wgmma kernel includes its tensor maps and counter. Over a cache it includes all
-launches of a call, with the memory for the parts' results already allocated.
+The bare launch of a wgmma kernel includes its tensor maps and counter. Over a cache the bare launch
+includes all launches of a call, with the memory for the parts' results already allocated.
 """
 
 from __future__ import annotations

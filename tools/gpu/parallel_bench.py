@@ -10,14 +10,14 @@ The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
   dv against float64, relative to the errors of attention() on one GPU. It also checks that repeated
   calls give the same bits.
 - speed: a causal batch of 1, launched alternately by several implementations. They are attention()
-  of the whole sequence on one GPU, each schedule, and context_parallel with cuDNN (K and V as
-  grouped heads and repeated) and with flashsmith's kernels. Each is first compared with float64 on
-  one head of K.
+  of the whole sequence on one GPU, each schedule, and context_parallel with cuDNN (with grouped and
+  with repeated heads of K and V) and with flashsmith's kernels. Each is first compared with float64
+  on one head of K.
 
 Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'alone', 'call', 'peer',
 'wrong', 'absent'), and milliseconds as medians of rounds. A context_parallel with an error above
 three times that of attention() gets a row 'wrong' and no time. The exit status is 1 for such a row,
-if our error is above 1.1 times one kernel's, or if bits differ.
+if our error is above 1.1 times one kernel's error, or if bits differ.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ names a schedule is used for that schedule only, which then uses no other link.
 Transfers that overlap kernels take a share of the GPU while they last. With kernels of C ms,
 overlapped transfers of M ms and other transfers of N ms, a pass takes N + max(M, C + share M), and
 at least its host time. The share is the median over a schedule's measured calls on two GPUs that do
-not wait for the host. To predict one of these calls, only the others are used, so that its error is
-that of a real prediction.
+not wait for the host. To predict one of these calls, only the other calls are used, so that its
+error is that of a real prediction.
 """
 
 from __future__ import annotations

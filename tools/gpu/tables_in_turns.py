@@ -12,13 +12,13 @@ rounds. There is a row for each kernel and round. The summary lists each cell's 
 time without the table over the time with it. Above 1, the entry is useful. Listed are the median of
 the rounds, and the interval that contains the true median with at least 95%.
 
---settled writes a corrected table. If the rounds show that an entry's winner is slower, it is
-ranked after the other kernel by the rounds' ratio, and no unmeasured kernel is ranked before these
+--settled writes a corrected table. If the rounds show that an entry's winner is slower, the winner
+is ranked after the other kernel, by the rounds' ratio. No unmeasured kernel is ranked before these
 two.
 
 Over a cache one kernel serves all batches and lengths. So both kernels are compared at five of
-them, and the entry keeps its winner only if none of the five ratios is below 1. The other cache
-entries are only used with split='free' and are compared at their own problem.
+these problems, and the entry keeps its winner only if none of the five ratios is below 1. The other
+cache entries are only used with split='free' and are compared at their own problem.
 
 --replays takes problems instead of a table. It compares the tables' first-ranked kernels (and
 --more configs, whose dtype is set to the problem's) with cuDNN. Each launch is the replay of a CUDA

@@ -1,8 +1,8 @@
 """Other libraries' attention behind one small interface, so that flashsmith can be compared with
 it.
 
-A peer that is not installed, or that cannot serve a problem, is absent with a reason and not a
-failure.
+A peer that is not installed, or that cannot serve a problem, counts as absent, with a reason, and
+not as failed.
 """
 
 from __future__ import annotations

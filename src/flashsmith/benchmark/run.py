@@ -187,7 +187,7 @@ def run_kernels(
     kernel's measurement as soon as it is complete.
 
     Raises ArgumentError for a task that no config can compute, or whose lengths require a kernel
-    with other semantics than it names. Raises IllegalConfigError, any error of building, and
+    with other semantics than the task names. Raises IllegalConfigError, any error of building, and
     LaunchError if a kernel has left the GPU unusable to this process.
     """
     options = options or Options()

@@ -166,8 +166,8 @@ class OneProblem:
         return None
 
     def check(self, cfg: KernelConfig) -> None:
-        """Raises ArgumentError if the problem has no queries, if no kernel takes its d, or if it
-        would run a kernel of `cfg` with other semantics than the problem's."""
+        """Raises ArgumentError if the problem has no queries, if no kernel takes its d, or if a
+        kernel of `cfg` would run with other semantics than the problem's."""
         if not self.given.batch * self.given.seq_q:
             raise ArgumentError(
                 f"problem='{self.given}': has no queries, so that no kernel runs; give b and s of "

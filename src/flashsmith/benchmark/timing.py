@@ -54,8 +54,8 @@ class Protocol:
     round to round. A drifting clock then affects all equally, and none always follows the same one.
     'one_by_one' finishes an implementation before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
-    in_graphs: whether a launch is a Replay of a graph. Its calls rotate through sets of tensors, so
-    that SETS_BYTES of other sets are read before a set is read again.
+    in_graphs: whether a launch is a Replay of a graph. The graph's calls rotate through sets of
+    tensors, so that SETS_BYTES of other sets are read before a set is read again.
     num_warmups, runs: the least numbers of untimed and timed launches of an implementation.
     warmup_ms, measure_ms: the least total times of those launches, so that short kernels are
     launched more often. 0 leaves the numbers as they are. With 'interleaved', the mean time of the
@@ -484,8 +484,8 @@ def _turns(group: Sequence[Implementation], rounds: int) -> Iterator[Implementat
     """Every implementation once per round: a shuffled order, then its reverse, then another
     shuffle.
 
-    The orders are the same in every run. They vary because the previous kernel leaves the GPU
-    warmer or cooler, so no implementation may always have the same neighbour.
+    The orders are the same in every run. The orders within a run vary because the previous kernel
+    leaves the GPU warmer or cooler, so no implementation may always have the same neighbour.
     """
     orders = random.Random(0)
     order = list(group)

@@ -132,8 +132,9 @@ class Workload:
         self.memory.poison(self.o)
 
     def check(self, output: Any, scores: int | None = None) -> Comparison:
-        """Checks two heads by Verify's rule: the first of the first sequence and the last of the
-        last sequence. All other outputs must be finite, as the references of these inputs are.
+        """Checks two heads by Verify's rule: the first head of the first sequence and the last head
+        of the last sequence. All other outputs must be finite, as the references of these inputs
+        are.
 
         ``output`` has q's layout. If a head has more than ``scores`` scores, only some of its rows
         are checked; None applies the default limit.
@@ -213,8 +214,8 @@ class Workload:
 
 
 class BackwardWorkload(Workload):
-    """The tensors of a backward problem: additionally ``do``, ``o`` and ``lse`` from attention(),
-    and the gradients dq, dk and dv that the problem needs."""
+    """The tensors of a backward problem. In addition to Workload's: ``do``, ``o`` and ``lse`` from
+    attention(), and the gradients dq, dk and dv that the problem needs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,9 +272,9 @@ class BackwardWorkload(Workload):
             self.memory.poison(gradient)
 
     def check(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
-        """Checks the gradients of two heads of k by Verify's rule, together with all heads of q
-        that share them: the first head of the first sequence and the last of the last. All other
-        gradients must be finite.
+        """Checks by Verify's rule the gradients of two heads of k, and of all heads of q that share
+        them. The two are the first head of the first sequence and the last head of the last
+        sequence. All other gradients must be finite.
 
         ``scores`` is ignored, because gradients depend on whole sequences.
         """
@@ -389,7 +390,7 @@ class DecodeWorkload(Workload):
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def check(self, output: Any, scores: int | None = None) -> Comparison:
-        """Checks groups of heads that share a head of k by Verify's rule, from the first to the
+        """Checks by Verify's rule groups of heads that share a head of k, from the first to the
         last sequence. All other outputs must be finite. ``scores`` is ignored."""
         groups, case = self._expected_groups
         got = np.concatenate([self._rows_of(output, *group) for group in groups])

@@ -112,9 +112,10 @@ def find_library_from(
 def is_current(manifest: Manifest) -> bool:
     """Whether a library was made from the current sources, by this flashsmith, for this tvm-ffi.
 
-    Any release of tvm-ffi with the installed one's ABI counts as this one: serving engines pin
-    releases of their own. Flags count too; compiler versions do not, since a built library needs no
-    compiler. Libraries that are not current stay in the cache, unused, until they are evicted.
+    The library's tvm-ffi may be any release with the installed release's ABI, because serving
+    engines pin releases of their own. Flags must be the same; compiler versions need not be, since
+    a built library needs no compiler. Libraries that are not current stay in the cache, unused,
+    until they are evicted.
     """
     return _is_of(manifest, _Origin(package_sources()))
 

@@ -1,7 +1,8 @@
 """Kernels that the compiler made slow: correct, but with spills or at a fraction of their speed.
 
-Only ptxas's output shows this. It never makes a call fail: a build warns, and the chooser looks up
-here which kernels this process knows to be slow. Another kernel, if available, replaces them.
+Only ptxas's output shows this. Slow kernels never make a call fail. A build warns, and the chooser
+looks up here which kernels this process knows to be slow. Another kernel, if available, replaces
+them.
 """
 
 from __future__ import annotations

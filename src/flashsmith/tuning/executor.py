@@ -33,8 +33,8 @@ class Executor(Protocol):
     """Carries out calls: one at a time per GPU, and any number of compiler calls in parallel.
 
     A call has one result. The kind of a failure is "crash", "hang" or "error" if the call is to
-    blame, and "startup" if its process did not start. It is "lost" if the process or machine went
-    away for another reason; such a call may be submitted again.
+    blame, and "startup" if its process did not start. The kind is "lost" if the process or machine
+    went away for another reason; such a call may be submitted again.
     """
 
     def submit(self, call: WorkerCall) -> None:

@@ -131,9 +131,9 @@ class Race:
     """A problem and the kernels that compete on it.
 
     builds: the kernels that begin. reference: the race for a shorter problem; kernels far behind in
-    its first rung do not enter this one. When all rungs are complete, neighbours of the best join
-    and run the rungs; this happens `refinements` times. incumbents: the builds that the race may
-    replace, which reach the final however slow they were in the rungs.
+    that race's first rung do not enter this race. When all rungs are complete, neighbours of the
+    best join and run the rungs; this happens `refinements` times. incumbents: the builds that the
+    race may replace, which reach the final however slow they were in the rungs.
     """
 
     problem: Problem
@@ -243,7 +243,7 @@ class RaceState:
     def search_task(self, ready: Container[Build]) -> Task | None:
         """The next measurement of the search, among the kernels that are `ready`; None if none.
 
-        A kernel is proven before it is timed. A rung begins when the previous one is complete, and
+        A kernel is proven before it is timed. A rung begins when the previous rung is complete, and
         ends as soon as all active kernels have been timed on it.
         """
         for trial in () if self.closed else self.pending:

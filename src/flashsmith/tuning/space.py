@@ -157,9 +157,9 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
 def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
     """What attention() uses for `problem` on `device` without a user's table.
 
-    That is the winner of the GPU's shipped table or of the nearest GPU that has one, else the cost
-    model's choice. A second config follows if deterministic=True uses another one. The list is
-    empty if no kernel serves the problem there.
+    That is the winner of the GPU's shipped table or of the nearest GPU with a shipped table, else
+    the cost model's choice. A second config follows if deterministic=True uses another one. The
+    list is empty if no kernel serves the problem there.
     """
     try:
         choice = choose(problem, device, table=_shipped())

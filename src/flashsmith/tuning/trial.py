@@ -158,8 +158,8 @@ class Record:
 
     @property
     def may_pass(self) -> bool:
-        """Whether it is a failure that the kernel may not have caused, such as a GPU or machine out
-        of memory or a killed compiler. Another run tries again."""
+        """Whether the record is a failure that the kernel may not have caused, such as a GPU or
+        machine without free memory, or a killed compiler. Another run tries again."""
         if self.failure is None:
             return False
         return self.stage in (COMPILE, PREPARE, FINAL) or self.failure[0] == "error"

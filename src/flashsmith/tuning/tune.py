@@ -178,8 +178,8 @@ def tune(
     Results of an earlier run in `out` on the same GPU, driver and sources are reused, unless
     `fresh`. Ctrl-C ends the sweep early; the results so far are still written.
 
-    Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
-    when the GPU does not come back, CompileError when nothing can be compiled.
+    Raises ArgumentError when `out` cannot be written, TableError when a table cannot be written,
+    LaunchError when the GPU does not come back, CompileError when nothing can be compiled.
     """
     fleet = GpuPool(runner, (WorkerGpu(LOCAL_GPU, runner.origin),), races)
     executor = LocalExecutor.of(runner)

@@ -57,9 +57,9 @@ class AccessHistory:
     """FastTrack's state per cell. Readers are kept per warp, as their last clock and lane mask.
 
     A write makes earlier reads irrelevant: an access ordered after the write is also ordered after
-    those reads, unless they were reported as unordered. A read replaces its warp's earlier record
-    if that record is ordered before the read; otherwise the lane masks are merged under the later
-    clock.
+    those reads, unless these reads were reported as unordered. A read replaces its warp's earlier
+    record if that record is ordered before the read; otherwise the lane masks are merged under the
+    later clock.
 
     ``shared_by_ctas``: all CTAs share the memory, so a record must name its CTA.
     ``cluster_size``: the number of CTAs that can reach a bank.

@@ -5,13 +5,13 @@ up to clock c if everything that b did until then happens before anything that a
 comes from:
 
 - program order: a thread is ordered after itself.
-- a CTA barrier: a thread that waited at it is ordered after all threads that arrived, up to their
-  arrival, and after everything they are ordered after. A thread that only arrives (bar.arrive)
-  gains no order.
+- a CTA barrier: a thread that waited at the barrier is ordered after all threads that arrived, up
+  to their arrival, and after everything that these threads are ordered after. A thread that only
+  arrives (bar.arrive) gains no order.
 - bar.warp.sync: as at a CTA barrier, among the threads that the instruction names.
 - an mbarrier: a thread that observed the end of a phase is ordered after all threads that arrived
-  until then and after the bulk copies that completed on the mbarrier. barrier.cluster orders its
-  threads in the same way.
+  before that end and after the bulk copies that completed on the mbarrier. barrier.cluster orders
+  its threads in the same way.
 - wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
 - a word of global memory that one thread releases and another acquires (MemoryOrder). Threads of
   different clusters are ordered only by this, and by barriers after it within a cluster.

@@ -68,14 +68,14 @@ class Races(Check):
       waited for the data. InFlight checks the memory in between.
     - An engine's access happens at any time between its issue and the wait for it. Its issue must
       be ordered after all conflicting accesses, and later accesses after the wait.
-    - A bulk store or reduction writes global memory at any time between its issue and its
-      ``wait_group``; ``wait_group.read`` only orders its reads of shared memory.
-    - Global memory is checked if it is writable. CTAs are ordered only by words that one releases
-      and another acquires (MemoryOrder). Otherwise shared data are a race unless both CTAs only
-      read, or both use atomics or strong loads and stores (.relaxed, .volatile, ...).
+    - A bulk store or reduction writes global memory at any time between the issue and
+      ``wait_group``; ``wait_group.read`` only orders the reads of shared memory.
+    - Global memory is checked if it is writable. CTAs are ordered only by words that one CTA
+      releases and another acquires (MemoryOrder). Otherwise shared data are a race unless both CTAs
+      only read, or both use atomics or strong loads and stores (.relaxed, .volatile, ...).
     - Without ``griddepcontrol.wait``, a directly preceding launch may only pass on words that both
-      launches touch by strong accesses of 4-byte elements. Launches before that one have already
-      finished if each of its CTAs waited before it allowed this launch to begin, by
+      launches touch by strong accesses of 4-byte elements. Earlier launches have already finished
+      if each CTA of the preceding launch waited before it allowed this launch to begin, by
       ``griddepcontrol.launch_dependents`` or by exiting.
     - ``orders_sums``: the kernel must give the same bits in every run, so unordered floating-point
       sums also count as a race.

@@ -24,9 +24,9 @@ class Shadow:
     """Named per-cell arrays over ``banks`` memories of ``size`` bytes each (for example one per
     CTA).
 
-    A cell is a 4-byte word until the first access that does not cover whole words; from then on it
-    is a byte. This keeps neighbours within a word distinct, at no cost to launches that only access
-    whole words.
+    A cell is a 4-byte word until the first access that does not cover whole words; from then on a
+    cell is a byte. This keeps neighbours within a word distinct, at no cost to launches that only
+    access whole words.
     """
 
     def __init__(

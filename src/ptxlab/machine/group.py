@@ -1,8 +1,8 @@
 """A group: threads that share one program counter, and their pending asynchronous copies.
 
-A launch starts with one group of all threads of a wave. A divergent branch forks it into two
-groups, which run as separate coroutines and join at the branch's immediate post-dominator. Nothing
-assumes one program counter per grid.
+A launch starts with one group of all threads of a wave. A divergent branch forks a group into two,
+which run as separate coroutines and join at the branch's immediate post-dominator. Nothing assumes
+one program counter per grid.
 """
 
 from __future__ import annotations

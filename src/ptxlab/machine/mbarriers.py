@@ -1,7 +1,7 @@
 """mbarriers: arrivals, expected transaction bytes, phases, and waiting threads.
 
-In PTX an mbarrier is an opaque word of shared memory. Here it is kept outside that memory, as one
-object per address for all CTAs of a wave, since all CTAs have the same memory layout.
+In PTX an mbarrier is an opaque word of shared memory. Here mbarriers are kept outside that memory.
+One object per address serves all CTAs of a wave, since all CTAs have the same memory layout.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class Scheduler:
 
     Without ``random`` the schedule is fixed: groups run in rotation, and asynchronous transfers
     happen when no group can run. With ``random``, turns, arrivals and refusals come in random
-    order, and one warpgroup at a time, the laggard, runs only when no other can. Some mistakes show
-    only if one warpgroup gets far ahead of another, which never happens in rotation.
+    order, and one warpgroup at a time, the laggard, runs only when no other warpgroup can. Some
+    mistakes show only if one warpgroup gets far ahead of another, which never happens in rotation.
     """
 
     def __init__(

@@ -203,7 +203,8 @@ class _Block:
             columns = self.b.far_exponents[:, k].transpose(1, 0, 2)
             return np.max(rows[..., None] + columns[:, :, None], axis=0)
         # With 256**exponent in place of each factor, the sum of 16 products is less than 16 times
-        # the largest one, so its exponent gives the exponent of the largest product.
+        # the largest product. The sum's exponent therefore gives the exponent of the largest
+        # product.
         powers = np.matmul(self.a.powers[:, :, k], self.b.powers[:, k]).view(i8)
         powers >>= 52
         powers -= 1023

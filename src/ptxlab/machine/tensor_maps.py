@@ -63,9 +63,9 @@ class Clip:
 class TensorMap:
     """A checked spec and its memory.
 
-    A map may extend past the tensor: only the elements that boxes touch count. But it must begin in
-    registered memory, since a GPU faults otherwise, even if no box touches that place. Addresses
-    wrap at 2^64.
+    A map may extend past the tensor: only the elements that boxes touch count. But the map must
+    begin in registered memory, since a GPU faults otherwise, even if no box touches that place.
+    Addresses wrap at 2^64.
     """
 
     def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:

@@ -308,8 +308,8 @@ def fence(t: Emitter, i: Instruction) -> None:
 def grid_dependency(t: Emitter, i: Instruction) -> None:
     """griddepcontrol; it only affects observers.
 
-    In the emulator a launch begins after the previous one has finished, so wait need not wait, and
-    launch_dependents has no effect.
+    In the emulator a launch begins after the previous one has finished, so ``wait`` and
+    ``launch_dependents`` have no effect.
     """
     if tuple(i.modifiers) not in (("wait",), ("launch_dependents",)):
         raise t.error(f"{i.mnemonic} does not exist")

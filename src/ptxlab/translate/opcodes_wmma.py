@@ -66,7 +66,7 @@ def _transfer(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     t.emit(f"{step} = {t.use(stride[0], 'u32') if stride else t.constant(16, 'u4')}")
     t.emit(f"{lane} = G.special('%laneid')")
     by_row = layout[0] == "row"
-    # The neighbours in a register are in one row of A, C and D, but in one column of B.
+    # The two values in a register are neighbours in a row of A, C and D, but in a column of B.
     whole = wide or by_row == (which != "b")
     size = TYPE_SIZES[kind] if wide or not whole else 4
     for number, register in enumerate(registers):

@@ -1,9 +1,9 @@
 """Finds the registers that wgmma may be using at each point of an entry.
 
-wgmma accesses registers asynchronously to the threads. A program may not access them between issue
-and wait, and must execute wgmma.fence between its own accesses and the next wgmma. Generated code
-cannot track all registers at run time, so data-flow analysis finds the possible hazards. A ``mov``
-between registers counts as renaming, because compilers use it for that.
+wgmma accesses registers asynchronously to the threads. A program may not access these registers
+between issue and wait, and must execute wgmma.fence between its own accesses and the next wgmma.
+Generated code cannot track all registers at run time, so data-flow analysis finds the possible
+hazards. A ``mov`` between registers counts as renaming, because compilers use it for that.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ class Translator(Emitter):
     def _emit_entry_points(self) -> None:
         """Unpacks live registers where a coroutine may start.
 
-        It may start after a fork, after a barrier that opened for some threads, and at a join from
-        which threads were released.
+        A coroutine may start after a fork, after a barrier that opened for some threads, and at a
+        join from which threads were released.
         """
         starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
         for node in self.flow.nodes:

@@ -156,8 +156,8 @@ def _point(rows: Sequence[Measurement]) -> Point:
 def _medians(
     rows: Sequence[Measurement], name: Callable[[Measurement], str]
 ) -> dict[str, Measurement]:
-    """Rows by name; of several repeats the median one (of an even number, the slower of the middle
-    two)."""
+    """Rows by name. Of several repeats, this is the median row; of an even number, the slower of
+    the middle two."""
     repeats: dict[str, list[Measurement]] = {}
     for row in rows:
         repeats.setdefault(name(row), []).append(row)
@@ -307,7 +307,7 @@ def titles(rows: Sequence[Measurement]) -> list[str]:
     """A title for the group of each row.
 
     A title describes the problems, and names the GPU if there are several. If groups share a
-    description, it also has the batch and the facts of the setting in which they differ.
+    description, the title also has the batch and the facts of the setting in which they differ.
     """
     several_gpus = len({row.gpu for row in rows}) > 1
 

@@ -139,7 +139,8 @@ def make_heat_map(one: SearchedSpace) -> HeatMap:
     for row in one.ranked:
         tile, words = parts[row.config]
         best.setdefault((_knobs(words, common), tile), row)
-    # The configs are ranked by rate, so the first one in a row or a column is its best.
+    # The configs are ranked by rate, so the first config in a row or a column is the best config
+    # there.
     rows = list(dict.fromkeys(knobs for knobs, _ in best))
     shown = rows[:MOST_ROWS]
     wrong = {(_knobs(parts[row.config][1], common), parts[row.config][0]) for row in one.wrong}

@@ -95,9 +95,9 @@ def measure_roofline(
 ) -> Roofline:
     """Measures every ceiling of GPU 0 with launches of about `launch_ms`.
 
-    A ceiling that cannot be measured becomes a gap with its reason, and a failed one is marked
-    wrong; the others are measured regardless. `progress` receives the next step, the number of
-    completed steps and their total.
+    A ceiling that cannot be measured becomes a gap with its reason, and a failed ceiling is marked
+    wrong; the other ceilings are measured regardless. `progress` receives the next step, the number
+    of completed steps and their total.
 
     Raises ArgumentError for an invalid `launch_ms`, LaunchError without a GPU, ToolchainError,
     CompileError.

@@ -348,7 +348,7 @@ _L2_SHARE = 0.4
 
 
 class MemoryRead(PreparedMicrobenchmark):
-    """A read of a buffer, of which each SM reads a part with 16-byte loads and many in flight."""
+    """A read of a buffer: each SM reads a part with 16-byte loads, many of them in flight."""
 
     first_turns = 1
 
