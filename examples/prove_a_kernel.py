@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Proves a kernel variant with all memory accesses checked, and shows how an illegal one fails."""
+"""Proves a kernel variant with all memory accesses checked, and shows how an illegal variant
+fails."""
 
 from __future__ import annotations
 

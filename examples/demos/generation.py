@@ -88,10 +88,10 @@ def generate_twice(
 ) -> GenerationReport:
     """Generates answers twice and reports both.
 
-    PyTorch's attention computes all tokens at every step; attention_with_cache() reads earlier ones
-    from a paged cache. This runs on the first GPU. Without a GPU, or with ``emulate``, it runs on
-    the host in the emulator. Attention is in bf16, the rest of the model in float32. Kernels are
-    built first; ``progress`` is called for each event.
+    PyTorch's attention computes all tokens at every step; attention_with_cache() reads earlier
+    tokens' keys and values from a paged cache. This runs on the first GPU. Without a GPU, or with
+    ``emulate``, it runs on the host in the emulator. Attention is in bf16, the rest of the model in
+    float32. Kernels are built first; ``progress`` is called for each event.
 
     Raises:
         DependencyError: PyTorch is missing.

@@ -209,7 +209,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
     wave.random = random
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
-    # A wgmma that one warp has waited for is complete for all four, so they stay together.
+    # A wgmma that one warp has waited for is complete for all four warps, so these stay together.
     unit = WARP if translated.warps_are_free else WARPGROUP
     groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):

@@ -176,8 +176,8 @@ class Engine:
 class EngineAccess:
     """Threads issue an engine's read (``kind`` "read") or write of one CTA's shared memory.
 
-    ``threads`` issued it together; ``cta`` (flat) owns the memory; ``addresses`` are pieces of
-    ``size`` bytes each. The access happens at any time between this event and EngineDone.
+    ``threads`` issued the access together; ``cta`` (flat) owns the memory; ``addresses`` are pieces
+    of ``size`` bytes each. The access happens at any time between this event and EngineDone.
     """
 
     site: Site

@@ -350,7 +350,7 @@ def _summary(name: str, cells: Sequence[Cell]) -> str:
     shown = [(cell, share) for cell in cells if (share := cell.over_best)]
     if not shown:
         return f"ours / {name}: no peer was measured."
-    # Means are taken per round with all of these cells, so that they have an interval too.
+    # Means are taken per round with all of these cells, so that the means have an interval too.
     count = max(len(cell.rounds) for cell, _ in shown)
     by_round = [
         [share for share in shares if share]

@@ -31,7 +31,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("engine_pins.json")
-# flashsmith works with these but does not install them; what engines pin belongs in the documents.
+# flashsmith works with these packages but does not install them; the documents should name the
+# versions that engines pin.
 _BESIDE = ("torch", "transformers")
 
 

@@ -32,10 +32,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "log" / "results.md")
 ROWS = ROOT / "benchmarks" / "h200"
 LETTERS = {"128": "A", "64": "B", "96": "C", "256": "D"}
-# The first rows of the profile, of kernels of an earlier version that no measured problem chose.
+# The number of the profile's first rows: an earlier version's kernels that no measured problem
+# chose.
 PROFILED_BEFORE = 7
 BEST_BACKWARD = "best-public-backward.csv"
-# Steps of a training run before its times are steady.
+# The number of steps of a training run before its times are steady.
 STEPS_BEFORE = 10
 
 Row = dict[str, str]
@@ -115,7 +116,7 @@ def plain_config(config: str) -> str:
 
 
 def is_other_batch(key: tuple[str, ...]) -> bool:
-    """Whether a problem is one of batch 1 and 2 with heads 32:8 at d 128."""
+    """Whether a problem has batch 1 or 2, heads 32:8 and d 128."""
     return key[0] == "128" and key[5] == "32"
 
 
@@ -576,7 +577,7 @@ class Cache:
 def over_caches(name: str) -> dict[Cache, dict[str, float]]:
     """Microseconds by cache and implementation, as medians of all rounds, in the file's order.
 
-    Raises SystemExit if one of our kernels is wrong, since there is nothing to show then.
+    Raises SystemExit if one of our kernels is wrong, because its times must not be shown.
     """
     rounds: dict[Cache, dict[str, list[float]]] = {}
     for row in read(name):
@@ -939,7 +940,7 @@ def h100_turns() -> str:
 
 
 def h100_decode() -> str:
-    """The table of attention over a cache: one kernel for all batches, measured at five of them."""
+    """The table of attention over a cache: one kernel for all batches, measured at five batches."""
     kinds: dict[str, dict[str, float]] = {}
     for (problem, _, split, *_), found in h100_rounds().items():
         if split == "invariant":

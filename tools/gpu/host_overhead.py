@@ -129,7 +129,8 @@ def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
 
 
 def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
-    """A function that repeats the launches of a call, and the outputs that it must keep alive."""
+    """A function that repeats the launches of a call, and the outputs that must stay alive
+    meanwhile."""
     seen: list[Callable[[], Any]] = []
     held: list[Workspace] = []
     prepare = LoadedKernel.prepare

@@ -39,7 +39,7 @@ from ptxlab.machine.tensor_cores import OPERAND_TYPES, TENSOR_CORES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
-#: A tile of A and one of B, as in mma_bits.cu, and the largest k.
+#: The rows of a tile of A, the columns of a tile of B, as in mma_bits.cu, and the largest k.
 ROWS, COLUMNS, DEPTH = 64, 256, 1024
 STEP = 16
 THREADS = 128

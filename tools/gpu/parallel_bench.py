@@ -248,7 +248,8 @@ class Bench:
     def _proven(
         self, peer: Any, whole: Mapping[str, Any], row: Row, right: Any, single: Mapping[str, float]
     ) -> Any:
-        """The peer's call, or None with a row 'wrong' or 'absent' if it is wrong or fails."""
+        """The peer's call. If the peer is wrong or fails, writes a row 'wrong' or 'absent' and
+        returns None."""
         try:
             one = peer.prepared(self, whole, row["direction"])
             errors = self._errors(one, right)

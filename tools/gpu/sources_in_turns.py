@@ -16,7 +16,8 @@ with equal machine code.
 A round is an independent measurement: base and new are launched alternately with the L2 flushed.
 Over a small KV cache the launches are in graphs that cycle through several caches, as in
 'flashsmith bench'. Outputs of both are checked in the same run, and a pair with a wrong output has
-no times. A pair below --again gets twenty more rounds, and all of its rounds are pooled.
+no times. A pair with a ratio below --again gets up to twenty more rounds, and all its rounds are
+pooled.
 
 There is a CSV row per round. The summary lists registers and spills that changed, and each pair's
 ratio (base's time over new's: above 1, new is faster) with its interval. It also lists the pairs

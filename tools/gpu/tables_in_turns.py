@@ -17,7 +17,7 @@ is ranked after the other kernel, by the rounds' ratio. No unmeasured kernel is 
 two.
 
 Over a cache one kernel serves all batches and lengths. So both kernels are compared at five of
-these problems, and the entry keeps its winner only if none of the five ratios is below 1. The other
+these sizes, and the entry keeps its winner only if none of the five ratios is below 1. The other
 cache entries are only used with split='free' and are compared at their own problem.
 
 --replays takes problems instead of a table. It compares the tables' first-ranked kernels (and
@@ -231,7 +231,7 @@ def ratios(rows: Sequence[dict[str, Any]], over: str, under: str) -> list[float]
 
 
 def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
-    """The cell's entry, with the ratio of its choice to the other tables' choice from these rounds.
+    """The cell's entry, with these rounds' ratio of its choice to the other tables' choice.
 
     Unmeasured kernels that would be ranked before the two are removed.
     """
@@ -270,8 +270,8 @@ def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
 def given_up(cell: Cell, standing: Entry) -> Entry | None:
     """The entry with the other tables' choice ranked first.
 
-    Its own choice and the kernels that were faster at the entry's problem are removed. None if the
-    entry does not contain the other tables' choice.
+    The entry's own choice and the kernels that were faster at the entry's problem are removed. None
+    if the entry does not contain the other tables' choice.
     """
     before = str(cell.kernels[WITHOUT])
     ms = {one.config: one.ms for one in standing.ranked}

@@ -152,7 +152,7 @@ def captured(
 @contextmanager
 def _empty_memory_is_nan() -> Iterator[None]:
     """Makes PyTorch fill newly allocated memory with NaN. Otherwise an unwritten gradient could
-    reuse the memory, and the correct contents, of an earlier one."""
+    reuse an earlier gradient's memory, with correct contents."""
     import torch
 
     before = torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""Interleaved comparison of contenders: after a check of their outputs, they are timed in
+"""Interleaved comparison of contenders: after a check of their outputs, contenders are timed in
 independent rounds.
 
 A GPU's clock drifts by more than two kernels differ. Contenders are therefore interleaved within a
@@ -82,9 +82,9 @@ def rounds_within(
     """Yields round numbers from 0 while another round is likely to end in time, up to ``most``
     rounds.
 
-    The first round always runs. Its duration is not used as an estimate, because it builds,
-    compiles and makes the tensors. A later round is expected to take at most SLACK times the
-    longest so far.
+    The first round always runs. The first round's duration is not used as an estimate, because this
+    round builds, compiles and makes the tensors. A later round is expected to take at most SLACK
+    times the longest so far.
     """
     begin, longest, number = now(), 0.0, 0
     while most is None or number < most:

@@ -113,7 +113,8 @@ class KernelRun:
         }
 
     def measurement(self, timed: Problem | None, environment: Environment) -> Measurement:
-        """The results as a row of measurements; `timed` is the problem it was timed on, if any."""
+        """The results as a row of measurements; `timed` is the problem that the kernel was timed
+        on, if any."""
         return Measurement.of(
             str(self.config),
             "ours",

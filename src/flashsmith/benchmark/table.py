@@ -24,7 +24,7 @@ from rich.text import Text
 
 from flashsmith.printable import printable
 
-# Wider than any line: output is laid out before printing, and rich must not wrap it again.
+# Wider than any line, because output is laid out before printing and rich must not wrap it again.
 _UNWRAPPED = 10_000
 # The width of texts when not on a terminal, unless COLUMNS sets another.
 _PIPED_WIDTH = 120

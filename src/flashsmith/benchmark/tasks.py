@@ -37,8 +37,8 @@ class TimedSize:
     heads: int = 16
 
     def length(self, semantics: Semantics) -> int:
-        """The length of its sequences; for an uneven kernel, a length that does not fill its
-        tiles."""
+        """The length of the sequences; for an uneven kernel, a length that does not fill the
+        kernel's tiles."""
         return self.seq - (semantics.uneven and not semantics.packed)
 
     def problem(self, cfg: KernelConfig, semantics: Semantics = _PLAIN) -> Problem:
@@ -150,7 +150,7 @@ class OneProblem:
         return replace(self.given, semantics=self.given.required_semantics(cfg))
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """The problem to time, which is the same one; None if there is nothing to compute."""
+        """The problem to time, which is this problem; None if it has nothing to compute."""
         return self.problem(cfg) if self.given.attn_flop() else None
 
     def why_not(self, cfg: KernelConfig) -> str | None:

@@ -21,8 +21,7 @@ class BuildEvent:
     ``done`` of ``total`` steps have finished. Each config is a step, each file of host code that
     the cache does not hold is a step, and linking is a step. A "compile" event has the compiled
     kernel as its ``entry``, except for the first such event, which announces what will be compiled.
-    The other
-    stages:
+    The other stages:
 
     - "wait": another process is building the same library.
     - "reuse": the library was in the cache.

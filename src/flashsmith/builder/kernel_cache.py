@@ -85,7 +85,8 @@ class RemovedLibraries:
 class Cache:
     """The cache in one folder.
 
-    Methods raise CacheError when it cannot be read or written, or flashsmith did not create it.
+    Methods raise CacheError when the folder cannot be read or written, or flashsmith did not create
+    it.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -27,7 +27,8 @@ from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 
 # The library exports only the entry points of the bindings.
 _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
-# With this many, nvcc's fixed second per shard is a small part, and progress is still visible.
+# With this many configs per shard, nvcc's fixed second is a small part, and progress is still
+# visible.
 _CONFIGS_PER_SHARD = 10
 
 # Estimated seconds that g++ takes for a file of host code on one core, and that linking takes.

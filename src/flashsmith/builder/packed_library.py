@@ -1,4 +1,4 @@
-"""Packs a library into one byte string, for a machine that does not share this one's cache."""
+"""Packs a library into one byte string, for a machine that does not share this machine's cache."""
 
 from __future__ import annotations
 

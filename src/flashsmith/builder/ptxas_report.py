@@ -71,7 +71,8 @@ def nameless_warnings(text: str) -> tuple[str, ...]:
 
 
 def _warnings(text: str) -> dict[str, list[str]]:
-    """Warnings by the name of the kernel in them, which is "" if they name none."""
+    """Warnings by the name of the kernel that they mention; "" is the key of warnings without a
+    kernel."""
     found: dict[str, list[str]] = {}
     for code, loss, injected in _WARNING.findall(text):
         words = _LINE_NUMBER.sub("", loss or injected).strip()

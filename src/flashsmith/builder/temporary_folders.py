@@ -23,7 +23,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 LOCK = "lock"
-# A folder without a lock belongs to a process that is still creating it, or died meanwhile.
+# A folder without a lock belongs to a process that is still creating the folder, or that died
+# meanwhile.
 _UNLOCKED_GRACE_SECONDS = 3600.0
 
 _ADVICE = {

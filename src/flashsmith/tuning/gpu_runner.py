@@ -28,7 +28,7 @@ from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
 from flashsmith.tuning.trial import Build, is_right
 
-# Scores per head that the first check covers: a few hundred rows of a long sequence.
+# Number of scores per head that the first check covers: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
 _WORKLOADS_KEPT = 16
 

@@ -32,11 +32,11 @@ from flashsmith.tuning.trial import (
 FINAL_ATTEMPTS = 2
 # With fewer launches per kernel, the final would rank no better than the rungs did.
 MIN_FINAL_LAUNCHES = 3
-#: Warm-up before steady timing, in milliseconds: under load the GPU's power limit settles its
-#: clock.
+#: Warm-up before steady timing, in milliseconds: under load the GPU's clock settles at the power
+#: limit.
 STEADY_WARMUP_MS = 100.0
-# For the estimate of the time left. A kernel's other launches are its proof, the first launch and
-# the estimate of its run time.
+# For the estimate of the time left. The other launches of a kernel are the proof, the first launch
+# and the estimate of the run time.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0
@@ -65,13 +65,14 @@ class Rung:
 class Halving:
     """The rules of a race.
 
-    Every rung keeps 1/eta of the active kernels, at least `finalists`, and all within its margin.
-    The final then times the race's incumbents and at most `finalists` kernels within the last
-    rung's margin. It times them interleaved, for `final_ms` each and at least `final_least`
-    launches. A long problem only tries kernels that would survive its reference problem's first
-    rung with `entry_margin` as the margin. Refinement tries the neighbours of the first `leaders`
-    kernels. If some kernels are not deterministic, the deterministic kernels are also ranked among
-    themselves, since the table needs both the best kernel and the best deterministic kernel.
+    Every rung keeps 1/eta of the active kernels, at least `finalists` kernels, and all kernels
+    within its margin. The final then times the race's incumbents and at most `finalists` kernels
+    within the last rung's margin. It times them interleaved, for `final_ms` each and at least
+    `final_least` launches. A long problem only tries kernels that would survive its reference
+    problem's first rung with `entry_margin` as the margin. Refinement tries the neighbours of the
+    first `leaders` kernels. If some kernels are not deterministic, the deterministic kernels are
+    also ranked among themselves, since the table needs both the best kernel and the best
+    deterministic kernel.
 
     The margins are several times the spread of these few launches, so that noise cannot eliminate
     the best kernel.
@@ -253,7 +254,7 @@ class RaceState:
         return None
 
     def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
-        """The next task of the final; None if it is over or does not fit into `seconds`.
+        """The next task of the final; None if the final is over or does not fit into `seconds`.
 
         Each finalist is checked thoroughly first.
         """

@@ -49,7 +49,8 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 
 
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
-    """The race's ranking for the table of winners, dated by its final or else its last timing.
+    """The race's ranking for the table of winners, with the date of the final or else of the last
+    timing.
 
     A kernel that was not checked thoroughly never ranks before one that was.
     """

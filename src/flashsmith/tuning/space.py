@@ -224,7 +224,8 @@ def _with_parts(
 
 @lru_cache(maxsize=1)
 def _shipped() -> WinnersTable:
-    # The user's table changes while a sweep runs; without it a resumed sweep has the same space.
+    # The user's table is ignored because it changes while a sweep runs, and a resumed sweep must
+    # have the same space.
     return WinnersTable.shipped()
 
 

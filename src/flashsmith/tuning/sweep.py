@@ -366,7 +366,7 @@ class Sweep:
     def _take_missing(self, bench: _Bench, failure: Failure) -> None:
         """Frees the problems of an unresponsive GPU for the other GPUs.
 
-        After repeated failures the GPU is given up; if it is the last one, the sweep ends.
+        After repeated failures the GPU is given up; without another GPU, the sweep ends.
         """
         name = bench.gpu.name
         self._gpu_of = {p: gpu for p, gpu in self._gpu_of.items() if gpu != name}

@@ -193,7 +193,7 @@ class AccessHistory:
             lanes = self._reads["lanes"].ravel()[slots[far]]
             known = order.ordered_after(threads[far][:, None], readers, clocks[:, None])
             several[far] = (_select(lanes) & ~known).any(axis=1)
-        # Readers of one event may also come from several CTAs; only one of them was stored.
+        # Readers of one event may also come from several CTAs; only one of these CTAs was stored.
         owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
         return before == ctas
 

@@ -41,7 +41,8 @@ class _Init:
     thread: int
     clock: int
     is_fenced: bool = False
-    #: The thread has arrived at the cluster barrier since, so every thread that passes it knows.
+    #: Whether the thread has since arrived at the cluster barrier, so that every thread that passes
+    #: the barrier knows of the initialisation.
     is_released: bool = False
     seen: set[int] = field(default_factory=set)
 

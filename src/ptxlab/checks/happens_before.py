@@ -14,7 +14,7 @@ comes from:
   its threads in the same way.
 - wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
 - a word of global memory that one thread releases and another acquires (MemoryOrder). Threads of
-  different clusters are ordered only by this, and by barriers after it within a cluster.
+  different clusters are ordered only by such words, and by later barriers within a cluster.
 
 ``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote) create no order. They make lanes meet,
 but the ISA does not order memory accesses there. A store before a shuffle need not be visible to
@@ -52,7 +52,7 @@ _LAUNCH_BEFORE = -1
 
 
 def merge_far(*given: Far) -> Far:
-    """The union of what is given; returns one of the arguments if it already is the union."""
+    """The union of the arguments; returns one of them if this already is the union."""
     merged: Far = {}
     for far in given:
         for number, row in far.items():

@@ -54,8 +54,9 @@ class _Thread:
 class MemoryOrder:
     """A thread is ordered after another when it acquires a word that the other released.
 
-    - A release is ``.release``, or a fence followed by a ``.relaxed`` write of the same thread. It
-      releases everything that the thread had done, or was ordered after, at the release or fence.
+    - A release is ``.release``, or a fence followed by a ``.relaxed`` write of the same thread. A
+      release covers everything that the thread had done, or was ordered after, at the release or
+      fence.
     - An acquire is ``.acquire``, or a ``.relaxed`` read followed by a fence of the same thread.
     - An atomic passes on what earlier accesses released to its word; a store does not.
     - Scopes must be ``.gpu`` or ``.sys``: ``.cta`` and ``.cluster`` order nothing here.

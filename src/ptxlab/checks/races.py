@@ -66,8 +66,9 @@ class Races(Check):
     - A cp.async counts as two writes. At issue it must be ordered after all earlier accesses to the
       memory. Its data then count as a write of the issuing thread, at the moment when that thread
       waited for the data. InFlight checks the memory in between.
-    - An engine's access happens at any time between its issue and the wait for it. Its issue must
-      be ordered after all conflicting accesses, and later accesses after the wait.
+    - An engine's access happens at any time between its issue and the wait for it. The issue must
+      be ordered after all earlier conflicting accesses, and later accesses must be ordered after
+      the wait.
     - A bulk store or reduction writes global memory at any time between the issue and
       ``wait_group``; ``wait_group.read`` only orders the reads of shared memory.
     - Global memory is checked if it is writable. CTAs are ordered only by words that one CTA

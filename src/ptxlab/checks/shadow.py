@@ -32,7 +32,8 @@ class Shadow:
     def __init__(
         self, banks: int, size: int, fields: Mapping[str, tuple[np.dtype, object]], width: int = 0
     ) -> None:
-        """``fields`` maps a name to its dtype and initial value; ``width`` > 0 adds an axis."""
+        """``fields`` maps a name to its dtype and initial value; with ``width`` > 0 arrays have
+        another axis."""
         self.granule = _WORD
         self._banks, self._size = banks, size
         cells = banks * self.cells_per_bank

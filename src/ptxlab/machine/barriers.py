@@ -232,7 +232,8 @@ def _numbers(number: Any) -> list[tuple[int, np.ndarray | None]]:
 
 
 class ClusterWait(Wait):
-    """A group at the cluster barrier, until it has opened as often as each thread has arrived."""
+    """A group at the cluster barrier, until the barrier has opened as often as each thread has
+    arrived."""
 
     def __init__(self, group: Group, site: Site, barrier: ClusterBarrier) -> None:
         super().__init__(group, site)

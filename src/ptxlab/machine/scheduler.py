@@ -78,7 +78,8 @@ class Scheduler:
         self.waiting: list[_Task] = []
         self.ready: deque[tuple[_Task, Any]] = deque()
         self.fruitless = 0
-        #: The number of events so far that groups may wait for, and whether any is unprocessed.
+        #: The number of events so far that groups may wait for, and whether any event is
+        #: unprocessed.
         self.news_count = 0
         self.news = False
         #: A random schedule's laggard, and the number of turns for which it remains.
@@ -269,7 +270,8 @@ class Scheduler:
         return False
 
     def _release(self, task: _Task, fork: Fork, mask: np.ndarray) -> None:
-        """Replaces a task that waits for a fork by two: the threads in ``mask``, and the rest."""
+        """Replaces a task that waits for a fork by two tasks: the threads in ``mask``, and the
+        rest."""
         current, stop = task.coroutine.send(True)
         task.coroutine.close()
         go_group, values, rest_fork = fork.release(mask, current)

@@ -153,7 +153,8 @@ class _Factors:
 
     @cached_property
     def far_exponents(self) -> np.ndarray:
-        """Exponents; zeros get one so low that no product with a zero has the largest exponent."""
+        """Exponents; the exponent of a zero is so low that no product with a zero has the largest
+        exponent."""
         return np.where(self.zeros, -1024, self.exponents)
 
 

@@ -261,7 +261,7 @@ def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """(units, rows, k) x (units, k, n), in blocks of rows small enough for one thread.
 
     OpenBLAS starts its threads above a number of multiplications. With other processes on the same
-    cores, that made products of this size 50 times slower.
+    cores, these threads made products of this size 50 times slower.
     """
     units, rows, depth = a.shape
     block = rows

@@ -23,7 +23,7 @@ class Hazards:
 
     #: wait_group: registers that may be in flight before it and are read later.
     waits: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: wgmma: its registers that were accessed since the last fence, or "no fence" without a fence.
+    #: wgmma: the registers of this wgmma that were accessed since the last fence, or "no fence".
     unfenced: dict[int, tuple[str, ...]] = field(default_factory=dict)
     #: Any write: its registers that may be accumulators, or fragments of A, in flight.
     overwrites: dict[int, tuple[str, ...]] = field(default_factory=dict)

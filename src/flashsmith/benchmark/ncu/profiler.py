@@ -39,8 +39,8 @@ _MOST_ATTEMPTS = 12
 _WORDS = 4000
 # The role of the kernel whose name spells the config.
 _MAIN = "main"
-# Generous limits for a kernel's proof and for its launches, which are replayed for every few
-# counters.
+# Generous values for the time limit of a kernel's proof and of its launches, which are replayed for
+# every few counters.
 _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
 _REPLAYS = 50
@@ -50,7 +50,7 @@ _INSTALLED = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
 
 
 def find_ncu(root: Path = Path("/")) -> Path:
-    """The `ncu` on PATH, else the one in CUDA_HOME, else the newest one installed under `root`.
+    """The `ncu` on PATH, else the `ncu` in CUDA_HOME, else the newest `ncu` installed under `root`.
 
     Raises ProfilerError, which lists the places searched.
     """
@@ -148,7 +148,8 @@ class Profiler:
     def _run(self, options: list[str], scratch: Path, seconds: float = _SECONDS_TO_BEGIN) -> _Ended:
         log = scratch / "log"
         try:
-            # A session of its own, so that the process under the profiler is killed along with it.
+            # A separate session, so that the process under the profiler is killed along with the
+            # profiler.
             process = subprocess.Popen(
                 [str(self.ncu), *options],
                 env=env.profiled_environment(),

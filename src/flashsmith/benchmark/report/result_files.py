@@ -24,7 +24,7 @@ from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, read_json, read_text
 
 _ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
-# A row's figures that are drawn and compared, and the range in which they are usable.
+# The figures of a row that are drawn and compared, and the range in which a figure is usable.
 _FIGURES = ("ms", "best_ms", "spread", "tflops", "sm_clock_mhz", "power_w")
 _MAY_BE_ZERO = ("spread", "sm_clock_mhz", "power_w")
 SMALLEST, LARGEST = 1e-12, 1e12

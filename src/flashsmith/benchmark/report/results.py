@@ -137,7 +137,8 @@ def _fact(value: Any) -> Any:
 
 
 def setting_facts(setting: Setting) -> dict[str, str]:
-    """A setting's facts as the page shows them, the most important first; '' for an unknown one."""
+    """A setting's facts as the page shows them, the most important first; '' for an unknown
+    fact."""
     known = dict(setting.environment)
     others = {
         name: f"{ENVIRONMENT_NAMES.get(name, name)} {value}" if value else ""
