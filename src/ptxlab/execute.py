@@ -60,7 +60,8 @@ def emulate(
     begin with their initial values.
     - ``observers``: receive every event; an empty tuple costs nothing.
     - ``seed``: None selects the fixed schedule, in which asynchronous work happens as late as
-    allowed. A number seeds a random schedule; an odd one makes it hesitant (see RandomSchedule).
+    allowed. A number seeds a random schedule; an odd number makes the schedule hesitant (see
+    RandomSchedule).
     - ``sm_count``: SMs of the GPU. It matters only for CTAs that wait for each other: each SM holds
       as many CTAs as the kernel's launch bounds promise. None: all CTAs are resident together.
     - ``programmatic``: the launch may begin before the previous one has finished (programmatic
@@ -221,7 +222,8 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
 
 def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> list[Group]:
-    """All threads as one group; a random schedule splits them between units of threads."""
+    """All threads as one group; with a random schedule, several groups of whole units of
+    threads."""
     everyone = np.arange(geometry.threads, dtype=np.int64)
     if random is None:
         return [Group(geometry, everyone)]

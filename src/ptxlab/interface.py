@@ -275,8 +275,8 @@ class GridWait:
 
 @dataclass(frozen=True, slots=True)
 class GridAllow:
-    """griddepcontrol.launch_dependents: the next launch may begin once every CTA has executed this
-    or exited."""
+    """griddepcontrol.launch_dependents: the next launch may begin as soon as every CTA has executed
+    this instruction or exited."""
 
     site: Site
     threads: np.ndarray

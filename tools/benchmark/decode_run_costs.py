@@ -105,7 +105,7 @@ class EqualTiles:
         return self.cheapest(costs, [2**n for n in range(16) if n == 0 or 2**n <= most], units)
 
     def cheapest(self, costs: RunCosts, runs: Sequence[int], units: float) -> int:
-        """The cheapest number of runs; on equal costs, the smallest."""
+        """The cheapest number of runs; if costs are equal, the smallest number."""
         return min(sorted(runs), key=lambda number: self.cost(costs, number, units))
 
 
@@ -140,7 +140,7 @@ class Call:
 
 
 def calls(path: Path, device: DeviceSpec) -> list[Call]:
-    """The calls for which a file has more than one number of runs."""
+    """The calls for which a file has rows with several numbers of runs."""
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)

@@ -100,7 +100,7 @@ def figures(tree: Path) -> dict[str, int]:
 def mask_branches(source: Path) -> dict[str, list[str]]:
     """The lines of a package's Python and CUDA C++ that branch on a mask or a softcap, by file.
 
-    The places where they belong are left out: semantics/ and the facades of MASK_FACADES.
+    The places where such branches belong are left out: semantics/ and the facades of MASK_FACADES.
     """
     found = {}
     for path in sorted(source.rglob("*")):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Records which versions serving engines allow of the packages that flashsmith[compiler] needs.
+"""Records which versions of flashsmith[compiler]'s packages serving engines allow.
 
     python tools/ci/engine_pins.py                  # resolve the recorded releases again
     python tools/ci/engine_pins.py vllm==0.34.0     # resolve and record other releases instead
 
 pip resolves each release together with flashsmith[compiler] of this checkout, without installing
-anything. This takes one to two minutes a release and needs a package index. If pip finds no
+anything. This takes one to two minutes per release and needs a package index. If pip finds no
 solution, its message is shown and nothing is recorded.
 
 The record is engine_pins.json next to this file: for each release the versions that pip chose, and

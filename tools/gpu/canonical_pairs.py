@@ -92,7 +92,7 @@ def cases(ds: list[int], dtypes: list[DType]) -> Iterator[Case]:
 
 
 def other_configs(case: Case, device: DeviceSpec) -> list[KernelConfig]:
-    """Canonical configs of every family for the case, in addition to the chosen one."""
+    """Canonical configs of every family for the case, in addition to the chosen config."""
     found = []
     for family in families("forward"):
         d_head = min(d for d in family.knob_values["d_head"] if d >= case.d)

@@ -132,7 +132,7 @@ def decode_cells(others: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def differ(a: Any, b: Any) -> str:
-    """Why two outputs cannot be of the same attention; '' if they can."""
+    """Why two outputs cannot belong to the same attention; '' if they can."""
     import torch
 
     if not torch.isfinite(b).all():

@@ -145,7 +145,7 @@ def watched(
 ) -> Iterator[Seen]:
     """The calls of these numbers, in the order in which they end.
 
-    The last cases of a handful are the longest, so they begin first.
+    The last cases of a handful are the longest, so these cases begin first.
     """
     with ThreadPoolExecutor(options.at_once) as pool:
         pending = [

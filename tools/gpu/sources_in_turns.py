@@ -149,7 +149,7 @@ def geometric_mean(ratios: Sequence[Sequence[float]]) -> PooledFigure:
 
 
 def estimated_seconds(pairs: Sequence[Pair], rounds: int) -> float:
-    """The approximate time of the rounds, if no pair needs more of them."""
+    """The approximate time of the rounds, if no pair needs more rounds."""
     launches = 2 * (ROUND.runs + ROUND.num_warmups + ROUND.num_estimates)
     work = sum(launches * pair.problem.attn_flop() / FLOP_PER_SECOND for pair in pairs)
     return len(pairs) * (PAIR_SECONDS + rounds * ROUND_SECONDS) + rounds * work

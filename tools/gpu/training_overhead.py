@@ -50,7 +50,7 @@ BLOCK_BYTES = 4 * (128 * 2 * 128 + 2 * 2 * 128)
 
 
 class Bare(torch.autograd.Function):
-    """A minimal autograd.Function, which shows the least cost of gradients in Python."""
+    """A minimal autograd.Function, which shows the minimum cost of gradients in Python."""
 
     @staticmethod
     def forward(q: Any, k: Any, v: Any) -> Any:

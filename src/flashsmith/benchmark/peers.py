@@ -274,7 +274,7 @@ class FlashAttnPeer:
         return self.absence_of(_PACKED if problem.semantics.packed else _DENSE)
 
     def absence_of(self, function: str) -> str | None:
-        """Why the function of that name cannot be used here, None if it can."""
+        """Why the function of that name cannot be used here; None if it can be used."""
         # The cheap check comes first: without PyTorch none of the modules can be imported.
         if absent := torch_absence():
             return absent

@@ -1,4 +1,4 @@
-"""`flashsmith progression`: a run in which each kernel is compared with the one before it.
+"""`flashsmith progression`: a run in which each kernel is compared with the previous kernel.
 
 Costs and instruction counts come from the emulator, as in `flashsmith run`. Times, and the share of
 FlashAttention-2, are measured as in `flashsmith bench` and need a GPU. An ablation is stored as

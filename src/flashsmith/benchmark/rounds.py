@@ -1,9 +1,9 @@
 """Interleaved comparison of contenders: after a check of their outputs, contenders are timed in
 independent rounds.
 
-A GPU's clock drifts by more than two kernels differ. Contenders are therefore interleaved within a
-round, and ratios use times of the same round. The rounds are then pooled into a median and a
-confidence interval.
+A GPU's clock drifts by more than the difference between two kernels. Contenders are therefore
+interleaved within a round, and ratios use times of the same round. The rounds are then pooled into
+a median and a confidence interval.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Contender:
-    """An implementation that is timed against others. ``why_wrong`` computes its output and returns
-    why it is wrong, '' if it is correct."""
+    """An implementation that is timed against others. ``why_wrong`` computes the output and returns
+    why the output is wrong, '' if it is correct."""
 
     name: str
     launch: Callable[[], Any]

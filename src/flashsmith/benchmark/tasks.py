@@ -90,7 +90,7 @@ class Size:
         return _problem(cfg, self.batch, self.length(cfg), self.heads, self.semantics)
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """The problem that the same kernel is timed on, whose size fills a GPU."""
+        """The problem that the same kernel is timed on. Its size fills a GPU."""
         return TIMED.problem(cfg, self.semantics)
 
     def why_not(self, cfg: KernelConfig) -> str | None:

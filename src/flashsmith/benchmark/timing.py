@@ -51,8 +51,8 @@ class Protocol:
     """How implementations are timed.
 
     order: 'interleaved' launches each implementation once per round, in an order that changes from
-    round to round. A drifting clock then affects all equally, and none always follows the same one.
-    'one_by_one' finishes an implementation before the next.
+    round to round. A drifting clock then affects all implementations equally, and no implementation
+    always follows the same other one. 'one_by_one' finishes an implementation before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
     in_graphs: whether a launch is a Replay of a graph. The graph's calls rotate through sets of
     tensors, so that SETS_BYTES of other sets are read before a set is read again.

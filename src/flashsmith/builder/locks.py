@@ -31,7 +31,8 @@ class HeldLock:
     def release(self, *, everywhere: bool = False) -> None:
         """Release the lock; a second call does nothing.
 
-        ``everywhere`` also releases it for processes forked since, unless this is one of them.
+        ``everywhere`` also releases the lock for processes forked since, unless this process is one
+        of them.
         """
         if self._fd >= 0:
             if everywhere and os.getpid() == self._owner:

@@ -61,7 +61,7 @@ class AdditionalKernel:
 class KernelEntry:
     """One config of a library: its main kernel as compiled, and its additional kernels.
 
-    The fields describe the main kernel, except for ``compile_seconds``, which covers all of them.
+    The fields describe the main kernel, except for ``compile_seconds``, which covers all kernels.
     ``registers`` and the stack and spill bytes are per thread, as ptxas reports them.
     ``compile_seconds`` is the time in ptxas plus a share of the rest of the shard's wall time
     (front end, optimiser, host code), in proportion to the bytes of PTX. ``ptx_bytes`` is the size

@@ -68,10 +68,11 @@ def note_slow(library: KernelLibrary) -> list[KernelEntry]:
 
 
 def noted_slow(config: KernelConfig, arch: int, semantics: Semantics) -> KernelEntry | None:
-    """The entry noted for this kernel, or None if none was noted as slow."""
+    """The entry noted for this kernel, or None if the kernel was not noted as slow."""
     return _noted.get((arch, semantics, config))
 
 
 def count_noted() -> int:
-    """The number of noted kernels; when it changes, results derived from them are stale."""
+    """The number of noted kernels. When this number changes, results derived from noted kernels are
+    stale."""
     return len(_noted)

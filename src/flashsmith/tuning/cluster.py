@@ -284,7 +284,7 @@ class RayExecutor:
 
     def gather(self) -> tuple[list[tuple[WorkerGpu, Runner]], list[str]]:
         """Starts the actors. Returns the GPUs that came up, with their runners, and notes on the
-        others."""
+        other GPUs."""
         ray, found, notes = self._ray, list[tuple[WorkerGpu, Runner]](), list[str]()
         asked = {}
         for slot in self._unnamed:

@@ -1,6 +1,6 @@
 """A race: finds the fastest of many kernels on a problem by successive halving.
 
-follow() computes the state of a race, and what to measure next, from the known trials. It is
+follow() computes the state of a race, and what to measure next, from the known trials. follow() is
 stateless: the same trials give the same answer in any order. So when a kernel turns out to be wrong
 late, the kernels that it displaced come back without any correction.
 """
@@ -428,7 +428,7 @@ class _Course:
         return []
 
     def refine(self) -> bool:
-        """Adds the leaders' neighbours to the race; False if none may be timed."""
+        """Adds the leaders' neighbours to the race; False if no neighbour may be timed."""
         problem, joined = self.race.problem, self.joined
         times = _times(self.active.values(), rung_stage(self._rung - 1))
         leaders = _ranked(times)[: self.race.halving.leaders]

@@ -20,7 +20,7 @@ from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.runner import Runner
 from flashsmith.tuning.trial import FINAL, Trial
 
-# The verdicts of kernels that were not timed; for other statuses it is 'absent'.
+# The verdicts of kernels that were not timed; for other statuses the verdict is 'absent'.
 _VERDICTS: dict[str, Verdict] = {
     "wrong": "fail",
     "crash": "error",
@@ -52,7 +52,7 @@ def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
     """The race's ranking for the table of winners, with the date of the final or else of the last
     timing.
 
-    A kernel that was not checked thoroughly never ranks before one that was.
+    A kernel that was not checked thoroughly never ranks before a thoroughly checked kernel.
     """
     proven = [trial for trial in state.ranked if trial.proof is not None]
     best_checked = min((trial.ms for trial in proven if trial.checked), default=0.0)

@@ -55,7 +55,7 @@ class TrialRunner(Protocol):
         """Called once, in the process: initialises the GPU."""
 
     def prepare(self, problem: Problem) -> None:
-        """Makes a problem's tensors; raises if they do not fit the GPU's memory."""
+        """Makes a problem's tensors; raises if the tensors do not fit the GPU's memory."""
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
         """Runs the kernel on the problem and checks its output, more of it if `thorough`."""
@@ -83,7 +83,7 @@ class Libraries(Protocol):
         longer."""
 
     def unpack(self, library: str, packed: bytes) -> None:
-        """Stores a library that another machine packed; raises if it cannot be trusted."""
+        """Stores a library that another machine packed; raises if the library cannot be trusted."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ class Sweep:
         )
 
     def _note(self, record: Record) -> None:
-        """Adds a result to the trials; the caller must `save` later."""
+        """Adds a result to the trials; the caller must call `save` later."""
         self._unsaved.append(record)
         if dropped := self.trials.add(record):
             (build,), (status, reason) = record.builds, dropped

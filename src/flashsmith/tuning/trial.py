@@ -326,7 +326,7 @@ def cull_compiled(
 ) -> str | None:
     """Why running a compiled kernel would be useless; None if the kernel is worth trying.
 
-    Some families do not allow any spills, since each one costs time there.
+    Some families do not allow any spills, since every spill costs time there.
     """
     if cfg.family.must_not_spill:
         max_spill = 0

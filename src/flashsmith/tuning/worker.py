@@ -200,7 +200,7 @@ class Worker:
             with contextlib.suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
         self._words.seek(0)
-        # In faulthandler's report the stack follows an empty line; it is cut off.
+        # In faulthandler's report the stack follows an empty line; the stack is cut off.
         words = self._words.read().decode(errors="replace").partition("\n\n")[0]
         said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
         return f"the process {how}" + (f": {said}" if said else "")

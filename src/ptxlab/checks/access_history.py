@@ -21,7 +21,7 @@ _LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Unordered accesses to cells: ``kind`` RAW, WAR or WAW describes the later one.
+    """Unordered accesses to cells. ``kind`` RAW, WAR or WAW begins with the later access.
 
     ``rows`` index the later event's threads. ``others`` and ``sites`` are the earlier parties and
     their instructions; a party is NO_ACTOR if there are several, and negative for an engine.

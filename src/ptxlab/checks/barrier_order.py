@@ -134,7 +134,7 @@ class BarrierOrder:
                 if event.kind == "arrive":
                     handover.publish(self._order.published(own, event.clock))
                 elif event.kind == "wait" and handover.current is not None:
-                    # A thread that has already arrived for the next phase has passed this one.
+                    # A thread that has already arrived for the next phase has passed this phase.
                     self._order.acquire(own, handover.current)
 
     def _hand_over_inits(self, event: ClusterBarrierEvent) -> None:

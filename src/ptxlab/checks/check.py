@@ -44,7 +44,7 @@ class Check(Observer):
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
     ) -> None:
-        """Adds a finding of ``len(threads)`` occurrences, or adds them to an existing one."""
+        """Adds a finding of ``len(threads)`` occurrences, or adds these to an existing finding."""
         count = int(threads.size)
         place = self._places.setdefault((kind, site.ptx_line), len(self.findings))
         if place < len(self.findings):

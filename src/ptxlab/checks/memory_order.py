@@ -151,7 +151,7 @@ class MemoryOrder:
                 del self._unacquired[cta]
 
     def missing(self, cta: int) -> str:
-        """Explains why a CTA is not ordered after another one; empty if unknown."""
+        """Explains why a CTA is not ordered after another CTA; empty if unknown."""
         if cta in self._unacquired:
             site = self._unacquired[cta][1]
             return f": {site} reads a released word, but neither .acquire nor a fence follows"

@@ -63,9 +63,9 @@ class Races(Check):
     Rules:
 
     - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
-    - A cp.async counts as two writes. At issue it must be ordered after all earlier accesses to the
-      memory. Its data then count as a write of the issuing thread, at the moment when that thread
-      waited for the data. InFlight checks the memory in between.
+    - A cp.async counts as two writes. At issue the cp.async must be ordered after all earlier
+      accesses to the memory. Its data then count as a write of the issuing thread, at the moment
+      when that thread waited for the data. InFlight checks the memory in between.
     - An engine's access happens at any time between its issue and the wait for it. The issue must
       be ordered after all earlier conflicting accesses, and later accesses must be ordered after
       the wait.

@@ -2,7 +2,7 @@
 
 A load is under way until the scheduler lets it arrive. A store, or a reduction (fp32 sums in global
 memory), stays in its thread's bulk groups and is executed as late as allowed. wait_group.read makes
-it read shared memory, and only wait_group makes it write global memory.
+the store read shared memory, and only wait_group makes it write global memory.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class MbarrierWait(Wait):
         granted: Callable[[MbarrierWait, np.ndarray], None],
     ) -> None:
         super().__init__(group, site)
-        #: (barrier, positions of threads, phases that must be over for each of them)
+        #: (barrier, positions of threads, per thread the number of phases that must be over)
         self.targets, self.granted = targets, granted
 
     def passed(self) -> np.ndarray:

@@ -130,7 +130,7 @@ def minimum_or_nan(a: Any, b: Any) -> Any:
 
 
 def _ordered_zeros(result: Any, a: Any, b: Any, sign: Any) -> Any:
-    """Fixes results of two zeros, where NumPy returns either one; ``sign`` combines sign bits."""
+    """Fixes results of two zeros, where NumPy returns either zero; ``sign`` combines sign bits."""
     if result.all():
         return result
     signed = sign(np.signbit(a).view(i1), np.signbit(b).view(i1))

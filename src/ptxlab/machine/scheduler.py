@@ -183,7 +183,7 @@ class Scheduler:
             self._launch(_Task(coroutine, group, above, piece, wait=wait))
 
     def _held(self, group: Group, start: int, stop: int, values: Values, wait: Wait) -> Coroutine:
-        """Runs threads that first have to wait; they may also be released in parts."""
+        """Runs threads that first have to wait; the wait may also release them in parts."""
         passed = yield
         if passed is not None:
             yield Split(group, passed, (start, values), (start, values), wait)
@@ -256,7 +256,7 @@ class Scheduler:
         return False
 
     def _give_up_a_join(self) -> bool:
-        """Releases warps that wait at a join for stuck warps."""
+        """Releases from a join those warps that wait there for stuck warps."""
         for task in [*self.waiting, *(task for task, _ in self.ready)]:
             above = task.parent
             while above is not None:
@@ -288,7 +288,7 @@ class Scheduler:
         self._launch(_Task(self.start(go_group, fork.stop, stop, values), go_group, above, go_part))
 
     def _after(self, fork: Fork, stop: int, current: Values) -> Coroutine:
-        """Continues after a join that some threads have left; more may leave it."""
+        """Continues after a join that some threads have left; more threads may leave the join."""
         if (yield):
             yield current, stop
         values = fork.join(range(len(current)), current)

@@ -166,7 +166,8 @@ def _slices(begins: Sequence[int], counts: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _check(spec: TensorMapSpec) -> None:
-    """Raises ArgumentError for a spec that cuTensorMapEncodeTiled rejects or is not emulated."""
+    """Raises ArgumentError for a spec that cuTensorMapEncodeTiled rejects or that is not
+    emulated."""
     rank, inner = len(spec.sizes), spec.box[0] * spec.element_type.element_size
     strides = getattr(spec, "element_strides", ()) or (1,) * rank
     wrong = ""

@@ -117,7 +117,7 @@ class Wgmma:
         return WARPGROUP if self.warpgroups else WARP
 
     def descriptors(self, values: np.ndarray) -> np.ndarray:
-        """One descriptor per unit; all threads of a unit must have the same."""
+        """One descriptor per unit; all threads of a unit must have the same descriptor."""
         if values.ndim == 0:
             return np.full(self.index.size // self.unit, values)
         by_unit = values.reshape(-1, self.unit)

@@ -297,7 +297,7 @@ class Wave(WaveMemory):
             group.polls[site.index] = Poll.of(site, positions, where, found, size, count)
 
     def forget(self, group: Group, loads: Sequence[int]) -> None:
-        """Begins an iteration of a polling loop: drops what its loads read before."""
+        """Begins an iteration of a polling loop: drops what the loop's loads have read before."""
         for load in loads:
             group.polls.pop(load, None)
 

@@ -33,7 +33,7 @@ class ParsedModule:
 
     @property
     def arch(self) -> int:
-        """The target's compute capability, such as 90 for sm_90a; 0 if there is none."""
+        """The target's compute capability, such as 90 for sm_90a; 0 without a target."""
         return int("".join(filter(str.isdigit, self.target)) or 0)
 
     @property

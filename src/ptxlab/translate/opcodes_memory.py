@@ -62,7 +62,8 @@ class _Access:
 
     def __init__(self, t: Emitter, i: Instruction) -> None:
         self.order, modifiers = _order(t, i)
-        # shared::cta is the CTA's own shared memory; accesses to another CTA's are not supported.
+        # shared::cta is the CTA's own shared memory; accesses to another CTA's memory are not
+        # supported.
         if "shared::cluster" in modifiers:
             raise t.error("shared memory of other CTAs (.shared::cluster) is not supported")
         modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]

@@ -78,7 +78,7 @@ class Selection:
         return chosen + [f"{name}{_STALL_SUFFIX}" for name in stalls]
 
     def metric(self, counter: Counter) -> str | None:
-        """The metric that fills a column, None if this GPU has none."""
+        """The metric that fills a column; None if this GPU has no such metric."""
         return next((name for name in counter.metrics if self._has(name)), None)
 
     def absent_columns(self) -> list[str]:

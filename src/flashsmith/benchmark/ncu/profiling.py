@@ -182,7 +182,8 @@ def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
 
 
 class WavefrontCount(NamedTuple):
-    """Shared-memory wavefronts of a whole launch, and their number without bank conflicts."""
+    """The number of shared-memory wavefronts of a whole launch, and the number without bank
+    conflicts."""
 
     actual: int
     ideal: int

@@ -68,8 +68,8 @@ class Results:
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """The compared revisions with the time of each one's last row, the most recent first. Rows
-        without a revision count as revision ''."""
+        """The compared revisions with the time of each revision's last row, the most recent first.
+        Rows without a revision count as revision ''."""
         last: dict[str, str] = {}
         for row in self.compared:
             last[row.revision] = max(last.get(row.revision, ""), row.time)
