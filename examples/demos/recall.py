@@ -301,8 +301,8 @@ def new_model(sizes: Recall, attention: Attention) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(2 * sizes.symbols, width)
-            # Each token includes the previous one, so that a value carries its key. Otherwise a
-            # first layer has to learn this, which takes about ten times as many steps.
+            # Each token's input includes the previous token, so that a value carries its key.
+            # Otherwise a first layer has to learn this, which takes about ten times as many steps.
             self.before = nn.Linear(width, width, bias=False)
             self.layers = nn.Sequential(*(Layer() for _ in range(sizes.layers)))
             self.head = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, 2 * sizes.symbols))

@@ -157,7 +157,7 @@ class Engine:
     - ``mbarrier`` and its address: bulk copies that complete on it.
     - ``warpgroup`` and its number: wgmma.
     - ``bulk`` and a warp: the shared-memory reads of bulk copies in bulk groups.
-    - ``bulk write`` and a warp: the global-memory writes of those copies.
+    - ``bulk write`` and a warp: the global-memory writes of bulk copies in bulk groups.
     """
 
     kind: str

@@ -69,7 +69,7 @@ def expected_times(
 def build_ahead(
     problems: Sequence[Problem], device: DeviceSpec, table: WinnersTable | None
 ) -> None:
-    """Builds all kernels in parallel, instead of one at each first launch."""
+    """Builds all kernels in parallel, instead of one kernel at each first launch."""
     wanted: dict[Any, dict[Any, None]] = defaultdict(dict)
     for problem in problems:
         for config in expected_times(problem, device, table)[1]:

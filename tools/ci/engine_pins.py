@@ -9,7 +9,7 @@ anything. This takes one to two minutes per release and needs a package index. I
 solution, its message is shown and nothing is recorded.
 
 The record is engine_pins.json next to this file: for each release the versions that pip chose, and
-the ranges of every package that limits them. tests/test_engine_pins.py compares it with
+the ranges of every package that limits them. tests/test_engine_pins.py compares the record with
 pyproject.toml.
 """
 

@@ -158,7 +158,7 @@ class Record:
         self._by_family: dict[str, dict[str, Any]] = data
 
     def knows(self, kernel: Kernel) -> bool:
-        """Whether a kernel was compiled from these sources or from equivalent ones."""
+        """Whether a kernel was compiled from these sources or from equivalent sources."""
         known = self._by_family.get(kernel.config.FAMILY)
         return known is not None and kernel.digest in known["kernels"] and _is_current(known)
 

@@ -320,7 +320,7 @@ class Difference:
     """A kernel that is not the same in both trees."""
 
     text: str
-    is_worse: bool  # or of one tree only
+    is_worse: bool  # or the kernel exists in one tree only
 
 
 def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:

@@ -612,7 +612,7 @@ def best_peer(us: dict[str, float]) -> tuple[str, float] | None:
 
 
 def over(us: float | None, other: float | None) -> float | None:
-    """The second time over the first, i.e. the first one's speedup."""
+    """The second time over the first time, i.e. the speedup of the first."""
     return other / us if us and other else None
 
 

@@ -42,7 +42,8 @@ BITS = 24
 #: Number of floats with one sign and exponent.
 MANTISSAS = 1 << 23
 EXPONENTS = range(-149, 128)
-#: Exponents for which every float is compared. Others give 1 or a neighbour of it, 0 or infinity.
+#: Exponents for which every float is compared. Other exponents give 1 or a neighbour of 1, 0 or
+#: infinity.
 VARIED = range(-30, 8)
 #: Stride of the sample for other exponents and for the comparison of rules.
 STRIDE = 1024
@@ -99,7 +100,7 @@ def by_table(table: np.ndarray, x: np.ndarray, rule: Rule) -> np.ndarray:
 def floats(sign: int, exponent: int, stride: int = 1) -> np.ndarray:
     """All floats of a sign and an exponent, or every ``stride``-th.
 
-    The exponent of a subnormal float is that of its first bit.
+    The exponent of a subnormal float is the exponent of its first bit.
     """
     if exponent >= -126:
         words = np.arange(0, MANTISSAS, stride, dtype=u4) | u4((exponent + 127) << 23)

@@ -180,7 +180,7 @@ def layout_distances(body: str, image: np.ndarray, want: np.ndarray) -> tuple[fl
 
 
 def main() -> int:
-    """Runs all probes; returns 1 if one disagrees."""
+    """Runs all probes; returns 1 if a probe disagrees."""
     begin, wrong = time.time(), 0
     with current_gpu(0):
         rows: list[tuple[str, float, tuple[float, float]]] = []

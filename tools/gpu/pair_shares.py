@@ -42,7 +42,7 @@ HEAD_DIMS = {"causal": (64, 96, 128, 256), "odd": (64, 128)}
 
 @dataclass(frozen=True)
 class Pair:
-    """A ``problem`` and the ``other`` one that it is compared with."""
+    """A ``problem`` and the ``other`` problem that it is compared with."""
 
     kind: str
     problem: Problem

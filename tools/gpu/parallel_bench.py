@@ -277,7 +277,8 @@ class Bench:
         return dict(zip(names, errors.tolist(), strict=True))
 
     def _in_turns(self, implementations: Sequence[Any]) -> dict[str, list[float]]:
-        """Milliseconds of each implementation by round; they alternate within a round."""
+        """Milliseconds of each implementation by round; implementations alternate within a
+        round."""
         counts = {}
         for one in implementations:
             with one.entered() as call:

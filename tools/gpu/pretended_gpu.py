@@ -101,7 +101,7 @@ class PretendedTensors(TorchTensors):
         return False
 
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
-        # PyTorch allocates it, as on a GPU.
+        # PyTorch allocates the memory, as on a GPU.
         memory = self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu")
         return Workspace(memory.data_ptr(), memory)
 

@@ -284,7 +284,7 @@ class Run:
     def run(self, cases: list[Any], pool: Executor, at_once: int) -> None:
         groups = [list(group) for _, group in groupby(cases, same_inputs)]
         if at_once > 1:
-            # The longest groups run first, so that none of them starts last.
+            # The longest groups run first, so that no long group starts last.
             groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
         with pool:
             pending: list[Future[list[Row]]] = [

@@ -122,7 +122,7 @@ def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> 
 def _over_a_cache(
     entry: Entry, others: WinnersTable, updated: WinnersTable, device: DeviceSpec
 ) -> list[Cell]:
-    """The cells of a cache's entry; none if it changes no choice."""
+    """The cells of a cache's entry; none if the entry changes no choice."""
     split = INVARIANT if entry.problem == without_batch(entry.problem) else FREE
     places = PLACES if split == INVARIANT else ((entry.problem.batch, entry.problem.seq_k),)
     before, after = (

@@ -190,7 +190,7 @@ class Measurement:
 
     @property
     def problem(self) -> Problem:
-        """The measured problem. Raises ArgumentError if the row does not name a valid one."""
+        """The measured problem. Raises ArgumentError if the row does not name a valid problem."""
         return _problem(
             f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} d{self.d} "
             f"{self.dtype} {self.semantics}"

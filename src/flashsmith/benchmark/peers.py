@@ -89,7 +89,7 @@ def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
 
 
 def torch_absence() -> str | None:
-    """Why PyTorch cannot be used on a GPU here, None if it can."""
+    """Why PyTorch cannot be used on a GPU here; None if it can be used."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch

@@ -216,7 +216,7 @@ def _ratio(after: int | None, before: int | None) -> float | None:
     return after / before if after is not None and before else None
 
 
-# Number of classes that a change names; the others are summed.
+# Number of classes that a change names; the other classes are summed.
 _CLASSES_NAMED = 4
 
 

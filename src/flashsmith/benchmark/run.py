@@ -32,7 +32,7 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# How much the emulator's checks slow it down, for the time estimate.
+# The factor by which checks slow the emulator down, for the time estimate.
 _CHECKS_COST = 2.2
 # Seconds that both references together take per score and column, on one core.
 _REFERENCE_SECONDS = 0.8e-9
@@ -248,7 +248,7 @@ def _estimates(jobs: Sequence[_Job]) -> list[float]:
 
 
 def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Job:
-    """The job of one kernel. Raises ArgumentError for options that do not fit it."""
+    """The job of one kernel. Raises ArgumentError for options that do not fit the kernel."""
     proven = emulated = task.problem(cfg)
     options.of(proven)
     if target.backend == "gpu":

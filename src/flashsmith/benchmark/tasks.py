@@ -86,7 +86,7 @@ class Size:
         return whole_tiles(self.seq, cfg) if self.whole_tiles else self.seq
 
     def problem(self, cfg: KernelConfig) -> Problem:
-        """The problem for `cfg`'s kernel, with the semantics that it is compiled for."""
+        """The problem for `cfg`'s kernel, with the semantics that the kernel is compiled for."""
         return _problem(cfg, self.batch, self.length(cfg), self.heads, self.semantics)
 
     def timed(self, cfg: KernelConfig) -> Problem | None:

@@ -58,8 +58,8 @@ class Protocol:
     tensors, so that SETS_BYTES of other sets are read before a set is read again.
     num_warmups, runs: the least numbers of untimed and timed launches of an implementation.
     warmup_ms, measure_ms: the least total times of those launches, so that short kernels are
-    launched more often. 0 leaves the numbers as they are. With 'interleaved', the mean time of the
-    implementations counts.
+    launched more often. 0 leaves the numbers of launches as they are. With 'interleaved', the mean
+    time of the implementations counts.
     num_estimates: the number of launches from which the time of one launch is estimated.
 
     Raises ArgumentError for an unknown order, or a number below its minimum.
@@ -193,7 +193,7 @@ class Clock(Interface):
         """Enqueues an operation that evicts everything from the L2; does not wait."""
 
     def synchronize(self) -> None:
-        """Waits for everything enqueued so far. Raises LaunchError if some of it failed."""
+        """Waits for everything enqueued so far. Raises LaunchError if some of this work failed."""
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:
         """Milliseconds between two events that have completed."""
@@ -275,7 +275,8 @@ class CudaEvents:
 
     @property
     def can_capture(self) -> bool:
-        """Whether PyTorch uses the GPU: a graph's calls allocate from its memory pool."""
+        """Whether PyTorch uses the GPU, because a graph's calls allocate from PyTorch's memory
+        pool."""
         return _torch_on_gpu() is not None
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
@@ -359,8 +360,8 @@ class Implementation(Interface):
 
 @dataclass(frozen=True)
 class Replay:
-    """Calls of one implementation captured in a graph. A launch runs all of them, and its time is
-    reported per call."""
+    """Calls of one implementation captured in a graph. A launch runs all of these calls, and the
+    launch's time is reported per call."""
 
     name: str
     replay: Callable[[], Any]

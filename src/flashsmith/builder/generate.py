@@ -76,7 +76,7 @@ def generate_kernel_instantiations(
 def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
     """``configs``, sorted and without duplicates.
 
-    Raises ArgumentError when there are none, or when they belong to several families.
+    Raises ArgumentError when ``configs`` is empty, or when the configs belong to several families.
     """
     unique = set(configs)
     if not unique:

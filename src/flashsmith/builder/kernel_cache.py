@@ -304,7 +304,7 @@ class Cache:
 
     def _evict(self, item: Path) -> bool:
         if item.parent == self.objects:
-            item.unlink(missing_ok=True)  # builds copy it before they use it
+            item.unlink(missing_ok=True)  # builds copy objects before use
             return True
         lock_file = self._locks / f"{item.name}.lock"
         key_lock = try_lock(lock_file, create=True)

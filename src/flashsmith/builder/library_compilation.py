@@ -285,7 +285,7 @@ class Compilation:
         return found
 
     def _alone(self, number: int, ptx: str) -> Command:
-        """The command that assembles one module; only its messages are used."""
+        """The command that assembles one module; only the command's messages are used."""
         source = self.build / f"alone_{number}.ptx"
         source.write_text(ptx)
         ptxas = self.spec.toolchain.nvcc.parent / "ptxas"

@@ -36,7 +36,7 @@ FORMAT = 3
 class AdditionalKernel:
     """An additional compiled kernel of a config; KernelEntry describes the fields.
 
-    ``role`` is the family's name for it.
+    ``role`` is the family's name for the kernel.
     """
 
     role: str
@@ -205,7 +205,7 @@ class Manifest:
     def read(cls, folder: Path, check: Check = any_owner) -> Manifest:
         """The manifest in a library's folder; ``check`` is as in read_below.
 
-        Raises OSError, and ValueError when it is damaged or belongs to another library.
+        Raises OSError, and ValueError when the manifest is damaged or belongs to another library.
         """
         text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=check)
         manifest = cls.from_json(text.decode())

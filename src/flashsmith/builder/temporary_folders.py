@@ -134,7 +134,7 @@ def _remove(folder: Path) -> None:
     """Remove a folder, its lock last, since compilers that outlive their parent may still write
     there.
 
-    Another process may remove it at the same time.
+    Another process may remove the folder at the same time.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in list(folder.iterdir()):

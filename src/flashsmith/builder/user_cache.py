@@ -62,7 +62,7 @@ def cache_path() -> Path:
 def discard(library: KernelLibrary) -> None:
     """Remove a damaged library, so that the next build replaces it.
 
-    Raises CacheError when it cannot be removed.
+    Raises CacheError when the library cannot be removed.
     """
     cache = Cache(library.path.parents[2])
     with cache.building(library.manifest.key, lambda seconds: None):

@@ -154,7 +154,7 @@ def _check_address(address: str) -> None:
 
 
 def _machines(ray: Any) -> list[dict[str, Any]]:
-    """The cluster's machines. Raises LaunchError if one has another version of flashsmith.
+    """The cluster's machines. Raises LaunchError if a machine has another version of flashsmith.
 
     Ray may still list a machine that has just left, and its scheduler may not know a machine that
     has just joined. In both cases the machines are listed and queried again.

@@ -16,8 +16,8 @@ from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 class WorkerCall:
     """A method call, either on the bench of the GPU `gpu` or on a `compiler` in any free process.
 
-    seconds: how long it may take before it counts as a hang. libraries: the keys of the libraries
-    that it loads. fresh: whether to replace the GPU's measuring process first.
+    seconds: how long the call may take before it counts as a hang. libraries: the keys of the
+    libraries that the call loads. fresh: whether to replace the GPU's measuring process first.
     """
 
     method: str

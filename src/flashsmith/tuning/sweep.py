@@ -439,7 +439,7 @@ def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgr
 
     @contextlib.contextmanager
     def failing(sweep: Sweep) -> Iterator[None]:
-        """Ends a sweep that has no GPU left; the others continue."""
+        """Ends a sweep that has no GPU left; the other sweeps continue."""
         try:
             yield
         except LaunchError as error:

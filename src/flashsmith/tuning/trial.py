@@ -73,7 +73,7 @@ def is_right(proof: Proof) -> bool:
 class Trial:
     """One kernel on one problem.
 
-    reason: why it has its `status`. checked: whether the output passed the thorough proof.
+    reason: why the kernel has its `status`. checked: whether the output passed the thorough proof.
     samples: the timings by stage. origins: where and when each stage was timed. ms: the time that
     ranks the kernel, in milliseconds, or infinity without a time. stage: where `ms` was measured,
     or ''.

@@ -118,7 +118,7 @@ def plan_races(
     problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
 ) -> list[Race]:
     """A race for each problem, in their order. None selects the default problems for which the
-    space has configs. A long problem has a similar shorter one as its reference. Every race and
+    space has configs. A long problem has a similar shorter problem as its reference. Every race and
     its final include the configs that attention() would use without this sweep.
 
     Raises what ``search_space`` raises.

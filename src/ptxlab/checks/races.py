@@ -92,7 +92,7 @@ class Races(Check):
         self._global: dict[int, AccessHistory] = {}
         self._entry, self._waited = "", False
         #: CTAs with a thread ordered after the previous launch, and whether a thread without that
-        #: order allowed the next launch to begin. An exited CTA allows it too.
+        #: order allowed the next launch to begin. An exited CTA allows the next launch too.
         self._have_waited, self._allowed_early = np.zeros(0, np.bool_), False
 
     def begin(self, launch: Launch) -> None:

@@ -28,7 +28,7 @@ Values = tuple[Any, ...]
 
 @dataclass(eq=False)
 class Part:
-    """Some threads of a forked group; ``positions`` are their positions within it.
+    """Some threads of a forked group; ``positions`` are their positions within the group.
 
     While the part runs, ``values`` are the registers live at its start. When it is ``finished``,
     they are the registers live at the join. A part that never ``runs`` has no work until the join:

@@ -90,7 +90,7 @@ class GlobalMemory(GlobalMemoryView):
         return [known.public for known in self._ranges]
 
     def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
-        """Marks the accesses that lie wholly in one range that allows them."""
+        """Marks the accesses that lie wholly in one range, which must allow them."""
         good = np.zeros(np.shape(addresses), np.bool_)
         for known in self._ranges:
             if known.public.writable or not write:

@@ -169,7 +169,7 @@ class _Block:
         )
 
     def added_to(self, c: np.ndarray) -> np.ndarray:
-        """Runs all steps; ``c`` is the accumulator of the first one."""
+        """Runs all steps; ``c`` is the accumulator of the first step."""
         depth = self.scratch.depth
         for first in range(0, self.a.given.shape[2], depth):
             c = self._step(slice(first, first + depth), c)

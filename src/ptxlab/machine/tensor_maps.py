@@ -16,7 +16,7 @@ _MOST_IN_A_BOX = 256
 
 
 class ElementType(Protocol):
-    """The type of a tensor's elements; only its size in bytes matters."""
+    """The type of a tensor's elements; only the element's size in bytes matters."""
 
     @property
     def element_size(self) -> int: ...

@@ -288,7 +288,7 @@ def _to_tiles(rows: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 class WgmmaPipe:
-    """The wgmma instructions that generated code calls. Groups keep those in flight."""
+    """The wgmma instructions that generated code calls. Groups keep the wgmmas in flight."""
 
     def __init__(self, wave: RunsWgmma) -> None:
         self.wave = wave

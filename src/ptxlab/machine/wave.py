@@ -304,7 +304,7 @@ class Wave(WaveMemory):
     def unchanged(self, group: Group, loads: Sequence[int]) -> MemoryWait | None:
         """A wait for a change in the words that a polling loop has read.
 
-        ``loads`` are the loop's loads. Returns None if they have read no global memory.
+        ``loads`` are the loop's loads. Returns None if these loads have read no global memory.
         """
         polls = [group.polls[load] for load in loads if load in group.polls]
         polls = [poll for poll in polls if poll.positions.size]

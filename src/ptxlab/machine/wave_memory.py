@@ -379,5 +379,5 @@ def _turns(cells: np.ndarray) -> list[np.ndarray]:
 
 
 def _spread(value: Any, threads: int) -> np.ndarray:
-    """A value per thread; a uniform one is broadcast."""
+    """A value per thread; a uniform value is broadcast."""
     return value if value.ndim else np.broadcast_to(value, (threads,))

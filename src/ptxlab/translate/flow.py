@@ -69,7 +69,7 @@ def has_result(instruction: Instruction) -> bool:
 def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
     """Registers that an instruction reads and writes.
 
-    It reads its guard and, with a guard, also its results.
+    An instruction reads its guard. With a guard, it also reads its results.
     """
     operands = instruction.operands
     writes: list[str] = []

@@ -106,7 +106,7 @@ def see(
 
 
 def kept(t: Emitter, address: str) -> str:
-    """The address, held in a variable if generated code uses it twice."""
+    """The address, held in a variable if the generated code uses the address twice."""
     if not t.observed and not t.polls:
         return address
     name = t.temporary()

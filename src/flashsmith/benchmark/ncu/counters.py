@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Counter:
-    """A column and the metrics that may fill it, the preferred one first. `scale` converts the
+    """A column and the metrics that may fill it, the preferred metric first. `scale` converts the
     profiler's base unit into the column's unit."""
 
     column: str
@@ -130,7 +130,7 @@ def unknown_metrics(text: str) -> set[str]:
 # --- the raw page ---------------------------------------------------------------------------------
 
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# The units of `--print-units base`. Some versions spell them out, and some still add a prefix.
+# The units of `--print-units base`. Some versions spell the units out, and some still add a prefix.
 _BASE = {"byte": 1.0, "hz": 1.0, "second": 1e9, "s": 1e9}
 _NAME = "Kernel Name"
 _IDENTITY = "ID"

@@ -45,7 +45,7 @@ _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
 _REPLAYS = 50
 _LEAST_FLOP_PER_SECOND = 5e12
-# Where NVIDIA's installers put it; sorted by number, the newest version comes last.
+# Where NVIDIA's installers put ncu; sorted by number, the newest version comes last.
 _INSTALLED = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
 
 

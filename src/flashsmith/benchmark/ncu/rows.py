@@ -80,7 +80,7 @@ _REQUIRED = COLUMNS[: COLUMNS.index("note")]
 class ProfileRowFile(GrowingFile):
     """A growing file of ProfileRows, CSV or JSON Lines; ``rows`` holds its contents.
 
-    Raises ArgumentError if it is not such a file.
+    Raises ArgumentError if an existing file does not hold ProfileRows.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -195,7 +195,7 @@ def _continues(last: Measurement, row: Measurement) -> bool:
 
 
 def _by_bytes(chain: Sequence[Point]) -> Sequence[Point]:
-    """Points over a cache, sorted by its size; other points stay in order."""
+    """Points over a cache, sorted by the cache's size; other points stay in order."""
     if not chain[0].row.is_memory_bound:
         return chain
     return sorted(chain, key=lambda point: (point.row.batch * point.row.seq_k, point.row.batch))

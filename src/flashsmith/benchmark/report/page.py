@@ -216,8 +216,8 @@ _FUNCTIONS: dict[Any, tuple[str, ...]] = {
 
 
 def write_page(page: Page, out: Path) -> list[Path]:
-    """Writes the page, and its charts into the folder '<name>-charts' next to it. Charts of an
-    earlier page are removed. Returns all paths.
+    """Writes the page, and its charts into the folder '<name>-charts' next to the page. Charts of
+    an earlier page are removed. Returns all paths.
 
     Raises ArgumentError if a file cannot be written.
     """

@@ -242,7 +242,7 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
 def with_stored_rooflines(results: Results) -> Results:
     """The results together with the rooflines stored on this machine for the rows' GPUs.
 
-    Raises ArgumentError if one of them is damaged.
+    Raises ArgumentError if a stored roofline is damaged.
     """
     from flashsmith.benchmark.roofline import load_roofline, roofline_path
 

@@ -48,8 +48,8 @@ class ChartShape:
 class Chart:
     """An SVG: shapes in a box of WIDTH by `height`, which scales with the page's width.
 
-    `alt` describes it for screen readers, and `caption` is shown below it. `facets` are the values
-    that the page's filters use.
+    `alt` describes the chart for screen readers, and `caption` is shown below the chart. `facets`
+    are the values that the page's filters use.
     """
 
     title: str
@@ -70,7 +70,7 @@ class Series:
     dashed: bool = False
 
     def place(self, places: Mapping[str, int]) -> int:
-        """The index of its colour and mark."""
+        """The index of the implementation's colour and mark."""
         name = FLASHSMITH if self.strong else self.name
         return _PLACES.index(name) if name in _PLACES else places.get(name, len(_MARKS) - 1)
 
@@ -345,7 +345,7 @@ def roofline(
             drawing.line("ceiling", *slope)
             y = max(_TOP + 4, slope[0][1] - 8)
             drawing.text(slope[0][0] + 14, y, f"DRAM {dram_tb_per_s:.2f} TB/s")
-    # All traces are flashsmith's and have its colour; other colours belong to peers.
+    # All traces are flashsmith's and have flashsmith's colour; other colours belong to peers.
     own = _PLACES.index(FLASHSMITH)
     for number, (words, trace) in enumerate(zip(rates, traces, strict=True)):
         path = [(x_of(x), y_of(y)) for x, y, _ in trace.points]

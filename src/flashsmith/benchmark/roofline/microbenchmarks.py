@@ -55,7 +55,7 @@ class Machine(Protocol):
         """A copy of a NumPy array."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceBytes:
-        """Uninitialized memory. Raises LaunchError if there is not enough."""
+        """Uninitialized memory. Raises LaunchError if there is not enough memory."""
 
     def free_bytes(self) -> int:
         """The number of bytes that can be allocated."""
@@ -81,7 +81,7 @@ class PreparedMicrobenchmark(ABC):
         """Runs a few turns and compares with a reference; returns the largest error, relative to
         the results.
 
-        Raises WrongOutput if it is too large.
+        Raises WrongOutput if this error is too large.
         """
 
 
@@ -102,7 +102,7 @@ class Microbenchmark:
     archs: tuple[int, ...] = ()
 
     def absence(self, arch: int) -> str:
-        """Why an architecture has no such ceiling, '' if it has."""
+        """Why an architecture has no such ceiling; '' if it has one."""
         if self.archs and arch not in self.archs:
             return f"{self.source} is an instruction of sm_{self.archs[0]}a, and this is sm_{arch}"
         return ""

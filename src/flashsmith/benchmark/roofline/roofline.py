@@ -165,7 +165,7 @@ def stored_rooflines() -> list[Roofline]:
 def save_roofline(roofline: Roofline, path: Path | None = None) -> Path:
     """Writes the roofline to its default path (or `path`) atomically, and returns that path.
 
-    Raises ArgumentError if it cannot be written.
+    Raises ArgumentError if the file cannot be written.
     """
     path = path or roofline_path(roofline.gpu)
     try:
