@@ -49,7 +49,7 @@ def emulate(
     programmatic: bool = False,
     exact_mma: bool = False,
 ) -> EmulationResult:
-    """Run one kernel launch on the CPU.
+    """Runs one kernel launch on the CPU.
 
     - ``ptx``: text of a module; ``entry``: mangled name of the kernel in it.
     - ``smem_bytes``: dynamic shared memory of a CTA. Shared memory starts as 0xFF bytes (NaN).
@@ -307,7 +307,7 @@ class _ModuleMemory:
         return np.uint64(part.ctypes.data)
 
     def attach(self, wave: Wave) -> None:
-        """Give a wave its view of the arguments and symbols."""
+        """Gives a wave its view of the arguments and symbols."""
         kinds = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
         wave.parameters = {kind: self.parameters.view(kind) for kind in kinds}
         wave.parameter_address = self.address

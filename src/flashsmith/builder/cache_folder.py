@@ -111,7 +111,7 @@ def is_cache_folder(root: Path) -> bool:
 
 
 def make_cache_folder(root: Path) -> None:
-    """Create the cache ``root`` and its subfolders if they are missing.
+    """Creates the cache ``root`` and its subfolders if they are missing.
 
     Raises CacheError as is_cache_folder does, and OSError.
     """

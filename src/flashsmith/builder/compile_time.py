@@ -20,7 +20,7 @@ def expected_seconds(cfg: KernelConfig) -> float:
 
 
 def balance(configs: Iterable[KernelConfig], n_shards: int) -> list[list[KernelConfig]]:
-    """Split ``configs`` over at most ``n_shards`` shards of about equal expected cost.
+    """Splits ``configs`` over at most ``n_shards`` shards of about equal expected cost.
 
     Assigns configs in order of falling cost, each to the shard with the lowest cost so far. Every
     shard is sorted and non-empty. The result does not depend on the order of ``configs``.

@@ -190,7 +190,7 @@ class Cache:
 
     @contextlib.contextmanager
     def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
-        """Hold the lock for building or replacing ``key``, after waiting for any other holder.
+        """Holds the lock for building or replacing ``key``, after waiting for any other holder.
 
         Also raises CacheError when other users could write to the cache.
         """
@@ -219,7 +219,7 @@ class Cache:
             yield temporary
 
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
-        """Copy ``folder`` to its final path and add the manifest.
+        """Copies ``folder`` to its final path and adds the manifest.
 
         The caller holds the key's lock. If another process has published the same key, returns the
         published library and discards the copy.
@@ -249,7 +249,7 @@ class Cache:
         return KernelLibrary(target, manifest, in_use)
 
     def publish_object(self, name: str, built: Path) -> None:
-        """Keep a compiled host object for later libraries."""
+        """Keeps a compiled host object for later libraries."""
         with self.temporary_folder() as temporary, self.errors("write"):
             data = read_below(built.parent, built.name, check=any_owner)
             for damaged in self._objects(name):
@@ -258,7 +258,7 @@ class Cache:
             os.replace(temporary / "object", self.objects / _object_name(name, data))
 
     def discard(self, key: str) -> None:
-        """Remove the library ``key`` if it exists, even if it is in use.
+        """Removes the library ``key`` if it exists, even if it is in use.
 
         The caller holds the key's lock. Raises CacheError when the library's folder has files that
         flashsmith did not put there.
@@ -281,7 +281,7 @@ class Cache:
     # ---- room ----
 
     def prune(self, limit_mib: float) -> RemovedLibraries:
-        """Evict the least recently used items until at most ``limit_mib`` MiB are left.
+        """Evicts the least recently used items until at most ``limit_mib`` MiB are left.
 
         Libraries that a process has open or is building are kept.
         """
@@ -323,7 +323,7 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> RemovedLibraries:
-        """Remove everything that flashsmith put into the cache and no process is using."""
+        """Removes everything that flashsmith put into the cache and no process is using."""
         removed = self.prune(0)
         with self.errors("write"):
             if is_cache_folder(self.root):
@@ -331,7 +331,7 @@ class Cache:
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
-        """Convert the system's OSErrors in the block into CacheErrors with advice."""
+        """Converts the system's OSErrors in the block into CacheErrors with advice."""
         return folder_errors(
             action,
             f"the kernel cache {self.root}",

@@ -106,7 +106,7 @@ class _Build:
         self.time_left = TimeLeft(0.0)
 
     def run(self) -> KernelLibrary | None:
-        """Return the library, or None when the sources changed during the build."""
+        """Returns the library, or None when the sources changed during the build."""
         key = self.spec.key()
         library = self.cache.open(key)
         if library is None:
@@ -148,7 +148,7 @@ class _Build:
         return library
 
     def _begin(self, host_seconds: list[float]) -> None:
-        """Report what is built and the estimated time, and start to count the steps."""
+        """Reports what is built and the estimated time, and starts to count the steps."""
         configs = self.spec.configs
         work = sum(map(expected_seconds, configs)) + sum(host_seconds)
         self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
@@ -190,7 +190,7 @@ class _Build:
         self.progress(BuildEvent(stage, message, self.done, self.total, entry, left))
 
     def _step(self, seconds: float) -> None:
-        """Count one step, estimated at ``seconds`` of wall time, as finished."""
+        """Counts one step, estimated at ``seconds`` of wall time, as finished."""
         self.done += 1
         self.estimate_done += seconds
 

@@ -55,7 +55,7 @@ def libraries_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> dict[KernelConfig, KernelLibrary]:
-    """Map each of ``configs`` to the library that holds it, with one library per family.
+    """Maps each of ``configs`` to the library that holds it, with one library per family.
 
     Raises the same errors as ``library_for``.
     """

@@ -29,7 +29,7 @@ class HeldLock:
         self._owner = os.getpid()
 
     def release(self, *, everywhere: bool = False) -> None:
-        """Release the lock; a second call does nothing.
+        """Releases the lock; a second call does nothing.
 
         ``everywhere`` also releases the lock for processes forked since, unless this process is one
         of them.
@@ -41,7 +41,7 @@ class HeldLock:
             self._fd = -1
 
     def note_use(self) -> None:
-        """Set the file's time stamp to now, if this process has permission."""
+        """Sets the file's time stamp to now, if this process has permission."""
         with contextlib.suppress(OSError):
             os.utime(self._fd)
 
@@ -50,7 +50,8 @@ class HeldLock:
 
 
 def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldLock | None:
-    """Lock ``path`` without waiting, or return None when another process holds a conflicting lock.
+    """Locks ``path`` without waiting, or returns None when another process holds a conflicting
+    lock.
 
     Also returns None when the file is removed or replaced between opening and locking, since the
     lock would then protect nothing. A symbolic link, a fifo or a device is not a lock file: the
@@ -97,7 +98,7 @@ def _open(path: Path, shared: bool, create: bool) -> int:
 def wait_for_lock(
     path: Path, *, patience: float, waiting: Callable[[float], None]
 ) -> HeldLock | None:
-    """Wait for the exclusive lock ``path``; None after ``patience`` seconds.
+    """Waits for the exclusive lock ``path``; None after ``patience`` seconds.
 
     ``waiting(seconds)`` is called about ten times a second while another process holds the lock.
     """

@@ -181,7 +181,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Read what to_json wrote. Raises ValueError when it is damaged or has another format."""
+        """Reads what to_json wrote. Raises ValueError when the text is damaged or has another
+        format."""
         head, _, body = text.partition("\n")
         body = body.removesuffix("\n")
         try:
@@ -214,7 +215,7 @@ class Manifest:
         return manifest
 
     def _check(self) -> None:
-        """Raise ValueError unless the fields are consistent."""
+        """Raises ValueError unless the fields are consistent."""
         try:
             family_named(self.family)
         except ArgumentError as error:

@@ -33,7 +33,7 @@ def pack_library(library: KernelLibrary) -> bytes:
 
 
 def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
-    """Publish the packed library ``key`` in ``cache``, unless the cache has it already.
+    """Publishes the packed library ``key`` in ``cache``, unless the cache has it already.
 
     Other users must not be able to write to the cache. The files must match the manifest, and the
     library must have been built from the sources installed here. Raises CacheError otherwise.

@@ -24,7 +24,8 @@ _ELSEWHERE = ("/tmp", "/var/tmp")
 
 
 def require_plain(what: str, path: Path) -> None:
-    """Raise ToolchainError if the shell would interpret part of ``path``, or it is not UTF-8."""
+    """Raises ToolchainError if the shell would interpret part of ``path``, or ``path`` is not
+    UTF-8."""
     text = os.fspath(path)
     found = _INTERPRETED.search(text)
     why = f"the shell that the compiler starts would interpret {found[0]!r}" if found else ""

@@ -56,7 +56,7 @@ def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
 
 
 def note_slow(library: KernelLibrary) -> list[KernelEntry]:
-    """Note a library's slow kernels, and return the kernels that were not noted before."""
+    """Notes a library's slow kernels, and returns the kernels that were not noted before."""
     arch, semantics = library.manifest.arch, library.manifest.semantics
     new = []
     for kernel in slow_kernels(library.manifest.kernels):

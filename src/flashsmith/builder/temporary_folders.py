@@ -38,7 +38,7 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str, readable: str = "") -> Iterator[None]:
-    """Convert the system's OSErrors in the block into CacheErrors about ``folder``, with advice.
+    """Converts the system's OSErrors in the block into CacheErrors about ``folder``, with advice.
 
     ``variable`` is the environment variable that can name another folder. ``readable`` is the
     command with which the owner lets others read this folder.
@@ -103,7 +103,7 @@ class TemporaryFolders:
         return self.folder / f"{self._prefix}{secrets.token_hex(8)}"
 
     def sweep(self) -> None:
-        """Remove the folders of dead processes."""
+        """Removes the folders of dead processes."""
         for folder in subfolders(self.folder):
             if not self._is_ours(folder):
                 continue
@@ -121,7 +121,7 @@ class TemporaryFolders:
         return False
 
     def trash(self, library: Path) -> None:
-        """Move ``library`` here atomically, then remove it; does nothing when it is missing."""
+        """Moves ``library`` here atomically, then removes it; does nothing when it is missing."""
         # The lock file moves with the library: if this process is killed here, the next sweep
         # removes both.
         trash = self._new_path()
@@ -131,7 +131,7 @@ class TemporaryFolders:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last, since compilers that outlive their parent may still write
+    """Removes a folder, its lock last, since compilers that outlive their parent may still write
     there.
 
     Another process may remove the folder at the same time.

@@ -46,7 +46,7 @@ class Toolchain:
         return (self.nvcc_version, self.gxx_version, tvm_ffi_abi(self.tvm_ffi_version))
 
     def check_arch(self, arch: int) -> None:
-        """Raise ToolchainError when this nvcc does not support ``arch``."""
+        """Raises ToolchainError when this nvcc does not support ``arch``."""
         if arch not in self.archs:
             known = ", ".join(f"sm_{a}" for a in sorted(self.archs))
             raise ToolchainError(

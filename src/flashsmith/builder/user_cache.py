@@ -60,7 +60,7 @@ def cache_path() -> Path:
 
 
 def discard(library: KernelLibrary) -> None:
-    """Remove a damaged library, so that the next build replaces it.
+    """Removes a damaged library, so that the next build replaces it.
 
     Raises CacheError when the library cannot be removed.
     """
@@ -75,7 +75,7 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def prune(limit_mib: float | None = None) -> RemovedLibraries:
-    """Evict the least recently used libraries until the cache fits in ``limit_mib`` MiB.
+    """Evicts the least recently used libraries until the cache fits in ``limit_mib`` MiB.
 
     The default is FLASHSMITH_CACHE_LIMIT. Raises ArgumentError unless the limit is a number of at
     least 0.
@@ -87,12 +87,13 @@ def prune(limit_mib: float | None = None) -> RemovedLibraries:
 
 
 def clear() -> RemovedLibraries:
-    """Empty the cache, except for libraries that are in use."""
+    """Empties the cache, except for libraries that are in use."""
     return Cache(cache_dir()).clear()
 
 
 def verify() -> list[CacheEntry]:
-    """Hash every file in the cache. Returns the damaged entries, which the next build replaces."""
+    """Hashes every file in the cache. Returns the damaged entries, which the next build
+    replaces."""
     return [entry for entry in Cache(cache_dir()).entries(thorough=True) if entry.damage]
 
 

@@ -80,7 +80,7 @@ def high16(bits: Any) -> Any:
 
 
 def round_float(exact: Any, mode: str, dtype: Any = f4) -> Any:
-    """Round float64 (or wider) to ``dtype``; mode "rn", "rz", "rm" (down) or "rp" (up)."""
+    """Rounds float64 (or wider) to ``dtype``; mode "rn", "rz", "rm" (down) or "rp" (up)."""
     nearest = exact.astype(dtype)
     if mode == "rn":
         return nearest
@@ -139,7 +139,7 @@ def _ordered_zeros(result: Any, a: Any, b: Any, sign: Any) -> Any:
 
 
 def saturate(value: Any) -> Any:
-    """Clamp to [0, 1]; NaN becomes 0."""
+    """Clamps to [0, 1]; NaN becomes 0."""
     one, zero = value.dtype.type(1), value.dtype.type(0)
     return np.fmin(np.fmax(value, zero), one)
 
