@@ -337,7 +337,7 @@ class Clusters:
 class Launch:
     """A launch. Shared memory has ``shared_bytes`` per CTA, static variables first.
 
-    ``programmatic``: it may begin before the previous launch has finished.
+    ``programmatic``: the launch may begin before the previous launch has finished.
     """
 
     entry: str

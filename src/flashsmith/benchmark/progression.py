@@ -60,7 +60,7 @@ class StepTime:
 
     @property
     def share(self) -> float | None:
-        """Throughput relative to the peer's; None without a peer."""
+        """Throughput relative to the peer's throughput; None without a peer."""
         return None if self.peer_ms is None else self.peer_ms / self.ms
 
 

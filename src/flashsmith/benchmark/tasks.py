@@ -13,7 +13,7 @@ from flashsmith.operations import DECODE, DEFAULT
 from flashsmith.runtime.target import Target
 
 _PLAIN = Semantics()
-# The batch of a packed problem, unless it is given.
+# The batch of a packed problem, unless a batch is given.
 PACKED_SEQUENCES = 4
 
 

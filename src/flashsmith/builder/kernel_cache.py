@@ -167,7 +167,7 @@ class Cache:
     def object(self, name: str) -> bytes | None:
         """The content of the host object ``name``, or None when missing or damaged.
 
-        Also raises CacheError when other users could have written it.
+        Also raises CacheError when other users could have written the object.
         """
         with self.errors("read"):
             for path in self._objects(name):
@@ -355,7 +355,7 @@ def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
 
 
 def _verified_manifest(path: Path, check: Check = any_owner) -> Manifest:
-    """The manifest, once the size and checksum of every file it lists have been verified.
+    """The manifest, after the size and checksum of every file in it have been verified.
 
     ``check`` is called with each file and the folders that contain it. Raises the same errors as
     _remembered_manifest.

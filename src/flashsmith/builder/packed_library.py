@@ -66,7 +66,7 @@ def _unpacked(packed: bytes) -> tuple[Manifest, dict[str, bytes]]:
         if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise ValueError("its files are compressed")
         manifest = Manifest.from_json(archive.read(MANIFEST_NAME).decode())
-        # Reading the manifest has checked these names, so that none leads out of the folder.
+        # Reading the manifest has checked these names, so that no name leads out of the folder.
         files = {name: archive.read(name) for name in manifest.files}
     for name, record in manifest.files.items():
         if FileRecord.of_bytes(files[name]) != record:

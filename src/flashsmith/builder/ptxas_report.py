@@ -66,7 +66,8 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
 
 
 def nameless_warnings(text: str) -> tuple[str, ...]:
-    """The warnings that name no kernel, each once; one of the compiled kernels caused each."""
+    """The warnings that name no kernel, each once. Each was caused by one of the compiled
+    kernels."""
     return tuple(_warnings(text).get("", ()))
 
 

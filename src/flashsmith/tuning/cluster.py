@@ -171,7 +171,7 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
 
 
 def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
-    """Raises LaunchError when a machine with cores or GPUs has another version than this one.
+    """Raises LaunchError when a machine with cores or GPUs has another version than this machine.
 
     Returns a message about a machine that is listed but unknown to the scheduler, else ''.
     """
@@ -465,7 +465,7 @@ def _compile(
     arguments: tuple[Any, ...],
     seconds: float,
 ) -> tuple[WorkerResult, dict[str, bytes]]:
-    """The outcome of a call of a compiler, and the libraries that it built, packed.
+    """The outcome of a compiler's call, and the packed libraries that the compiler built.
 
     Raises RuntimeError on a machine that joined with a version other than the driver's.
     """

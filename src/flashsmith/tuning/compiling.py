@@ -14,7 +14,7 @@ from flashsmith.tuning.worker import WorkerResult
 
 Batch = tuple[Build, ...]
 # A library's fixed cost (host code, linking) equals compiling three configs. A batch of this size
-# hides most of that cost and is still one shard.
+# hides most of the fixed cost and is still one shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
 # After this many consecutive batches lost to failed machines, no machine is assumed to be left.

@@ -28,7 +28,7 @@ from flashsmith.tuning.trial import (
     rung_stage,
 )
 
-# A failed final is retried once, after each of its kernels has been timed alone.
+# A failed final is retried one time, after each of its kernels has been timed alone.
 FINAL_ATTEMPTS = 2
 # With fewer launches per kernel, the final would rank no better than the rungs did.
 MIN_FINAL_LAUNCHES = 3
@@ -242,7 +242,8 @@ class RaceState:
     # ---- the next task ----
 
     def search_task(self, ready: Container[Build]) -> Task | None:
-        """The next measurement of the search, among the kernels that are `ready`; None if none.
+        """The next measurement of the search, among the kernels that are `ready`; None if there is
+        no such kernel.
 
         A kernel is proven before it is timed. A rung begins when the previous rung is complete, and
         ends as soon as all active kernels have been timed on it.
@@ -412,7 +413,7 @@ class _Course:
             self.drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
 
     def run_rungs(self) -> list[Trial]:
-        """Runs all rungs that are timed completely; returns the trials that the next one lacks."""
+        """Runs all rungs that are timed completely; returns the trials that the next rung lacks."""
         if self.closed:
             untimed = [name for name, trial in self.active.items() if not trial.samples]
             self.drop(untimed, "not reached", "the budget ended before it was timed")

@@ -159,7 +159,8 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
 
 
 def print_plan(console: Console, states: Sequence[RaceState]) -> None:
-    """Prints how many configs would be tried and why others are culled, before anything runs."""
+    """Prints how many configs would be tried and why other configs are culled, before anything
+    runs."""
     columns = make_columns("problem | candidates> | culled>")
     rows = []
     for state in states:
@@ -183,8 +184,8 @@ def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
 
 
 def culls(states: Sequence[RaceState]) -> Counter[str]:
-    """Counts the reasons why configs were culled. Reasons that differ only in numbers count as one,
-    with the text of the first."""
+    """Counts the reasons why configs were culled. Reasons that differ only in numbers count as one
+    reason, with the text of the first."""
     first: dict[str, str] = {}
     counted: Counter[str] = Counter()
     for trial in (trial for state in states for trial in state.trials.values()):

@@ -58,7 +58,8 @@ class TrialRunner(Protocol):
         """Makes a problem's tensors; raises if the tensors do not fit the GPU's memory."""
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Runs the kernel on the problem and checks its output, more of it if `thorough`."""
+        """Runs the kernel on the problem and checks the output, more elements of it if
+        `thorough`."""
 
     def time(
         self,

@@ -28,7 +28,7 @@ from flashsmith.operations import DEFAULT
 # The space of the newest family that runs on a device, plus a few configs of the others.
 ALL_FAMILIES = "both"
 _FEW = 8
-# The shipped tables' configs for a problem, within this margin of the best of them.
+# The shipped tables' configs for a problem: their margin to the best one, and their maximum number.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
 # This many configs per family also get split-KV variants, with up to three split counts each.
@@ -44,7 +44,7 @@ def space_keys() -> tuple[str, ...]:
 
 def check_space(key: str) -> None:
     """Raises SelectionError or ConfigParseError when a key is neither a space's nor a valid KERNELS
-    key. Only search_space() checks whether it has configs for a problem."""
+    key. Only search_space() checks whether the key has configs for a problem."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 

@@ -254,7 +254,7 @@ class Trials:
         return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
-        """Adds a record. If it drops its kernel, returns the status and reason."""
+        """Adds a record. If the record drops its kernel, returns the status and reason."""
         problem, stage, failure = record.problem, record.stage, record.failure
         if problem is None:
             return self._add_compiled(record.builds[0], record.facts, failure)

@@ -59,7 +59,7 @@ class InFlight(Check):
             self._shadow["site"][touched.cells] = event.site.index
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """The copy's cells become ordinary memory again."""
+        """The cells that the copy wrote become ordinary memory again."""
         ctas = event.threads // self._threads_per_cta - self._first_cta
         touched = self._shadow.locate(ctas, event.addresses, event.sizes)
         issuer = self._shadow["issuer"]

@@ -75,8 +75,8 @@ class LaunchOrder:
         """Begins a launch after a launch with the footprints ``last``.
 
         - ``waited``: whether the previous launch has waited for its own predecessors.
-        - ``allowed_behind``: whether each of its CTAs waited before it allowed this launch to
-          begin. The launches that the wait covered have then finished.
+        - ``allowed_behind``: whether each CTA of the previous launch waited before it allowed this
+          launch to begin. The launches that the wait covered have then finished.
         """
         if not programmatic:
             self._earlier = []

@@ -158,5 +158,5 @@ class Split:
 
 
 def slice_values(values: tuple[Any, ...], positions: np.ndarray) -> tuple[Any, ...]:
-    """Registers of the threads at ``positions``; uniform ones stay scalars."""
+    """Registers of the threads at ``positions``; uniform registers stay scalars."""
     return tuple(v[positions] if isinstance(v, np.ndarray) else v for v in values)

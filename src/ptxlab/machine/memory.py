@@ -125,7 +125,8 @@ class GlobalMemory(GlobalMemoryView):
         return out
 
     def store(self, addresses: Any, size: int, values: Any) -> None:
-        """Writes words of ``size`` bytes. If two threads write one address, the later one wins."""
+        """Writes words of ``size`` bytes. If two threads write one address, the later thread
+        wins."""
         found = self._common(addresses, size, write=True)
         if found is not None:
             view, cells = found

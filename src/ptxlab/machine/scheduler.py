@@ -21,7 +21,7 @@ Coroutine = Generator[Any, Any, Any]
 
 @dataclass(eq=False)
 class _Task:
-    """A coroutine with its position in the tree of forks. It does not run while it waits for a
+    """A coroutine with its position in the tree of forks. A task does not run while it waits for a
     fork."""
 
     coroutine: Coroutine

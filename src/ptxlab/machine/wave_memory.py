@@ -93,7 +93,7 @@ class WaveMemory:
         if space == "generic":
             space, flat = self.resolve(flat)
         if np.ndim(sizes):
-            # cp.async with nothing to read does not touch its source.
+            # A cp.async that has nothing to read does not touch its source.
             positions, flat, sizes = positions[sizes > 0], flat[sizes > 0], sizes[sizes > 0]
         if shape == "matrix":
             lanes = group.index[positions] % WARP < sizes

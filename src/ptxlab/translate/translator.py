@@ -274,8 +274,8 @@ class Translator(Emitter):
             self.emit(f"yield {fork}")
             self.emit("return None")
         else:
-            # The scheduler may release threads from the join. It then requests the live registers
-            # and continues from there.
+            # The scheduler may release threads from the join. The scheduler then requests the live
+            # registers and continues from there.
             live = self.flow.live_in(merge)
             direct = merge in node.successors
             before = self._pack(live) if direct else "UNDEFINED, " * len(live)

@@ -263,7 +263,7 @@ def split_semantics(row: Measurement) -> tuple[str, str]:
 
 
 def gpu_words(gpu: str) -> str:
-    """A GPU's name, or a phrase that says it is unknown."""
+    """A GPU's name, or a phrase for an unknown GPU."""
     return gpu or "an unnamed GPU"
 
 
@@ -331,7 +331,7 @@ def titles(rows: Sequence[Measurement]) -> list[str]:
 
 
 def peer_order(names: Iterable[str]) -> list[str]:
-    """FlashAttention-2 and cuDNN first, then the others in their given order."""
+    """FlashAttention-2 and cuDNN first, then the other peers in their given order."""
     found = dict.fromkeys(names)
     return [name for name in BASELINES if name in found] + [
         name for name in found if name not in BASELINES

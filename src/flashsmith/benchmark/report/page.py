@@ -155,7 +155,7 @@ def _by_version(points: Sequence[Point]) -> list[tuple[str, str, str, list[Point
 
 
 def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
-    """(peer, reason for its absence), and the number of problems."""
+    """For each (peer, reason for its absence), the number of problems."""
     gaps: dict[tuple[str, str], int] = {}
     for row in rows:
         if not results.is_flashsmith(row) and row.verdict == "absent":

@@ -90,7 +90,7 @@ class Microbenchmark:
     """A microbenchmark of one ceiling.
 
     source: the file in csrc/roofline, '' for a library's kernel.
-    archs: the architectures that have its instructions, () for all.
+    archs: the architectures that have the kernel's instructions, () for all.
 
     ``start`` raises CeilingUnavailable if the ceiling cannot be measured.
     """
@@ -403,7 +403,7 @@ def start_l2(machine: Machine) -> MemoryRead:
 def start_dram(machine: Machine) -> MemoryRead:
     """A buffer of which the L2 holds almost nothing.
 
-    Raises CeilingUnavailable if there is not enough memory for it.
+    Raises CeilingUnavailable if there is not enough memory for the buffer.
     """
     size, least = min(_DRAM_BYTES, machine.free_bytes() // 2), _TIMES_L2 * machine.device.l2_bytes
     if size < least:
