@@ -34,7 +34,8 @@ def token_by_token(compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each behind a layer norm and added to their input."""
+    """Attention and an MLP, each with a layer norm before it and a residual connection around
+    both."""
 
     def __init__(self, heads: int, heads_k: int, d: int) -> None:
         super().__init__()
@@ -72,7 +73,8 @@ class Transformer(nn.Module):
 
 
 def in_training(model: Transformer, tokens: Tensor, bits: str, emulate: bool) -> Tensor:
-    """By attention(), with gradients, over the whole text at once."""
+    """The log-probabilities by one call of attention() per layer over the whole text, with
+    gradients."""
 
     def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flashsmith.attention(
@@ -89,7 +91,8 @@ def in_training(model: Transformer, tokens: Tensor, bits: str, emulate: bool) ->
 def over_a_cache(
     model: Transformer, tokens: Tensor, chunks: Iterator[int], bits: str, emulate: bool
 ) -> Tensor:
-    """By attention_with_cache(), chunk after chunk; a chunk of one token is a step of decoding."""
+    """The log-probabilities by attention_with_cache(), chunk after chunk. A chunk of one token is a
+    step of decoding."""
     shape = (len(model.blocks), 1, len(tokens), model.heads_k, model.d)
     k_cache, v_cache = (
         torch.zeros(shape, dtype=torch.bfloat16, device=tokens.device) for _ in range(2)
@@ -110,7 +113,8 @@ def over_a_cache(
 
 
 def chunks_of(length: int, size: int, decoded: int = 0) -> Iterator[int]:
-    """Chunks of `size` tokens, the last one shorter, then `decoded` of one token."""
+    """The lengths of chunks: `size` tokens each, fewer in the last chunk, then `decoded` chunks of
+    one token."""
     prefilled = length - decoded
     yield from (min(size, prefilled - first) for first in range(0, prefilled, size))
     yield from [1] * decoded

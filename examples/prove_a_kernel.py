@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Proves a kernel variant with all memory accesses checked, and shows how an illegal one fails."""
+"""Proves a kernel variant with all memory accesses checked, and shows how an illegal variant
+fails."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from flashsmith.errors import IllegalConfigError
 from flashsmith.verify import prove
 
 VARIANT = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
-ILLEGAL = "(FP16, 128, 64, 64, 3): async+load_0_0_0_tiles"  # 64 rows do not divide by three warps
+ILLEGAL = "(FP16, 128, 64, 64, 3): async+load_0_0_0_tiles"  # three warps do not divide 64 rows
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from flashsmith_demos.recall import (
 SIZES = Recall(8, 16, 32, layers=2, heads=2, heads_k=1, d=32, rate=4e-3, steps=800)
 WEIGHTS = Path(__file__).with_name("recall.npz")
 PAGE = 16
-# Pairs that each sequence lists, so that the caches have different lengths.
+# Number of pairs in each sequence; it differs, so that the caches have different lengths.
 PAIRS = (8, 5, 3, 7)
 ANSWERS = 8
 LEAST_ACCURACY = 0.9
@@ -64,12 +64,14 @@ class GenerationReport:
 
     @property
     def least_launches(self) -> int:
-        """The expected launches: an append and an attention kernel per layer, prompt and step."""
+        """The least number of launches: two kernels, append and attention, per layer, for each
+        prompt and each later step."""
         return 2 * SIZES.layers * (len(self.prompts) + len(self.right[0]) - 1)
 
     @property
     def ok(self) -> bool:
-        """Whether both generated the same tokens with our kernels, and enough answers are right."""
+        """Whether our kernels were launched, both implementations generated the same tokens, and
+        enough answers are right."""
         return (
             self.flashsmith == self.pytorch
             and self.launches >= self.least_launches
@@ -86,10 +88,10 @@ def generate_twice(
 ) -> GenerationReport:
     """Generates answers twice and reports both.
 
-    PyTorch's attention computes all tokens at every step; attention_with_cache() reads earlier ones
-    from a paged cache. This runs on the first GPU. Without a GPU, or with ``emulate``, it runs on
-    the host in the emulator. Attention is in bf16, the rest of the model in float32. Kernels are
-    built first; ``progress`` is called for each event.
+    PyTorch's attention computes all tokens at every step; attention_with_cache() reads earlier
+    tokens' keys and values from a paged cache. This runs on the first GPU. Without a GPU, or with
+    ``emulate``, it runs on the host in the emulator. Attention is in bf16, the rest of the model in
+    float32. Kernels are built first; ``progress`` is called for each event.
 
     Raises:
         DependencyError: PyTorch is missing.
@@ -198,7 +200,7 @@ def _answer_from(
     ]
     every = slice(0, len(prompts))
     for at in range(1, len(questions[0])):
-        # The model looks one token back, so the previous question is included.
+        # Each token's input includes the previous token, so the previous question is passed again.
         tokens = [
             [asked[at - 1], answers[-1], asked[at]]
             for asked, answers in zip(questions, found, strict=True)
@@ -228,15 +230,16 @@ class _PagedCache:
         self._rows, self._known, self._layer = slice(0), 0, 0
 
     def begin(self, rows: slice, known: int) -> None:
-        """Prepares for tokens of these sequences, of which the first ``known`` are cached."""
+        """Prepares a pass over tokens of these sequences; the first ``known`` tokens are cached."""
         self._rows, self._known, self._layer = rows, known, 0
 
     def end(self, appended: int) -> None:
-        """Adds what all layers have appended to the lengths."""
+        """Increases the lengths by the number of tokens that all layers have appended."""
         self._lens[self._rows] += appended
 
     def attention(self, q: Any, k: Any, v: Any) -> Any:
-        """The next layer's attention. Rows of cached tokens are 0, since nothing reads them."""
+        """The next layer's attention. Output rows of cached tokens are 0, since nothing reads
+        them."""
         import torch
 
         import flashsmith

@@ -63,7 +63,7 @@ class MinilmReport:
     fallbacks: int
     cosine: tuple[float, ...]  # of each sentence's two embeddings
     largest_difference: float  # between elements of the two
-    nearest: tuple[tuple[int, float], ...]  # per sentence: the nearest other one, and the cosine
+    nearest: tuple[tuple[int, float], ...]  # per sentence: nearest other, cosine
     nearest_agree: bool
     pytorch_seconds: float
     flashsmith_seconds: float
@@ -79,7 +79,7 @@ class MinilmReport:
 
     @property
     def least_cosine(self) -> float:
-        """The least cosine of a sentence's two embeddings; NaN if one is NaN."""
+        """The least cosine of a sentence's two embeddings; NaN if a cosine is NaN."""
         # min() would ignore a NaN that is not the first value.
         return math.nan if any(map(math.isnan, self.cosine)) else min(self.cosine)
 
@@ -130,7 +130,7 @@ def embed_twice(
     are built before anything is timed; ``progress`` is called for each event.
 
     Raises:
-        ArgumentError: fewer than two sentences, an empty one, or a batch below 1.
+        ArgumentError: fewer than two sentences, an empty sentence, or a batch below 1.
         DependencyError: a package of the extra [models] is missing.
     """
     if len(sentences) < 2 or not all(sentence.strip() for sentence in sentences):
@@ -237,7 +237,7 @@ class _Embedder:
     def embed(self, name: str, batches: list[Any], repeats: int) -> tuple[Any, float]:
         """Unit embeddings of all sentences, on the host, and the seconds per pass.
 
-        With several repeats the first one is an untimed warm-up.
+        With several repeats the first repeat is an untimed warm-up.
         """
         import torch
 

@@ -26,7 +26,7 @@ from flashsmith.runtime.launch_counter import count_launches
 # attention(q, k, v) -> o, all (batch, length, heads, d), causal.
 Attention = Callable[[Any, Any, Any], Any]
 
-# The first losses differ only by rounding; training amplifies the differences of later ones.
+# The first losses differ only by rounding; in later losses, training has amplified this difference.
 FIRST_STEPS = 10
 MOST_DIFFERENCE = 0.01
 LAST_STEPS = 10
@@ -40,7 +40,7 @@ class Recall:
     """The sizes of the model and its data. A line of the data has 4 * pairs tokens."""
 
     pairs: int
-    symbols: int  # different keys, and as many values
+    symbols: int  # number of different keys, and of different values
     batch: int
     layers: int
     heads: int
@@ -51,7 +51,7 @@ class Recall:
 
     @property
     def length(self) -> int:
-        """Tokens of a line."""
+        """The number of tokens in a line."""
         return 4 * self.pairs
 
     @property
@@ -115,7 +115,7 @@ class RecallReport:
 
     @property
     def least_launches(self) -> int:
-        """The expected launches: one per layer's forward pass, at least two per backward pass."""
+        """The least number of launches: one per layer's forward pass, two per backward pass."""
         return 3 * self.sizes.layers * self.sizes.steps
 
     @property
@@ -219,7 +219,7 @@ def train(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Tra
 
 
 def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, Any]:
-    """The same, but returns the trained model instead of its number of parameters."""
+    """Trains a model as train() does; returns the training and the model."""
     import torch
 
     random = torch.Generator().manual_seed(1)
@@ -262,7 +262,8 @@ def lines_of(sizes: Recall, random: Any) -> Iterator[Any]:
 
     shape = sizes.batch, sizes.pairs
     known = torch.rand(sizes.batch, sizes.symbols, generator=random).argsort(1)
-    # Lines have from two different keys up to one per pair; learning from few helps with many.
+    # A line has at least two different keys and at most one per pair; learning from few keys helps
+    # with many.
     most = torch.randint(1, sizes.pairs.bit_length(), (sizes.batch, 1), generator=random)
     which = (torch.rand(shape, generator=random) * 2**most).long()
     keys = known.gather(1, which)
@@ -300,8 +301,8 @@ def new_model(sizes: Recall, attention: Attention) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(2 * sizes.symbols, width)
-            # Each token includes the previous one, so that a value carries its key. Otherwise a
-            # first layer has to learn this, which takes about ten times as many steps.
+            # Each token's input includes the previous token, so that a value carries its key.
+            # Otherwise a first layer has to learn this, which takes about ten times as many steps.
             self.before = nn.Linear(width, width, bias=False)
             self.layers = nn.Sequential(*(Layer() for _ in range(sizes.layers)))
             self.head = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, 2 * sizes.symbols))

@@ -49,7 +49,7 @@ def emulate(
     programmatic: bool = False,
     exact_mma: bool = False,
 ) -> EmulationResult:
-    """Run one kernel launch on the CPU.
+    """Runs one kernel launch on the CPU.
 
     - ``ptx``: text of a module; ``entry``: mangled name of the kernel in it.
     - ``smem_bytes``: dynamic shared memory of a CTA. Shared memory starts as 0xFF bytes (NaN).
@@ -60,9 +60,10 @@ def emulate(
     begin with their initial values.
     - ``observers``: receive every event; an empty tuple costs nothing.
     - ``seed``: None selects the fixed schedule, in which asynchronous work happens as late as
-    allowed. A number seeds a random schedule; an odd one makes it hesitant (see RandomSchedule).
+    allowed. A number seeds a random schedule; an odd number makes the schedule hesitant (see
+    RandomSchedule).
     - ``sm_count``: SMs of the GPU. It matters only for CTAs that wait for each other: each SM holds
-    the CTAs that the kernel's launch bounds promise. None: all CTAs are resident at once.
+      as many CTAs as the kernel's launch bounds promise. None: all CTAs are resident together.
     - ``programmatic``: the launch may begin before the previous one has finished (programmatic
     dependent launch). The emulator runs them one after the other, but the checks assume overlap.
     - ``exact_mma``: mma, wgmma and wmma give the bits of the target's tensor cores
@@ -171,9 +172,9 @@ def _tensor_core(module: ParsedModule) -> TensorCore:
 
 
 def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:
-    """CTAs that run together: whole clusters, in flat order.
+    """The number of CTAs that run together: whole clusters, in flat order.
 
-    CTAs that wait for each other need at least as many as are resident on the GPU.
+    If CTAs wait for each other, as many run together as are resident on the GPU.
     """
     cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
     if cluster > 1 and (launch.cluster[1:] != (1, 1)):
@@ -209,7 +210,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
     wave.random = random
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
-    # A wgmma that one warp has waited for is complete for all four, so they stay together.
+    # A wgmma that one warp has waited for is complete for all four warps, so these stay together.
     unit = WARP if translated.warps_are_free else WARPGROUP
     groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):
@@ -221,7 +222,8 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
 
 def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> list[Group]:
-    """All threads as one group; a random schedule splits them between units of threads."""
+    """All threads as one group; with a random schedule, several groups of whole units of
+    threads."""
     everyone = np.arange(geometry.threads, dtype=np.int64)
     if random is None:
         return [Group(geometry, everyone)]
@@ -305,7 +307,7 @@ class _ModuleMemory:
         return np.uint64(part.ctypes.data)
 
     def attach(self, wave: Wave) -> None:
-        """Give a wave its view of the arguments and symbols."""
+        """Gives a wave its view of the arguments and symbols."""
         kinds = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
         wave.parameters = {kind: self.parameters.view(kind) for kind in kinds}
         wave.parameter_address = self.address

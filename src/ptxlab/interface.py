@@ -1,10 +1,11 @@
 """The emulator's interface: events, the observer protocol, findings, the result.
 
 Vocabulary of every event
-- thread: flat number in the launch, ``cta * threads_per_cta + tid``; cta: flat number,
-  ``x + grid_x * (y + grid_y * z)``; tid: flat number within the block; a warp is 32 tids.
-- clock: a count that grows with every event of a launch. Events of one thread are in program order;
-  across threads it only gives the order in which the emulator happened to run them.
+- thread: its flat number in the launch, ``cta * threads_per_cta + tid``.
+- cta: its flat number in the grid, ``x + grid_x * (y + grid_y * z)``.
+- tid: a thread's flat number within its CTA; 32 consecutive tids are a warp.
+- clock: a count that grows with every event of a launch. Events of one thread are in program order.
+  The order of different threads' events only shows how the emulator happened to run them.
 - site: the instruction, with its PTX line and CUDA source line.
 """
 
@@ -25,7 +26,7 @@ class Site:
     """An instruction's place. ``source`` is ``file:line`` or empty without line info.
 
     ``caller`` is the place where the function that contains ``source`` was inlined, or empty. If
-    the kernel's own line is another one, it follows.
+    that place is not in the kernel itself, the kernel's line follows.
     """
 
     index: int
@@ -63,15 +64,15 @@ class MemoryAccess:
     - ``space``: ``shared``, ``global`` or ``local``.
     - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (a cp.async source, at issue) or
       ``async_write`` (a cp.async destination, at issue: the data are not there yet). Bulk stores
-      are ``async_write`` to global memory at issue, and bulk reductions ``async_atomic``; their
+      are ``async_write`` to global memory at issue, and bulk reductions are ``async_atomic``; the
       ``engine`` writes at any time until a thread has waited for it.
     - ``addresses``: int64, in bytes. Shared: within the CTA's memory, from 0. Local: within the
       thread's own, from 0. Global: host addresses.
     - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
     - ``shape``: ``plain`` is one contiguous piece per thread. ``matrix`` is ldmatrix or stmatrix:
-      each entry is a 16-byte row that its thread points at, for the whole warp, eight rows a
-      phase. With x1 and x2 only the lanes whose addresses count are listed. ``tile`` is the rows
-      of a bulk copy's box, all issued by one thread.
+      each entry is a 16-byte row at its thread's address, used by the whole warp. A phase has eight
+      rows. With x1 and x2 only the lanes whose addresses count are listed. ``tile`` is the rows of
+      a bulk copy's box, all issued by one thread.
     - ``ctas``: the CTAs (flat) that own the shared memory; None: the threads' own CTAs.
     - ``order``, for global memory: ``relaxed`` (also for a volatile access), ``acquire``,
       ``release``, ``acq_rel``, or empty for a weak access. ``scope``: ``cta``, ``cluster``,
@@ -123,7 +124,8 @@ class AsyncLanding:
 
 @dataclass(frozen=True, slots=True)
 class BarrierEvent:
-    """CTA barrier traffic: ``kind`` "arrive" (threads reach it) or "release" (it opened for them).
+    """An event of a CTA barrier: ``kind`` "arrive" (threads reach it) or "release" (it opened for
+    them).
 
     ``barrier`` is the barrier's number, ``expected`` the number of threads per CTA that take part.
     A release names all threads that took part, possibly of several CTAs whose barriers opened
@@ -155,7 +157,7 @@ class Engine:
     - ``mbarrier`` and its address: bulk copies that complete on it.
     - ``warpgroup`` and its number: wgmma.
     - ``bulk`` and a warp: the shared-memory reads of bulk copies in bulk groups.
-    - ``bulk write`` and a warp: the global-memory writes of those copies.
+    - ``bulk write`` and a warp: the global-memory writes of bulk copies in bulk groups.
     """
 
     kind: str
@@ -174,8 +176,8 @@ class Engine:
 class EngineAccess:
     """Threads issue an engine's read (``kind`` "read") or write of one CTA's shared memory.
 
-    ``threads`` issued it together; ``cta`` (flat) owns the memory; ``addresses`` are pieces of
-    ``size`` bytes each. The access happens at any time between this event and EngineDone.
+    ``threads`` issued the access together; ``cta`` (flat) owns the memory; ``addresses`` are pieces
+    of ``size`` bytes each. The access happens at any time between this event and EngineDone.
     """
 
     site: Site
@@ -214,13 +216,13 @@ class EngineDone:
 
 @dataclass(frozen=True, slots=True)
 class MbarrierEvent:
-    """Traffic at the mbarriers at one address of the CTAs ``ctas`` (flat; one for each thread).
+    """An event of the mbarriers at one address in the CTAs ``ctas`` (flat; one for each thread).
 
     ``kind``:
     - "init" and "arrive";
     - "copy": a bulk copy is issued that will complete on the mbarrier;
-    - "complete": a phase is over in ``ctas``. It names no threads; ``landed`` is the clock up to
-      which bulk copies have arrived, per CTA;
+    - "complete": a phase is over in ``ctas``. This event has no threads; ``landed`` is, per CTA,
+      the clock up to which bulk copies have arrived;
     - "wait": threads have observed the end of a phase.
     """
 
@@ -273,8 +275,8 @@ class GridWait:
 
 @dataclass(frozen=True, slots=True)
 class GridAllow:
-    """griddepcontrol.launch_dependents: the next launch may begin once every CTA has executed this
-    or exited."""
+    """griddepcontrol.launch_dependents: the next launch may begin as soon as every CTA has executed
+    this instruction or exited."""
 
     site: Site
     threads: np.ndarray
@@ -283,7 +285,7 @@ class GridAllow:
 
 @dataclass(frozen=True, slots=True)
 class Misuse:
-    """A rule of an instruction is broken; ``kind`` is the finding's."""
+    """A rule of an instruction is broken; ``kind`` is the kind of the finding."""
 
     kind: str
     site: Site
@@ -335,7 +337,7 @@ class Clusters:
 class Launch:
     """A launch. Shared memory has ``shared_bytes`` per CTA, static variables first.
 
-    ``programmatic``: it may begin before the previous launch has finished.
+    ``programmatic``: the launch may begin before the previous launch has finished.
     """
 
     entry: str
@@ -480,8 +482,9 @@ class Finding:
 class EmulationResult:
     """Outcome of one launch, or of all launches of a plan.
 
-    ``instructions`` maps each mnemonic to the warp instructions issued. ``thread_instructions``
-    maps it to the active threads, summed over those; threads masked by a guard count as active.
+    ``instructions`` maps each mnemonic to the number of warp instructions issued.
+    ``thread_instructions`` maps it to the sum of their active threads; threads masked by a guard
+    count as active.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""Measures the chooser's regret: times the chosen kernel and the rejected ones.
+"""Measures the chooser's regret: times the chosen kernel and the rejected kernels.
 
     python tools/benchmark/chooser_regret.py OUT.csv [--without-table] [PROBLEM ...]
 
 Needs an NVIDIA GPU with PyTorch. For each problem, the choice, its runners-up and the cost model's
-candidates are proven and timed alternately. Each gets a row with its expected and measured time,
-written as soon as the problem is done. The default problems have untuned lengths or few CTAs, where
-expected times rest on the cost model. The exit status is 1 if a kernel is wrong.
+candidates are proven and timed alternately. Each kernel gets a row with its expected and measured
+time, written as soon as the problem is done. The default problems have untuned lengths or few CTAs,
+where expected times rest on the cost model. The exit status is 1 if a kernel is wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROBLEMS = tuple(
 )
 COLUMNS = ("problem", "config", "evidence", "chosen", "right", "expected_ms", "ms", "regret")
 
-# Maps a problem and configs to each config's milliseconds, or None if it is wrong.
+# Maps a problem and configs to each config's milliseconds, or to None if its kernel is wrong.
 Timer = Callable[[Problem, Sequence[Any]], "list[float | None]"]
 
 
@@ -69,7 +69,7 @@ def expected_times(
 def build_ahead(
     problems: Sequence[Problem], device: DeviceSpec, table: WinnersTable | None
 ) -> None:
-    """Builds all kernels in parallel, instead of one at each first launch."""
+    """Builds all kernels in parallel, instead of one kernel at each first launch."""
     wanted: dict[Any, dict[Any, None]] = defaultdict(dict)
     for problem in problems:
         for config in expected_times(problem, device, table)[1]:

@@ -6,16 +6,16 @@
     python tools/benchmark/decode_run_costs.py --gpu X --rows mine.jsonl.gz
 
 Rows are JSON Lines, compressed or not, of calls whose sequences are equally long. There is one row
-per number of runs a tile, with these fields: 'cell' (the problem), 'how' ('flushed' or 'graph'),
-'name' ('n4', or 'n4c' if CTAs take runs from a counter) and 'median' (microseconds). The H100's
-rows have two more names: the earlier rule ('base') and the current one ('F2').
+for each number of runs per tile, with these fields: 'cell' (the problem), 'how' ('flushed' or
+'graph'), 'name' ('n4', or 'n4c' if CTAs take runs from a counter) and 'median' (microseconds). The
+H100's rows have two more names: the earlier rule ('base') and the current one ('F2').
 
-The costs only rank the numbers of runs, so they need not be times. Their loss for a call is the
-time with the number of runs that they rank cheapest, over the fastest measured time. The losses are
-printed for the GPU's current costs and for those that a search finds from there. The search changes
-one number at a time, as long as the mean loss falls. The fitted numbers come last, in the form of
-families/mma_sync_decode/cost.py. The exit status is 1 if the search gains more than --most of the
-mean: then the GPU's costs should be updated.
+The costs only rank the numbers of runs, so they need not be times. The loss for a call is the time
+with the number of runs that the costs rank cheapest, over the fastest measured time. The losses are
+printed for the GPU's current costs and for the costs that a search finds. The search starts from
+the current costs and changes one number at a time, as long as the mean loss falls. The fitted
+numbers come last, in the form of families/mma_sync_decode/cost.py. The exit status is 1 if the
+search gains more than --most of the mean: then the GPU's costs should be updated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FILES = {gpu: ROWS / gpu.lower() / "decode-even-runs.jsonl.gz" for gpu in ("H100
 # The search's factors for a number, large steps first.
 FACTORS = (1.3, 1.1, 1.03)
 BEFORE, NOW = "base", "F2"
-# More bytes a microsecond than a GPU can read: the sequences of such a row differ in length.
+# More bytes per microsecond than a GPU can read: the sequences of such a row differ in length.
 MOST_RATE = 5.5e6
 MOST_TURNS = 7.0
 
@@ -105,7 +105,7 @@ class EqualTiles:
         return self.cheapest(costs, [2**n for n in range(16) if n == 0 or 2**n <= most], units)
 
     def cheapest(self, costs: RunCosts, runs: Sequence[int], units: float) -> int:
-        """The cheapest number of runs; on equal costs, the smallest."""
+        """The cheapest number of runs; if costs are equal, the smallest number."""
         return min(sorted(runs), key=lambda number: self.cost(costs, number, units))
 
 
@@ -134,13 +134,13 @@ class Call:
     times: dict[int, float]
 
     def loss(self, costs: RunCosts) -> float:
-        """The time of the number of runs that seems cheapest, over the fastest time."""
+        """The time with the number of runs that the costs rank cheapest, over the fastest time."""
         chosen = self.tiles.cheapest(costs, list(self.times), self.units)
         return self.times[chosen] / min(self.times.values())
 
 
 def calls(path: Path, device: DeviceSpec) -> list[Call]:
-    """The calls for which a file has more than one number of runs."""
+    """The calls for which a file has rows with several numbers of runs."""
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Profile kernels with Nsight Compute: `flashsmith ncu` as a script.
+"""Profiles kernels with Nsight Compute: `flashsmith ncu` as a script.
 
     KERNELS=tune tools/benchmark/ncu_bench.py --seq_lens=1024,4096 --d_heads=128 --csv profile.csv
     KERNELS=tune tools/benchmark/ncu_bench.py --runs=1 --csv > profile.csv

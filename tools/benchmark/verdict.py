@@ -10,24 +10,24 @@
 Each file is one round, in which the implementations of a cell were launched alternately and so
 shared one clock. --pack FILE.csv.gz also writes the rounds to one file, with a column that names
 them; such a file can be given instead of the rounds. Rounds of several revisions are pooled only
-with --same-code, which asserts that their kernels' machine code was compared.
+with --same-code, which asserts that their kernels' machine code is the same.
 
 Ratios are taken within a round and pooled over the rounds of a cell. The tables show their median
 and the interval that contains the true median with at least 95%. That interval comes from order
 statistics and needs six rounds; with fewer, the minimum and maximum are shown, and nothing is
 claimed.
 
-FlashAttention 3 is not among the peers that pip can install. Its speed comes from its ratio to
-cuDNN on another day (--best), and so does that of FlashAttention 4 if no round has it. Gradients
-(--cells backward) are always compared with the best kernel of all by that ratio, the geometric mean
-of a cell's two dtypes. Such a ratio is only accurate to 3%.
+FlashAttention 3 is not among the peers that pip can install. Its speed therefore comes from its
+ratio to cuDNN on another day (--best). The same applies to FlashAttention 4 if no round has it.
+Gradients (--cells backward) are always compared with the best kernel of all by such a ratio, as the
+geometric mean over a cell's two dtypes. These ratios are only accurate to 3%.
 
 A cell is 'ahead' if its interval is above 1 for the interleaved peers and above 1.03 for the ratio.
 It is 'behind' if either interval is below 1 or 0.97, and else 'level'. Rows that were not measured
 interleaved are shown, but nothing is claimed for them.
 
-The exit status is 1 if one of our kernels or a peer is wrong, or if a cell of ours was not measured
-in every round: the fastest peer of such a cell may be missing.
+The exit status is 1 if one of our kernels or a peer is wrong. It is also 1 if one of our cells was
+not measured in every round, because the fastest peer of such a cell may be missing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OtherDay:
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem's rows: for each round that timed ours, a mapping by implementation."""
+    """A problem's rows: for each round that timed our kernel, a mapping by implementation."""
 
     problem: Problem
     rounds: tuple[Mapping[str, Measurement], ...]
@@ -100,21 +100,23 @@ class Cell:
         return statistics.median(rates) if rates else None
 
     def over(self, name: str) -> PooledFigure | None:
-        """Ours over a peer."""
+        """Our throughput over a peer's, pooled over rounds."""
         return _pooled(_share(rows, _rate(rows, name)) for rows in self.rounds)
 
     @property
     def over_peers(self) -> PooledFigure | None:
-        """Ours over the fastest peer of each round."""
+        """Our throughput over the fastest peer's in each round, pooled."""
         return _pooled(_share(rows, _fastest(rows)) for rows in self.rounds)
 
     @property
     def over_other_day(self) -> PooledFigure | None:
-        """Ours over the best kernel outside the rounds: cuDNN's rate times another day's ratio."""
+        """Our throughput over the best kernel outside the rounds, whose rate is cuDNN's times
+        another day's ratio."""
         return _pooled(_share(rows, self._by_ratio(rows)) for rows in self.rounds)
 
     def best_shares(self) -> list[float | None]:
-        """Ours over the best public kernel by round, whether in the round or by the ratio."""
+        """By round, our throughput over the best public kernel's, measured in the round or by the
+        ratio."""
         shares = []
         for rows in self.rounds:
             others = [rate for rate in (_fastest(rows), self._by_ratio(rows)) if rate]
@@ -123,7 +125,7 @@ class Cell:
 
     @property
     def over_best(self) -> PooledFigure | None:
-        """Ours over the best public kernel."""
+        """Our throughput over the best public kernel's, pooled over rounds."""
         return _pooled(self.best_shares())
 
     @property
@@ -247,7 +249,7 @@ def gaps(rounds: Mapping[str, Round]) -> list[str]:
 def make_cells(
     rounds: Sequence[Round], best: Mapping[Problem, OtherDay], *, same_code: bool = False
 ) -> list[Cell]:
-    """A cell for every problem on which ours was timed, in the order of the first round.
+    """A cell for every problem on which our kernel was timed, in the order of the first round.
 
     ``same_code``: rounds may come from several revisions whose kernels have the same machine code.
 
@@ -348,7 +350,7 @@ def _summary(name: str, cells: Sequence[Cell]) -> str:
     shown = [(cell, share) for cell in cells if (share := cell.over_best)]
     if not shown:
         return f"ours / {name}: no peer was measured."
-    # Means are taken per round with all of these cells, so that they have an interval too.
+    # Means are taken per round with all of these cells, so that the means have an interval too.
     count = max(len(cell.rounds) for cell, _ in shown)
     by_round = [
         [share for share in shares if share]

@@ -2,7 +2,7 @@
 
     python tools/ci/count_house.py [--base-tree DIR]
 
-Prints the figures of this tree and, with --base-tree, those of another checkout.
+Prints the figures of this tree and, with --base-tree, the figures of another checkout.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def figures(tree: Path) -> dict[str, int]:
 def mask_branches(source: Path) -> dict[str, list[str]]:
     """The lines of a package's Python and CUDA C++ that branch on a mask or a softcap, by file.
 
-    The places where they belong are left out: semantics/ and the facades of MASK_FACADES.
+    The places where such branches belong are left out: semantics/ and the facades of MASK_FACADES.
     """
     found = {}
     for path in sorted(source.rglob("*")):

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Records which versions serving engines allow of the packages that flashsmith[compiler] needs.
+"""Records which versions of flashsmith[compiler]'s packages serving engines allow.
 
     python tools/ci/engine_pins.py                  # resolve the recorded releases again
     python tools/ci/engine_pins.py vllm==0.34.0     # resolve and record other releases instead
 
 pip resolves each release together with flashsmith[compiler] of this checkout, without installing
-anything. This takes one to two minutes a release and needs a package index. If pip finds no
+anything. This takes one to two minutes per release and needs a package index. If pip finds no
 solution, its message is shown and nothing is recorded.
 
 The record is engine_pins.json next to this file: for each release the versions that pip chose, and
-the ranges of every package that limits them. tests/test_engine_pins.py compares it with
+the ranges of every package that limits them. tests/test_engine_pins.py compares the record with
 pyproject.toml.
 """
 
@@ -31,7 +31,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("engine_pins.json")
-# flashsmith works with these but does not install them; what engines pin belongs in the documents.
+# flashsmith works with these packages but does not install them; the documents should name the
+# versions that engines pin.
 _BESIDE = ("torch", "transformers")
 
 
@@ -50,7 +51,8 @@ class Solution:
     def requirements(
         self, name: str, extras: Sequence[str] = ()
     ) -> Iterator[tuple[str, Requirement]]:
-        """All requirements in force below a package with extras, each with who states it."""
+        """All requirements in force below a package with extras, each after the package that states
+        it."""
         waiting, seen = [(name, "")] + [(name, extra) for extra in extras], set[tuple[str, str]]()
         while waiting:
             owner, extra = waiting.pop()
@@ -79,7 +81,7 @@ def resolve(*requirements: str, constraints: Sequence[str] = ()) -> Solution:
 
 
 def record(engine: str, solution: Solution) -> dict[str, Any]:
-    """What the record says of an engine such as 'vllm==0.33.0'."""
+    """The record of an engine such as 'vllm==0.33.0'."""
     below = list(solution.requirements("flashsmith", ("compiler",)))
     # cuda-toolkit is a list of other packages, the compiler's among them.
     ours = {

@@ -8,7 +8,7 @@
 Covers the choices for every operation, dtype, d_head and semantics on the GPUs that have tables,
 over a grid of sizes and heads. It compiles the kernels of families that must not spill. Kernels
 that spill, or whose wgmma is serialised, are added to chooser/spills.json. The chooser may then
-take others, which are compiled too.
+take other kernels, which are compiled too.
 
 The compiled kernels and their sources are recorded in compiled_kernels.json next to this file.
 tests/chooser/test_kernel_losses.py relies on it as long as a family's sources compile to the same
@@ -50,7 +50,8 @@ from flashsmith.semantics.sizes import GRADIENT_WORDS
 
 COMPILED = Path(__file__).with_name("compiled_kernels.json")
 GPUS = ("H200", "H100", "A100", "L40S")
-# A larger library delays its record; in a smaller one, host code takes longer than kernels.
+# A larger library delays the record of its kernels; in a smaller library, host code takes longer
+# than kernels.
 _PER_LIBRARY = 12
 
 _BATCHES = (1, 8, 64)
@@ -157,7 +158,7 @@ class Record:
         self._by_family: dict[str, dict[str, Any]] = data
 
     def knows(self, kernel: Kernel) -> bool:
-        """Whether a kernel was compiled from these sources or from equivalent ones."""
+        """Whether a kernel was compiled from these sources or from equivalent sources."""
         known = self._by_family.get(kernel.config.FAMILY)
         return known is not None and kernel.digest in known["kernels"] and _is_current(known)
 
@@ -244,7 +245,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=env.jobs(), help="compilers at once")
     asked = parser.parse_args()
     end, record = time.monotonic() + 60 * asked.minutes, Record()
-    # A slow choice is replaced by another one, so this repeats until there are no new kernels.
+    # The chooser replaces a slow choice by another kernel, so this repeats until no kernel is new.
     while lacking := missing(record, asked.family):
         print(f"{sum(map(len, lacking.values()))} kernels are not recorded", flush=True)
         if not asked.record:

@@ -6,9 +6,9 @@ Usage: python tools/ci/public_api.py [--record [--breaking]]
 The list contains the names of ``__all__`` and earlier names, with their parameters, fields and
 methods. It also has error classes, commands with their options, and environment variables.
 
---record adds new entries. It refuses
-changes that break callers unless --breaking is given; docs/stability.md defines when that is
-allowed. The exit status is 1 if the list differs from the code.
+--record adds new entries, but refuses changes that break callers unless --breaking is given;
+docs/stability.md defines when that is allowed. The exit status is 1 if the list differs from the
+code.
 """
 
 from __future__ import annotations

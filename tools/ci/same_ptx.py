@@ -21,18 +21,18 @@ one of these is equal:
 - their machine code, byte for byte, when ptxas assembles each kernel alone. Branches are relative
   and names are stored elsewhere, so that nothing has to be left out.
 
-If both differ, the kernel's machine instructions, registers, spilled bytes and CTAs per SM are
-shown, and which of these got worse. Registers count in steps of 8, as a GPU allocates them. A
-change that merges code may change kernels; --no-worse accepts kernels that are no worse.
+If both differ, the output shows the kernel's machine instructions, registers, spilled bytes and
+CTAs per SM, and which of these figures got worse. Registers count in steps of 8, as a GPU allocates
+them. A change that merges code may change kernels; --no-worse accepts kernels that are no worse.
 
 A file of --write-base has the hashes of each kernel's canonical PTX and machine code, its figures,
-the compiler's version and the sources' hash. It shows which kernels differ, but not in which lines;
-the compiler must be the same. Without hashes of machine code only PTX is compared. --new takes such
-a file of this tree, made from its current sources.
+the compiler's version and the sources' hash. With it, differing lines are not shown, and its
+compiler must be used. Without hashes of machine code only PTX is compared. --new takes such a file
+of this tree, made from its current sources.
 
 --record, without --set, records the sources of both trees as equivalent for each family whose
 kernels are all the same. Figures measured with the base tree's kernels then stay valid. Kernels
-that a file lacks, because they did not ship then, are ignored.
+that a file lacks, because they did not ship at that time, are ignored.
 
 The exit status is 1 if a kernel differs (with --no-worse: is worse) or exists in only one tree.
 """
@@ -195,7 +195,7 @@ def canonical(ptx: str) -> tuple[str, ...]:
     for line in ptx.splitlines():
         if _LINE_INFORMATION.fullmatch(line) or _DEBUG_LABEL.fullmatch(line.strip()):
             continue
-        # The number of declared registers follows from those that are used.
+        # The number of declared registers follows from the registers that are used.
         text = " ".join(_COMMENT.sub("", line).split())
         if text and not text.startswith(".reg "):
             lines.append(_NAMES.sub(renamed, text))
@@ -273,7 +273,8 @@ def recorded(
 ) -> dict[str, dict[str, str]]:
     """The known equivalent sources, extended: the base's are equivalent to the new ones, by family.
 
-    Other sources that were equivalent to the base's are then equivalent to the new ones too.
+    Other sources that were equivalent to the base's sources are then equivalent to the new sources
+    too.
     """
     found = {older: dict(to) for older, to in known.items()}
     for family, older in base.items():
@@ -319,11 +320,11 @@ class Difference:
     """A kernel that is not the same in both trees."""
 
     text: str
-    is_worse: bool  # or of one tree only
+    is_worse: bool  # or the kernel exists in one tree only
 
 
 def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
-    """Families with kernels in both trees, all of them the same, with the number of these."""
+    """Families with kernels in both trees that are all the same, with the number of kernels."""
     counts: Counter[str] = Counter()
     changed = set()
     for key in base.kernels.keys() & new.kernels.keys():

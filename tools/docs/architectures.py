@@ -4,7 +4,7 @@
 Usage: python tools/docs/architectures.py [--record [NAME ...]] [--missing]
 
 The table is made from tests/integrations/architectures/recorded.json. --record first sweeps all
-architectures, or the named ones; --missing sweeps those without a record. All of them take ten
+architectures, or the named ones; --missing sweeps those without a record. The whole sweep takes ten
 minutes of processor time. A test compares the page with this script's output.
 """
 
@@ -97,7 +97,7 @@ def _listed(found: records.Records) -> Iterable[str]:
 
 
 def _named(names: dict[str, list[str]], found: records.Records, kind: str) -> Iterable[str]:
-    """Each architecture, with its scenarios unless the outcome is that of all of them.
+    """Each architecture, with its scenarios unless they all have this outcome.
 
     Partly served architectures are only named with their other outcomes.
     """
@@ -109,7 +109,8 @@ def _named(names: dict[str, list[str]], found: records.Records, kind: str) -> It
 
 
 def record(names: Sequence[str], *, missing: bool) -> None:
-    """Sweeps the named architectures, all, or those without a record; saves results as it goes."""
+    """Sweeps the named architectures, all, or those without a record; saves results during the
+    sweep."""
     import transformers
     from builders import architectures
 

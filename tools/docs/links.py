@@ -46,7 +46,7 @@ def published(name: str) -> str:
 def rewrite(text: str, target_of: Callable[[str], str | None]) -> str:
     """``text`` with each link's target outside code replaced by ``target_of(target)``.
 
-    If that is None, a link becomes its text and a picture is removed.
+    If the new target is None, a link becomes its text and a picture is removed.
     """
 
     def replaced(found: re.Match[str]) -> str:

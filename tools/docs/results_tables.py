@@ -32,10 +32,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "log" / "results.md")
 ROWS = ROOT / "benchmarks" / "h200"
 LETTERS = {"128": "A", "64": "B", "96": "C", "256": "D"}
-# The first rows of the profile, of kernels of an earlier version that no measured problem chose.
+# The number of the profile's first rows: an earlier version's kernels that no measured problem
+# chose.
 PROFILED_BEFORE = 7
 BEST_BACKWARD = "best-public-backward.csv"
-# Steps of a training run before its times are steady.
+# The number of steps of a training run before its times are steady.
 STEPS_BEFORE = 10
 
 Row = dict[str, str]
@@ -64,7 +65,7 @@ def measured(name: str) -> Points:
 
 
 def rate(rows: dict[str, Row], name: str) -> float | None:
-    """An implementation's TFLOP/s on a problem; None if there is none."""
+    """An implementation's TFLOP/s on a problem; None without a measurement."""
     row = rows.get(name)
     return float(row["tflops"]) if row and row["verdict"] == "pass" and row["tflops"] else None
 
@@ -115,7 +116,7 @@ def plain_config(config: str) -> str:
 
 
 def is_other_batch(key: tuple[str, ...]) -> bool:
-    """Whether a problem is one of batch 1 and 2 with heads 32:8 at d 128."""
+    """Whether a problem has batch 1 or 2, heads 32:8 and d 128."""
     return key[0] == "128" and key[5] == "32"
 
 
@@ -274,7 +275,8 @@ def hand_written() -> str:
 # --- the backward pass ---------------------------------------------------------------------------
 
 
-# Three runs of the cells, each beginning with another contender. Only the first has FA2 and FA4.
+# Three runs of the cells, each beginning with a different contender. Only the first has FA2 and
+# FA4.
 VERDICTS = tuple(f"verdict-backward-{run}.csv" for run in range(3))
 WIDE, ENTRIES, FROZEN = "backward-wide.csv", "backward-entries.csv.gz", "backward-frozen.csv"
 # Problems of ENTRIES and others, with the current order of key blocks and with other orders.
@@ -576,7 +578,7 @@ class Cache:
 def over_caches(name: str) -> dict[Cache, dict[str, float]]:
     """Microseconds by cache and implementation, as medians of all rounds, in the file's order.
 
-    Raises SystemExit if one of our kernels is wrong, since there is nothing to show then.
+    Raises SystemExit if one of our kernels is wrong, because its times must not be shown.
     """
     rounds: dict[Cache, dict[str, list[float]]] = {}
     for row in read(name):
@@ -611,7 +613,7 @@ def best_peer(us: dict[str, float]) -> tuple[str, float] | None:
 
 
 def over(us: float | None, other: float | None) -> float | None:
-    """The second time over the first, i.e. the first one's speedup."""
+    """The second time over the first time, i.e. the speedup of the first."""
     return other / us if us and other else None
 
 
@@ -622,7 +624,8 @@ def mean_of(ratios: Iterable[float | None]) -> str:
 
 
 def cache_cells(of: Cache, us: dict[str, float], roof: float | None) -> list[str]:
-    """Cells of a row: cache size, microseconds of ours, cuDNN and the best peer, share of roof."""
+    """Cells of a row: cache size, microseconds of our kernel, cuDNN and the best peer, share of the
+    roof."""
     ours, best = us.get("ours"), best_peer(us)
     rate = of.bytes / ours / 1e6 if ours else None
     return [
@@ -641,7 +644,7 @@ CACHE_HEAD = ("MB", "ours", "cuDNN", "best peer", "over cuDNN", "over the best",
 def decode(folder: str = "") -> str:
     """The table of one token over a KV cache, heads 32:8, d 128, bf16, dense and in pages.
 
-    ``folder`` is the folder of the rows, relative to those of the H200.
+    ``folder`` is the folder of the rows, relative to the folder of the H200's rows.
     """
     if not (ROWS / folder / DECODE).exists():
         return NOT_MEASURED
@@ -887,7 +890,8 @@ LEVEL = 0.995
 
 
 def spills() -> str:
-    """The table of choices that spill and the best ones without spills, by d and semantics."""
+    """The table of choices that spill and of the best kernels without spills, by d and
+    semantics."""
     ratios: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     spilled: dict[tuple[str, str], set[int]] = {}
     for row in read("spills.csv.gz"):
@@ -919,7 +923,7 @@ ON_H100 = "../h100/"
 
 
 def h100_rounds() -> dict[tuple[str, ...], list[float]]:
-    """Each round's time of the H200's choice over that of the H100's choice.
+    """Each round's time of the H200's choice over the time of the H100's choice.
 
     Keys: the problem, whether it is deterministic, its split, and both configs. (The H200's table
     has changed since.)
@@ -956,7 +960,7 @@ def h100_turns() -> str:
 
 
 def h100_decode() -> str:
-    """The table of attention over a cache: one kernel for all batches, measured at five of them."""
+    """The table of attention over a cache: one kernel for all batches, measured at five batches."""
     kinds: dict[str, dict[str, float]] = {}
     for (problem, _, split, *_), found in h100_rounds().items():
         if split == "invariant":
@@ -980,7 +984,7 @@ def h100_replays() -> str:
     for row in read(f"{ON_H100}graph-replays.csv.gz"):
         rounds = runs.setdefault(row["problem"], [])
         name = row["config"] or row["kernel"]
-        # The later of the two runs repeats the same rounds.
+        # The later of the two runs repeats the earlier run's rounds.
         if not rounds or name in rounds[-1]:
             rounds.append({})
         rounds[-1][name] = float(row["ms"])

@@ -2,7 +2,7 @@
 
 Usage: python tools/docs/run_picture.py [--out docs/run.svg]
 
-It always runs the main job in the emulator, so that every machine draws the same picture.
+The script always runs the main job in the emulator, so that every machine draws the same picture.
 tests/cli/test_run_picture.py fails if the picture differs from a run's output.
 """
 
@@ -42,7 +42,7 @@ def draw_run(out: Path) -> None:
         file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, highlight=False
     )
     print_report(console, report)
-    # A fixed id, so that drawing the same table again changes no byte.
+    # A fixed id, so that drawing the same table again gives the same bytes.
     console.save_svg(
         str(out), title="$ flashsmith run", theme=MONOKAI, code_format=FORM, unique_id="run"
     )

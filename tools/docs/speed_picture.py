@@ -4,9 +4,9 @@
 Usage: python tools/docs/speed_picture.py [--out docs/speed.svg]
 
 The bars are medians of the rounds in benchmarks/h200/verdict-public.csv.gz, as listed in
-docs/log/results.md. FlashAttention 3 was measured on another day: its bar is its ratio to cuDNN on
-that day (best-public.csv) times cuDNN's rate in these rounds. A test compares the picture with the
-rows.
+docs/log/results.md. FlashAttention 3 was measured on another day, so its bar is cuDNN's rate in
+these rounds times the ratio of FlashAttention 3 to cuDNN on that day (best-public.csv). A test
+compares the picture with the rows.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@
     python tools/gpu/canonical_pairs.py rows.csv --d 128 --dtype bf16
     python tools/gpu/canonical_pairs.py rows.csv --build-only --arch 90    # needs no GPU
 
-For each dtype, d, mask and group of heads, one sequence's attention() is the reference. It is
-compared with other ways to compute its rows: other configs, a batch, packed sequences, other
-queries in the call, and attention_with_cache(). The last runs in chunks of 1 to 300 rows around the
-boundaries of tiles and chunks, with dense and paged caches, and with NaN in all elements that no
-row sees. A row's output and log-sum-exp must be equal bit by bit.
+For each dtype, d, mask and group of heads, one sequence's attention() is the reference. The
+reference is compared with other ways to compute the same rows: other configs, a batch, packed
+sequences, other queries in the call, and attention_with_cache(). This function runs in chunks of 1
+to 300 rows around the boundaries of tiles and chunks, with dense and paged caches, and with NaN in
+all elements that no row sees. A row's output and log-sum-exp must be equal bit by bit.
 
-A CSV row has a case and a way, the numbers of compared and of different calls and rows, and a
-digest of the case's output, by which GPUs can be compared. The exit status is 1 if a bit differs.
+A CSV row has a case and a way, the numbers of calls and rows that were compared and that differ,
+and a digest of the case's output for comparing GPUs. The exit status is 1 if a bit differs.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def cases(ds: list[int], dtypes: list[DType]) -> Iterator[Case]:
 
 
 def other_configs(case: Case, device: DeviceSpec) -> list[KernelConfig]:
-    """Canonical configs of every family for the case, in addition to the chosen one."""
+    """Canonical configs of every family for the case, in addition to the chosen config."""
     found = []
     for family in families("forward"):
         d_head = min(d for d in family.knob_values["d_head"] if d >= case.d)
@@ -153,7 +153,7 @@ class Sequence:
             x *= torch.where(torch.rand_like(x[..., :1]) < 0.02, 6.0, 1.0)  # some rows are large
             return x.to(dtype)
 
-        # The first batch entry is the sequence; the others accompany it.
+        # The first batch entry is the sequence; the other entries fill the batch.
         self.q, self.k, self.v = draw(3, heads), draw(3, HEADS_K), draw(3, HEADS_K)
         self.keywords = dict(case.keywords)
         if self.keywords.get("sinks"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the cost of bits='canonical': launches its kernels and unrestricted ones alternately.
+"""Measures the cost of bits='canonical': launches canonical and unrestricted kernels alternately.
 
     python tools/gpu/canonical_turns.py rows.csv
     python tools/gpu/canonical_turns.py rows.csv --only decode --rounds 15
@@ -7,7 +7,7 @@
 Forward: 32 cells of d 64, 128 and 256, with and without a causal mask, launched alternately with
 the L2 overwritten before each launch. Decode: replays of CUDA graphs with split='invariant' and
 with canonical kernels, whose calls cycle through caches larger than the L2. Outputs are checked in
-the same run; those of canonical kernels are also compared with those of free ones.
+the same run; canonical kernels' outputs are also compared with free kernels' outputs.
 
 There is a CSV row per round. The summary lists each cell's ratio (free time over canonical time:
 above 1, canonical is faster) with the spread of its rounds, and the geometric means.
@@ -132,7 +132,7 @@ def decode_cells(others: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def differ(a: Any, b: Any) -> str:
-    """Why two outputs cannot be of the same attention; '' if they can."""
+    """Why two outputs cannot belong to the same attention; '' if they can."""
     import torch
 
     if not torch.isfinite(b).all():

@@ -6,8 +6,8 @@
     python tools/gpu/cluster_sweep.py OUT --gpus 2     # OUT keeps the seconds of the first call
 
 The sweep has 48 problems of about equal work, with the set `tune` of both forward families.
-Libraries are built before. The time includes the start of the measuring processes, but not that of
-Ray. The run also checks that every problem has a winner, that no measurement is listed twice, and
+Libraries are built before. The time includes the start of the measuring processes, but not Ray's
+start. The run also checks that every problem has a winner, that no measurement is listed twice, and
 that each problem was timed on one GPU.
 
 The exit status is 0 if one GPU needs at least 200 s and two GPUs are at least 1.8 times as fast.
@@ -40,7 +40,7 @@ NAMES = {1: "one", 2: "two"}
 
 
 def problems() -> list[Problem]:
-    """Independent problems: none is the reference of another."""
+    """Independent problems: no problem is the reference of another."""
     return [
         Problem.parse(f"b{16384 // s} s{s} h{heads} d{d} {dtype}{mask}")
         for heads in ("16", "32", "32:8")

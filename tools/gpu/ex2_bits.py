@@ -8,12 +8,12 @@
 The unit splits x into an integer and a fraction with a fixed number of bits, and only evaluates the
 fraction. So 2^x should follow from a table of 2^f for all multiples f of 2^-24, which float32
 represents exactly. The unknown part is how x is rounded: x or its magnitude, down or to the
-nearest, to 22, 23 or 24 bits. Each of these rules is tried on a sample of all floats. The best one
+nearest, to 22, 23 or 24 bits. Each of these rules is tried on a sample of all floats. The best rule
 is compared on every float from 2^-30 to 256 and on a sample of the rest.
 
-A CSV row has a sign, an exponent, and the number of results that differ from the rule's. The exit
-status is 1 if one differs. For each fraction the table stores the difference between the result and
-the nearest float, in units in the last place. These small numbers compress well.
+A CSV row has a sign, an exponent, and the number of results that differ from the rule's results.
+The exit status is 1 if a result differs. For each fraction the table stores the difference between
+the result and the nearest float, in units in the last place. These small numbers compress well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ BITS = 24
 #: Number of floats with one sign and exponent.
 MANTISSAS = 1 << 23
 EXPONENTS = range(-149, 128)
-#: Exponents for which every float is compared. Others give 1 or a neighbour of it, 0 or infinity.
+#: Exponents for which every float is compared. Other exponents give 1 or a neighbour of 1, 0 or
+#: infinity.
 VARIED = range(-30, 8)
 #: Stride of the sample for other exponents and for the comparison of rules.
 STRIDE = 1024
@@ -99,7 +100,7 @@ def by_table(table: np.ndarray, x: np.ndarray, rule: Rule) -> np.ndarray:
 def floats(sign: int, exponent: int, stride: int = 1) -> np.ndarray:
     """All floats of a sign and an exponent, or every ``stride``-th.
 
-    The exponent of a subnormal float is that of its first bit.
+    The exponent of a subnormal float is the exponent of its first bit.
     """
     if exponent >= -126:
         words = np.arange(0, MANTISSAS, stride, dtype=u4) | u4((exponent + 127) << 23)

@@ -6,9 +6,9 @@
 Prints median microseconds of an eager launch, of the replay of its graph, and their difference. All
 are launched alternately, between two events, with the L2 overwritten before each launch.
 
-A replay's output must equal the eager launch's bit by bit and agree with float64; a wrong one has
-no time. The exit status is 1 if one is wrong, or if a replay of attention() takes --limit-us more
-than its launch.
+A replay's output must equal the eager launch's bit by bit and agree with float64; a wrong replay
+has no time. The exit status is 1 if a replay is wrong, or if a replay of attention() takes
+--limit-us more than its launch.
 """
 
 from __future__ import annotations

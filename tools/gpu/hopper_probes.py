@@ -5,8 +5,8 @@
 
 There are two sets: wgmma on images of shared memory in every layout (PTX), and small kernels with
 bulk copies, mbarriers, clusters, named barriers and sums in global memory (CUDA). The output has
-one line per probe. The exit status is 1 if one disagrees: by more than 1e-5 relative L2 for
-products, 1e-3 with float16 intermediates, or at all for sums.
+one line per probe. The exit status is 1 if a probe disagrees: by more than 1e-5 relative L2 for
+products, by more than 1e-3 with float16 intermediates, or at all for sums.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def layout_distances(body: str, image: np.ndarray, want: np.ndarray) -> tuple[fl
 
 
 def main() -> int:
-    """Runs all probes; returns 1 if one disagrees."""
+    """Runs all probes; returns 1 if a probe disagrees."""
     begin, wrong = time.time(), 0
     with current_gpu(0):
         rows: list[tuple[str, float, tuple[float, float]]] = []

@@ -10,11 +10,11 @@ A bare launch is the library's own launcher with prepared arguments.
 
 Calls and bare launches alternate in short bursts with a synchronisation after each, so that neither
 waits for space in the launch queue. `first` is the first call of its kind, with its kernel loaded.
-With --limit-us the exit status is 1 if a repeated call costs more than that beyond its bare launch.
-Without --config attention() chooses the kernel.
+With --limit-us the exit status is 1 if a repeated call takes more than this limit longer than its
+bare launch. Without --config attention() chooses the kernel.
 
-The bare launch of a wgmma kernel includes its tensor maps and counter. Over a cache it includes all
-launches of a call, with the memory for the parts' results already allocated.
+The bare launch of a wgmma kernel includes its tensor maps and counter. Over a cache the bare launch
+includes all launches of a call, with the memory for the parts' results already allocated.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Cell:
 
 
 def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
-    """Calls of `config` on small problems, whose kernels finish before the next call does."""
+    """Calls of `config` on problems so small that the kernels finish before the next call does."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)
@@ -91,7 +91,8 @@ def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
 
 
 def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
-    """The same over a KV cache: one token per sequence, with its keys split into parts."""
+    """Calls of `config` over a KV cache: one token per sequence, whose keys are split into
+    parts."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)
@@ -128,7 +129,8 @@ def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
 
 
 def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
-    """A function that repeats the launches of a call, and the outputs that it must keep alive."""
+    """A function that repeats the launches of a call, and the outputs that must stay alive
+    meanwhile."""
     seen: list[Callable[[], Any]] = []
     held: list[Workspace] = []
     prepare = LoadedKernel.prepare

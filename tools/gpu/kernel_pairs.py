@@ -60,8 +60,8 @@ def first_ranked(
 ) -> list[Pair]:
     """Every config, with its semantics, that ranks first in a shipped entry of these operations.
 
-    With ``family`` these are the configs that would be chosen on the entries' GPUs if there were no
-    other family.
+    With ``family``, these are instead the configs that the chooser takes from this family alone on
+    the entries' GPUs.
     """
     found: dict[tuple[KernelConfig, Semantics], Pair] = {}
     for entry in WinnersTable.shipped():

@@ -11,9 +11,9 @@ to 64 steps of 16, starting from accumulators of many kinds. Each form of wgmma 
 compared with mma.sync on the GPU: 8 to 256 columns, A in shared memory and in registers, B K-major
 and MN-major. With --model the emulator (ptxlab's exact_mma) also computes a part of each case.
 
-A CSV row has a case, the comparison partner of mma.sync, the number of accumulators, and the number
-that differ. NaNs are compared by their bits. The exit status is 1 if an accumulator differs. The
-sample contains operands and results of short chains, to test the model without a GPU.
+A CSV row has a case, the name of what mma.sync is compared with, the number of accumulators, and
+how many of them differ. NaNs are compared by their bits. The exit status is 1 if an accumulator
+differs. The sample contains operands and results of short chains, to test the model without a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ptxlab.machine.tensor_cores import OPERAND_TYPES, TENSOR_CORES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
-#: A tile of A and one of B, as in mma_bits.cu, and the largest k.
+#: The rows of a tile of A, the columns of a tile of B, as in mma_bits.cu, and the largest k.
 ROWS, COLUMNS, DEPTH = 64, 256, 1024
 STEP = 16
 THREADS = 128

@@ -6,18 +6,18 @@
 
 The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
 
-- proof: each schedule and mask on 4096 tokens. It gives the largest errors of o, dq, dk and dv
-  against float64, relative to those of attention() on one GPU, and checks that a call repeats its
-  bits.
+- proof: each schedule and mask on 4096 tokens. This step gives the largest errors of o, dq, dk and
+  dv against float64, relative to the errors of attention() on one GPU. It also checks that repeated
+  calls give the same bits.
 - speed: a causal batch of 1, launched alternately by several implementations. They are attention()
-  of the whole sequence on one GPU, each schedule, and context_parallel with cuDNN (K and V as
-  grouped heads and repeated) and with flashsmith's kernels. Each is first compared with float64 on
-  one head of K.
+  of the whole sequence on one GPU, each schedule, and context_parallel with cuDNN (with grouped and
+  with repeated heads of K and V) and with flashsmith's kernels. Each is first compared with float64
+  on one head of K.
 
 Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'alone', 'call', 'peer',
 'wrong', 'absent'), and milliseconds as medians of rounds. A context_parallel with an error above
 three times that of attention() gets a row 'wrong' and no time. The exit status is 1 for such a row,
-if our error is above 1.1 times one kernel's, or if bits differ.
+if our error is above 1.1 times one kernel's error, or if bits differ.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Bench:
     def _references(
         self, whole: Mapping[str, Any], asked: Mapping[str, Any], sinks: Any, cu: Any
     ) -> tuple[list[Any], list[Any]]:
-        """The outputs of one kernel, and those in float64."""
+        """The outputs of one kernel, and the outputs in float64."""
         causal, window = asked.get("causal", False), asked.get("window")
         places = [slice(0, whole["q"].shape[1])]
         if cu is not None:
@@ -248,7 +248,8 @@ class Bench:
     def _proven(
         self, peer: Any, whole: Mapping[str, Any], row: Row, right: Any, single: Mapping[str, float]
     ) -> Any:
-        """The peer's call, or None with a row 'wrong' or 'absent' if it is wrong or fails."""
+        """The peer's call. If the peer is wrong or fails, writes a row 'wrong' or 'absent' and
+        returns None."""
         try:
             one = peer.prepared(self, whole, row["direction"])
             errors = self._errors(one, right)
@@ -263,9 +264,9 @@ class Bench:
         return one
 
     def _errors(self, one: Any, right: Sequence[Any]) -> dict[str, float]:
-        """The largest errors of its outputs on any rank; infinite for NaN.
+        """The largest errors of an implementation's outputs on any rank; infinite for NaN.
 
-        They are the same on all ranks, so that all ranks time the same calls.
+        All ranks get the same errors, so that all ranks time the same calls.
         """
         found = one.output()
         names = OUTPUTS[: len(found)]
@@ -276,7 +277,8 @@ class Bench:
         return dict(zip(names, errors.tolist(), strict=True))
 
     def _in_turns(self, implementations: Sequence[Any]) -> dict[str, list[float]]:
-        """Milliseconds of each implementation by round; they alternate within a round."""
+        """Milliseconds of each implementation by round; implementations alternate within a
+        round."""
         counts = {}
         for one in implementations:
             with one.entered() as call:
@@ -549,7 +551,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def status_of(path: Path, before: int) -> int:
-    """The exit status for the rows after the first ``before`` ones."""
+    """The exit status for all rows after the first ``before`` rows."""
     new = [json.loads(line) for line in path.read_text().splitlines()[before:]]
     return 0 if all(row.get("ok", True) for row in new) else 1
 

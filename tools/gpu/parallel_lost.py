@@ -12,9 +12,9 @@ A case is a schedule, a length and a way. In the backward pass of its fourth cal
     silent    catches the exception, keeps running, and makes no more calls
 
 The other ranks continue to call and synchronise with their GPU after every --flight calls. Rank 0
-must fail within the group's --timeout plus --slack (5 s). Its caller gets a GroupError. If it waits
-in CUDA, that text must be on standard error, with a non-zero exit status. Its process must end
-within ten seconds after the error.
+must fail within the group's --timeout plus --slack (5 s). Its caller gets a GroupError. If rank 0
+waits in CUDA, the text of a GroupError must be on standard error, with a non-zero exit status. Rank
+0's process must end within ten seconds after the error.
 
 Several cases (--at-once) run at a time, since they mostly wait. The dtype is bf16; the defaults are
 heads 32:8 and d 128. Rows are JSON lines with what='lost'. The exit status is 1 if a case did not
@@ -188,7 +188,7 @@ class Running:
         return row
 
     def wait(self) -> bool:
-        """Waits for all ranks and prints the errors of failed ones. Returns whether all passed."""
+        """Waits for all ranks and prints the errors of failed ranks. Returns whether all passed."""
         statuses = [process.wait() for process in self.processes]
         for rank, status in enumerate(statuses):
             if status:

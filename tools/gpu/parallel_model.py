@@ -12,14 +12,14 @@ ROWS is a file of JSON lines. Each has its kind (`what`), ms, seq and direction:
     parts    ranks, compute, both  The call on two GPUs: kernels alone, and complete (no ms).
     kept     us                    The host time of the call on two GPUs.
 
-The last three belong to a schedule: 'zigzag', unless the row says 'allgather'. A link that names a
-schedule is used for that schedule only, which then uses no other link.
+The last three kinds belong to a schedule: 'zigzag', unless the row says 'allgather'. A link that
+names a schedule is used for that schedule only, which then uses no other link.
 
 Transfers that overlap kernels take a share of the GPU while they last. With kernels of C ms,
 overlapped transfers of M ms and other transfers of N ms, a pass takes N + max(M, C + share M), and
 at least its host time. The share is the median over a schedule's measured calls on two GPUs that do
-not wait for the host. To predict one of these calls, only the others are used, so that its error is
-that of a real prediction.
+not wait for the host. To predict one of these calls, only the other calls are used, so that its
+error is that of a real prediction.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Model:
         return at_a + (at_b - at_a) * (size - a) / (b - a)
 
     def transfers(self, seq: int, direction: str, ranks: int) -> tuple[float, float]:
-        """Milliseconds of a rank's messages without overlap, and of those that overlap kernels."""
+        """Milliseconds of a rank's messages without overlap, and of messages that overlap
+        kernels."""
         block, others = self._bytes[seq, ranks], ranks - 1
         if self._schedule == "zigzag":
             once = self.message(block)

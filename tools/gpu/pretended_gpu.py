@@ -101,7 +101,7 @@ class PretendedTensors(TorchTensors):
         return False
 
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
-        # PyTorch allocates it, as on a GPU.
+        # PyTorch allocates the memory, as on a GPU.
         memory = self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu")
         return Workspace(memory.data_ptr(), memory)
 
@@ -112,8 +112,8 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
     pretended = PretendedGpu()
     replaced = {
         (driver, "query_gpu"): lambda ordinal: H200,
-        # The object is replaced, not its class's method: an attribute of the object would hide that
-        # method, and a real GPU would get host addresses.
+        # The object is replaced, and not the method of its class, because an attribute of the
+        # object would hide that method, and a real GPU would get host addresses.
         (forward_pass, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
         (kernel_choice, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
     }

@@ -8,18 +8,18 @@ decode_grid.py for kernels that read a cache.
 
 With other options:
 
-    rows.csv --seconds 500    # repeat this until it prints 'complete'
-    rows.csv --family wgmma   # the Hopper kernels
-    rows.csv --seconds 0      # builds the kernels, proves nothing
-    part3.csv --part 3/8 --workers 1    # one process of eight
+    rows.csv --seconds 500    # repeat until complete
+    rows.csv --family wgmma   # Hopper kernels
+    rows.csv --seconds 0      # builds kernels, proves nothing
+    part3.csv --part 3/8 --workers 1    # one of eight
     rows.csv --family mma_sync_decode --processes 16    # small rows
     rows.csv --handful --workers 1    # under compute-sanitizer
 
 Rows that are already in the file are not proven again, so a run can stop at any time and continue
 later. If PyTorch is installed, references are computed on the GPU. With --processes NumPy computes
 them, because small problems mostly take host time, and threads of one process share one
-interpreter. The exit status is 0 if every row is right and none is missing, 1 if one is wrong, and
-2 if rows are missing.
+interpreter. The exit status is 0 if every row is right and no row is missing, 1 if a row is wrong,
+and 2 if rows are missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 
-# The grids are those of the tests.
+# The grids belong to the tests.
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from grids.backward_grid import backward_grid, covering_backward_cases
@@ -71,7 +71,7 @@ FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
 COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
 Row = dict[str, Any]
 BUILDS_AT_ONCE = 4
-# A process that is forked from one with a CUDA context cannot use the GPU.
+# A process that is forked from a process with a CUDA context cannot use the GPU.
 START_METHOD = "spawn"
 # Longest sequence for a sanitizer, which is a hundred times slower.
 SMALL = 512
@@ -153,7 +153,8 @@ def handful(family: str = FIRST_FAMILY) -> list[Any]:
     """A few small cases for a sanitizer, smallest first, since its time may run out.
 
     Together they cover every semantics and every value of every field and knob. If the grid has few
-    kernels, they cover each of them, in one dtype. Over a cache there are some longer cases too.
+    kernels, the cases cover every kernel, in one dtype. Over a cache there are some longer cases
+    too.
     """
     operation = family_named(family).operation
     whole, covering, names = GRIDS[operation]
@@ -205,7 +206,7 @@ def prove_case(case: Any) -> Row:
     try:
         verdict = prove(case.config, **case.keywords(), backend="gpu")
     except LaunchError:
-        # With one worker this case failed; with several it may be one that runs concurrently.
+        # With several workers, a concurrent case may have caused the failure instead.
         print(f"FAILED: {case}", file=sys.stderr)
         raise
     except FlashsmithError as error:
@@ -216,7 +217,7 @@ def prove_case(case: Any) -> Row:
 
 
 def same_inputs(case: Any) -> tuple[Any, ...]:
-    # Partial cases have different seeds.
+    # Each partial case has its own seed.
     own = str(case) if getattr(case, "partial", False) else ""
     return case.dtype, case.d, case.batch, case.heads, case.lengths, case.inputs, own
 
@@ -283,7 +284,7 @@ class Run:
     def run(self, cases: list[Any], pool: Executor, at_once: int) -> None:
         groups = [list(group) for _, group in groupby(cases, same_inputs)]
         if at_once > 1:
-            # The longest groups run first, so that none of them starts last.
+            # The longest groups run first, so that no long group starts last.
             groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
         with pool:
             pending: list[Future[list[Row]]] = [

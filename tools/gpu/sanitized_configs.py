@@ -22,7 +22,7 @@ def covering_configs(count: int = COUNT) -> list[FlashForwardKernelConfig]:
     """`count` configs of `cover`, chosen greedily to add the most new values.
 
     Raises:
-        SystemExit: they do not have every value; `count` must be larger.
+        SystemExit: these configs do not have every value; `count` must be larger.
     """
     pool = get_kernel_configs("cover")
     missing = set().union(*map(knob_values, pool))

@@ -7,15 +7,17 @@
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --operations decode backward
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --build-only  # needs no GPU
 
-A pair is a config with its semantics that ranks first in an entry of the shipped table, on the
-first such problem. The entries are those of the forward pass unless --operations names others.
-Libraries are kept in the cache, and any library of the same sources is used, so that one machine
-can build and another one time. --changed-only leaves out pairs with equal machine code.
+A pair is a config, with its semantics, that ranks first in an entry of a shipped table, and the
+problem of the first such entry. Entries of the forward pass are used unless --operations names
+other operations. Libraries are kept in the cache, and any library of the same sources is used. One
+machine can therefore build libraries that another machine times. --changed-only leaves out pairs
+with equal machine code.
 
 A round is an independent measurement: base and new are launched alternately with the L2 flushed.
 Over a small KV cache the launches are in graphs that cycle through several caches, as in
 'flashsmith bench'. Outputs of both are checked in the same run, and a pair with a wrong output has
-no times. A pair below --again gets twenty more rounds, and all of its rounds are pooled.
+no times. A pair with a ratio below --again gets up to twenty more rounds, and all its rounds are
+pooled.
 
 There is a CSV row per round. The summary lists registers and spills that changed, and each pair's
 ratio (base's time over new's: above 1, new is faster) with its interval. It also lists the pairs
@@ -119,7 +121,7 @@ def measured(pair: Pair, kernels: dict[str, LoadedKernel]) -> Callable[[], dict[
 def rounds_of(
     one_round: Callable[[], dict[str, Any]], rounds: int, again: float
 ) -> Iterable[dict[str, Any]]:
-    """The rows of a pair's rounds, with more rounds while it is slower.
+    """The rows of a pair's rounds, with more rounds as long as the median ratio is below ``again``.
 
     There is only one row if an output is wrong.
     """
@@ -137,7 +139,7 @@ def rounds_of(
 def geometric_mean(ratios: Sequence[Sequence[float]]) -> PooledFigure:
     """The geometric mean over pairs of the medians of their rounds.
 
-    The interval is that of the geometric means of single rounds that all pairs have.
+    The interval comes from the geometric means of the single rounds that all pairs have.
     """
     mean = statistics.geometric_mean(map(statistics.median, ratios))
     rounds = PooledFigure.of(
@@ -147,7 +149,7 @@ def geometric_mean(ratios: Sequence[Sequence[float]]) -> PooledFigure:
 
 
 def estimated_seconds(pairs: Sequence[Pair], rounds: int) -> float:
-    """The approximate time of the rounds, if no pair needs more of them."""
+    """The approximate time of the rounds, if no pair needs more rounds."""
     launches = 2 * (ROUND.runs + ROUND.num_warmups + ROUND.num_estimates)
     work = sum(launches * pair.problem.attn_flop() / FLOP_PER_SECOND for pair in pairs)
     return len(pairs) * (PAIR_SECONDS + rounds * ROUND_SECONDS) + rounds * work

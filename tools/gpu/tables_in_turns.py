@@ -5,20 +5,20 @@
     python tools/gpu/tables_in_turns.py rows.csv --table mine.json --settled settled.json
     python tools/gpu/tables_in_turns.py rows.csv --replays 'b16 s512 h16 d128 bf16 causal'
 
-The table is one of this GPU that does not ship yet. Each entry's choice is compared with the choice
-by the shipped tables of other GPUs; for the backward pass also with deterministic=True. If the two
+The table is for this GPU and does not ship yet. Each entry's choice is compared with the choice by
+the shipped tables of other GPUs; for the backward pass also with deterministic=True. If the two
 kernels differ, both are proven and launched alternately, with the L2 flushed, in independent
-rounds. There is a row for each kernel and round. The summary lists each cell's ratio (time without
-the table over time with it: above 1, the entry is useful): the median of the rounds, and the
-interval that contains the true median with at least 95%.
+rounds. There is a row for each kernel and round. The summary lists each cell's ratio, which is the
+time without the table over the time with it. Above 1, the entry is useful. Listed are the median of
+the rounds, and the interval that contains the true median with at least 95%.
 
---settled writes a corrected table. If the rounds show that an entry's winner is slower, it is
-ranked after the other kernel by the rounds' ratio, and no unmeasured kernel is ranked before these
+--settled writes a corrected table. If the rounds show that an entry's winner is slower, the winner
+is ranked after the other kernel, by the rounds' ratio. No unmeasured kernel is ranked before these
 two.
 
 Over a cache one kernel serves all batches and lengths. So both kernels are compared at five of
-them, and the entry keeps its winner only if none of the five ratios is below 1. The other cache
-entries are only used with split='free' and are compared at their own problem.
+these sizes, and the entry keeps its winner only if none of the five ratios is below 1. The other
+cache entries are only used with split='free' and are compared at their own problem.
 
 --replays takes problems instead of a table. It compares the tables' first-ranked kernels (and
 --more configs, whose dtype is set to the problem's) with cuDNN. Each launch is the replay of a CUDA
@@ -80,7 +80,7 @@ INVARIANT, FREE = "invariant", "free"
 class Cell:
     """A problem and the kernels that are compared on it, by their names in the rows.
 
-    `entry` is the entry that chose one of them; over a cache it did so for this `split`.
+    `entry` is the entry that chose one of the kernels, over a cache for this `split`.
     """
 
     problem: Problem
@@ -97,7 +97,7 @@ class Cell:
 def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> list[Cell]:
     """A cell for each choice that the table's entries for the device change."""
     others = WinnersTable([one for one in shipped if not same_gpu(one.key.gpu, device.name)])
-    # After an update, the new entries are used together with those of the other GPUs.
+    # After an update, the new entries are used together with the other GPUs' entries.
     updated = WinnersTable([*others, *table])
     found = []
     for entry in table:
@@ -122,7 +122,7 @@ def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> 
 def _over_a_cache(
     entry: Entry, others: WinnersTable, updated: WinnersTable, device: DeviceSpec
 ) -> list[Cell]:
-    """The cells of a cache's entry; none if it changes no choice."""
+    """The cells of a cache's entry; none if the entry changes no choice."""
     split = INVARIANT if entry.problem == without_batch(entry.problem) else FREE
     places = PLACES if split == INVARIANT else ((entry.problem.batch, entry.problem.seq_k),)
     before, after = (
@@ -142,7 +142,8 @@ def _over_a_cache(
 
 
 def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
-    """The configs that are near the best according to the tables, and those given in ``more``."""
+    """The configs that are near the best according to the tables, and the configs given in
+    ``more``."""
     expected = gather(problem, device, WinnersTable.merged()).expected
     least = min(one.ms for one in expected)
     configs = [one.config for one in expected if one.ms <= NEAR * least]
@@ -230,7 +231,7 @@ def ratios(rows: Sequence[dict[str, Any]], over: str, under: str) -> list[float]
 
 
 def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
-    """The cell's entry, with the ratio of its choice to the other tables' choice from these rounds.
+    """The cell's entry, with these rounds' ratio of its choice to the other tables' choice.
 
     Unmeasured kernels that would be ranked before the two are removed.
     """
@@ -269,8 +270,8 @@ def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
 def given_up(cell: Cell, standing: Entry) -> Entry | None:
     """The entry with the other tables' choice ranked first.
 
-    Its own choice and the kernels that were faster at the entry's problem are removed. None if the
-    entry does not contain the other tables' choice.
+    The entry's own choice and the kernels that were faster at the entry's problem are removed. None
+    if the entry does not contain the other tables' choice.
     """
     before = str(cell.kernels[WITHOUT])
     ms = {one.config: one.ms for one in standing.ranked}
@@ -315,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         more = [text for text in options.more.split(";") if text.strip()]
         cells = [replayed(one, device, more) for one in read_problems(options.replays)]
     replays, wrong, below = options.table is None, 0, 0
-    # Cells of batch-invariant entries that do not confirm the winner, so far or at all.
+    # Cells of batch-invariant entries that have not yet confirmed the winner, or do not confirm it.
     unproven = [cell for cell in cells if cell.split == INVARIANT]
     environment = {
         name: value

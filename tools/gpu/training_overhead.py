@@ -8,12 +8,12 @@ Prints and writes a JSON object with microseconds.
 
 Contenders alternate in short bursts with a synchronisation after each, so that none waits for space
 in the launch queue. With --limit-ratio the exit status is 1 if our time over cuDNN's is larger. On
-a GPU every output is first compared with float64. A wrong one has no time, and the exit status is
-then 1.
+a GPU every output is first compared with float64. A wrong output has no time, and the exit status
+is then 1.
 
-PyTorch computes gradients on a GPU in that GPU's thread. The rows "in a thread" do so without a
-GPU; waking the thread takes most of their time. "bare" is a Python autograd.Function that allocates
-and saves like ours but does nothing else. "spread" has the 10th and 90th percentiles.
+PyTorch computes gradients on a GPU in that GPU's thread. The rows "in a thread" use such a thread
+without a GPU; waking it takes most of their time. "bare" is a Python autograd.Function that
+allocates and saves like ours but does nothing else. "spread" has the 10th and 90th percentiles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import flashsmith
 from flashsmith.benchmark.peers import why_wrong
 
-# A burst's calls, and the first ones, which are not counted: the GPU is idle and caches are cold.
+# The number of a burst's calls, and of its first calls, which are not counted because the GPU is
+# idle and caches are cold.
 BURST, COLD = 12, 2
 WARM_UP = 5
 BATCH, SEQ, HEADS, D = 1, 128, 2, 128
@@ -49,7 +50,7 @@ BLOCK_BYTES = 4 * (128 * 2 * 128 + 2 * 2 * 128)
 
 
 class Bare(torch.autograd.Function):
-    """A minimal autograd.Function, which shows the least cost of gradients in Python."""
+    """A minimal autograd.Function, which shows the minimum cost of gradients in Python."""
 
     @staticmethod
     def forward(q: Any, k: Any, v: Any) -> Any:

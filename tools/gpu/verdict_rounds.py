@@ -5,13 +5,14 @@
 
 A round is that of tools/gpu/verdict.sh: OUT/verdict-SETS-RUN-ROUND.csv, which
 tools/benchmark/verdict.py pools. Every cell's contenders are proven on the same random tensors and
-launched alternately, with another one first in each round. The start of the process, a peer's
-compilation, and the tensors with their float64 references are needed only once. A round is also
-shorter, with a third of the launches and at least eight per contender: rounds are pooled by their
-medians, so short rounds at different times are better than a few long ones.
+launched alternately, starting with a different contender in each round. The start of the process, a
+peer's compilation, and the tensors with their float64 references are needed only once. A round is
+also shorter: it has a third of the launches, but at least eight per contender. Because rounds are
+pooled by their medians, short rounds at different times are better than a few long rounds.
 
-It ends before --seconds if the remaining time may be too short for another round, or after
---rounds. The exit status is 1 if one of our kernels is wrong or could not run, or a peer is wrong.
+The script ends before --seconds if the remaining time may be too short for another round, or after
+--rounds. The exit status is 1 if one of our kernels is wrong or could not run, or if a peer is
+wrong.
 """
 
 from __future__ import annotations

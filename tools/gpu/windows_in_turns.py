@@ -8,9 +8,9 @@ This shows whether another window size needs another kernel.
 
 The problems are given without a mask. The choices for all windows are proven on each window and
 launched alternately, with the L2 flushed, in independent rounds. There is a row for each window,
-kernel and round. The summary lists each kernel's time over the chosen one's (above 1, the choice is
-better): the median of the rounds, and the interval that contains the true median with at least 95%.
-The exit status is 1 if an output is wrong; it has no times then.
+kernel and round. The summary lists each kernel's time over the chosen kernel's time; above 1, the
+choice is better. Listed are the median of the rounds, and the interval that contains the true
+median with at least 95%. A window with a wrong output has no times, and the exit status is then 1.
 
     python tools/gpu/windows_in_turns.py rows.csv --table src/flashsmith/chooser/tables/h200.json
 
@@ -77,7 +77,7 @@ def rounds_of(
 
 
 def ratios(rounds: Sequence[dict[str, float]], chosen: str) -> dict[str, PooledFigure]:
-    """The time of each other kernel over that of the chosen one."""
+    """The time of each other kernel over the time of the chosen kernel."""
     others = [config for config in rounds[0] if config != chosen]
     return {one: PooledFigure.of([of[one] / of[chosen] for of in rounds]) for one in others}
 

@@ -1,2 +1,2 @@
-"""The main job over a set of kernels: build, run, prove, count instructions and, on a GPU, time
-them."""
+"""The main job for a set of kernels: builds and runs them, proves them, counts instructions and, on
+a GPU, times the kernels."""

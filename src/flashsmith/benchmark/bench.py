@@ -1,7 +1,7 @@
 """`flashsmith bench`: measures flashsmith's kernels and other libraries' attention on each problem.
 
-All implementations of a benchmark point get the same tensors. Their outputs are checked, and those
-with correct output are timed together.
+All implementations of a benchmark point get the same tensors. All outputs are checked, and the
+implementations with correct output are timed together.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
     """The configs that ``kernels`` selects, and whether attention() is measured.
 
     If ``kernels`` is None, the environment variable KERNELS applies. The word 'ours' selects
-    attention(), alone or along with other keys; without any key it is the default.
+    attention(), alone or along with other keys. Without any key, attention() is the default.
 
     Raises SelectionError for an unknown key.
     """
@@ -85,9 +85,9 @@ class BenchEntry:
     """A flashsmith implementation, before its tensors exist.
 
     ``config`` is None if no kernel can be chosen, and ``note`` gives the reason. ``attention``:
-    whether the public call is measured, which chooses ``config`` itself: attention(), or
-    attention_with_cache() over a cache. Otherwise the kernel is called directly. Gradients are
-    computed by PyTorch's autograd through attention() if PyTorch holds the tensors.
+    whether the public function is measured, which chooses ``config`` itself. It is attention(), or
+    attention_with_cache() for problems over a cache. Otherwise the kernel is called directly.
+    Gradients are computed by PyTorch's autograd through attention() if PyTorch holds the tensors.
     """
 
     name: str
@@ -211,8 +211,8 @@ def run_bench(
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
-    """The measurements of all problems, in order; each is passed to ``write`` once its problem is
-    done.
+    """The measurements of all problems, in order. Each is passed to ``write`` as soon as its
+    problem is done.
 
     A kernel that is wrong or cannot run still gets a row, and so does an absent peer.
 
@@ -260,7 +260,8 @@ def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
 
 @dataclass
 class _Point:
-    """One problem. ``rows`` holds the rows made so far; they get their times once all are timed."""
+    """One problem. ``rows`` holds the rows made so far, which get their times as soon as all
+    implementations are timed."""
 
     bench: BenchState
     problem: Problem

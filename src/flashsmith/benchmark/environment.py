@@ -57,7 +57,7 @@ class Environment:
         """The environment of this process and of GPU ``ordinal`` (None: no GPU). The result is
         cached.
 
-        Raises ArgumentError if there is no such GPU.
+        Raises ArgumentError if that GPU does not exist.
         """
         spec = None if ordinal is None else driver.query_gpu(ordinal)
         return cls(
@@ -128,7 +128,7 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """Medians of the readings so far; None where there were none."""
+    """Medians of the readings so far, each None without any reading."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)

@@ -33,14 +33,14 @@ class ProvableImplementation(Implementation, Protocol):
         NaN."""
 
     def result(self, returned: Any) -> Any:
-        """The same output, from the value that a launch returned."""
+        """The output of a launch in q's layout, from the value that the launch returned."""
 
 
 @dataclass(frozen=True)
 class KernelImplementation:
     """A flashsmith kernel on one workload, whose output tensors it writes.
 
-    ``note`` says how the kernel is called, unless through attention() or forward().
+    ``note`` names the way in which the kernel is called, unless that is attention() or forward().
     """
 
     name: str
@@ -89,7 +89,7 @@ def attention_implementation(
     config: KernelConfig, workload: Any, name: str = OURS
 ) -> KernelImplementation:
     """attention() or attention_with_cache(), which choose a kernel at each call; ``config`` is that
-    choice. OURS_FREE means split='free'.
+    choice. The name OURS_FREE means split='free'.
 
     This calls the chooser's own function, because `flashsmith.attention` takes another 0.5 us to
     ask PyTorch whether it is tracing.
@@ -152,7 +152,7 @@ def captured(
 @contextmanager
 def _empty_memory_is_nan() -> Iterator[None]:
     """Makes PyTorch fill newly allocated memory with NaN. Otherwise an unwritten gradient could
-    reuse the memory, and the correct contents, of an earlier one."""
+    reuse an earlier gradient's memory, with correct contents."""
     import torch
 
     before = torch.are_deterministic_algorithms_enabled()

@@ -28,11 +28,11 @@ class KernelFacts:
     """The costs of one kernel from the compiler's report, and its counts from the emulator.
 
     registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels,
-    these are the values of the kernel with the most.
+    registers are of the kernel that uses most, and spills of the kernel that spills most.
     smem_bytes: per CTA.
     instructions: executed warp instructions by class, None if nothing was emulated.
-    conflicts: wavefronts over their ideal number by use of shared memory, None if there was no such
-    access.
+    conflicts: for each use of shared memory, the number of wavefronts over the ideal number; None
+    without such an access.
     """
 
     registers: int
@@ -84,7 +84,8 @@ NO_CONFLICTS: dict[str, float | None] = dict.fromkeys(CONFLICT_KINDS)
 
 
 def conflict_factors(measured: BankConflicts, cfg: KernelConfig) -> dict[str, float | None]:
-    """Wavefronts over their ideal number for each of CONFLICT_KINDS; None if there were none."""
+    """The number of wavefronts over the ideal number for each of CONFLICT_KINDS; None without such
+    an access."""
     factors: dict[str, float | None] = {}
     uses = cfg.family.conflict_kinds()
     for use in CONFLICT_KINDS:
@@ -104,7 +105,7 @@ def static_mix(ptx: str, entry: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The number of CTAs that fit on one SM by each resource; the smallest number decides."""
+    """The number of CTAs that each resource allows on one SM; the smallest number decides."""
 
     ctas_per_sm: int
     warps_per_sm: int

@@ -123,7 +123,8 @@ def print_library(console: Console, library: KernelLibrary, target: Target) -> N
 def entry_facts(entry: CacheEntry) -> dict[str, Any]:
     """The facts about one library in the cache, with its configs unless it is damaged.
 
-    'current' says whether the library would be used, by is_current(); it is None for a damaged one.
+    'current' is is_current()'s answer: whether the library would be used. It is None for a damaged
+    library.
     """
     manifest = entry.manifest
     return {

@@ -93,7 +93,8 @@ class Measurement:
 
     implementation: its name in tables; files call the column 'contender'.
     family, config: of flashsmith's kernel, which attention() may have chosen; '' for a peer.
-    semantics: the problem's words, or 'plain'; batch and lengths are as in Problem.
+    semantics: the words of the problem's semantics, or 'plain'; batch and lengths are as in
+    Problem.
     verdict to rel_l2: from Proof.
     ms to power_w: from Times.
     registers to ctas_per_sm, instructions, conflicts: from KernelFacts. CSV and Parquet files lack
@@ -189,7 +190,7 @@ class Measurement:
 
     @property
     def problem(self) -> Problem:
-        """The measured problem. Raises ArgumentError if the row does not name a valid one."""
+        """The measured problem. Raises ArgumentError if the row does not name a valid problem."""
         return _problem(
             f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} d{self.d} "
             f"{self.dtype} {self.semantics}"

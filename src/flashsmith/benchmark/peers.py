@@ -1,8 +1,8 @@
 """Other libraries' attention behind one small interface, so that flashsmith can be compared with
 it.
 
-A peer that is not installed, or that cannot serve a problem, is absent with a reason and not a
-failure.
+A peer that is not installed, or that cannot serve a problem, counts as absent, with a reason, and
+not as failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in --peers and in tables."""
+        """The peer's name in --peers and in tables."""
 
     def absence(self, problem: Problem) -> str | None:
         """Why the peer cannot take part; None if nothing rules it out before it is tried."""
@@ -89,7 +89,7 @@ def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
 
 
 def torch_absence() -> str | None:
-    """Why PyTorch cannot be used on a GPU here, None if it can."""
+    """Why PyTorch cannot be used on a GPU here; None if it can be used."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch
@@ -274,7 +274,7 @@ class FlashAttnPeer:
         return self.absence_of(_PACKED if problem.semantics.packed else _DENSE)
 
     def absence_of(self, function: str) -> str | None:
-        """Why the function of that name cannot be used here, None if it can."""
+        """Why the function of that name cannot be used here; None if it can be used."""
         # The cheap check comes first: without PyTorch none of the modules can be imported.
         if absent := torch_absence():
             return absent
@@ -512,7 +512,8 @@ class FlashInferPeer:
 
 @cache
 def _workspace(device: Any) -> Any:
-    """FlashInfer's scratch memory. One is enough, because its calls run in order on one stream."""
+    """FlashInfer's scratch memory. One workspace is enough, because its calls run in order on one
+    stream."""
     import torch
 
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -569,8 +570,8 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """The peers among ``asked`` that apply to a problem.
 
-    FlashInfer applies only to a KV cache. Operations other than attention have their own peers:
-    those of the same names, or all of them if no name matches.
+    FlashInfer applies only to a KV cache. Operations other than attention have peers of their own:
+    of these, the peers with names in ``asked`` apply, or all of them if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

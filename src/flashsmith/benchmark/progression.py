@@ -1,4 +1,4 @@
-"""`flashsmith progression`: a run in which each kernel is compared with the one before it.
+"""`flashsmith progression`: a run in which each kernel is compared with the previous kernel.
 
 Costs and instruction counts come from the emulator, as in `flashsmith run`. Times, and the share of
 FlashAttention-2, are measured as in `flashsmith bench` and need a GPU. An ablation is stored as
@@ -33,7 +33,8 @@ KIND = "flashsmith progression"
 SCHEMA = 1
 # More steps would make the plot unreadable.
 MOST_STEPS = 200
-# In milliseconds. No launch is shorter, and quotients by an accepted time stay finite.
+# The shortest accepted time, in milliseconds: no launch is shorter, and ratios of accepted times
+# stay finite.
 SHORTEST = 1e-12
 
 
@@ -59,7 +60,7 @@ class StepTime:
 
     @property
     def share(self) -> float | None:
-        """Throughput relative to the peer's; None without a peer."""
+        """Throughput relative to the peer's throughput; None without a peer."""
         return None if self.peer_ms is None else self.peer_ms / self.ms
 
 
@@ -215,7 +216,7 @@ def _ratio(after: int | None, before: int | None) -> float | None:
     return after / before if after is not None and before else None
 
 
-# Number of classes that a change names; the others are summed.
+# Number of classes that a change names; the other classes are summed.
 _CLASSES_NAMED = 4
 
 

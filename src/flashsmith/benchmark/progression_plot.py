@@ -36,7 +36,7 @@ _GROUPS = {
     "integer, moves": ("integer", "move", "predicate"),
 }
 _REST = "the rest"
-# The most lines of a step's name.
+# Limit of the lines of a step's name.
 _MOST_LINES = 4
 
 

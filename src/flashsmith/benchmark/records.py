@@ -65,7 +65,7 @@ def read_record(
     """Builds a dataclass from ``record``, a JSON object or a row of texts.
 
     Numbers may be given as texts, including for_json()'s words, and '' means None where a field
-    allows None. Missing fields get their defaults, and unknown ones are ignored.
+    allows None. Missing fields get their defaults, and unknown fields are ignored.
 
     ``columns`` maps a field to the name that files use for it. Raises ValueError, which names the
     field, its value and what is allowed.
@@ -120,7 +120,7 @@ def _in_words(said: str, cls: Any, value: Any, columns: Mapping[str, str]) -> st
 
 
 def _outsized(value: Any) -> tuple[str, Any] | None:
-    """The path and value of the first text or integer that is too large; None if there is none."""
+    """The path and value of the first text or integer that is too large; None if no value is."""
     if isinstance(value, str):
         return ("", value) if len(value) > MOST_CHARACTERS else None
     if isinstance(value, int):

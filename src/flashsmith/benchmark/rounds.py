@@ -1,9 +1,9 @@
-"""Interleaved comparison of contenders: after a check of their outputs, they are timed in
+"""Interleaved comparison of contenders: after a check of their outputs, contenders are timed in
 independent rounds.
 
-A GPU's clock drifts by more than two kernels differ. Contenders are therefore interleaved within a
-round, and ratios use times of the same round. The rounds are then pooled into a median and a
-confidence interval.
+A GPU's clock drifts by more than the difference between two kernels. Contenders are therefore
+interleaved within a round, and ratios use times of the same round. The rounds are then pooled into
+a median and a confidence interval.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from flashsmith.benchmark.implementations import KernelImplementation
 from flashsmith.benchmark.timing import Clock, Protocol, Samples, measure
 
 CONFIDENCE = 0.95
-# A later round may take longer than the longest one so far, by this factor.
+# A later round may take up to this factor times the longest round so far.
 SLACK = 1.15
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """An implementation that is timed against others. ``why_wrong`` computes its output and returns
-    why it is wrong, '' if it is correct."""
+    """An implementation that is timed against others. ``why_wrong`` computes the output and returns
+    why the output is wrong, '' if it is correct."""
 
     name: str
     launch: Callable[[], Any]
@@ -82,9 +82,9 @@ def rounds_within(
     """Yields round numbers from 0 while another round is likely to end in time, up to ``most``
     rounds.
 
-    The first round always runs. Its duration is not used as an estimate, because it builds,
-    compiles and makes the tensors. A later round is expected to take at most SLACK times the
-    longest so far.
+    The first round always runs. The first round's duration is not used as an estimate, because this
+    round builds, compiles and makes the tensors. A later round is expected to take at most SLACK
+    times the longest so far.
     """
     begin, longest, number = now(), 0.0, 0
     while most is None or number < most:
@@ -129,8 +129,8 @@ class PooledFigure:
 
 
 def left_out(count: int) -> int | None:
-    """How many of ``count`` ordered values lie outside the median's interval on either side; None
-    if there are too few values for an interval."""
+    """How many of ``count`` ordered values lie below the median's interval, and as many lie above
+    it; None if ``count`` is too small for an interval."""
     tail, outside = 0.0, None
     for place in range(count // 2):
         tail += math.comb(count, place) / 2**count

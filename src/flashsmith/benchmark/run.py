@@ -32,7 +32,7 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# How much the emulator's checks slow it down, for the time estimate.
+# The factor by which checks slow the emulator down, for the time estimate.
 _CHECKS_COST = 2.2
 # Seconds that both references together take per score and column, on one core.
 _REFERENCE_SECONDS = 0.8e-9
@@ -113,7 +113,8 @@ class KernelRun:
         }
 
     def measurement(self, timed: Problem | None, environment: Environment) -> Measurement:
-        """The results as a row of measurements; `timed` is the problem it was timed on, if any."""
+        """The results as a row of measurements; `timed` is the problem that the kernel was timed
+        on, if any."""
         return Measurement.of(
             str(self.config),
             "ours",
@@ -187,7 +188,7 @@ def run_kernels(
     kernel's measurement as soon as it is complete.
 
     Raises ArgumentError for a task that no config can compute, or whose lengths require a kernel
-    with other semantics than it names. Raises IllegalConfigError, any error of building, and
+    with other semantics than the task names. Raises IllegalConfigError, any error of building, and
     LaunchError if a kernel has left the GPU unusable to this process.
     """
     options = options or Options()
@@ -247,7 +248,7 @@ def _estimates(jobs: Sequence[_Job]) -> list[float]:
 
 
 def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Job:
-    """The job of one kernel. Raises ArgumentError for options that do not fit it."""
+    """The job of one kernel. Raises ArgumentError for options that do not fit the kernel."""
     proven = emulated = task.problem(cfg)
     options.of(proven)
     if target.backend == "gpu":
@@ -295,7 +296,7 @@ def time_kernels(
     make_workload: Callable[[Problem, int], AnyWorkload] = workload_of,
 ) -> dict[KernelConfig, Times | Problems]:
     """Launches every kernel on its problem, checks two heads of its output, then times the correct
-    ones.
+    kernels.
 
     A kernel that is wrong or does not finish gets problems instead of times. Kernels of the same
     problem are interleaved. `clock` None is GPU 0's.

@@ -66,7 +66,7 @@ def header(report: Report) -> list[str]:
 def _print_rows(console: Console, report: Report) -> None:
     timed = any(row.times for row in report.rows)
     # Kernels of one problem can be compiled for different semantics, since only some kernels' tiles
-    # divide it.
+    # divide the problem's lengths.
     meant = any(row.proven.semantics != Semantics() for row in report.rows)
     differ = len({row.emulated.seq_q for row in report.rows}) > 1
     columns = [

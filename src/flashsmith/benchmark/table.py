@@ -1,7 +1,7 @@
 """Tables and consoles: boxes and colour on a terminal, plain Markdown tables elsewhere.
 
-On a terminal, tables fit the width and no word is broken: prose is wrapped, long texts move to a
-numbered list above their table, and a table that is still too wide is split into several.
+On a terminal, tables fit the width and no word is broken. Prose is wrapped, and long texts move to
+a numbered list above their table. A table that is still too wide is split into several tables.
 Elsewhere, a table has one line per row, however wide, so that programs can search, cut and parse
 it. The parser of short forms reads its `| ... |` rows.
 """
@@ -24,7 +24,7 @@ from rich.text import Text
 
 from flashsmith.printable import printable
 
-# Wider than any line: output is laid out before printing, and rich must not wrap it again.
+# Wider than any line, because output is laid out before printing and rich must not wrap it again.
 _UNWRAPPED = 10_000
 # The width of texts when not on a terminal, unless COLUMNS sets another.
 _PIPED_WIDTH = 120
@@ -76,7 +76,7 @@ class _SafeConsole(Console):
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """A console on `file` (standard output by default), plain unless that is a terminal.
+    """A console on `file` (standard output by default), plain unless `file` is a terminal.
 
     Control characters in texts and cells are shown escaped.
     """
@@ -234,7 +234,7 @@ def _with_column(table: _Table, place: int, cells: Sequence[Cell]) -> _Table:
 
 
 def _longest_column(table: _Table) -> int | None:
-    """The column with the longest texts that may not be wrapped; None if none is long."""
+    """The column with the longest texts that may not be wrapped; None if all texts are short."""
     lengths = {
         n: _column_width(table, n)
         for n, column in enumerate(table.columns)
@@ -264,8 +264,8 @@ def _without(table: _Table, place: int) -> _Table:
 
 
 def _in_blocks(table: _Table, width: int) -> list[_Table]:
-    """Several tables, each starting with the first column, or with row numbers if that has
-    duplicates."""
+    """Several tables, each starting with the first column, or with row numbers if the first column
+    has duplicates."""
     if len({str(row[0]) for row in table.rows}) < len(table.rows):
         rows = tuple((str(number), *row) for number, row in enumerate(table.rows, 1))
         table = _Table((Column("#", right=True), *table.columns), rows)

@@ -13,7 +13,7 @@ from flashsmith.operations import DECODE, DEFAULT
 from flashsmith.runtime.target import Target
 
 _PLAIN = Semantics()
-# The batch of a packed problem, unless it is given.
+# The batch of a packed problem, unless a batch is given.
 PACKED_SEQUENCES = 4
 
 
@@ -37,8 +37,8 @@ class TimedSize:
     heads: int = 16
 
     def length(self, semantics: Semantics) -> int:
-        """The length of its sequences; for an uneven kernel, a length that does not fill its
-        tiles."""
+        """The length of the sequences; for an uneven kernel, a length that does not fill the
+        kernel's tiles."""
         return self.seq - (semantics.uneven and not semantics.packed)
 
     def problem(self, cfg: KernelConfig, semantics: Semantics = _PLAIN) -> Problem:
@@ -86,11 +86,11 @@ class Size:
         return whole_tiles(self.seq, cfg) if self.whole_tiles else self.seq
 
     def problem(self, cfg: KernelConfig) -> Problem:
-        """The problem for `cfg`'s kernel, with the semantics that it is compiled for."""
+        """The problem for `cfg`'s kernel, with the semantics that the kernel is compiled for."""
         return _problem(cfg, self.batch, self.length(cfg), self.heads, self.semantics)
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """The problem that the same kernel is timed on, whose size fills a GPU."""
+        """The problem that the same kernel is timed on. Its size fills a GPU."""
         return TIMED.problem(cfg, self.semantics)
 
     def why_not(self, cfg: KernelConfig) -> str | None:
@@ -150,7 +150,7 @@ class OneProblem:
         return replace(self.given, semantics=self.given.required_semantics(cfg))
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """The problem to time, which is the same one; None if there is nothing to compute."""
+        """The problem to time, which is this problem; None if it has nothing to compute."""
         return self.problem(cfg) if self.given.attn_flop() else None
 
     def why_not(self, cfg: KernelConfig) -> str | None:
@@ -166,8 +166,8 @@ class OneProblem:
         return None
 
     def check(self, cfg: KernelConfig) -> None:
-        """Raises ArgumentError if the problem has no queries, if no kernel takes its d, or if it
-        would run a kernel of `cfg` with other semantics than the problem's."""
+        """Raises ArgumentError if the problem has no queries, if no kernel takes its d, or if a
+        kernel of `cfg` would run with other semantics than the problem's."""
         if not self.given.batch * self.given.seq_q:
             raise ArgumentError(
                 f"problem='{self.given}': has no queries, so that no kernel runs; give b and s of "

@@ -89,7 +89,7 @@ class TorchMemory:
 
         with _failures_as_launch_errors():
             # Both extremes are NaN if any element is. Unlike isfinite() of the whole tensor, this
-            # allocates no memory of its size.
+            # allocates no memory of the tensor's size.
             ends = torch.stack(torch.aminmax(tensor))
             if torch.isfinite(ends).all():
                 return 0

@@ -51,15 +51,15 @@ class Protocol:
     """How implementations are timed.
 
     order: 'interleaved' launches each implementation once per round, in an order that changes from
-    round to round. A drifting clock then affects all equally, and none always follows the same one.
-    'one_by_one' finishes an implementation before the next.
+    round to round. A drifting clock then affects all implementations equally, and no implementation
+    always follows the same other one. 'one_by_one' finishes an implementation before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
-    in_graphs: whether a launch is a Replay of a graph. Its calls rotate through sets of tensors, so
-    that SETS_BYTES of other sets are read before a set is read again.
+    in_graphs: whether a launch is a Replay of a graph. The graph's calls rotate through sets of
+    tensors, so that SETS_BYTES of other sets are read before a set is read again.
     num_warmups, runs: the least numbers of untimed and timed launches of an implementation.
     warmup_ms, measure_ms: the least total times of those launches, so that short kernels are
-    launched more often. 0 leaves the numbers as they are. With 'interleaved', the mean time of the
-    implementations counts.
+    launched more often. 0 leaves the numbers of launches as they are. With 'interleaved', the mean
+    time of the implementations counts.
     num_estimates: the number of launches from which the time of one launch is estimated.
 
     Raises ArgumentError for an unknown order, or a number below its minimum.
@@ -99,7 +99,7 @@ class Protocol:
 
     def over_cache(self, nbytes: int) -> Protocol:
         """The protocol for calls that read a cache of ``nbytes``. Small caches are timed in graphs,
-        because a call would take about as long as its launch; for large ones the protocol is
+        because a call takes about as long as its launch. For large caches the protocol is
         unchanged."""
         if nbytes > LARGEST_IN_GRAPHS:
             return self
@@ -193,7 +193,7 @@ class Clock(Interface):
         """Enqueues an operation that evicts everything from the L2; does not wait."""
 
     def synchronize(self) -> None:
-        """Waits for everything enqueued so far. Raises LaunchError if some of it failed."""
+        """Waits for everything enqueued so far. Raises LaunchError if some of this work failed."""
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:
         """Milliseconds between two events that have completed."""
@@ -275,7 +275,8 @@ class CudaEvents:
 
     @property
     def can_capture(self) -> bool:
-        """Whether PyTorch uses the GPU: a graph's calls allocate from its memory pool."""
+        """Whether PyTorch uses the GPU, because a graph's calls allocate from PyTorch's memory
+        pool."""
         return _torch_on_gpu() is not None
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
@@ -359,8 +360,8 @@ class Implementation(Interface):
 
 @dataclass(frozen=True)
 class Replay:
-    """Calls of one implementation captured in a graph. A launch runs all of them, and its time is
-    reported per call."""
+    """Calls of one implementation captured in a graph. A launch runs all of these calls, and the
+    launch's time is reported per call."""
 
     name: str
     replay: Callable[[], Any]
@@ -408,7 +409,7 @@ def measure(
     ``telemetry`` None reads that GPU's clock and power.
 
     Raises ArgumentError if two implementations share a name, LaunchError if there is no GPU or a
-    launch fails, and any error that an implementation raises.
+    launch fails, and any error of an implementation.
     """
     names = [implementation.name for implementation in implementations]
     if len(set(names)) < len(names):
@@ -484,8 +485,8 @@ def _turns(group: Sequence[Implementation], rounds: int) -> Iterator[Implementat
     """Every implementation once per round: a shuffled order, then its reverse, then another
     shuffle.
 
-    The orders are the same in every run. They vary because the previous kernel leaves the GPU
-    warmer or cooler, so no implementation may always have the same neighbour.
+    The orders are the same in every run. The orders within a run vary because the previous kernel
+    leaves the GPU warmer or cooler, so no implementation may always have the same neighbour.
     """
     orders = random.Random(0)
     order = list(group)

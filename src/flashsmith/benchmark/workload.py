@@ -25,13 +25,13 @@ from flashsmith.verify.forward_reference import ForwardReference
 from flashsmith.verify.proof_inputs import check_seed, numpy_dtype
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
-# The most scores of a head that the references compute; more would only cost time. Above this, only
-# the first, the middle and the last rows are checked.
+# Limit of the scores per head that the references compute; more would only cost time. Above this
+# limit, only the first, the middle and the last rows are checked.
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
-# For a cache: the most groups of heads that are checked, and the most keys of all groups. Enough
-# groups for the outputs that a verdict needs are always checked.
+# For a cache: limits of the groups of heads that are checked, and of the keys of all these groups.
+# Enough groups for the outputs that a verdict needs are always checked.
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
 # The offset of do's seed, far from the seeds of q, k, v and o.
 _SEED_OF_DO = 1 << 31
@@ -54,9 +54,9 @@ class Workload:
     """q, k and v of ``problem`` with standard normal contents, and an output ``o`` to be filled.
 
     In a packed problem, all sequences have the problem's lengths, and the tensors are (total,
-    heads, d). A window's limits and a softcap are Problem's typical ones; with partial semantics,
-    the part consists of all keys. ``memory`` is where the tensors live: GPU 0 unless a test passes
-    another.
+    heads, d). A window's limits and a softcap have Problem's typical values; with partial
+    semantics, the part consists of all keys. ``memory`` is where the tensors live: GPU 0 unless a
+    test passes another.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -132,8 +132,9 @@ class Workload:
         self.memory.poison(self.o)
 
     def check(self, output: Any, scores: int | None = None) -> Comparison:
-        """Checks two heads by Verify's rule: the first of the first sequence and the last of the
-        last sequence. All other outputs must be finite, as the references of these inputs are.
+        """Checks two heads by Verify's rule: the first head of the first sequence and the last head
+        of the last sequence. All other outputs must be finite, as the references of these inputs
+        are.
 
         ``output`` has q's layout. If a head has more than ``scores`` scores, only some of its rows
         are checked; None applies the default limit.
@@ -213,8 +214,8 @@ class Workload:
 
 
 class BackwardWorkload(Workload):
-    """The tensors of a backward problem: additionally ``do``, ``o`` and ``lse`` from attention(),
-    and the gradients dq, dk and dv that the problem needs."""
+    """The tensors of a backward problem. In addition to Workload's: ``do``, ``o`` and ``lse`` from
+    attention(), and the gradients dq, dk and dv that the problem needs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,9 +272,9 @@ class BackwardWorkload(Workload):
             self.memory.poison(gradient)
 
     def check(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
-        """Checks the gradients of two heads of k by Verify's rule, together with all heads of q
-        that share them: the first head of the first sequence and the last of the last. All other
-        gradients must be finite.
+        """Checks by Verify's rule the gradients of two heads of k, and of all heads of q that share
+        them. The two are the first head of the first sequence and the last head of the last
+        sequence. All other gradients must be finite.
 
         ``scores`` is ignored, because gradients depend on whole sequences.
         """
@@ -389,7 +390,7 @@ class DecodeWorkload(Workload):
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def check(self, output: Any, scores: int | None = None) -> Comparison:
-        """Checks groups of heads that share a head of k by Verify's rule, from the first to the
+        """Checks by Verify's rule groups of heads that share a head of k, from the first to the
         last sequence. All other outputs must be finite. ``scores`` is ignored."""
         groups, case = self._expected_groups
         got = np.concatenate([self._rows_of(output, *group) for group in groups])
@@ -475,7 +476,7 @@ class OperationWorkload:
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, except those that the kernel also reads."""
+        """Fills the outputs with NaN, except outputs that the kernel also reads."""
         for tensor in self._poisonable:
             self.memory.poison(tensor)
 

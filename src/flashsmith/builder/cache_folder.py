@@ -111,13 +111,14 @@ def is_cache_folder(root: Path) -> bool:
 
 
 def make_cache_folder(root: Path) -> None:
-    """Create the cache ``root`` and its subfolders if they are missing.
+    """Creates the cache ``root`` and its subfolders if they are missing.
 
     Raises CacheError as is_cache_folder does, and OSError.
     """
     if not is_cache_folder(root):
         make_folder(root)
-        # Not truncated: when two processes create the marker at once, both write the same bytes.
+        # The file is not truncated, because another process may create it too and writes the same
+        # bytes.
         with open(root / MARKER, "r+b", opener=_open_or_create) as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(_MARKER_TEXT)
@@ -144,7 +145,7 @@ def _marker(root: Path) -> bytes | None:
 
 
 def _may_become_ours(root: Path, names: list[str]) -> bool:
-    """Whether the folder is empty, or its creator was killed while it wrote the marker."""
+    """Whether the folder is empty, or its creator was killed while writing the marker."""
     if not names:
         return True
     begun = _marker(root)

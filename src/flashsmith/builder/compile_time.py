@@ -20,10 +20,10 @@ def expected_seconds(cfg: KernelConfig) -> float:
 
 
 def balance(configs: Iterable[KernelConfig], n_shards: int) -> list[list[KernelConfig]]:
-    """Split ``configs`` over at most ``n_shards`` shards of about equal expected cost.
+    """Splits ``configs`` over at most ``n_shards`` shards of about equal expected cost.
 
-    Assigns the most expensive config first, and each one to the cheapest shard so far. Every shard
-    is sorted and non-empty. The result does not depend on the order of ``configs``.
+    Assigns configs in order of falling cost, each to the shard with the lowest cost so far. Every
+    shard is sorted and non-empty. The result does not depend on the order of ``configs``.
     """
     shards: list[list[KernelConfig]] = [[] for _ in range(n_shards)]
     loads = [0.0] * n_shards

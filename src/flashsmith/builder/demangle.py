@@ -29,7 +29,7 @@ def _runtime() -> tuple[Any, Any]:
 
 
 def demangle(symbol: str) -> str:
-    """The demangled ``symbol``. Raises ValueError when it is not a mangled name."""
+    """The demangled ``symbol``. Raises ValueError when ``symbol`` is not a mangled name."""
     demangler, free = _runtime()
     status = ctypes.c_int()
     pointer = demangler(symbol.encode(), None, None, ctypes.byref(status))

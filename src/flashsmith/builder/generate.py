@@ -34,7 +34,7 @@ def generate_kernel_instantiations(
     semantics: Semantics | None = None,
     n_shards: int = 1,
 ) -> GeneratedSources:
-    """Write the sources that instantiate ``configs`` into ``out_dir``.
+    """Writes the sources that instantiate ``configs`` into ``out_dir``.
 
     - ``semantics.cuh`` has the functions that kernels call for ``semantics`` (None: plain).
     - ``shard_<i>.cu`` instantiate the kernels. All shards take about the same time to compile.
@@ -76,7 +76,7 @@ def generate_kernel_instantiations(
 def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
     """``configs``, sorted and without duplicates.
 
-    Raises ArgumentError when there are none, or when they belong to several families.
+    Raises ArgumentError when ``configs`` is empty, or when the configs belong to several families.
     """
     unique = set(configs)
     if not unique:
@@ -91,7 +91,8 @@ def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Write ``text`` unless the file has it already, to keep the time stamp of its last change."""
+    """Writes ``text`` unless the file already has this text, to keep the time stamp of the last
+    change."""
     try:
         if path.read_text() == text:
             return

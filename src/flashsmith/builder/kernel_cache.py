@@ -85,7 +85,8 @@ class RemovedLibraries:
 class Cache:
     """The cache in one folder.
 
-    Methods raise CacheError when it cannot be read or written, or flashsmith did not create it.
+    Methods raise CacheError when the folder cannot be read or written, or flashsmith did not create
+    it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -159,14 +160,14 @@ class Cache:
             if not is_from_system(error):
                 raise
             if thorough and isinstance(error, PermissionError):
-                raise  # an unreadable file is not known to be damaged
+                raise  # an unreadable file may be undamaged
             damage = str(error)
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
 
     def object(self, name: str) -> bytes | None:
         """The content of the host object ``name``, or None when missing or damaged.
 
-        Also raises CacheError when other users could have written it.
+        Also raises CacheError when other users could have written the object.
         """
         with self.errors("read"):
             for path in self._objects(name):
@@ -189,7 +190,7 @@ class Cache:
 
     @contextlib.contextmanager
     def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
-        """Hold the lock for building or replacing ``key``, after waiting for any other holder.
+        """Holds the lock for building or replacing ``key``, after waiting for any other holder.
 
         Also raises CacheError when other users could write to the cache.
         """
@@ -218,10 +219,10 @@ class Cache:
             yield temporary
 
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
-        """Copy ``folder`` to its final path and add the manifest.
+        """Copies ``folder`` to its final path and adds the manifest.
 
-        The caller holds the key's lock. If another process has published the same key, returns that
-        library and discards this one.
+        The caller holds the key's lock. If another process has published the same key, returns the
+        published library and discards the copy.
         """
         target = self.libraries / manifest.key
         with self.temporary_folder() as temporary, self.errors("write"):
@@ -248,7 +249,7 @@ class Cache:
         return KernelLibrary(target, manifest, in_use)
 
     def publish_object(self, name: str, built: Path) -> None:
-        """Keep a compiled host object for later libraries."""
+        """Keeps a compiled host object for later libraries."""
         with self.temporary_folder() as temporary, self.errors("write"):
             data = read_below(built.parent, built.name, check=any_owner)
             for damaged in self._objects(name):
@@ -257,7 +258,7 @@ class Cache:
             os.replace(temporary / "object", self.objects / _object_name(name, data))
 
     def discard(self, key: str) -> None:
-        """Remove the library ``key`` if it exists, even if it is in use.
+        """Removes the library ``key`` if it exists, even if it is in use.
 
         The caller holds the key's lock. Raises CacheError when the library's folder has files that
         flashsmith did not put there.
@@ -280,7 +281,7 @@ class Cache:
     # ---- room ----
 
     def prune(self, limit_mib: float) -> RemovedLibraries:
-        """Evict the least recently used items until at most ``limit_mib`` MiB are left.
+        """Evicts the least recently used items until at most ``limit_mib`` MiB are left.
 
         Libraries that a process has open or is building are kept.
         """
@@ -303,7 +304,7 @@ class Cache:
 
     def _evict(self, item: Path) -> bool:
         if item.parent == self.objects:
-            item.unlink(missing_ok=True)  # builds copy it before they use it
+            item.unlink(missing_ok=True)  # builds copy objects before use
             return True
         lock_file = self._locks / f"{item.name}.lock"
         key_lock = try_lock(lock_file, create=True)
@@ -322,7 +323,7 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> RemovedLibraries:
-        """Remove everything that flashsmith put into the cache and no process is using."""
+        """Removes everything that flashsmith put into the cache and no process is using."""
         removed = self.prune(0)
         with self.errors("write"):
             if is_cache_folder(self.root):
@@ -330,7 +331,7 @@ class Cache:
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
-        """Convert the system's OSErrors in the block into CacheErrors with advice."""
+        """Converts the system's OSErrors in the block into CacheErrors with advice."""
         return folder_errors(
             action,
             f"the kernel cache {self.root}",
@@ -354,7 +355,7 @@ def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
 
 
 def _verified_manifest(path: Path, check: Check = any_owner) -> Manifest:
-    """The manifest, once the size and checksum of every file it lists have been verified.
+    """The manifest, after the size and checksum of every file in it have been verified.
 
     ``check`` is called with each file and the folders that contain it. Raises the same errors as
     _remembered_manifest.
@@ -374,7 +375,7 @@ def _object_name(name: str, content: bytes) -> str:
 
 
 def _last_used(path: Path) -> float:
-    """The time at which a library or object was last opened; 0 for one without a lock file."""
+    """The time at which a library or object was last opened; 0 if its lock file is missing."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (path / LOCK if kind_of(path) == stat.S_IFDIR else path).lstat().st_mtime
     return 0.0

@@ -27,7 +27,7 @@ from flashsmith.families import KernelConfig, Semantics, check_legal, device_spe
 from flashsmith.pluralize import pluralize
 from flashsmith.time_left import TimeLeft, format_seconds
 
-# If a source changes during a build, its key no longer matches, so the build is repeated.
+# If a source changes during a build, the build's key no longer matches, so the build is repeated.
 _ATTEMPTS = 3
 
 
@@ -41,8 +41,8 @@ def build(
 ) -> KernelLibrary:
     """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
 
-    ``jobs`` compilers run at once (default: FLASHSMITH_JOBS, else one for each usable core).
-    ``progress`` is called in this thread with each event.
+    Up to ``jobs`` compilers run in parallel (default: FLASHSMITH_JOBS, else one for each usable
+    core). ``progress`` is called in this thread with each event.
 
     Raises IllegalConfigError before any compiler runs, ToolchainError when no suitable compiler is
     installed, CompileError with the compiler's output, and CacheError when the cache cannot be
@@ -101,17 +101,17 @@ class _Build:
         # Read first, so that an invalid limit raises before anything is built.
         self.limit_mib = env.cache_limit_mib()
         self.done, self.total = 0, len(spec.configs)
-        # Estimated wall time in seconds: of the finished steps, and of the remaining ones.
+        # Estimated wall time in seconds: of the finished steps, and of the remaining steps.
         self.estimate_done = 0.0
         self.time_left = TimeLeft(0.0)
 
     def run(self) -> KernelLibrary | None:
-        """Return the library, or None when the sources changed during the build."""
+        """Returns the library, or None when the sources changed during the build."""
         key = self.spec.key()
         library = self.cache.open(key)
         if library is None:
             with self.cache.building(key, self._waiting):
-                # Another process may have built it while this one waited.
+                # Another process may have built the library while this process waited.
                 library = self.cache.open(key)
                 if library is None:
                     return self._build()
@@ -148,7 +148,7 @@ class _Build:
         return library
 
     def _begin(self, host_seconds: list[float]) -> None:
-        """Report what is built and the estimated time, and start to count the steps."""
+        """Reports what is built and the estimated time, and starts to count the steps."""
         configs = self.spec.configs
         work = sum(map(expected_seconds, configs)) + sum(host_seconds)
         self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
@@ -190,7 +190,7 @@ class _Build:
         self.progress(BuildEvent(stage, message, self.done, self.total, entry, left))
 
     def _step(self, seconds: float) -> None:
-        """Count one step, estimated at ``seconds`` of wall time, as finished."""
+        """Counts one step, estimated at ``seconds`` of wall time, as finished."""
         self.done += 1
         self.estimate_done += seconds
 

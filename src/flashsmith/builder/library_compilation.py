@@ -27,7 +27,8 @@ from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 
 # The library exports only the entry points of the bindings.
 _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
-# With this many, nvcc's fixed second per shard is a small part, and progress is still visible.
+# With this many configs per shard, nvcc's fixed second is a small part, and progress is still
+# visible.
 _CONFIGS_PER_SHARD = 10
 
 # Estimated seconds that g++ takes for a file of host code on one core, and that linking takes.
@@ -107,7 +108,7 @@ class Compilation:
         begin: Callable[[list[float]], None] = lambda estimates: None,
         host_compiled: Callable[[Finished, float], None] = lambda done, estimate: None,
     ) -> list[KernelEntry]:
-        """Compile everything that the cache does not hold.
+        """Compiles everything that the cache does not hold.
 
         ``begin`` is called first, with the estimated time of each file of host code, in seconds on
         one core. ``compiled`` is called with each kernel when its shard is done. ``host_compiled``
@@ -132,7 +133,7 @@ class Compilation:
         return sorted(entries, key=lambda entry: entry.config.to_ints())
 
     def publish_host_objects(self, cache: Cache) -> None:
-        """Put the host code compiled here into the cache.
+        """Puts the host code compiled here into the cache.
 
         Call this only after ``is_current`` has confirmed that the sources did not change.
         """
@@ -222,7 +223,7 @@ class Compilation:
         return entries
 
     def _read_shard(self, index: int, output: str) -> _Shard:
-        """Parse what the compiler wrote for a shard.
+        """Parses what the compiler wrote for a shard.
 
         Raises ValueError or FileNotFoundError when a part is missing or has another form.
         """
@@ -284,7 +285,7 @@ class Compilation:
         return found
 
     def _alone(self, number: int, ptx: str) -> Command:
-        """The command that assembles one module; only its messages are used."""
+        """The command that assembles one module; only the command's messages are used."""
         source = self.build / f"alone_{number}.ptx"
         source.write_text(ptx)
         ptxas = self.spec.toolchain.nvcc.parent / "ptxas"
@@ -303,7 +304,7 @@ class Compilation:
     # ---- linking ----
 
     def link(self) -> None:
-        """Link library.so; an undefined symbol is an error here rather than at load time."""
+        """Links library.so; an undefined symbol is an error here rather than at load time."""
         tools = self.spec.toolchain
         exports = self.build / "exports.map"
         exports.write_text(_EXPORTS)

@@ -55,7 +55,7 @@ def libraries_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> dict[KernelConfig, KernelLibrary]:
-    """Map each of ``configs`` to the library that holds it, with one library per family.
+    """Maps each of ``configs`` to the library that holds it, with one library per family.
 
     Raises the same errors as ``library_for``.
     """
@@ -112,9 +112,10 @@ def find_library_from(
 def is_current(manifest: Manifest) -> bool:
     """Whether a library was made from the current sources, by this flashsmith, for this tvm-ffi.
 
-    Any release of tvm-ffi with the installed one's ABI counts as this one: serving engines pin
-    releases of their own. Flags count too; compiler versions do not, since a built library needs no
-    compiler. Libraries that are not current stay in the cache, unused, until they are evicted.
+    The library's tvm-ffi may be any release with the installed release's ABI, because serving
+    engines pin releases of their own. Flags must be the same; compiler versions need not be, since
+    a built library needs no compiler. Libraries that are not current stay in the cache, unused,
+    until they are evicted.
     """
     return _is_of(manifest, _Origin(package_sources()))
 
@@ -122,7 +123,7 @@ def is_current(manifest: Manifest) -> bool:
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
     """The manifests of the cached libraries made from ``csrc``, most recently used first.
 
-    Without ``semantics``, those of all semantics are included.
+    Without ``semantics``, libraries of all semantics are included.
     """
     origin = _Origin(csrc)
     return [

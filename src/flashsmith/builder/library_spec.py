@@ -32,7 +32,7 @@ def machine_target(family: str, arch: int) -> str:
 
 
 def kernel_flags(family: str, arch: int) -> tuple[str, ...]:
-    """nvcc's flags for kernels, including those that the resource report needs."""
+    """nvcc's flags for kernels, including the flags that the resource report needs."""
     limit = device_spec(arch).max_smem_per_block
     target = machine_target(family, arch)
     return (

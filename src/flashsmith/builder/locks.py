@@ -20,7 +20,8 @@ _NO_LOCK_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENO
 class HeldLock:
     """An flock that this process holds until ``release`` or until it exits.
 
-    The lock survives renaming the file. A process forked while it is held holds it too.
+    The lock survives renaming the file. A process that is forked while the lock is held also holds
+    the lock.
     """
 
     def __init__(self, fd: int) -> None:
@@ -28,9 +29,10 @@ class HeldLock:
         self._owner = os.getpid()
 
     def release(self, *, everywhere: bool = False) -> None:
-        """Release the lock; a second call does nothing.
+        """Releases the lock; a second call does nothing.
 
-        ``everywhere`` also releases it for processes forked since, unless this is one of them.
+        ``everywhere`` also releases the lock for processes forked since, unless this process is one
+        of them.
         """
         if self._fd >= 0:
             if everywhere and os.getpid() == self._owner:
@@ -39,7 +41,7 @@ class HeldLock:
             self._fd = -1
 
     def note_use(self) -> None:
-        """Set the file's time stamp to now, if this process has permission."""
+        """Sets the file's time stamp to now, if this process has permission."""
         with contextlib.suppress(OSError):
             os.utime(self._fd)
 
@@ -48,7 +50,8 @@ class HeldLock:
 
 
 def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldLock | None:
-    """Lock ``path`` at once, or return None when another process holds a conflicting lock.
+    """Locks ``path`` without waiting, or returns None when another process holds a conflicting
+    lock.
 
     Also returns None when the file is removed or replaced between opening and locking, since the
     lock would then protect nothing. A symbolic link, a fifo or a device is not a lock file: the
@@ -95,7 +98,7 @@ def _open(path: Path, shared: bool, create: bool) -> int:
 def wait_for_lock(
     path: Path, *, patience: float, waiting: Callable[[float], None]
 ) -> HeldLock | None:
-    """Wait for the exclusive lock ``path``; None after ``patience`` seconds.
+    """Waits for the exclusive lock ``path``; None after ``patience`` seconds.
 
     ``waiting(seconds)`` is called about ten times a second while another process holds the lock.
     """

@@ -36,7 +36,7 @@ FORMAT = 3
 class AdditionalKernel:
     """An additional compiled kernel of a config; KernelEntry describes the fields.
 
-    ``role`` is the family's name for it.
+    ``role`` is the family's name for the kernel.
     """
 
     role: str
@@ -61,7 +61,7 @@ class AdditionalKernel:
 class KernelEntry:
     """One config of a library: its main kernel as compiled, and its additional kernels.
 
-    The fields describe the main kernel, except for ``compile_seconds``, which covers all of them.
+    The fields describe the main kernel, except for ``compile_seconds``, which covers all kernels.
     ``registers`` and the stack and spill bytes are per thread, as ptxas reports them.
     ``compile_seconds`` is the time in ptxas plus a share of the rest of the shard's wall time
     (front end, optimiser, host code), in proportion to the bytes of PTX. ``ptx_bytes`` is the size
@@ -101,12 +101,12 @@ class KernelEntry:
 
     @property
     def most_registers(self) -> int:
-        """Registers per thread of the kernel that uses most."""
+        """Registers per thread of the kernel that uses the most registers."""
         return max(kernel.registers for kernel in self.kernels)
 
     @property
     def most_spilling(self) -> KernelEntry | AdditionalKernel:
-        """The kernel that spills most; the main one if none spills."""
+        """The kernel that spills most; the main kernel if no kernel spills."""
         return max(self.kernels, key=lambda kernel: kernel.spill_bytes)
 
     @property
@@ -181,7 +181,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Read what to_json wrote. Raises ValueError when it is damaged or has another format."""
+        """Reads what to_json wrote. Raises ValueError when the text is damaged or has another
+        format."""
         head, _, body = text.partition("\n")
         body = body.removesuffix("\n")
         try:
@@ -205,7 +206,7 @@ class Manifest:
     def read(cls, folder: Path, check: Check = any_owner) -> Manifest:
         """The manifest in a library's folder; ``check`` is as in read_below.
 
-        Raises OSError, and ValueError when it is damaged or belongs to another library.
+        Raises OSError, and ValueError when the manifest is damaged or belongs to another library.
         """
         text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=check)
         manifest = cls.from_json(text.decode())
@@ -214,7 +215,7 @@ class Manifest:
         return manifest
 
     def _check(self) -> None:
-        """Raise ValueError unless the fields are consistent."""
+        """Raises ValueError unless the fields are consistent."""
         try:
             family_named(self.family)
         except ArgumentError as error:

@@ -1,4 +1,4 @@
-"""Packs a library into one byte string, for a machine that does not share this one's cache."""
+"""Packs a library into one byte string, for a machine that does not share this machine's cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flashsmith.system_errors import is_from_system
 def pack_library(library: KernelLibrary) -> bytes:
     """A zip archive of the library's manifest and of the files that the manifest lists.
 
-    Raises CacheError when one of them can no longer be read.
+    Raises CacheError when one of these files can no longer be read.
     """
     packed = io.BytesIO()
     try:
@@ -33,7 +33,7 @@ def pack_library(library: KernelLibrary) -> bytes:
 
 
 def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
-    """Publish the packed library ``key`` in ``cache``, unless the cache has it already.
+    """Publishes the packed library ``key`` in ``cache``, unless the cache has it already.
 
     Other users must not be able to write to the cache. The files must match the manifest, and the
     library must have been built from the sources installed here. Raises CacheError otherwise.
@@ -66,7 +66,7 @@ def _unpacked(packed: bytes) -> tuple[Manifest, dict[str, bytes]]:
         if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise ValueError("its files are compressed")
         manifest = Manifest.from_json(archive.read(MANIFEST_NAME).decode())
-        # Reading the manifest has checked these names, so that none leads out of the folder.
+        # Reading the manifest has checked these names, so that no name leads out of the folder.
         files = {name: archive.read(name) for name in manifest.files}
     for name, record in manifest.files.items():
         if FileRecord.of_bytes(files[name]) != record:

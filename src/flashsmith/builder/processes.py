@@ -98,7 +98,7 @@ class _Running:
 
 @contextlib.contextmanager
 def _watched(folder: Path) -> Iterator[None]:
-    """Kill the compilers in ``folder`` when this process ends, even if it is killed."""
+    """Kills the compilers in ``folder`` when this process ends, even if this process is killed."""
     try:
         # If /proc belongs to another PID namespace, this PID names another process there.
         watchable = os.readlink("/proc/self") == str(os.getpid())
@@ -127,7 +127,7 @@ def _watched(folder: Path) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session, and its children."""
+    """Kills a process that leads a session, and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -140,7 +140,8 @@ def run_all(
     jobs: int,
     finished: Callable[[Finished], None],
 ) -> None:
-    """Run ``commands`` in order, ``jobs`` at once; ``finished`` is called for each in this thread.
+    """Runs ``commands`` in order, up to ``jobs`` in parallel. After each command, ``finished`` is
+    called in this thread.
 
     No command outlives this process for long, even if this process is killed. ``cwd`` must be
     private to this process. The first failure kills the remaining commands and raises CompileError

@@ -1,10 +1,10 @@
 """Splits one shard's PTX into one file per kernel.
 
 Each file is a complete module: the prelude, one entry, and the source files that its ``.loc`` lines
-name. Numbers that count across the shard (source files, labels, debug strings) are renumbered, and
-paths are made relative. A kernel's text then depends only on its config and the sources, except for
-a few ``.loc`` lines. It does not depend on the other kernels of the shard, on the build folder, or
-on where the package is installed.
+name. Source files, labels and debug strings are numbered across the shard; these are renumbered,
+and paths are made relative. A kernel's text then depends only on its config and the sources, except
+for a few ``.loc`` lines. It does not depend on the other kernels of the shard, on the build folder,
+or on where the package is installed.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _string_lines(string: str) -> list[str]:
 
 
 class _Renumbering:
-    """Assigns new numbers in the order in which the old ones first appear."""
+    """Assigns new numbers in the order in which the old numbers first appear."""
 
     def __init__(self, first: int) -> None:
         self.first = first

@@ -66,12 +66,14 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
 
 
 def nameless_warnings(text: str) -> tuple[str, ...]:
-    """The warnings that name no kernel, each once; one of the compiled kernels caused each."""
+    """The warnings that name no kernel, each once. Each was caused by one of the compiled
+    kernels."""
     return tuple(_warnings(text).get("", ()))
 
 
 def _warnings(text: str) -> dict[str, list[str]]:
-    """Warnings by the name of the kernel in them, which is "" if they name none."""
+    """Warnings by the name of the kernel that they mention; "" is the key of warnings without a
+    kernel."""
     found: dict[str, list[str]] = {}
     for code, loss, injected in _WARNING.findall(text):
         words = _LINE_NUMBER.sub("", loss or injected).strip()

@@ -30,10 +30,10 @@ def no_follow(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """Yield a new empty file in the folder of ``path``; on exit it replaces ``path``.
+    """Yields a new empty file in the folder of ``path``; on exit this file replaces ``path``.
 
-    Its name is random, so that no other user can put a link there. After an exception it is
-    removed.
+    The new file's name is random, so that no other user can put a link there. After an exception
+    the file is removed.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(no_follow(os.fspath(unfinished), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -92,7 +92,7 @@ def kind_of(path: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create ``path`` and its parents with mode 0700; existing folders keep their mode."""
+    """Creates ``path`` and its parents with mode 0700; existing folders keep their mode."""
     if kind_of(path):
         return
     make_folder(path.parent)
@@ -106,7 +106,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush ``path`` to the disk before anything refers to it."""
+    """Flushes ``path`` to the disk before anything refers to it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -115,7 +115,7 @@ def sync(path: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy the folders and files of ``source``, without links, to the new folder ``target``.
+    """Copies the folders and files of ``source``, without links, to the new folder ``target``.
 
     Folders get mode 0700 and files 0644, whatever the umask is. Everything is flushed to the disk.
     """
@@ -130,7 +130,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write the new file ``path``, mode 0644, and flush it to the disk."""
+    """Writes the new file ``path``, mode 0644, and flushes it to the disk."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o600)
     with open(fd, "wb") as file:
         file.write(data)

@@ -24,7 +24,8 @@ _ELSEWHERE = ("/tmp", "/var/tmp")
 
 
 def require_plain(what: str, path: Path) -> None:
-    """Raise ToolchainError if the shell would interpret part of ``path``, or it is not UTF-8."""
+    """Raises ToolchainError if the shell would interpret part of ``path``, or ``path`` is not
+    UTF-8."""
     text = os.fspath(path)
     found = _INTERPRETED.search(text)
     why = f"the shell that the compiler starts would interpret {found[0]!r}" if found else ""
@@ -45,7 +46,7 @@ def scratch_folder() -> Iterator[Path]:
 
     Folders left by dead processes are removed first. The new folder is in the folder for temporary
     files (TMPDIR). If the shell would interpret characters of that path, or other users may rename
-    files there, /tmp or /var/tmp is used. Raises CacheError when none of them is usable.
+    files there, /tmp or /var/tmp is used. Raises CacheError when none of these folders is usable.
     """
     folder = _choose()
     errors = folder_errors("write", f"the folder for temporary files {folder}", "TMPDIR")

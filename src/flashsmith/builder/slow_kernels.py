@@ -1,7 +1,8 @@
 """Kernels that the compiler made slow: correct, but with spills or at a fraction of their speed.
 
-Only ptxas's output shows this. It never makes a call fail: a build warns, and the chooser looks up
-here which kernels this process knows to be slow. Another kernel, if available, replaces them.
+Only ptxas's output shows this. Slow kernels never make a call fail. A build warns, and the chooser
+looks up here which kernels this process knows to be slow. Another kernel, if available, replaces
+them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
 
 
 def note_slow(library: KernelLibrary) -> list[KernelEntry]:
-    """Note a library's slow kernels, and return those that were not noted before."""
+    """Notes a library's slow kernels, and returns the kernels that were not noted before."""
     arch, semantics = library.manifest.arch, library.manifest.semantics
     new = []
     for kernel in slow_kernels(library.manifest.kernels):
@@ -67,10 +68,11 @@ def note_slow(library: KernelLibrary) -> list[KernelEntry]:
 
 
 def noted_slow(config: KernelConfig, arch: int, semantics: Semantics) -> KernelEntry | None:
-    """The entry noted for this kernel, or None if none was noted as slow."""
+    """The entry noted for this kernel, or None if the kernel was not noted as slow."""
     return _noted.get((arch, semantics, config))
 
 
 def count_noted() -> int:
-    """The number of noted kernels; when it changes, results derived from them are stale."""
+    """The number of noted kernels. When this number changes, results derived from noted kernels are
+    stale."""
     return len(_noted)

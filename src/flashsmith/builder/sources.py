@@ -71,7 +71,7 @@ class Sources:
         return total.hexdigest()[:32]
 
     def copy_to(self, target: Path) -> None:
-        """Copy the files into ``target``, which then serves as the include folder.
+        """Copies the files into ``target``, which then serves as the include folder.
 
         Each copy names its original in a #line directive, so compiler errors and the line table of
         the machine code refer to the original.
@@ -141,7 +141,8 @@ def tree_hash(csrc: Path | None = None) -> str:
 
 
 def equivalent_sources() -> dict[str, dict[str, str]]:
-    """Map hashes of older sources, by family, to newer ones that compile to the same kernels.
+    """Maps hashes of older sources, by family, to hashes of newer sources that compile to the same
+    kernels.
 
     tools/ci/same_ptx.py records these hashes after it has compared the kernels.
     """

@@ -23,7 +23,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 LOCK = "lock"
-# A folder without a lock belongs to a process that is still creating it, or died meanwhile.
+# A folder without a lock belongs to a process that is still creating the folder, or that died
+# meanwhile.
 _UNLOCKED_GRACE_SECONDS = 3600.0
 
 _ADVICE = {
@@ -37,7 +38,7 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str, readable: str = "") -> Iterator[None]:
-    """Convert the system's OSErrors in the block into CacheErrors about ``folder``, with advice.
+    """Converts the system's OSErrors in the block into CacheErrors about ``folder``, with advice.
 
     ``variable`` is the environment variable that can name another folder. ``readable`` is the
     command with which the owner lets others read this folder.
@@ -69,7 +70,7 @@ def subfolders(folder: Path) -> list[Path]:
 class TemporaryFolders:
     """The temporary folders in ``folder``, named ``prefix`` plus 16 hexadecimal digits.
 
-    Other folders, and those of other users, are left untouched. Methods raise OSError.
+    Other folders, and other users' folders, are left untouched. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:
@@ -102,7 +103,7 @@ class TemporaryFolders:
         return self.folder / f"{self._prefix}{secrets.token_hex(8)}"
 
     def sweep(self) -> None:
-        """Remove the folders of dead processes."""
+        """Removes the folders of dead processes."""
         for folder in subfolders(self.folder):
             if not self._is_ours(folder):
                 continue
@@ -120,8 +121,9 @@ class TemporaryFolders:
         return False
 
     def trash(self, library: Path) -> None:
-        """Move ``library`` here atomically, then remove it; does nothing when it is missing."""
-        # Its lock file moves with it: if this process is killed here, the next sweep removes it.
+        """Moves ``library`` here atomically, then removes it; does nothing when it is missing."""
+        # The lock file moves with the library: if this process is killed here, the next sweep
+        # removes both.
         trash = self._new_path()
         with contextlib.suppress(FileNotFoundError):
             os.rename(library, trash)
@@ -129,9 +131,10 @@ class TemporaryFolders:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last, since compilers that outlive their parent may still write.
+    """Removes a folder, its lock last, since compilers that outlive their parent may still write
+    there.
 
-    Another process may remove it at the same time.
+    Another process may remove the folder at the same time.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in list(folder.iterdir()):

@@ -46,7 +46,7 @@ class Toolchain:
         return (self.nvcc_version, self.gxx_version, tvm_ffi_abi(self.tvm_ffi_version))
 
     def check_arch(self, arch: int) -> None:
-        """Raise ToolchainError when this nvcc does not support ``arch``."""
+        """Raises ToolchainError when this nvcc does not support ``arch``."""
         if arch not in self.archs:
             known = ", ".join(f"sm_{a}" for a in sorted(self.archs))
             raise ToolchainError(
@@ -56,7 +56,8 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """The compilers to use: CUDA_HOME's nvcc if that is set, else pip's, else the one on PATH.
+    """The compilers to use: nvcc from CUDA_HOME if this is set, else pip's nvcc, else the nvcc on
+    PATH.
 
     Raises PlatformError on other platforms than Linux x86-64. Raises ToolchainError, with advice on
     the installation, when a part is missing or too old.

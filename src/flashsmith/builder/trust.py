@@ -21,7 +21,7 @@ _folders: dict[tuple[int, int], int] = {}
 
 
 def check_owner(path: Path, status: os.stat_result) -> None:
-    """Raise CacheError unless this user or root owns ``path`` and no other user may write to it.
+    """Raises CacheError unless this user or root owns ``path`` and no other user may write to it.
 
     FLASHSMITH_TRUST_CACHE=1 disables the check.
     """
@@ -38,7 +38,8 @@ def check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """check_owner for a folder. Its parents may be symbolic links, but not the folder itself."""
+    """check_owner for a folder. Its parents may be symbolic links, but the folder itself may
+    not."""
     fd = os.open(path, _FOLDER)
     try:
         check_owner(path, os.fstat(fd))
@@ -48,7 +49,7 @@ def check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def checked_path(shared_object: Path) -> Iterator[str]:
-    """Check <cache>/libraries/<key>/x.so and yield a path at which only this file can be loaded.
+    """Checks <cache>/libraries/<key>/x.so and yields a path at which only this file can be loaded.
 
     The path goes through an open folder, so renaming a parent between the check and the loading has
     no effect. Raises CacheError as check_owner does, and OSError.

@@ -60,9 +60,9 @@ def cache_path() -> Path:
 
 
 def discard(library: KernelLibrary) -> None:
-    """Remove a damaged library, so that the next build replaces it.
+    """Removes a damaged library, so that the next build replaces it.
 
-    Raises CacheError when it cannot be removed.
+    Raises CacheError when the library cannot be removed.
     """
     cache = Cache(library.path.parents[2])
     with cache.building(library.manifest.key, lambda seconds: None):
@@ -75,24 +75,25 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def prune(limit_mib: float | None = None) -> RemovedLibraries:
-    """Evict the least recently used libraries until the cache fits in ``limit_mib`` MiB.
+    """Evicts the least recently used libraries until the cache fits in ``limit_mib`` MiB.
 
     The default is FLASHSMITH_CACHE_LIMIT. Raises ArgumentError unless the limit is a number of at
     least 0.
     """
-    # Written so that NaN, for which every comparison is false, is also refused.
+    # This form also refuses NaN, for which every comparison is false.
     if isinstance(limit_mib, str) or (limit_mib is not None and not limit_mib >= 0):
         raise ArgumentError(f"limit_mib={limit_mib!r}: give 0 or more MiB")
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
 
 
 def clear() -> RemovedLibraries:
-    """Empty the cache, except for libraries that are in use."""
+    """Empties the cache, except for libraries that are in use."""
     return Cache(cache_dir()).clear()
 
 
 def verify() -> list[CacheEntry]:
-    """Hash every file in the cache. Returns the damaged entries, which the next build replaces."""
+    """Hashes every file in the cache. Returns the damaged entries, which the next build
+    replaces."""
     return [entry for entry in Cache(cache_dir()).entries(thorough=True) if entry.damage]
 
 

@@ -59,7 +59,8 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
     Each GPU gets an actor that sees no other GPU; `make_runner` is called in that actor.
 
     Raises DependencyError without Ray; ArgumentError for a malformed address; LaunchError when
-    there is no cluster, it has no usable GPU, or machines have different versions of flashsmith.
+    there is no cluster, when the cluster has no usable GPU, or when machines have different
+    versions of flashsmith.
     """
     ray = _ray()
     ours = not ray.is_initialized()
@@ -153,10 +154,10 @@ def _check_address(address: str) -> None:
 
 
 def _machines(ray: Any) -> list[dict[str, Any]]:
-    """The cluster's machines. Raises LaunchError if one has another version of flashsmith.
+    """The cluster's machines. Raises LaunchError if a machine has another version of flashsmith.
 
-    Ray may still list a machine that has just left, and its scheduler may not know one that has
-    just joined. In both cases the machines are listed and queried again.
+    Ray may still list a machine that has just left, and its scheduler may not know a machine that
+    has just joined. In both cases the machines are listed and queried again.
     """
     patience = time.monotonic() + _NEWS_SECONDS
     while True:
@@ -170,7 +171,7 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
 
 
 def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
-    """Raises LaunchError when a machine with cores or GPUs has another version than this one.
+    """Raises LaunchError when a machine with cores or GPUs has another version than this machine.
 
     Returns a message about a machine that is listed but unknown to the scheduler, else ''.
     """
@@ -251,9 +252,9 @@ class _Slot:
 class RayExecutor:
     """Carries out calls on a cluster; see Executor. Use from one thread.
 
-    Ray's object store transfers libraries to the machine that measures them, unless its cache has
-    them already. The next call replaces a dead actor on the same machine; if the machine is gone,
-    that call is lost as well.
+    Ray's object store transfers libraries to the machine that measures them, unless that machine's
+    cache has them already. The next call replaces a dead actor on the same machine; if the machine
+    is gone, that call is lost as well.
     """
 
     def __init__(
@@ -283,7 +284,7 @@ class RayExecutor:
 
     def gather(self) -> tuple[list[tuple[WorkerGpu, Runner]], list[str]]:
         """Starts the actors. Returns the GPUs that came up, with their runners, and notes on the
-        others."""
+        other GPUs."""
         ray, found, notes = self._ray, list[tuple[WorkerGpu, Runner]](), list[str]()
         asked = {}
         for slot in self._unnamed:
@@ -464,7 +465,7 @@ def _compile(
     arguments: tuple[Any, ...],
     seconds: float,
 ) -> tuple[WorkerResult, dict[str, bytes]]:
-    """The outcome of a call of a compiler, and the libraries that it built, packed.
+    """The outcome of a compiler's call, and the packed libraries that the compiler built.
 
     Raises RuntimeError on a machine that joined with a version other than the driver's.
     """

@@ -14,7 +14,7 @@ from flashsmith.tuning.worker import WorkerResult
 
 Batch = tuple[Build, ...]
 # A library's fixed cost (host code, linking) equals compiling three configs. A batch of this size
-# hides most of that cost and is still one shard.
+# hides most of the fixed cost and is still one shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
 # After this many consecutive batches lost to failed machines, no machine is assumed to be left.
@@ -24,10 +24,10 @@ _LOST_ATTEMPTS = 8
 class CompileQueue:
     """Compiles at most `jobs` batches at a time on an executor; use from one thread.
 
-    A batch whose process dies or hangs (for `patience` seconds) is split and retried until the one
-    build at fault is found, which then returns an error. An exception from a process is not one
-    build's fault (no compiler, a full disk), so it is raised here. A batch that was lost with its
-    machine is compiled on another one.
+    A batch whose process dies or hangs (for `patience` seconds) is split and retried until the
+    build at fault is found. That build then returns an error. An exception from a process (no
+    compiler, a full disk) is not the fault of one build, so it is raised here. A batch that was
+    lost with its machine is compiled on another machine.
     """
 
     def __init__(self, compiler: Compiler, executor: Executor, jobs: int, patience: float) -> None:
@@ -37,7 +37,7 @@ class CompileQueue:
         self._patience = patience
         self._queue: deque[Batch] = deque()
         self._running: dict[WorkerCall, Batch] = {}
-        self._lost = 0  # in a row
+        self._lost = 0  # consecutive batches
 
     def add(self, builds: Iterable[Build]) -> None:
         """Queues builds. Batches alternate between groups that cannot share a library, so that
@@ -69,7 +69,7 @@ class CompileQueue:
     def take(
         self, call: WorkerCall, outcome: WorkerResult
     ) -> list[tuple[Build, BuildResult]] | None:
-        """The results of the builds of a finished call; None when it is not a call of this object.
+        """The results of a finished call's builds; None when the call is not one of this object's.
 
         Raises CompileError when a process did not start or raised, or was lost too often in a row.
         """

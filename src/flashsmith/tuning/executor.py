@@ -16,8 +16,8 @@ from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 class WorkerCall:
     """A method call, either on the bench of the GPU `gpu` or on a `compiler` in any free process.
 
-    seconds: how long it may take before it counts as a hang. libraries: the keys of the libraries
-    that it loads. fresh: whether to replace the GPU's measuring process first.
+    seconds: how long the call may take before it counts as a hang. libraries: the keys of the
+    libraries that the call loads. fresh: whether to replace the GPU's measuring process first.
     """
 
     method: str
@@ -33,8 +33,8 @@ class Executor(Protocol):
     """Carries out calls: one at a time per GPU, and any number of compiler calls in parallel.
 
     A call has one result. The kind of a failure is "crash", "hang" or "error" if the call is to
-    blame, and "startup" if its process did not start. It is "lost" if the process or machine went
-    away for another reason; such a call may be submitted again.
+    blame, and "startup" if its process did not start. The kind is "lost" if the process or machine
+    went away for another reason; such a call may be submitted again.
     """
 
     def submit(self, call: WorkerCall) -> None:

@@ -28,7 +28,7 @@ from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
 from flashsmith.tuning.trial import Build, is_right
 
-# Scores per head that the first check covers: a few hundred rows of a long sequence.
+# Number of scores per head that the first check covers: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
 _WORKLOADS_KEPT = 16
 
@@ -54,7 +54,7 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
 def first_gpu_runner(halving: Halving) -> Runner:
     """A runner for the first GPU that this process sees, such as the one GPU of a cluster's actor.
 
-    Raises LaunchError or ArgumentError when there is none.
+    Raises LaunchError or ArgumentError when there is no GPU.
     """
     return gpu_runner(query_gpu(0), 0, halving)
 
@@ -92,7 +92,7 @@ class NvccCompiler:
         """Nothing to do."""
 
     def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
-        """Compiles builds of one semantics, except those in the cache. When a batch fails to
+        """Compiles builds of one semantics, except builds in the cache. When a batch fails to
         compile, its kernels are compiled one by one."""
         arch, semantics = self.device.arch, builds[0].semantics
         configs = [one.config for one in builds]
@@ -146,7 +146,7 @@ class GpuBench:
         self._workload(problem)
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Checks by verify's rule, on some rows of two heads, or all their rows if `thorough`.
+        """Checks by verify's rule, on some rows of two heads, or on all their rows if `thorough`.
 
         A wrong output is checked again with new tensors, since the previous kernel may have
         written out of bounds.

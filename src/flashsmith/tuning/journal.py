@@ -23,10 +23,10 @@ _OLDER_FORMATS = (1,)
 class Journal:
     """An append-only file of records, one per line, which are on disk when `add` returns.
 
-    Each line names the environment in which it is valid; `part` has the records of one. Records
-    of other environments or other CUDA sources are skipped and counted in `foreign`. Unreadable
-    lines are skipped and counted in `damaged`. A truncated last line is dropped. Only one process
-    at a time can write to a journal.
+    Each line names the environment in which it is valid; `part` has the records of one environment.
+    Records of other environments or other CUDA sources are skipped and counted in `foreign`.
+    Unreadable lines are skipped and counted in `damaged`. A truncated last line is dropped. Only
+    one process at a time can write to a journal.
 
     Raises ArgumentError when the file cannot be written, another sweep is writing it, or an older
     version wrote it.
@@ -66,7 +66,7 @@ class Journal:
         return [record for part in self._parts.values() for record in part.records]
 
     def part(self, environment: str) -> JournalPart:
-        """The records of one of the environments."""
+        """The records of the environment named ``environment``."""
         return self._parts[environment]
 
     def add(self, environment: str, records: Sequence[Record]) -> None:

@@ -12,7 +12,8 @@ from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, read_text
 
-# By head dimension. A length in between uses the winner of the nearest of these lengths.
+# Tuned lengths, by head dimension. Any other length uses the winner of the nearest of these
+# lengths.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
 # A reference problem has at least this length, and 8 tiles of 128 rows for every SM.
 _REFERENCE_LENGTH = 2048
@@ -30,13 +31,13 @@ def default_problems() -> list[Problem]:
 
 
 def read_problems(text: str) -> list[Problem]:
-    """The problems of a file (one per line; blank lines and '# ...' are ignored), or of a text
-    that separates them by ';'. The name of one of bench's problem sets stands for all its
+    """Reads problems from a file, one per line, or from a text that separates problems by ';'.
+    Blank lines and '# ...' are ignored. The name of one of bench's problem sets stands for all its
     problems. Duplicates are removed.
 
     Raises:
         ArgumentError: the file cannot be read, a problem cannot be parsed (the message names the
-            file's line), or there are no problems.
+            file's line), or no problem is given.
     """
     if os.path.isfile(text):
         try:

@@ -1,6 +1,6 @@
 """A race: finds the fastest of many kernels on a problem by successive halving.
 
-follow() computes the state of a race, and what to measure next, from the known trials. It is
+follow() computes the state of a race, and what to measure next, from the known trials. follow() is
 stateless: the same trials give the same answer in any order. So when a kernel turns out to be wrong
 late, the kernels that it displaced come back without any correction.
 """
@@ -28,15 +28,15 @@ from flashsmith.tuning.trial import (
     rung_stage,
 )
 
-# A failed final is retried once, after each of its kernels has been timed alone.
+# A failed final is retried one time, after each of its kernels has been timed alone.
 FINAL_ATTEMPTS = 2
 # With fewer launches per kernel, the final would rank no better than the rungs did.
 MIN_FINAL_LAUNCHES = 3
-#: Warm-up before steady timing, in milliseconds: under load the GPU's power limit settles its
-#: clock.
+#: Warm-up before steady timing, in milliseconds: under load the GPU's clock settles at the power
+#: limit.
 STEADY_WARMUP_MS = 100.0
-# For the estimate of the time left. A kernel's other launches are its proof, the first launch and
-# the estimate of its run time.
+# For the estimate of the time left. The other launches of a kernel are the proof, the first launch
+# and the estimate of the run time.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0
@@ -50,9 +50,9 @@ class Rung:
     """One round: a kernel is launched at least `least` times, and for `ms` milliseconds in all.
 
     Short kernels are launched more often, since the noise does not shrink with the run time.
-    margin: a kernel this close to the best, as a share of its time, stays at any rank. steady:
-    whether the GPU is warmed up first; otherwise kernels timed after a pause run at a clock up to
-    a quarter higher.
+    margin: a kernel stays, at any rank, if its time exceeds the best time by at most this share.
+    steady: whether the GPU is warmed up first; without a warm-up, kernels timed after a pause run
+    at a clock up to a quarter higher.
     """
 
     least: int
@@ -65,13 +65,14 @@ class Rung:
 class Halving:
     """The rules of a race.
 
-    Every rung keeps 1/eta of the active kernels, at least `finalists`, and all within its margin.
-    The final then times the race's incumbents and at most `finalists` kernels within the last
-    rung's margin. It times them interleaved, for `final_ms` each and at least `final_least`
-    launches. A long problem only tries kernels that are within `entry_margin` of the best on its
-    reference problem, or in the first 1/eta there. Refinement tries the neighbours of the first
-    `leaders` kernels. If some kernels are not deterministic, the deterministic ones are also
-    ranked among themselves, since the table needs the best of both.
+    Every rung keeps 1/eta of the active kernels, at least `finalists` kernels, and all kernels
+    within its margin. The final then times the race's incumbents and at most `finalists` kernels
+    within the last rung's margin. It times them interleaved, for `final_ms` each and at least
+    `final_least` launches. A long problem only tries kernels that would survive its reference
+    problem's first rung with `entry_margin` as the margin. Refinement tries the neighbours of the
+    first `leaders` kernels. If some kernels are not deterministic, the deterministic kernels are
+    also ranked among themselves, since the table needs both the best kernel and the best
+    deterministic kernel.
 
     The margins are several times the spread of these few launches, so that noise cannot eliminate
     the best kernel.
@@ -131,9 +132,9 @@ class Race:
     """A problem and the kernels that compete on it.
 
     builds: the kernels that begin. reference: the race for a shorter problem; kernels far behind in
-    its first rung do not enter this one. When all rungs are complete, neighbours of the best join
-    and run the rungs; this happens `refinements` times. incumbents: the builds that the race may
-    replace, which reach the final however slow they were in the rungs.
+    that race's first rung do not enter this race. When all rungs are complete, neighbours of the
+    best join and run the rungs; this happens `refinements` times. incumbents: the builds that the
+    race may replace, which reach the final however slow they were in the rungs.
     """
 
     problem: Problem
@@ -166,12 +167,15 @@ class RaceState:
     """The state of a race.
 
     joined: the trials of all kernels that joined, by short form. active: the trials that may still
-    win. dropped: why the race dropped others; kernels that failed have their reason in the trial.
+    win. dropped: for the other trials, why the race dropped them; the reason of a failed kernel is
+    in its trial.
     rung: the current rung, counted from 0, or the number of rungs when all are complete. pending:
-    the trials to prove or time before the rung is complete, in this order. waiting: no kernel
-    enters before the reference's first rung is complete. searched: all rungs are complete, and no
-    neighbours are left to join. closed: the search ended early. decided: whether the current
-    finalists had their final. failed_finals: how often that final failed.
+    the trials to prove or time before the rung is complete, in this order. waiting: whether the
+    race waits until the reference's first rung is complete; no kernel has entered yet. searched:
+    whether all rungs are complete and no neighbours are left to join. closed: whether the search
+    ended early.
+    decided: whether the final of the current finalists is complete. failed_finals: how often that
+    final failed.
     """
 
     race: Race
@@ -226,7 +230,8 @@ class RaceState:
 
     @property
     def wanted(self) -> list[Build]:
-        """Kernels that may have to be measured; slower ones are included, as they may come back."""
+        """Kernels that may have to be measured; slower kernels are included, because they may come
+        back."""
         return [] if self.finished else [trial.build for trial in self.survived]
 
     @cached_property
@@ -237,9 +242,10 @@ class RaceState:
     # ---- the next task ----
 
     def search_task(self, ready: Container[Build]) -> Task | None:
-        """The next measurement of the search, among the kernels that are `ready`; None if none.
+        """The next measurement of the search, among the kernels that are `ready`; None if there is
+        no such kernel.
 
-        A kernel is proven before it is timed. A rung begins when the previous one is complete, and
+        A kernel is proven before it is timed. A rung begins when the previous rung is complete, and
         ends as soon as all active kernels have been timed on it.
         """
         for trial in () if self.closed else self.pending:
@@ -249,7 +255,7 @@ class RaceState:
         return None
 
     def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
-        """The next task of the final; None if it is over or does not fit into `seconds`.
+        """The next task of the final; None if the final is over or does not fit into `seconds`.
 
         Each finalist is checked thoroughly first.
         """
@@ -257,13 +263,13 @@ class RaceState:
         if not finalists or self._final_is_over or not all(t.build in ready for t in finalists):
             return None
         for trial in finalists if self.failed_finals else ():
-            # Timing each kernel alone finds the one that broke the final.
+            # Timing each kernel alone finds the kernel that broke the final.
             if ALONE not in trial.samples:
                 return self._task(ALONE, trial, halving.rungs[-1])
         for trial in finalists:
             if not trial.checked:
                 return Task(CHECK, self.problem, (trial.build,))
-        # Only half of the time, since the clock settles first.
+        # Only half of the time is for launches, because the clock settles first.
         ms = min(halving.final_ms, 1e3 * seconds / (2 * len(finalists)))
         least = halving.final_least
         if ms < halving.final_ms:
@@ -407,7 +413,7 @@ class _Course:
             self.drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
 
     def run_rungs(self) -> list[Trial]:
-        """Runs all rungs that are timed completely; returns the trials that the next one lacks."""
+        """Runs all rungs that are timed completely; returns the trials that the next rung lacks."""
         if self.closed:
             untimed = [name for name, trial in self.active.items() if not trial.samples]
             self.drop(untimed, "not reached", "the budget ended before it was timed")
@@ -423,7 +429,7 @@ class _Course:
         return []
 
     def refine(self) -> bool:
-        """Adds the leaders' neighbours to the race; False if none may be timed."""
+        """Adds the leaders' neighbours to the race; False if no neighbour may be timed."""
         problem, joined = self.race.problem, self.joined
         times = _times(self.active.values(), rung_stage(self._rung - 1))
         leaders = _ranked(times)[: self.race.halving.leaders]

@@ -20,7 +20,7 @@ from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.runner import Runner
 from flashsmith.tuning.trial import FINAL, Trial
 
-# The verdicts of kernels that were not timed; for other statuses it is 'absent'.
+# The verdicts of kernels that were not timed; for other statuses the verdict is 'absent'.
 _VERDICTS: dict[str, Verdict] = {
     "wrong": "fail",
     "crash": "error",
@@ -33,7 +33,8 @@ _SHOWN = 3
 
 
 def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measurement]:
-    """A row for every kernel of every race: per problem the timed ones, fastest first, then others.
+    """A row for every kernel of every race: for each problem the timed kernels, fastest first, then
+    the others.
 
     `ms` ranks the rows: it is the final's median, or a rung's median scaled to the final;
     `protocol` names the stage. `best_ms` is scaled by the same factor. `note` is why a kernel was
@@ -48,9 +49,10 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 
 
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
-    """The race's ranking for the table of winners, dated by its final or else its last timing.
+    """The race's ranking for the table of winners, with the date of the final or else of the last
+    timing.
 
-    A kernel that was not checked thoroughly never ranks before one that was.
+    A kernel that was not checked thoroughly never ranks before a thoroughly checked kernel.
     """
     proven = [trial for trial in state.ranked if trial.proof is not None]
     best_checked = min((trial.ms for trial in proven if trial.checked), default=0.0)
@@ -91,8 +93,7 @@ def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
     """Merges a race that had its final into a table with other sweeps' winners, and removes
-    kernels that failed here. `shipped`, if any, provides entries that
-    the table lacks.
+    kernels that failed here. ``shipped``, unless None, provides entries that the table lacks.
 
     Raises TableError.
     """
@@ -158,7 +159,8 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
 
 
 def print_plan(console: Console, states: Sequence[RaceState]) -> None:
-    """Prints how many configs would be tried and why others are culled, before anything runs."""
+    """Prints how many configs would be tried and why other configs are culled, before anything
+    runs."""
     columns = make_columns("problem | candidates> | culled>")
     rows = []
     for state in states:
@@ -182,8 +184,8 @@ def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
 
 
 def culls(states: Sequence[RaceState]) -> Counter[str]:
-    """Counts the reasons why configs were culled. Reasons that differ only in numbers count as one,
-    with the text of the first."""
+    """Counts the reasons why configs were culled. Reasons that differ only in numbers count as one
+    reason, with the text of the first."""
     first: dict[str, str] = {}
     counted: Counter[str] = Counter()
     for trial in (trial for state in states for trial in state.trials.values()):

@@ -55,10 +55,11 @@ class TrialRunner(Protocol):
         """Called once, in the process: initialises the GPU."""
 
     def prepare(self, problem: Problem) -> None:
-        """Makes a problem's tensors; raises if they do not fit the GPU's memory."""
+        """Makes a problem's tensors; raises if the tensors do not fit the GPU's memory."""
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Runs the kernel on the problem and checks its output, more of it if `thorough`."""
+        """Runs the kernel on the problem and checks the output, more elements of it if
+        `thorough`."""
 
     def time(
         self,
@@ -79,10 +80,11 @@ class Libraries(Protocol):
         """Whether the library with this key is here and intact."""
 
     def pack(self, library: str) -> bytes:
-        """The packed library. Raises LibraryGoneError when it is not here, or no longer."""
+        """The packed library. Raises LibraryGoneError when this machine does not have it, or no
+        longer."""
 
     def unpack(self, library: str, packed: bytes) -> None:
-        """Stores a library that another machine packed; raises if it cannot be trusted."""
+        """Stores a library that another machine packed; raises if the library cannot be trusted."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ class Runner:
     """Compiles and measures for one device.
 
     environment: what figures depend on, by name; a journal's records are valid only for the same
-    environment. origin: what rows of figures record about it. process_environment: the environment
-    variables of the measuring process, or None for those of this process. libraries: transfers
-    compiled libraries between machines; None if all share a cache.
+    environment. origin: what rows of figures record about the environment. process_environment: the
+    environment variables of the measuring process, or None for those of this process. libraries:
+    transfers compiled libraries between machines; None if all share a cache.
     """
 
     compiler: Compiler

@@ -28,7 +28,7 @@ from flashsmith.operations import DEFAULT
 # The space of the newest family that runs on a device, plus a few configs of the others.
 ALL_FAMILIES = "both"
 _FEW = 8
-# The shipped tables' configs for a problem, within this margin of the best of them.
+# The shipped tables' configs for a problem: their margin to the best one, and their maximum number.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
 # This many configs per family also get split-KV variants, with up to three split counts each.
@@ -44,7 +44,7 @@ def space_keys() -> tuple[str, ...]:
 
 def check_space(key: str) -> None:
     """Raises SelectionError or ConfigParseError when a key is neither a space's nor a valid KERNELS
-    key. Only search_space() checks whether it has configs for a problem."""
+    key. Only search_space() checks whether the key has configs for a problem."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 
@@ -59,7 +59,8 @@ def default_space(device: DeviceSpec) -> str:
 
 
 def _searched(device: DeviceSpec) -> list[Family]:
-    """The families whose spaces are searched on a device; those for the newest GPUs come first."""
+    """The families whose spaces are searched on a device; families for the newest GPUs come
+    first."""
     known = [family for family in by_preference() if family.space_key]
     found = [family for family in known if family.runs_on(device)]
     if not found:
@@ -119,7 +120,7 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
     asked = [family for family in families() if family.space_key == key]
     of = asked[0].operation if asked else DEFAULT if key == ALL_FAMILIES else None
     if of == DEFAULT != problem.operation:
-        # The key names attention's kernels, so it does not restrict those of another operation.
+        # The key names attention's kernels, so it does not restrict another operation's kernels.
         asked = list(families(problem.operation))
     elif asked and of != problem.operation:
         raise SelectionError(
@@ -156,9 +157,9 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
 def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
     """What attention() uses for `problem` on `device` without a user's table.
 
-    That is the winner of the GPU's shipped table or of the nearest GPU that has one, else the cost
-    model's choice. A second config follows if deterministic=True uses another one. The list is
-    empty if no kernel serves the problem there.
+    That is the winner of the GPU's shipped table or of the nearest GPU with a shipped table, else
+    the cost model's choice. A second config follows if deterministic=True uses another one. The
+    list is empty if no kernel serves the problem there.
     """
     try:
         choice = choose(problem, device, table=_shipped())
@@ -169,9 +170,9 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs about as fast as the best, by the shipped tables' nearest entry for a GPU like
-    the device; deterministic kernels are also ranked alone. Without an entry, the cost model
-    decides."""
+    """The configs that are about as fast as the best one, by the nearest entry of the shipped
+    tables for a GPU like the device, or without an entry by the cost model. Deterministic kernels
+    are also ranked among themselves."""
     found: dict[KernelConfig, None] = {}
     for deterministic in (False, True):
         evidence = gather(problem, device, _shipped(), deterministic=deterministic)
@@ -223,7 +224,8 @@ def _with_parts(
 
 @lru_cache(maxsize=1)
 def _shipped() -> WinnersTable:
-    # The user's table changes while a sweep runs; without it a resumed sweep has the same space.
+    # The user's table is ignored because it changes while a sweep runs, and a resumed sweep must
+    # have the same space.
     return WinnersTable.shipped()
 
 

@@ -33,7 +33,7 @@ from flashsmith.tuning.worker import Failure, WorkerResult
 
 # The search's share of the budget; the finals, whose figures enter the table, get the rest.
 _SEARCH_SHARE = 0.75
-# Measurements of one problem before switching, since a switch may have to remake its tensors.
+# Measurements of a problem before a GPU switches to another one, since a switch may remake tensors.
 _IN_A_ROW = 32
 # After this many failed starts in a row, a GPU is given up: no single kernel can be to blame.
 _STARTUP_ATTEMPTS = 3
@@ -65,8 +65,8 @@ class Settings:
 
 @dataclass
 class _Bench:
-    """A GPU at work: its current call, the task of that call and when it began. Of its measuring
-    process: the libraries it opened, and how often in a row it failed to start."""
+    """A GPU at work: its current call, the task of that call and when it began. Also the libraries
+    that its measuring process opened, and how often in a row this process failed to start."""
 
     gpu: WorkerGpu
     call: WorkerCall | None = None
@@ -81,11 +81,11 @@ class Sweep:
     """One run over races on GPUs of one kind: it continues from the journal's records until the
     work is done or the budget is spent.
 
-    `trials` holds all results: the journal's records and those that this run adds. They determine
-    the states of the races. A run also tracks its calls, how long each problem took, and which
-    searches the budget ended. Each problem is measured on one GPU, as long as that GPU is
-    available. `on_finished` is called with every race as soon as it is over. `clock` counts the
-    budget, in seconds.
+    `trials` holds all results: the journal's records and the records that this run adds. These
+    results determine the states of the races. A run also tracks its calls, how long each problem
+    took, and which searches the budget ended. Each problem is measured on one GPU, as long as that
+    GPU is available. `on_finished` is called with every race as soon as it is over. `clock` counts
+    the budget, in seconds.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Sweep:
         )
 
     def _note(self, record: Record) -> None:
-        """Adds a result to the trials; the caller must `save` later."""
+        """Adds a result to the trials; the caller must call `save` later."""
         self._unsaved.append(record)
         if dropped := self.trials.add(record):
             (build,), (status, reason) = record.builds, dropped
@@ -251,10 +251,10 @@ class Sweep:
     def _next_of_search(self, bench: _Bench) -> Task | None:
         """The next search task for a GPU, or None.
 
-        With a budget, each problem gets its share: problems with the fewest measurements come
-        first, and those that used up their share come last. Without a budget, problems run in
-        order, and a GPU finishes one, including its final, before the next. Tensors are then made
-        only once, and a stopped sweep has complete results.
+        With a budget, every problem gets an equal share of it. Problems with the fewest
+        measurements come first, and problems that used up their share come last. Without a budget,
+        problems run in order, and a GPU finishes one, including its final, before the next. So
+        tensors are made only once, and a stopped sweep has complete results.
         """
         ends_first = math.isinf(self.settings.budget)
         states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
@@ -366,7 +366,7 @@ class Sweep:
     def _take_missing(self, bench: _Bench, failure: Failure) -> None:
         """Frees the problems of an unresponsive GPU for the other GPUs.
 
-        After repeated failures the GPU is given up; if it is the last one, the sweep ends.
+        After repeated failures the GPU is given up; without another GPU, the sweep ends.
         """
         name = bench.gpu.name
         self._gpu_of = {p: gpu for p, gpu in self._gpu_of.items() if gpu != name}
@@ -385,7 +385,8 @@ class Sweep:
     def _compile_again(self, task: Task) -> bool:
         """Queues the libraries of a task, with all their builds, for compiling again.
 
-        Returns False if that was done before, so that they have disappeared a second time.
+        Returns False if this was done before, because the libraries have then disappeared a second
+        time.
         """
         if self._recompiled.issuperset(task.builds):
             return False
@@ -438,7 +439,7 @@ def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgr
 
     @contextlib.contextmanager
     def failing(sweep: Sweep) -> Iterator[None]:
-        """Ends a sweep that has no GPU left; the others continue."""
+        """Ends a sweep that has no GPU left; the other sweeps continue."""
         try:
             yield
         except LaunchError as error:

@@ -26,13 +26,13 @@ from flashsmith.families import (
 
 # 'culled': dropped before it ran. 'not reached': it was never timed.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages of a kernel; those of rung_stage() come between PROVE and CHECK. PREPARE makes a
-# problem's tensors. ALONE finds the kernel that broke the final.
+# The stages of a kernel; the stages of rung_stage() come between PROVE and CHECK. PREPARE makes a
+# problem's tensors. ALONE, which times each finalist alone, finds the kernel that broke the final.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The part that a stage's record has; records of other stages have samples.
+# The field that a stage's record has; other stages' records have samples.
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # ptxas's spill stores and loads, bytes per thread. A few outside the main loop cost nothing.
 DEFAULT_MAX_SPILL = 256
@@ -73,9 +73,10 @@ def is_right(proof: Proof) -> bool:
 class Trial:
     """One kernel on one problem.
 
-    reason: why it has its `status`. checked: whether the output passed the thorough proof.
+    reason: why the kernel has its `status`. checked: whether the output passed the thorough proof.
     samples: the timings by stage. origins: where and when each stage was timed. ms: the time that
-    ranks it, in milliseconds, or infinity if it has none. stage: where `ms` was measured, or ''.
+    ranks the kernel, in milliseconds, or infinity without a time. stage: where `ms` was measured,
+    or ''.
     """
 
     build: Build
@@ -119,9 +120,9 @@ class Trial:
 class Record:
     """The result of one request to a compiler or to the bench: a line of the journal.
 
-    builds: the kernels of the request. A record has exactly one of four results: the `facts` of a
-    compiled kernel; a `proof`; `samples`, one for each build, with the place and time in `origin`;
-    or a `failure`, which is the resulting status and the reason.
+    builds: the kernels of the request. A record has exactly one of four results. `facts` are those
+    of a compiled kernel, and `proof` is a check's result. `samples` has one item for each build,
+    and `origin` has their place and time. `failure` is the resulting status and the reason.
 
     Raises ValueError when the parts do not fit the stage.
     """
@@ -157,8 +158,8 @@ class Record:
 
     @property
     def may_pass(self) -> bool:
-        """Whether it is a failure that the kernel may not have caused, such as a GPU or machine out
-        of memory or a killed compiler. Another run tries again."""
+        """Whether the record is a failure that the kernel may not have caused, such as a GPU or
+        machine without free memory, or a killed compiler. Another run tries again."""
         if self.failure is None:
             return False
         return self.stage in (COMPILE, PREPARE, FINAL) or self.failure[0] == "error"
@@ -210,10 +211,11 @@ def _build(config: str, semantics: str) -> Build:
 
 
 class Trials:
-    """All results of a sweep: its records, those of earlier runs first, folded into trials.
+    """All results of a sweep: its records, beginning with earlier runs' records, folded into
+    trials.
 
-    Failures of an earlier run that the machine may have caused are ignored. A kernel that failed
-    or was wrong once is disqualified on all problems.
+    Failures that an earlier run's machine may have caused are ignored. A kernel that failed or was
+    wrong once is disqualified on all problems.
     """
 
     def __init__(
@@ -252,7 +254,7 @@ class Trials:
         return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
-        """Adds a record. If it drops its kernel, returns the status and reason."""
+        """Adds a record. If the record drops its kernel, returns the status and reason."""
         problem, stage, failure = record.problem, record.stage, record.failure
         if problem is None:
             return self._add_compiled(record.builds[0], record.facts, failure)
@@ -324,7 +326,7 @@ def cull_compiled(
 ) -> str | None:
     """Why running a compiled kernel would be useless; None if the kernel is worth trying.
 
-    Some families do not allow any spills, since each one costs time there.
+    Some families do not allow any spills, since every spill costs time there.
     """
     if cfg.family.must_not_spill:
         max_spill = 0

@@ -38,8 +38,8 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The final states of a sweep's races. interrupted: whether Ctrl-C ended it. gpus: for each
-    race, the kind of GPU that it ran on."""
+    """The final states of a sweep's races. interrupted: whether Ctrl-C ended the sweep. gpus: for
+    each race, the kind of GPU that it ran on."""
 
     races: list[RaceState]
     interrupted: bool
@@ -118,7 +118,7 @@ def plan_races(
     problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
 ) -> list[Race]:
     """A race for each problem, in their order. None selects the default problems for which the
-    space has configs. A long problem has a similar shorter one as its reference. Every race and
+    space has configs. A long problem has a similar shorter problem as its reference. Every race and
     its final include the configs that attention() would use without this sweep.
 
     Raises what ``search_space`` raises.
@@ -178,8 +178,8 @@ def tune(
     Results of an earlier run in `out` on the same GPU, driver and sources are reused, unless
     `fresh`. Ctrl-C ends the sweep early; the results so far are still written.
 
-    Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
-    when the GPU does not come back, CompileError when nothing can be compiled.
+    Raises ArgumentError when `out` cannot be written, TableError when a table cannot be written,
+    LaunchError when the GPU does not come back, CompileError when nothing can be compiled.
     """
     fleet = GpuPool(runner, (WorkerGpu(LOCAL_GPU, runner.origin),), races)
     executor = LocalExecutor.of(runner)
@@ -245,8 +245,8 @@ def tune_fleets(
             try:
                 write_ranking(out, ended)
             finally:
-                # Finished races too: a kernel of theirs may have proved wrong later on another
-                # problem.
+                # Finished races are included, because one of their kernels may later have proved
+                # wrong on another problem.
                 failures = [
                     failure
                     for states, runner in ended
@@ -265,8 +265,8 @@ def tune_fleets(
 
 
 class _Winners:
-    """Enters races into two tables: the sweep's own, and the one at ``path``, where they are merged
-    with existing entries and those of the shipped table."""
+    """Enters races into two tables: the sweep's own table, and the table at ``path``, where races
+    are merged with existing entries and with entries of the shipped table."""
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
         self._own, self._path, self._shipped = own, path, shipped

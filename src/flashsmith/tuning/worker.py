@@ -63,10 +63,10 @@ class Worker:
     """Calls methods of `target` in a separate process, one at a time.
 
     `target` is pickled and sent to the process, which calls its ``open()`` first. The first request
-    starts the process, and later ones reuse it; after a failure it is killed, and the next request
-    starts another. A `gentle` process gets SIGTERM before it is killed. `environment` has its
-    environment variables, None for those of this process. Not thread-safe; the thread that makes
-    the first request must outlive the process.
+    starts the process, and later requests reuse it. After a failure the process is killed, and the
+    next request starts a new process. A `gentle` process gets SIGTERM before it is killed.
+    `environment` has its environment variables, None for those of this process. Not thread-safe;
+    the thread that makes the first request must outlive the process.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Worker:
             with contextlib.suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
         self._words.seek(0)
-        # In faulthandler's report the stack follows an empty line; it is cut off.
+        # In faulthandler's report the stack follows an empty line; the stack is cut off.
         words = self._words.read().decode(errors="replace").partition("\n\n")[0]
         said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
         return f"the process {how}" + (f": {said}" if said else "")

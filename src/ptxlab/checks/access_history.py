@@ -21,11 +21,12 @@ _LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Unordered accesses to cells: ``kind`` RAW, WAR or WAW describes the later one.
+    """Unordered accesses to cells. ``kind`` RAW, WAR or WAW begins with the later access.
 
     ``rows`` index the later event's threads. ``others`` and ``sites`` are the earlier parties and
-    their instructions; a party is NO_ACTOR for several, and negative for an engine. ``kind`` PROXY
-    is ordered, but lacks a proxy fence between a thread's write and an engine's access.
+    their instructions; a party is NO_ACTOR if there are several, and negative for an engine.
+    Accesses of ``kind`` PROXY are ordered, but a proxy fence is missing between a thread's write
+    and an engine's access.
     """
 
     kind: str
@@ -37,7 +38,8 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The threads of one event, its time and its place. ``lanes`` masks the lanes each reads for.
+    """The threads of one event, its time and its place. ``lanes`` has each thread's mask of the
+    lanes that it reads for.
 
     Atomic parties, strong loads and stores included, do not conflict with each other. ``by_word``:
     their accesses are strong and cover whole words.
@@ -55,8 +57,9 @@ class AccessHistory:
     """FastTrack's state per cell. Readers are kept per warp, as their last clock and lane mask.
 
     A write makes earlier reads irrelevant: an access ordered after the write is also ordered after
-    those reads, or they have been reported. A read replaces its warp's earlier record if that is
-    ordered before it; otherwise the lane masks are merged under the later clock.
+    those reads, unless these reads were reported as unordered. A read replaces its warp's earlier
+    record if that record is ordered before the read; otherwise the lane masks are merged under the
+    later clock.
 
     ``shared_by_ctas``: all CTAs share the memory, so a record must name its CTA.
     ``cluster_size``: the number of CTAs that can reach a bank.
@@ -78,14 +81,15 @@ class AccessHistory:
         self._by_cta = shared_by_ctas
         writes = {"thread": (_INTEGER, NO_ACTOR), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
-        # Words that the launch has written, or read, other than by strong whole-word accesses.
+        # Words that the launch has written, or read, by accesses that are not strong whole-word
+        # accesses.
         self._weakly_written, self._weakly_read = (
             np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
         )
         # Allocated at the first read: outputs are the largest memories and are rarely read.
         self._reads: Shadow | None = None
         self._engine_reads: EngineReads | None = None
-        # Once engines have written, a writer need not be a thread of the same CTA.
+        # As soon as engines have written, a writer need not be a thread of the same CTA.
         self._engines_write = False
 
     def locate(
@@ -106,7 +110,7 @@ class AccessHistory:
     def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Masks of words: written, read since then, ever weakly written, ever weakly read.
 
-        Weakly means other than by strong whole-word accesses.
+        "Weakly" means by accesses that are not strong whole-word accesses.
         """
         written = self._writes["thread"] != NO_ACTOR
         read = np.zeros_like(written)
@@ -180,7 +184,8 @@ class AccessHistory:
         several = (before != ctas) & (before != NO_ACTOR)
         far = np.flatnonzero(several & (before != _SEVERAL))
         if order.reaches_others and far.size:
-            # If this reader is ordered after one of another CTA, that record is no longer needed.
+            # If this reader is ordered after a reader of another CTA, that reader's record is not
+            # needed.
             readers = before[far, None] * self._threads + self._tids(
                 threads[far] % self._threads // 32
             )
@@ -188,7 +193,7 @@ class AccessHistory:
             lanes = self._reads["lanes"].ravel()[slots[far]]
             known = order.ordered_after(threads[far][:, None], readers, clocks[:, None])
             several[far] = (_select(lanes) & ~known).any(axis=1)
-        # Readers of one event may also come from several CTAs; only one of them was stored.
+        # Readers of one event may also come from several CTAs; only one of these CTAs was stored.
         owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
         return before == ctas
 
@@ -206,7 +211,8 @@ class AccessHistory:
     ) -> Iterator[Conflict]:
         """Checks and records a write that threads issue to an engine, which becomes the writer.
 
-        Earlier accesses must be ordered before the issuing threads, writes with a proxy fence.
+        Earlier accesses must be ordered before the issuing threads; earlier writes also need a
+        proxy fence.
         """
         yield from self._after_write("WAW", touched, party, order)
         yield from self._after_reads(touched, party, order)
@@ -237,7 +243,7 @@ class AccessHistory:
     def _far_unfenced(
         self, touched: Touched, party: Party, order: HappensBefore, columns: np.ndarray
     ) -> Iterator[Conflict]:
-        """The same for writes by threads of other clusters."""
+        """Finds ordered writes by threads of other clusters that lack a proxy fence."""
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
         far = (writers >= 0) & (columns < 0) & ~(self._writes["atomic"][cells] & party.atomic)
@@ -328,7 +334,7 @@ class AccessHistory:
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
     def _tids(self, warps: np.ndarray) -> np.ndarray:
-        """Thread numbers, within the CTA, of the lanes of a cluster's warps; adds an axis of 32."""
+        """Numbers, within the CTA, of the 32 lanes of a cluster's warps, on a new last axis."""
         lanes = 32 * (warps % self._cta_warps)[:, None] + LANES
         return np.minimum(lanes, self._threads - 1)
 
@@ -363,7 +369,7 @@ class AccessHistory:
     def _after_engine_reads(
         self, touched: Touched, party: Party, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Finds threads that overwrite cells that an engine may not have read yet."""
+        """Finds threads that overwrite cells before an engine is known to have read them."""
         if self._engine_reads is None:
             return
         index, columns, clocks, sites = self._engine_reads.of(touched.cells)
@@ -424,7 +430,7 @@ class AccessHistory:
     def _engine_after_reads(
         self, cells: np.ndarray, event: EngineAccess, order: HappensBefore, known: np.ndarray
     ) -> Iterator[Conflict]:
-        """Finds engine writes to cells that threads or engines may not have read yet."""
+        """Finds engine writes to cells before threads or engines are known to have read them."""
         if self._reads is not None:
             clocks = self._reads["clock"][cells]
             entries, warps = np.nonzero(clocks)
@@ -471,5 +477,5 @@ def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _select(masks: np.ndarray) -> np.ndarray:
-    """Lane masks as booleans; adds an axis of 32."""
+    """Lane masks as booleans, on a new last axis of 32."""
     return (masks[:, None] & _LANE_BITS) != 0

@@ -30,8 +30,8 @@ class BankConflicts(Observer):
     """Counts wavefronts by kind of access and by instruction, over all launches that it observes.
 
     This is a measurement, not a check. Hardware serves 128 bytes at a time, so a warp's access runs
-    in phases of as many lanes as fill them: 32 lanes at up to 4 bytes each, 16 lanes at 8 bytes, 8
-    lanes at 16 bytes. ldmatrix takes one 8x8 matrix, eight rows of 16 bytes, per phase.
+    in phases of 32 lanes at up to 4 bytes each, 16 lanes at 8 bytes, or 8 lanes at 16 bytes.
+    ldmatrix takes one 8x8 matrix, eight rows of 16 bytes, per phase.
 
     Within a phase each of the 32 banks delivers one 4-byte word per wavefront, to every lane that
     needs it. The phase takes as many wavefronts as the busiest bank has distinct words. Masked
@@ -74,8 +74,8 @@ class BankConflicts(Observer):
     def _wavefronts(self, event: MemoryAccess, bytes_per_lane: int) -> tuple[int, int]:
         """The number of phases, and of wavefronts over all of them.
 
-        An access of 8 or 16 bytes takes a whole group of banks, so a lane counts once, as one unit
-        of its size in one of the 128 / size groups.
+        A lane's access of 8 or 16 bytes takes a whole group of banks. It therefore counts as a
+        single unit of this size, in one of the 128 / size groups.
         """
         unit = max(bytes_per_lane, _WORD)
         groups = lanes_per_phase = _PHASE_BYTES // unit

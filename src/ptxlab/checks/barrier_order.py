@@ -19,7 +19,7 @@ from ptxlab.interface import (
 
 @dataclass
 class _Handover:
-    """The clocks published at a barrier, in the current phase and in all completed ones."""
+    """The clocks published at a barrier, in the current phase and in all completed phases."""
 
     current: Clocks | None = None
     completed: Clocks | None = None
@@ -41,7 +41,8 @@ class _Init:
     thread: int
     clock: int
     is_fenced: bool = False
-    #: The thread has arrived at the cluster barrier since, so every thread that passes it knows.
+    #: Whether the thread has since arrived at the cluster barrier, so that every thread that passes
+    #: the barrier knows of the initialisation.
     is_released: bool = False
     seen: set[int] = field(default_factory=set)
 
@@ -59,7 +60,8 @@ class BarrierOrder:
         """Updates the order with an event.
 
         Yields (kind of finding, threads, initialising thread) where threads use a barrier without
-        being ordered after its initialisation; bulk copies need a proxy fence in between, too.
+        being ordered after its initialisation. For bulk copies, a proxy fence is needed in between
+        as well.
         """
         if event.kind == "complete":
             self._complete(event)
@@ -132,7 +134,7 @@ class BarrierOrder:
                 if event.kind == "arrive":
                     handover.publish(self._order.published(own, event.clock))
                 elif event.kind == "wait" and handover.current is not None:
-                    # A thread that has already arrived for the next phase has passed this one.
+                    # A thread that has already arrived for the next phase has passed this phase.
                     self._order.acquire(own, handover.current)
 
     def _hand_over_inits(self, event: ClusterBarrierEvent) -> None:

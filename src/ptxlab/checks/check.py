@@ -26,7 +26,7 @@ _THREADS_SHOWN = 4
 class Check(Observer):
     """An observer that reports each kind of mistake once per PTX line, with a count.
 
-    The message, threads and address are those of the first occurrence.
+    The message, threads and address belong to the first occurrence.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Check(Observer):
         """Stores the launch's shape; subclasses extend it."""
         self._threads_per_cta = launch.threads_per_cta
         self._arrays = launch.memory.ranges()
-        self._places = {}  # another kernel has other lines
+        self._places = {}  # another kernel has different lines
 
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
     ) -> None:
-        """Adds a finding of ``len(threads)`` occurrences, or adds them to an existing one."""
+        """Adds a finding of ``len(threads)`` occurrences, or adds these to an existing finding."""
         count = int(threads.size)
         place = self._places.setdefault((kind, site.ptx_line), len(self.findings))
         if place < len(self.findings):

@@ -5,21 +5,21 @@ up to clock c if everything that b did until then happens before anything that a
 comes from:
 
 - program order: a thread is ordered after itself.
-- a CTA barrier: a thread that waited at it is ordered after all threads that arrived, up to their
-  arrival, and after everything they are ordered after. A thread that only arrives (bar.arrive)
-  gains no order.
-- bar.warp.sync: the same among the threads it names.
+- a CTA barrier: a thread that waited at the barrier is ordered after all threads that arrived, up
+  to their arrival, and after everything that these threads are ordered after. A thread that only
+  arrives (bar.arrive) gains no order.
+- bar.warp.sync: as at a CTA barrier, among the threads that the instruction names.
 - an mbarrier: a thread that observed the end of a phase is ordered after all threads that arrived
-  until then and after the bulk copies that completed on it. barrier.cluster orders its threads in
-  the same way.
+  before that end and after the bulk copies that completed on the mbarrier. barrier.cluster orders
+  its threads in the same way.
 - wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
 - a word of global memory that one thread releases and another acquires (MemoryOrder). Threads of
-  different clusters are ordered only by this, and by barriers after it within a cluster.
+  different clusters are ordered only by such words, and by later barriers within a cluster.
 
 ``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote) create no order. They make lanes meet,
-but the ISA attaches no memory ordering to that: a store before a shuffle need not be visible to
-another lane after it, and CUDA requires __syncwarp() there. Lockstep execution of a warp is no
-order either; it is not guaranteed since sm_70.
+but the ISA does not order memory accesses there. A store before a shuffle need not be visible to
+another lane after the shuffle; CUDA requires __syncwarp() for that. Lockstep execution of a warp
+does not create order either, since sm_70 and later do not guarantee lockstep.
 
 Actors are threads and engines (tensor cores and bulk copies). A thread's write is *fenced* for
 another thread if a proxy fence lies between the write and that thread's position. Only then may an
@@ -46,12 +46,13 @@ _ALWAYS = np.iinfo(np.int32).max
 #: Knowledge of actors of other clusters, by cluster number: ordered clocks and fenced clocks, each
 #: by column. Immutable once made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
-#: Stands for the previous launch in place of a cluster's number. A thread knows all of it or none.
+#: Stands for the previous launch in place of a cluster's number. A thread knows all of that launch
+#: or nothing of it.
 _LAUNCH_BEFORE = -1
 
 
 def merge_far(*given: Far) -> Far:
-    """The union of what is given; returns one of the arguments if it already is the union."""
+    """The union of the arguments; returns one of them if this already is the union."""
     merged: Far = {}
     for far in given:
         for number, row in far.items():
@@ -75,7 +76,7 @@ def _later(
 
 
 def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The larger clocks by column; the shorter array is padded, since engines add columns."""
+    """The larger clock of each column; the shorter array is padded, since engines add columns."""
     width = max(one.size, other.size)
     return np.maximum(np.pad(one, (0, width - one.size)), np.pad(other, (0, width - other.size)))
 
@@ -83,7 +84,7 @@ def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """What threads publish: ordered and fenced clocks of their cluster's actors, and the numbers of
-    the sets (see HappensBefore) that they know of other clusters."""
+    their sets of clocks of other clusters (see HappensBefore)."""
 
     known: np.ndarray
     fenced: np.ndarray
@@ -153,7 +154,7 @@ class HappensBefore:
 
     @property
     def reaches_others(self) -> bool:
-        """Whether anything has ordered threads after those of other clusters."""
+        """Whether anything has ordered threads after threads of other clusters."""
         return len(self._sets) > 1
 
     # Names
@@ -167,7 +168,7 @@ class HappensBefore:
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
-        """Flat numbers of the 32 lanes of each thread's warp; adds an axis.
+        """Flat numbers of each thread's 32 warp mates, on a new axis.
 
         A partial last warp repeats the CTA's last thread.
         """
@@ -203,7 +204,7 @@ class HappensBefore:
         return self._cluster[ctas], self._rank[ctas] * self._threads + threads % self._threads
 
     def _columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(cluster, column) of actors; the cluster is -1 for those of earlier waves."""
+        """(cluster, column) of actors; the cluster is -1 for actors of earlier waves."""
         ctas = self.cta(actors)
         inside = (ctas >= 0) & (ctas < self._floor.size)
         ctas = np.where(inside, ctas, 0)
@@ -279,7 +280,7 @@ class HappensBefore:
         return result
 
     def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(number of the cluster, column) of actors, including those of other waves."""
+        """(number of the cluster, column) of actors, including actors of other waves."""
         ctas = np.maximum(actors, 0) // self._threads
         numbers = np.asarray(self._grouping.number(ctas))
         columns = self._grouping.rank(ctas) * self._threads + actors % self._threads
@@ -291,8 +292,8 @@ class HappensBefore:
         return numbers, columns
 
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The clocks that all given threads of one CTA are ordered after, and those that are
-        fenced, by column."""
+        """By column, the clocks up to which all given threads of one CTA are ordered after the
+        actors, and the clocks up to which the actors' work is fenced for these threads."""
         ctas, tids = self.cta(threads), threads % self._threads
         cluster, rows = self._place(threads)
         known = self._matrix()[cluster[0]][rows]
@@ -500,7 +501,7 @@ class HappensBefore:
         own = self._own(cta, members)
         given = self._rows(cta)[own].max(axis=0)
         if self.cluster_size > 1:
-            # Another CTA does not share this one's floor.
+            # Another CTA does not share this CTA's floor.
             first = int(self._rank[cta]) * self._threads
             part = given[first : first + self._threads]
             np.maximum(part, self._floor[cta], out=part)

@@ -22,9 +22,9 @@ class InFlight(Check):
     """Kinds of findings: ``in-flight-read`` and ``in-flight-write``.
 
     A cp.async keeps its cells in flight from the issue until the issuing thread has waited for the
-    copy's group. A bulk copy does so from the issue until it arrives. No thread may read or write a
-    cell in flight. Afterwards the data count as the issuing thread's own write; Races checks that
-    other threads pass a barrier before they read it.
+    copy's group. A bulk copy keeps its cells in flight from the issue until the data arrive. No
+    thread may read or write a cell in flight. Afterwards the data count as the issuing thread's own
+    write; Races checks that other threads pass a barrier before they read the data.
     """
 
     def begin(self, launch: Launch) -> None:
@@ -59,7 +59,7 @@ class InFlight(Check):
             self._shadow["site"][touched.cells] = event.site.index
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """The copy's cells become ordinary memory again."""
+        """The cells that the copy wrote become ordinary memory again."""
         ctas = event.threads // self._threads_per_cta - self._first_cta
         touched = self._shadow.locate(ctas, event.addresses, event.sizes)
         issuer = self._shadow["issuer"]

@@ -28,7 +28,8 @@ _MOVES = ("mov", "selp", "prmt", "cvta", "slct")
 def instruction_mix(instructions: Mapping[str, int]) -> dict[str, int]:
     """Warp instructions per class, largest first, from ``EmulationResult.instructions``.
 
-    These are PTX instructions. ptxas may turn them into more or fewer SASS instructions.
+    These are PTX instructions. ptxas may turn PTX instructions into more or fewer SASS
+    instructions.
     """
     mix: dict[str, int] = {}
     for mnemonic, count in instructions.items():

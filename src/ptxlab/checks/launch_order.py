@@ -14,12 +14,13 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class Footprint:
-    """The words of a range of global memory that a launch has written, and those it has read.
+    """The words of a range of global memory that a launch has written, and the words that it has
+    read.
 
-    - ``weakly_written``, ``weakly_read``: the words that it did not touch only by strong whole-word
-      accesses.
-    - ``reached``: whether griddepcontrol.wait covers this launch. It does not if a launch between
-      never waited for its own predecessors.
+    - ``weakly_written``, ``weakly_read``: the words that the launch touched by accesses other than
+      strong whole-word accesses.
+    - ``reached``: whether griddepcontrol.wait covers this launch. The wait does not if a launch in
+      between never waited for its own predecessors.
     - ``direct``: whether this is the directly preceding launch.
     """
 
@@ -55,9 +56,9 @@ class Footprint:
 
 
 class LaunchOrder:
-    """The launches that a programmatic one may overlap.
+    """The launches that a programmatic launch may overlap.
 
-    They go back to the last launch that began only after all earlier ones had finished.
+    They go back to the last launch that began only after all earlier launches had finished.
     """
 
     def __init__(self) -> None:
@@ -71,11 +72,11 @@ class LaunchOrder:
         allowed_behind: bool,
         programmatic: bool,
     ) -> None:
-        """Begins a launch after one with the footprints ``last``.
+        """Begins a launch after a launch with the footprints ``last``.
 
         - ``waited``: whether the previous launch has waited for its own predecessors.
-        - ``allowed_behind``: whether each of its CTAs waited before it allowed this launch to
-          begin. The launches that the wait covered have then finished.
+        - ``allowed_behind``: whether each CTA of the previous launch waited before it allowed this
+          launch to begin. The launches that the wait covered have then finished.
         """
         if not programmatic:
             self._earlier = []

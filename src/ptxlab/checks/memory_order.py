@@ -36,8 +36,8 @@ def is_sum(event: MemoryAccess) -> bool:
 
 @dataclass(slots=True)
 class _Word:
-    """A word's last value: the order that reading it can give, and the site that wrote it without a
-    release."""
+    """A word's last value: what a read of this value can acquire, and the instruction that wrote
+    the value if it did not release."""
 
     released: Far
     unreleased: Site | None = None
@@ -54,10 +54,11 @@ class _Thread:
 class MemoryOrder:
     """A thread is ordered after another when it acquires a word that the other released.
 
-    - A release is ``.release``, or a fence followed by a ``.relaxed`` write of the same thread. It
-      releases everything that the thread had done, or was ordered after, at the release or fence.
+    - A release is ``.release``, or a fence followed by a ``.relaxed`` write of the same thread. A
+      release covers everything that the thread had done, or was ordered after, at the release or
+      fence.
     - An acquire is ``.acquire``, or a ``.relaxed`` read followed by a fence of the same thread.
-    - An atomic passes on what was released to its word before; a store does not.
+    - An atomic passes on what earlier accesses released to its word; a store does not.
     - Scopes must be ``.gpu`` or ``.sys``: ``.cta`` and ``.cluster`` order nothing here.
 
     Floating-point sums carry no order.
@@ -71,8 +72,8 @@ class MemoryOrder:
         """Begins a wave: its threads are new, but words keep what was released."""
         self._order = order
         self._threads: dict[int, _Thread] = {}
-        # Per CTA: the last read that acquired nothing, and the last write that it read and that
-        # released nothing.
+        # Per CTA: the last read of a released word that did not acquire, and the write of the last
+        # value that was read, if this write did not release.
         self._unacquired: dict[int, tuple[int, Site]] = {}
         self._unreleased: dict[int, Site] = {}
 
@@ -150,7 +151,7 @@ class MemoryOrder:
                 del self._unacquired[cta]
 
     def missing(self, cta: int) -> str:
-        """Explains why a CTA is not ordered after another one; empty if unknown."""
+        """Explains why a CTA is not ordered after another CTA; empty if unknown."""
         if cta in self._unacquired:
             site = self._unacquired[cta][1]
             return f": {site} reads a released word, but neither .acquire nor a fence follows"

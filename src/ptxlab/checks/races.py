@@ -57,28 +57,29 @@ class Races(Check):
       write, but without a proxy fence in between.
     - ``race-mbarrier``: threads use an mbarrier without being ordered after its initialisation.
     - ``cluster-exit``: a thread uses shared memory of another CTA, which may have exited.
-    - ``race-launch``: a programmatic launch reads what an earlier launch wrote, or writes what it
-      touched, without being ordered after ``griddepcontrol.wait``.
+    - ``race-launch``: a programmatic launch reads what an earlier launch wrote, or writes what that
+      launch read or wrote, without being ordered after ``griddepcontrol.wait``.
 
     Rules:
 
     - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
-    - A cp.async counts as two writes. At issue it must be ordered after all earlier accesses to the
-      memory. Its data are then a write of the issuing thread, at the moment when that thread waited
-      for them. InFlight checks the memory in between.
-    - An engine's access happens at any time between its issue and the wait for it. Its issue must
-      be ordered after all conflicting accesses, and later accesses after the wait.
-    - A bulk store or reduction writes global memory at any time between its issue and its
-      ``wait_group``; ``wait_group.read`` only orders its reads of shared memory.
-    - Global memory is checked if it is writable. CTAs are ordered only by words that one releases
-      and another acquires (MemoryOrder). Otherwise shared data are a race unless both CTAs only
-      read, or both use atomics or strong loads and stores (.relaxed, .volatile, ...).
+    - A cp.async counts as two writes. At issue the cp.async must be ordered after all earlier
+      accesses to the memory. Its data then count as a write of the issuing thread, at the moment
+      when that thread waited for the data. InFlight checks the memory in between.
+    - An engine's access happens at any time between its issue and the wait for it. The issue must
+      be ordered after all earlier conflicting accesses, and later accesses must be ordered after
+      the wait.
+    - A bulk store or reduction writes global memory at any time between the issue and
+      ``wait_group``; ``wait_group.read`` only orders the reads of shared memory.
+    - Global memory is checked if it is writable. CTAs are ordered only by words that one CTA
+      releases and another acquires (MemoryOrder). Otherwise shared data are a race unless both CTAs
+      only read, or both use atomics or strong loads and stores (.relaxed, .volatile, ...).
     - Without ``griddepcontrol.wait``, a directly preceding launch may only pass on words that both
-      launches touch by strong accesses of 4-byte elements. Launches before that one have already
-      finished if each of its CTAs waited before it allowed this launch to begin, by
+      launches touch by strong accesses of 4-byte elements. Earlier launches have already finished
+      if each CTA of the preceding launch waited before it allowed this launch to begin, by
       ``griddepcontrol.launch_dependents`` or by exiting.
     - ``orders_sums``: the kernel must give the same bits in every run, so unordered floating-point
-      sums are a race too.
+      sums also count as a race.
     """
 
     _order: HappensBefore
@@ -91,7 +92,7 @@ class Races(Check):
         self._global: dict[int, AccessHistory] = {}
         self._entry, self._waited = "", False
         #: CTAs with a thread ordered after the previous launch, and whether a thread without that
-        #: order allowed the next launch to begin. An exited CTA allows it too.
+        #: order allowed the next launch to begin. An exited CTA allows the next launch too.
         self._have_waited, self._allowed_early = np.zeros(0, np.bool_), False
 
     def begin(self, launch: Launch) -> None:
@@ -140,14 +141,15 @@ class Races(Check):
         self._check_remote()
 
     def barrier(self, event: BarrierEvent) -> None:
-        """Orders the threads that waited after everything that the others did before arriving."""
+        """Makes waiting threads ordered after everything that all threads did before they
+        arrived."""
         if event.kind == "release":
             self._order.release(event.threads, event.barrier, event.clock)
         elif "arrive" in event.site.mnemonic:
             self._order.arrive(event.threads, event.barrier, event.clock)
 
     def warp_sync(self, event: WarpSync) -> None:
-        """The same within a warp."""
+        """Orders the synchronised threads of a warp after each other's earlier accesses."""
         self._order.synchronise_warps(event.threads, event.clock)
 
     def memory(self, event: MemoryAccess) -> None:
@@ -194,11 +196,12 @@ class Races(Check):
             self._note_remote(event.site, event.threads, event.ctas, event.clock)
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
-        """The same for all CTAs of a cluster."""
+        """Arriving threads of a cluster publish their clocks; threads that pass acquire them."""
         self._barrier_order.cluster_barrier(event)
 
     def memory_fence(self, event: MemoryFence) -> None:
-        """Threads acquire what they have read, and release what they have done."""
+        """The threads acquire what they have read, and their later writes release what they have
+        done."""
         self._memory_order.fence(event)
 
     def grid_wait(self, event: GridWait) -> None:

@@ -24,15 +24,16 @@ class Shadow:
     """Named per-cell arrays over ``banks`` memories of ``size`` bytes each (for example one per
     CTA).
 
-    A cell is a 4-byte word until the first access that does not cover whole words; from then on it
-    is a byte. This keeps neighbours within a word distinct, at no cost to launches that only access
-    whole words.
+    A cell is a 4-byte word until the first access that does not cover whole words; from then on a
+    cell is a byte. This keeps neighbours within a word distinct, at no cost to launches that only
+    access whole words.
     """
 
     def __init__(
         self, banks: int, size: int, fields: Mapping[str, tuple[np.dtype, object]], width: int = 0
     ) -> None:
-        """``fields`` maps a name to its dtype and initial value; ``width`` > 0 adds an axis."""
+        """``fields`` maps a name to its dtype and initial value; with ``width`` > 0 arrays have
+        another axis."""
         self.granule = _WORD
         self._banks, self._size = banks, size
         cells = banks * self.cells_per_bank

@@ -12,8 +12,8 @@ from ptxlab.interface import EngineAccess, Launch, MemoryAccess
 class Uninitialised(Check):
     """Kind of finding: ``uninitialised``.
 
-    A cell counts as written from the issue of a cp.async. InFlight checks whether its data have
-    arrived, so that one mistake is not reported twice.
+    A cell counts as written from the issue of a cp.async. Whether the copy's data have arrived is
+    checked by InFlight, so that one mistake is not reported twice.
     """
 
     def begin(self, launch: Launch) -> None:
@@ -43,7 +43,7 @@ class Uninitialised(Check):
             written[touched.cells] = True
 
     def engine_access(self, event: EngineAccess) -> None:
-        """The same for engines."""
+        """Checks an engine's reads and records its writes."""
         touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
         written = self._shadow["written"]
         if event.kind == "write":

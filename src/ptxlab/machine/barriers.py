@@ -37,7 +37,7 @@ class Barrier:
     counted: np.ndarray
     took_part: np.ndarray
     whole_cta: bool = True
-    #: Where a thread last arrived.
+    #: The instruction of the last arrival.
     site: Site | None = None
     #: Wave thread numbers of the threads that arrived since their CTA's barrier last opened.
     arrivals: list[np.ndarray] = field(default_factory=list)
@@ -45,7 +45,8 @@ class Barrier:
 
 @dataclass(frozen=True)
 class _Target:
-    """Threads of a group (``positions``; None: all) and the generation at which each CTA passes."""
+    """Threads of a group (``positions``; None: all) and, per CTA, the generation at which threads
+    pass."""
 
     barrier: Barrier
     positions: np.ndarray | None
@@ -86,7 +87,7 @@ class BarrierWait(Wait):
         """Does nothing: observers were notified of all threads when the barrier opened."""
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The number of threads that have arrived, out of those expected."""
+        """The number of threads that have arrived, out of the number expected."""
         closed = ~self.passed()
         found = []
         for target in self.targets:
@@ -131,7 +132,7 @@ class NamedBarriers:
         blocks: bool,
         vote: Any = None,
     ) -> BarrierWait | None:
-        """A group arrives at barriers; returns a wait if it cannot pass at once.
+        """A group arrives at barriers; returns a wait if the group cannot pass without waiting.
 
         ``number`` is a scalar or one per thread. ``expected`` is the number of threads of each CTA
         that take part; None: all that have not exited. ``vote`` is a predicate per thread.
@@ -231,7 +232,8 @@ def _numbers(number: Any) -> list[tuple[int, np.ndarray | None]]:
 
 
 class ClusterWait(Wait):
-    """A group at the cluster barrier, until it has opened as often as each thread has arrived."""
+    """A group at the cluster barrier, until the barrier has opened as often as each thread has
+    arrived."""
 
     def __init__(self, group: Group, site: Site, barrier: ClusterBarrier) -> None:
         super().__init__(group, site)
@@ -251,7 +253,7 @@ class ClusterWait(Wait):
         self.barrier.notify(self.site, "wait", threads)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The number of threads that have arrived, out of those expected."""
+        """The number of threads that have arrived, out of the number expected."""
         positions = np.flatnonzero(~self.passed())
         cluster = int(self.barrier.cluster_of(self.group)[positions[0]])
         arrived, live = self.barrier.arrived[cluster], self.barrier.live[cluster]

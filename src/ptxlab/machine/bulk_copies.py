@@ -2,7 +2,7 @@
 
 A load is under way until the scheduler lets it arrive. A store, or a reduction (fp32 sums in global
 memory), stays in its thread's bulk groups and is executed as late as allowed. wait_group.read makes
-it read shared memory, and only wait_group makes it write global memory.
+the store read shared memory, and only wait_group makes it write global memory.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class _Load:
 
 @dataclass(eq=False)
 class _Store:
-    """A copy out of one CTA's shared memory; ``add``: a reduction; ``data``: set once read."""
+    """A copy out of one CTA's shared memory. ``add``: whether it is a reduction. ``data``: None
+    until shared memory has been read."""
 
     site: Site
     body: Body
@@ -142,8 +143,8 @@ class BulkCopies:
         self.loads: deque[list[_Load]] = deque()
         #: The loads that a hesitant schedule delays while anything else can run.
         self.held: list[_Load] | None = None
-        #: By wave thread: uncommitted stores (``open``); committed groups not yet waited for,
-        #: oldest first (``groups``); older groups whose shared memory has been read (``read``).
+        #: By wave thread: ``open`` has uncommitted stores, ``groups`` the committed groups not yet
+        #: waited for, oldest first, and ``read`` older groups whose shared memory has been read.
         self.open: dict[int, list[_Store]] = {}
         self.groups: dict[int, list[list[_Store]]] = {}
         self.read: dict[int, list[list[_Store]]] = {}
@@ -325,7 +326,7 @@ class BulkCopies:
     def wait(self, group: Group, site: Site, allowed: int, mask: Any, *, read: bool) -> None:
         """cp.async.bulk.wait_group: all but the ``allowed`` newest groups complete.
 
-        With ``.read`` they only have to read shared memory.
+        With ``.read`` these groups only have to read shared memory.
         """
         for position in group.active(mask).tolist():
             thread = int(group.index[position])
@@ -381,7 +382,8 @@ class BulkCopies:
     # Arrivals
 
     def deliver(self, random: RandomSchedule | None) -> bool:
-        """Lets the oldest loads, or random ones, arrive; returns whether there were any."""
+        """Lets the oldest instruction's loads, or with ``random`` one random load, arrive. Returns
+        whether any load arrived."""
         if not self.loads:
             return False
         if random is None:

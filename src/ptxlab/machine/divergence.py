@@ -28,11 +28,11 @@ Values = tuple[Any, ...]
 
 @dataclass(eq=False)
 class Part:
-    """Some threads of a forked group; ``positions`` are their positions within it.
+    """Some threads of a forked group; ``positions`` are their positions within the group.
 
-    ``values`` are the registers live at the part's start while it runs, and those live at the join
-    once it is ``finished``. A part that never ``runs`` has no work until the join: it is finished
-    from the start, and its values are the registers from before the fork.
+    While the part runs, ``values`` are the registers live at its start. When it is ``finished``,
+    they are the registers live at the join. A part that never ``runs`` has no work until the join:
+    it is finished from the start, and its values are the registers from before the fork.
     """
 
     group: Group
@@ -146,8 +146,8 @@ class Fork:
 class Split:
     """A group that a wait splits permanently: some threads continue, the others keep waiting.
 
-    Each side is (node, registers live there for the whole group). ``wait`` is the wait of the other
-    threads before they start; None if their node contains the wait.
+    ``go`` and ``stay`` are (node, the whole group's registers that are live at that node). ``wait``
+    is the wait of the other threads before they start; None if their node contains the wait.
     """
 
     group: Group
@@ -158,5 +158,5 @@ class Split:
 
 
 def slice_values(values: tuple[Any, ...], positions: np.ndarray) -> tuple[Any, ...]:
-    """Registers of the threads at ``positions``; uniform ones stay scalars."""
+    """Registers of the threads at ``positions``; uniform registers stay scalars."""
     return tuple(v[positions] if isinstance(v, np.ndarray) else v for v in values)

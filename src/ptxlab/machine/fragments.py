@@ -1,4 +1,4 @@
-"""Tensor-core fragments: ldmatrix, stmatrix and mma.sync over all warps of a group at once.
+"""Tensor-core fragments: ldmatrix, stmatrix and mma.sync for all warps of a group together.
 
 Registers are uint32 (16-bit pairs) or float32 arrays of ``32 * warps`` threads, warp by warp. In
 the layouts below ``g = lane // 4`` and ``t = lane % 4``.

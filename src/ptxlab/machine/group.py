@@ -1,8 +1,8 @@
 """A group: threads that share one program counter, and their pending asynchronous copies.
 
-A launch starts with one group of all threads of a wave. A divergent branch forks it into two
-groups, which run as separate coroutines and join at the branch's immediate post-dominator. Nothing
-assumes one program counter per grid.
+A launch starts with one group of all threads of a wave. A divergent branch forks a group into two,
+which run as separate coroutines and join at the branch's immediate post-dominator. Nothing assumes
+one program counter per grid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ u4 = np.uint32
 class AsyncCopy:
     """A cp.async in flight: 16-, 8- or 4-byte words for flat cells of shared memory.
 
-    ``whole`` is the copy that this one is a part of; None if it is whole itself.
+    ``whole`` is the copy that this part belongs to; None if this is a whole copy.
     """
 
     issued: Site
@@ -208,7 +208,7 @@ class Group:
     def shuffle_source_varying(
         self, mode: str, b: np.ndarray, c: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same with operands that differ between threads (uint32 arrays or scalars)."""
+        """shuffle_source() for operands that differ between threads (uint32 arrays or scalars)."""
         b = np.broadcast_to(b, (self.n,)).astype(np.int64)
         c = np.broadcast_to(c, (self.n,)).astype(np.int64)
         tid = self.index % self.geometry.threads_per_cta

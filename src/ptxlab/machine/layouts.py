@@ -35,8 +35,8 @@ _BITS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
 def swizzled(addresses: np.ndarray, span: int) -> np.ndarray:
     """The swizzled addresses of pieces at plain addresses, for rows of ``span`` bytes.
 
-    Address bits from 4 upwards are XORed with those from 7 upwards: one bit for 32 bytes, two for
-    64, three for 128. ``span`` 0 swizzles nothing. Addresses are relative to the CTA's shared
+    Address bits from 4 upwards are XORed with the bits from 7 upwards: one bit for 32 bytes, two
+    for 64, three for 128. ``span`` 0 swizzles nothing. Addresses are relative to the CTA's shared
     memory.
     """
     if span not in _BITS:

@@ -1,7 +1,7 @@
 """mbarriers: arrivals, expected transaction bytes, phases, and waiting threads.
 
-In PTX an mbarrier is an opaque word of shared memory. Here it is kept outside that memory, as one
-object per address for all CTAs of a wave, since all CTAs have the same memory layout.
+In PTX an mbarrier is an opaque word of shared memory. Here mbarriers are kept outside that memory.
+One object per address serves all CTAs of a wave, since all CTAs have the same memory layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Mbarrier:
         self.phases = np.zeros(ctas, np.int64)
 
     def state(self, cta: int) -> str:
-        """A description of what it is waiting for in one CTA."""
+        """A description of what one CTA's mbarrier waits for."""
         if not self.valid[cta]:
             return "which was never initialised"
         return (
@@ -53,7 +53,7 @@ class MbarrierWait(Wait):
         granted: Callable[[MbarrierWait, np.ndarray], None],
     ) -> None:
         super().__init__(group, site)
-        #: (barrier, positions of threads, phases that must be over for each of them)
+        #: (barrier, positions of threads, per thread the number of phases that must be over)
         self.targets, self.granted = targets, granted
 
     def passed(self) -> np.ndarray:
@@ -208,7 +208,8 @@ class Mbarriers:
     def require(
         self, group: Group, site: Site, position: int, owner: int, address: int
     ) -> Mbarrier | None:
-        """The barrier on which a bulk copy will complete; None if there is none."""
+        """The mbarrier on which a bulk copy will complete; None if the address has no valid
+        mbarrier."""
         barrier = self._at(address)
         where = np.array([position])
         self._notify(site, "copy", group, where, np.array([owner]), address)

@@ -90,7 +90,7 @@ class GlobalMemory(GlobalMemoryView):
         return [known.public for known in self._ranges]
 
     def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
-        """Marks the accesses that lie wholly in one range that allows them."""
+        """Marks the accesses that lie wholly in one range, which must allow them."""
         good = np.zeros(np.shape(addresses), np.bool_)
         for known in self._ranges:
             if known.public.writable or not write:
@@ -125,7 +125,8 @@ class GlobalMemory(GlobalMemoryView):
         return out
 
     def store(self, addresses: Any, size: int, values: Any) -> None:
-        """Writes words of ``size`` bytes. If two threads write one address, the later one wins."""
+        """Writes words of ``size`` bytes. If two threads write one address, the later thread
+        wins."""
         found = self._common(addresses, size, write=True)
         if found is not None:
             view, cells = found
@@ -146,8 +147,8 @@ class GlobalMemory(GlobalMemoryView):
             return None
         begin, view = known.view(size)
         relative = addresses - begin
-        # The OR of the offsets is at least as large as each of them, negative if one is, and has a
-        # low bit set if one has. So one pass checks range and alignment.
+        # The OR of the offsets is at least as large as each offset. It is negative if an offset is,
+        # and has every low bit that an offset has. So one pass checks range and alignment.
         bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
         if bits & (size - 1):
             bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))

@@ -80,7 +80,7 @@ def high16(bits: Any) -> Any:
 
 
 def round_float(exact: Any, mode: str, dtype: Any = f4) -> Any:
-    """Round float64 (or wider) to ``dtype``; mode "rn", "rz", "rm" (down) or "rp" (up)."""
+    """Rounds float64 (or wider) to ``dtype``; mode "rn", "rz", "rm" (down) or "rp" (up)."""
     nearest = exact.astype(dtype)
     if mode == "rn":
         return nearest
@@ -130,7 +130,7 @@ def minimum_or_nan(a: Any, b: Any) -> Any:
 
 
 def _ordered_zeros(result: Any, a: Any, b: Any, sign: Any) -> Any:
-    """Fixes results of two zeros, where NumPy returns either one; ``sign`` combines sign bits."""
+    """Fixes results of two zeros, where NumPy returns either zero; ``sign`` combines sign bits."""
     if result.all():
         return result
     signed = sign(np.signbit(a).view(i1), np.signbit(b).view(i1))
@@ -139,7 +139,7 @@ def _ordered_zeros(result: Any, a: Any, b: Any, sign: Any) -> Any:
 
 
 def saturate(value: Any) -> Any:
-    """Clamp to [0, 1]; NaN becomes 0."""
+    """Clamps to [0, 1]; NaN becomes 0."""
     one, zero = value.dtype.type(1), value.dtype.type(0)
     return np.fmin(np.fmax(value, zero), one)
 
@@ -188,22 +188,22 @@ def on_halves(operation: Any, a: Any, b: Any, dtype: Any) -> Any:
 
 
 def add_halves(a: Any, b: Any) -> Any:
-    """float16 bits of a sum."""
+    """a + b of float16 bits."""
     return float_to_half(half_to_float(a) + half_to_float(b))
 
 
 def add_bfloats(a: Any, b: Any) -> Any:
-    """bfloat16 bits of a sum."""
+    """a + b of bfloat16 bits."""
     return float_to_bfloat(bfloat_to_float(a) + bfloat_to_float(b))
 
 
 def add_half_pairs(a: Any, b: Any) -> Any:
-    """float16x2 bits of two sums."""
+    """a + b of float16x2 bits."""
     return pack16(add_halves(low16(a), low16(b)), add_halves(high16(a), high16(b)))
 
 
 def add_bfloat_pairs(a: Any, b: Any) -> Any:
-    """bfloat16x2 bits of two sums."""
+    """a + b of bfloat16x2 bits."""
     return pack16(add_bfloats(low16(a), low16(b)), add_bfloats(high16(a), high16(b)))
 
 
@@ -367,7 +367,7 @@ _LIMITS = {dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max) for dtype in (i1, i
 def float_to_int(value: Any, dtype: Any, mode: str) -> Any:
     """cvt from float to integer, saturating; mode "rni", "rzi", "rmi" or "rpi".
 
-    NaN becomes 0, and 1 << 63 in the 64-bit types.
+    NaN becomes 0, or 1 << 63 in 64-bit types.
     """
     rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]
     rounded = rounding(value.astype(f8))

@@ -65,7 +65,7 @@ class Poll:
         return (now != self.words).any(axis=1)
 
     def missing(self, thread: int, memory: GlobalMemory) -> str:
-        """A description of the word that does not change for the thread at an index of
+        """A description of the word that does not change, for the thread at index ``thread`` of
         ``positions``."""
         address, words = int(self.addresses[thread]), ", ".join(map(str, self.words[thread]))
         if self.count == 1:

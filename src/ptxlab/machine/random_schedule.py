@@ -13,7 +13,8 @@ class RandomSchedule(Random):
 
     Odd numbers are hesitant: groups are also interrupted before waits, and one copy at a time is
     delayed while anything else can run. This finds mistakes that need a stall at exactly that
-    point, or many groups overtaking one. Other mistakes show only without it.
+    point, or a group that many others overtake. Other mistakes show only in a schedule that is not
+    hesitant.
     """
 
     def __init__(self, number: int) -> None:

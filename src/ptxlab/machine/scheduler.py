@@ -21,7 +21,7 @@ Coroutine = Generator[Any, Any, Any]
 
 @dataclass(eq=False)
 class _Task:
-    """A coroutine with its position in the tree of forks. It does not run while it waits for a
+    """A coroutine with its position in the tree of forks. A task does not run while it waits for a
     fork."""
 
     coroutine: Coroutine
@@ -39,7 +39,7 @@ class _Task:
 _PATIENCE = 16
 
 
-#: A random schedule triggers an early event with a probability of 1 over this, at each turn.
+#: At each turn, a random schedule triggers an early event with a probability of 1 / _SURPRISE.
 _SURPRISE = 6
 #: The laggard of a random schedule changes after this many turns.
 _LAGS = (20, 60, 200)
@@ -56,13 +56,14 @@ class Scheduler:
     one asynchronous transfer arrive and returns whether there was one. With a random generator it
     picks any transfer, otherwise the oldest.
 
-    A coroutine yields one of these requests: a Fork (its parts run, then it continues), a Wait, a
-    Split (two others replace it), or None (it spins in a loop and yields to other groups).
+    A coroutine yields one of four requests: a Fork (the coroutine continues after the fork's parts
+    have run), a Wait, a Split (two other coroutines replace this one), or None (it spins in a loop
+    and lets other groups run).
 
     Without ``random`` the schedule is fixed: groups run in rotation, and asynchronous transfers
     happen when no group can run. With ``random``, turns, arrivals and refusals come in random
-    order, and one warpgroup at a time, the laggard, runs only when no other can. Some mistakes show
-    only if one warpgroup gets far ahead of another, which never happens in rotation.
+    order, and one warpgroup at a time, the laggard, runs only when no other warpgroup can. Some
+    mistakes show only if one warpgroup gets far ahead of another, which never happens in rotation.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Scheduler:
         self.waiting: list[_Task] = []
         self.ready: deque[tuple[_Task, Any]] = deque()
         self.fruitless = 0
-        #: The number of events so far that groups may wait for, and whether any is unprocessed.
+        #: The number of events so far that groups may wait for, and whether any event is
+        #: unprocessed.
         self.news_count = 0
         self.news = False
         #: A random schedule's laggard, and the number of turns for which it remains.
@@ -111,7 +113,8 @@ class Scheduler:
                 self._step(*self.ready.popleft())
 
     def _shuffle(self, random: RandomSchedule) -> None:
-        """Moves a random task to the front: the laggard only if there is no other."""
+        """Moves a random task to the front: a task of the laggard only if no other task is
+        ready."""
         ready = self.ready
         if self.lag == 0:
             self.lag = random.choice(_LAGS)
@@ -180,7 +183,7 @@ class Scheduler:
             self._launch(_Task(coroutine, group, above, piece, wait=wait))
 
     def _held(self, group: Group, start: int, stop: int, values: Values, wait: Wait) -> Coroutine:
-        """Runs threads that first have to wait; they may also be released in parts."""
+        """Runs threads that first have to wait; the wait may also release them in parts."""
         passed = yield
         if passed is not None:
             yield Split(group, passed, (start, values), (start, values), wait)
@@ -244,7 +247,7 @@ class Scheduler:
         return False
 
     def _refuse(self) -> bool:
-        """Refuses a refusable wait, but only once while nothing else happens."""
+        """Refuses a refusable wait, but not again until something else has happened."""
         for task in self.waiting:
             if task.wait is not None and task.wait.refusable and task.refused != self.news_count:
                 task.refused = self.news_count
@@ -253,7 +256,7 @@ class Scheduler:
         return False
 
     def _give_up_a_join(self) -> bool:
-        """Releases warps that wait at a join for stuck warps."""
+        """Releases from a join those warps that wait there for stuck warps."""
         for task in [*self.waiting, *(task for task, _ in self.ready)]:
             above = task.parent
             while above is not None:
@@ -267,7 +270,8 @@ class Scheduler:
         return False
 
     def _release(self, task: _Task, fork: Fork, mask: np.ndarray) -> None:
-        """Replaces a task that waits for a fork by two: the threads in ``mask``, and the rest."""
+        """Replaces a task that waits for a fork by two tasks: the threads in ``mask``, and the
+        rest."""
         current, stop = task.coroutine.send(True)
         task.coroutine.close()
         go_group, values, rest_fork = fork.release(mask, current)
@@ -284,7 +288,7 @@ class Scheduler:
         self._launch(_Task(self.start(go_group, fork.stop, stop, values), go_group, above, go_part))
 
     def _after(self, fork: Fork, stop: int, current: Values) -> Coroutine:
-        """Continues after a join that some threads have left; more may leave it."""
+        """Continues after a join that some threads have left; more threads may leave the join."""
         if (yield):
             yield current, stop
         values = fork.join(range(len(current)), current)

@@ -4,7 +4,7 @@ mma.sync and wgmma run in steps. A step adds the products of up to ``depth`` pai
 the accumulator. The products are exact. All terms are aligned to the largest exponent among them
 and truncated a fixed number of bits below it. Their sum is exact and then truncated to float32.
 
-- An exponent is that of the format's exponent field. A product's exponent is the sum of its
+- A number's exponent is its exponent field less the bias. A product's exponent is the sum of its
   factors', so that its significand lies between 1 and 4. A subnormal has the exponent of the
   smallest normal number. A zero has a very low exponent (-133 on Hopper), and products far below
   that are lost when they are added to a zero.
@@ -74,7 +74,7 @@ _LOWEST_IN_FLOAT32, _HIGHEST_IN_FLOAT32 = -100, 125
 class TensorCore:
     """The arithmetic of one GPU generation.
 
-    - ``step_bytes``: bytes of an operand's row per step;
+    - ``step_bytes``: the bytes of an operand's row that one step takes;
     - ``fraction_bits``: bits of a term that are kept below the largest exponent;
     - ``zero_exponent``: the exponent of a term that is zero.
     """
@@ -118,7 +118,8 @@ TENSOR_CORES = {
 class _Scratch:
     """Memory for a step's products and truncated products.
 
-    It is allocated once, because an allocation per step would be returned to the system each time.
+    The memory is allocated only once, because memory that is allocated for each step would go back
+    to the system each time.
     """
 
     def __init__(self, depth: int, accumulators: int) -> None:
@@ -127,7 +128,7 @@ class _Scratch:
         self.integers = np.empty(depth * accumulators, i4)
 
     def of(self, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-        """Views of both arrays in a shape that is at most as large."""
+        """Views of both arrays in a shape with at most as many elements."""
         size = int(np.prod(shape))
         return self.products[:size].reshape(shape), self.integers[:size].reshape(shape)
 
@@ -137,7 +138,7 @@ class _Factors:
 
     def __init__(self, given: np.ndarray, kind: OperandType) -> None:
         self.given = given
-        #: The given values, with 0 in place of non-finite ones.
+        #: The given values, with 0 in place of non-finite values.
         self.values, self.all_finite = _finite(np.ascontiguousarray(given))
         self.zeros = self.values == 0
         self.exponents = _exponents(self.values, kind.least_exponent)
@@ -152,7 +153,8 @@ class _Factors:
 
     @cached_property
     def far_exponents(self) -> np.ndarray:
-        """Exponents; zeros get one so low that no product with a zero has the largest exponent."""
+        """Exponents; the exponent of a zero is so low that no product with a zero has the largest
+        exponent."""
         return np.where(self.zeros, -1024, self.exponents)
 
 
@@ -167,7 +169,7 @@ class _Block:
         )
 
     def added_to(self, c: np.ndarray) -> np.ndarray:
-        """Runs all steps; ``c`` is the accumulator of the first one."""
+        """Runs all steps; ``c`` is the accumulator of the first step."""
         depth = self.scratch.depth
         for first in range(0, self.a.given.shape[2], depth):
             c = self._step(slice(first, first + depth), c)
@@ -202,7 +204,8 @@ class _Block:
             columns = self.b.far_exponents[:, k].transpose(1, 0, 2)
             return np.max(rows[..., None] + columns[:, :, None], axis=0)
         # With 256**exponent in place of each factor, the sum of 16 products is less than 16 times
-        # the largest one, so its exponent gives the exponent of the largest product.
+        # the largest product. The sum's exponent therefore gives the exponent of the largest
+        # product.
         powers = np.matmul(self.a.powers[:, :, k], self.b.powers[:, k]).view(i8)
         powers >>= 52
         powers -= 1023

@@ -16,7 +16,7 @@ _MOST_IN_A_BOX = 256
 
 
 class ElementType(Protocol):
-    """The type of a tensor's elements; only its size in bytes matters."""
+    """The type of a tensor's elements; only the element's size in bytes matters."""
 
     @property
     def element_size(self) -> int: ...
@@ -63,9 +63,9 @@ class Clip:
 class TensorMap:
     """A checked spec and its memory.
 
-    A map may extend past the tensor: only the elements that boxes touch count. But it must begin in
-    registered memory, since a GPU faults otherwise, even if no box touches that place. Addresses
-    wrap at 2^64.
+    A map may extend past the tensor: only the elements that boxes touch count. But the map must
+    begin in registered memory, since a GPU faults otherwise, even if no box touches that place.
+    Addresses wrap at 2^64.
     """
 
     def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:
@@ -166,7 +166,8 @@ def _slices(begins: Sequence[int], counts: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _check(spec: TensorMapSpec) -> None:
-    """Raises ArgumentError for a spec that cuTensorMapEncodeTiled rejects or is not emulated."""
+    """Raises ArgumentError for a spec that cuTensorMapEncodeTiled rejects or that is not
+    emulated."""
     rank, inner = len(spec.sizes), spec.box[0] * spec.element_type.element_size
     strides = getattr(spec, "element_strides", ()) or (1,) * rank
     wrong = ""

@@ -117,7 +117,7 @@ class Wgmma:
         return WARPGROUP if self.warpgroups else WARP
 
     def descriptors(self, values: np.ndarray) -> np.ndarray:
-        """One descriptor per unit; all threads of a unit must have the same."""
+        """One descriptor per unit; all threads of a unit must have the same descriptor."""
         if values.ndim == 0:
             return np.full(self.index.size // self.unit, values)
         by_unit = values.reshape(-1, self.unit)
@@ -222,7 +222,7 @@ class Wgmma:
         return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
-        """This wgmma and the predecessors that only it continues, oldest first."""
+        """This wgmma and its chain of predecessors that are not evaluated yet, oldest first."""
         chain = [self]
         while True:
             before = chain[0].addend
@@ -261,7 +261,7 @@ def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """(units, rows, k) x (units, k, n), in blocks of rows small enough for one thread.
 
     OpenBLAS starts its threads above a number of multiplications. With other processes on the same
-    cores, that made products of this size 50 times slower.
+    cores, these threads made products of this size 50 times slower.
     """
     units, rows, depth = a.shape
     block = rows
@@ -288,7 +288,7 @@ def _to_tiles(rows: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 class WgmmaPipe:
-    """The wgmma instructions that generated code calls. Groups keep those in flight."""
+    """The wgmma instructions that generated code calls. Groups keep the wgmmas in flight."""
 
     def __init__(self, wave: RunsWgmma) -> None:
         self.wave = wave

@@ -84,7 +84,8 @@ class Wave(WaveMemory):
     def barrier(
         self, group: Group, site: Site, number: Any, expected: Any, blocks: bool, vote: Any = None
     ) -> BarrierWait | None:
-        """bar.sync, or bar.arrive if not ``blocks``; None if the group may continue at once.
+        """bar.sync, or bar.arrive if not ``blocks``; returns None if the group may continue without
+        waiting.
 
         ``vote`` is each thread's predicate of a bar.red.
         """
@@ -296,14 +297,14 @@ class Wave(WaveMemory):
             group.polls[site.index] = Poll.of(site, positions, where, found, size, count)
 
     def forget(self, group: Group, loads: Sequence[int]) -> None:
-        """Begins an iteration of a polling loop: drops what its loads read before."""
+        """Begins an iteration of a polling loop: drops what the loop's loads have read before."""
         for load in loads:
             group.polls.pop(load, None)
 
     def unchanged(self, group: Group, loads: Sequence[int]) -> MemoryWait | None:
         """A wait for a change in the words that a polling loop has read.
 
-        ``loads`` are the loop's loads. Returns None if they have read no global memory.
+        ``loads`` are the loop's loads. Returns None if these loads have read no global memory.
         """
         polls = [group.polls[load] for load in loads if load in group.polls]
         polls = [poll for poll in polls if poll.positions.size]
@@ -323,7 +324,8 @@ class Wave(WaveMemory):
     def shuffle(
         self, group: Group, mode: str, value: Any, b: Any, c: Any, members: Any
     ) -> tuple[Any, Any]:
-        """shfl.sync: (value of the source lane, in range). A lane elsewhere gives all ones."""
+        """shfl.sync: (value of the source lane, in range). A source lane outside the group gives
+        all ones."""
         group.require_members("shfl.sync", members)
         if b.ndim or c.ndim:
             source, good = group.shuffle_source_varying(mode, b, c)

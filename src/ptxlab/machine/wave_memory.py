@@ -61,7 +61,7 @@ class WaveMemory:
         self.clock = 0
         # Decides the order of atomics at one address; None: thread order.
         self.random: RandomSchedule | None = None
-        # The seed of that order for an atomic that observers know and that is about to happen.
+        # The seed of that order, drawn when observers are notified of an atomic, before it happens.
         self._drawn: int | None = None
 
     # Observation
@@ -93,7 +93,7 @@ class WaveMemory:
         if space == "generic":
             space, flat = self.resolve(flat)
         if np.ndim(sizes):
-            # cp.async with nothing to read does not touch its source.
+            # A cp.async that has nothing to read does not touch its source.
             positions, flat, sizes = positions[sizes > 0], flat[sizes > 0], sizes[sizes > 0]
         if shape == "matrix":
             lanes = group.index[positions] % WARP < sizes
@@ -232,7 +232,7 @@ class WaveMemory:
 
         Only single elements are atomic, not the vector, so each element has its own order of sums.
         """
-        # Bounds and alignment are those of the whole vector.
+        # Bounds and alignment are checked for the whole vector.
         self.load(group, space, addresses, 4 * len(values), mask)
         return [
             self.atomic(group, space, addresses + np.int64(4 * k), np.add, (value,), mask)
@@ -367,7 +367,7 @@ class WaveMemory:
 
 
 def _turns(cells: np.ndarray) -> list[np.ndarray]:
-    """Splits indices into rounds that contain every cell at most once, in order for each cell."""
+    """Splits indices into rounds with each cell at most once; a cell's indices stay in order."""
     order = np.argsort(cells, kind="stable")
     found = cells[order]
     begins = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
@@ -379,5 +379,5 @@ def _turns(cells: np.ndarray) -> list[np.ndarray]:
 
 
 def _spread(value: Any, threads: int) -> np.ndarray:
-    """A value per thread; a uniform one is broadcast."""
+    """A value per thread; a uniform value is broadcast."""
     return value if value.ndim else np.broadcast_to(value, (threads,))

@@ -69,7 +69,7 @@ _STATEMENT = re.compile(
     r"|(?P<end>\Z))"
 )
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-#: Deepest chain of inlined functions. A longer one is a function inlined into itself.
+#: Deepest chain of inlined functions. A longer chain is a function inlined into itself.
 _DEEPEST_INLINING = 32
 _REGISTERS = re.compile(r"\.reg\s*(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
 

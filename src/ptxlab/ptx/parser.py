@@ -33,7 +33,7 @@ class ParsedModule:
 
     @property
     def arch(self) -> int:
-        """The target's compute capability, such as 90 for sm_90a; 0 if there is none."""
+        """The target's compute capability, such as 90 for sm_90a; 0 without a target."""
         return int("".join(filter(str.isdigit, self.target)) or 0)
 
     @property
@@ -42,7 +42,7 @@ class ParsedModule:
         return tuple(self.entry_heads)
 
     def entry(self, name: str) -> Entry:
-        """The parsed entry. For an unknown name, EmulatorError lists the existing ones."""
+        """The parsed entry. For an unknown name, EmulatorError lists the existing names."""
         if name not in self._entries:
             if name not in self.entry_heads:
                 known = ", ".join(self.entry_heads) or "none"

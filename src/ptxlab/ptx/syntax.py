@@ -36,7 +36,7 @@ class SourceLocation:
 
     @property
     def depth(self) -> int:
-        """The number of functions inlined into each other here."""
+        """The number of functions that are inlined into each other at this location."""
         return 0 if self.inlined_at is None else 1 + self.inlined_at.depth
 
     @property
@@ -172,8 +172,8 @@ class Variable:
 class Parameter:
     """One entry parameter; ``offset`` and ``size`` in bytes within the argument buffer.
 
-    ``kind`` is its PTX type. For an array (``is_array``), such as a struct, it is that of one
-    element.
+    ``kind`` is its PTX type. For an array (``is_array``), such as a struct, ``kind`` is the type of
+    one element.
     """
 
     name: str

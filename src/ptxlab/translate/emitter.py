@@ -148,7 +148,7 @@ class Emitter:
         raise self.error(f"operand {operand} cannot be read as .{kind}")
 
     def use_if_written(self, operand: Operand, kind: str) -> str:
-        """The same, but an unwritten register reads as all ones, which is NaN in floats."""
+        """As use(), but an unwritten register reads as all ones, which is NaN in floats."""
         if not isinstance(operand, Register) or operand.name not in self.unwritten:
             return self.use(operand, kind)
         held = self.storage_of(operand.name)
@@ -252,7 +252,8 @@ class Emitter:
         raise self.error(f"registers of type .{declared} are not supported")
 
     def _reinterpret(self, expression: str, held: str, wanted: str, *, extend: bool = False) -> str:
-        """Reinterprets bits as another NumPy type; narrow integers are extended, wide ones cut."""
+        """Reinterprets bits as another NumPy type; narrow integers are extended, wide integers
+        truncated."""
         if held == wanted:
             return expression
         if "b1" in (held, wanted):
@@ -346,7 +347,7 @@ def _immediate_value(operand: Immediate, wanted: str) -> Any:
         return bool(operand.value)
     if wanted[0] == "f" or not isinstance(operand.value, float):
         return operand.value if wanted[0] != "f" else float(operand.value)
-    # A float literal used as bits: 0f has 32 of them, everything else 64.
+    # A float literal used as bits: a 0f literal has 32 bits, every other one 64.
     if text[:2].lower() == "0f":
         bits = int(text[2:], 16) ^ (0x80000000 if operand.text[0] == "-" else 0)
     else:

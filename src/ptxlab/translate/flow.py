@@ -69,7 +69,7 @@ def has_result(instruction: Instruction) -> bool:
 def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
     """Registers that an instruction reads and writes.
 
-    It reads its guard and, with a guard, also its results.
+    An instruction reads its guard. With a guard, it also reads its results.
     """
     operands = instruction.operands
     writes: list[str] = []
@@ -183,7 +183,7 @@ def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
     """Nodes of the loop from ``first`` to ``last`` if it only polls memory, else none.
 
     Such a loop reads with .volatile, .relaxed or .acquire, has no other effect, and carries no
-    register from one iteration to the next. So it continues as long as the words are unchanged.
+    register from one iteration to the next. It therefore continues until one of the words changes.
     """
     body, pending = {first}, [last]
     before: dict[int, list[int]] = {}
@@ -286,7 +286,7 @@ def _post_dominators(flow: Flow) -> None:
     for node in flow.nodes:
         strict = sets[node.index] & ~(1 << node.index)
         candidates = [i for i in range(flow.exit + 1) if strict >> i & 1]
-        # A set that never shrank belongs to code that cannot reach the exit.
+        # A set that never shrank may mean that the exit cannot be reached.
         endless = sets[node.index] == everything and not _reaches_exit(flow, node.index)
         node.ipdom = flow.exit if endless else max(candidates, key=lambda i: sizes[i])
 

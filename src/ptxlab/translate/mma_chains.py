@@ -1,7 +1,7 @@
 """Deferral of mma.sync: chains along k and tiles along n and m run as one batched matrix product.
 
-mma only accesses registers, so it may run at any point between the definition of its operands and
-the first use of its result. A node's mma instructions are collected until something needs an
+mma only accesses registers, so it may run at any point after its operands are defined and before
+the result is first used. A node's mma instructions are collected until something needs an
 accumulator. In a chain, each result is the next addend. Chains with the same A operands become
 columns of one product; products with the same B operands become its rows.
 """

@@ -14,7 +14,7 @@ _HINT, _MULTICAST = "L2::cache_hint", "multicast::cluster"
 
 
 def bulk(t: Emitter, i: Instruction) -> None:
-    """Copies, reductions, bulk groups, and prefetches, which have no effect."""
+    """Copies, reductions and bulk groups; also prefetches, which have no effect."""
     modifiers = [m for m in i.modifiers if m not in ("reduce", "async", "bulk")]
     if modifiers[:1] == ["prefetch"]:
         return
@@ -107,7 +107,7 @@ def _store(t: Emitter, operands: list[Operand], dimensions: int, *, add: bool) -
 
 
 def store_to_peer(t: Emitter, i: Instruction) -> None:
-    """st.async: sixteen bytes from registers to shared memory of the cluster, with an mbarrier
+    """st.async: 16 bytes from registers to the cluster's shared memory, signalling an mbarrier
     there."""
     modifiers = [m for m in i.modifiers if m not in ("async", "weak")]
     if modifiers != ["shared::cluster", *_TO_SHARED, "v4", "b32"]:

@@ -26,7 +26,7 @@ def arithmetic(t: Emitter, i: Instruction) -> None:
 
 
 class _Flags:
-    """Rounding and other modifiers of a float instruction; unknown ones are an error."""
+    """Rounding and other modifiers of a float instruction; unknown modifiers are an error."""
 
     def __init__(self, t: Emitter, i: Instruction, allowed: tuple[str, ...]) -> None:
         # Flushing subnormals to zero is not modelled, since results are compared within tolerances.
@@ -130,7 +130,7 @@ def _unpack(t: Emitter, operand: Operand, half: str) -> tuple[str, str]:
 
 
 def transcendental(template: str) -> Handler:
-    """ex2, lg2, rcp, sqrt, rsqrt, tanh, sin, cos: NumPy's results replace those of .approx."""
+    """ex2, lg2, rcp, sqrt, rsqrt, tanh, sin, cos: NumPy computes the results, also for .approx."""
 
     def handler(t: Emitter, i: Instruction) -> None:
         kind = i.modifiers[-1] if i.modifiers else ""

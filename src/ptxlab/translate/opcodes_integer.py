@@ -223,7 +223,7 @@ def funnel(t: Emitter, i: Instruction) -> None:
 
 
 def lookup3(t: Emitter, i: Instruction) -> None:
-    """lop3.b32, with and without a predicate's help only in its plain form."""
+    """lop3.b32; forms with a predicate are not supported."""
     modifiers, kind = only(t, i, ("b32",))
     no_more(t, i, modifiers)
     d, a, b, c, table = i.operands
@@ -292,7 +292,7 @@ def count_bits(t: Emitter, i: Instruction) -> None:
     }[i.opcode]
     value = f"{function}({t.use(a, kind)})"
     if shifts:
-        # The distance from the top to the bit found; it stays all ones if there is none.
+        # The distance of the found bit from the highest bit, or all ones if no bit was found.
         none, top = t.constant(0xFFFFFFFF, "u4"), t.constant(int(kind[1:]) - 1, "u4")
         place = t.temporary()
         t.emit(f"{place} = {value}")

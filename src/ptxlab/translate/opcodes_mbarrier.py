@@ -5,8 +5,8 @@ from __future__ import annotations
 from ptxlab.ptx.syntax import Address, Immediate, Instruction, Sink
 from ptxlab.translate.emitter import Emitter, Handler
 
-#: Ordering and scope. They are ignored: every arrival releases and every wait acquires, as is the
-#: default.
+#: Modifiers of ordering and scope. They are ignored: every arrival releases and every wait
+#: acquires, as by default.
 _ORDER = frozenset(["release", "acquire", "cta", "cluster"])
 _SPACES = frozenset(["shared", "shared::cta", "shared::cluster"])
 _REMOTE = frozenset(["arrive", "expect_tx", "complete_tx"])

@@ -62,7 +62,8 @@ class _Access:
 
     def __init__(self, t: Emitter, i: Instruction) -> None:
         self.order, modifiers = _order(t, i)
-        # shared::cta is the CTA's own shared memory; accesses to another CTA's are not supported.
+        # shared::cta is the CTA's own shared memory; accesses to another CTA's memory are not
+        # supported.
         if "shared::cluster" in modifiers:
             raise t.error("shared memory of other CTAs (.shared::cluster) is not supported")
         modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
@@ -105,7 +106,7 @@ def see(
 
 
 def kept(t: Emitter, address: str) -> str:
-    """The address, held in a variable if generated code uses it twice."""
+    """The address, held in a variable if the generated code uses the address twice."""
     if not t.observed and not t.polls:
         return address
     name = t.temporary()
@@ -308,8 +309,8 @@ def fence(t: Emitter, i: Instruction) -> None:
 def grid_dependency(t: Emitter, i: Instruction) -> None:
     """griddepcontrol; it only affects observers.
 
-    In the emulator a launch begins after the previous one has finished, so wait need not wait, and
-    launch_dependents has no effect.
+    In the emulator a launch begins after the previous one has finished, so ``wait`` and
+    ``launch_dependents`` have no effect.
     """
     if tuple(i.modifiers) not in (("wait",), ("launch_dependents",)):
         raise t.error(f"{i.mnemonic} does not exist")

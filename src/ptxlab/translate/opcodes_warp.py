@@ -152,7 +152,7 @@ def call(t: Emitter, i: Instruction) -> None:
 
 
 def guarded_mma(t: Emitter, i: Instruction) -> None:
-    """mma.sync with a guard, which is not supported; MmaChains handles all others."""
+    """mma.sync with a guard, which is not supported; MmaChains handles mma.sync without one."""
     raise t.error("mma under a guard is not supported")
 
 

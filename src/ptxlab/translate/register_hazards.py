@@ -1,9 +1,9 @@
 """Finds the registers that wgmma may be using at each point of an entry.
 
-wgmma accesses registers asynchronously to the threads. A program may not access them between issue
-and wait, and must execute wgmma.fence between its own accesses and the next wgmma. Generated code
-cannot track all registers at run time, so data-flow analysis finds the possible hazards. A ``mov``
-between registers counts as renaming, because compilers use it for that.
+wgmma accesses registers asynchronously to the threads. A program may not access these registers
+between issue and wait, and must execute wgmma.fence between its own accesses and the next wgmma.
+Generated code cannot track all registers at run time, so data-flow analysis finds the possible
+hazards. A ``mov`` between registers counts as renaming, because compilers use it for that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Hazards:
 
     #: wait_group: registers that may be in flight before it and are read later.
     waits: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: wgmma: its registers that were accessed since the last fence, or "no fence" without a fence.
+    #: wgmma: the registers of this wgmma that were accessed since the last fence, or "no fence".
     unfenced: dict[int, tuple[str, ...]] = field(default_factory=dict)
     #: Any write: its registers that may be accumulators, or fragments of A, in flight.
     overwrites: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ def fragment_of(instruction: Instruction) -> tuple[str, ...]:
 def find_hazards(flow: Flow) -> Hazards | None:
     """The hazards of an entry; None if it has no wgmma.
 
-    Also adds the registers that wait_group writes to its steps.
+    Also adds to the steps of wait_group the registers that it writes.
     """
     steps = [step for node in flow.nodes for step in node.steps]
     products = [step for step in steps if is_wgmma_mma(step.instruction)]

@@ -129,8 +129,8 @@ class Translator(Emitter):
     def _emit_entry_points(self) -> None:
         """Unpacks live registers where a coroutine may start.
 
-        It may start after a fork, after a barrier that opened for some threads, and at a join from
-        which threads were released.
+        A coroutine may start after a fork, after a barrier that opened for some threads, and at a
+        join from which threads were released.
         """
         starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
         for node in self.flow.nodes:
@@ -274,8 +274,8 @@ class Translator(Emitter):
             self.emit(f"yield {fork}")
             self.emit("return None")
         else:
-            # The scheduler may release threads from the join. It then requests the live registers
-            # and continues from there.
+            # The scheduler may release threads from the join. The scheduler then requests the live
+            # registers and continues from there.
             live = self.flow.live_in(merge)
             direct = merge in node.successors
             before = self._pack(live) if direct else "UNDEFINED, " * len(live)

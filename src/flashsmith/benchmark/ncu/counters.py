@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Counter:
-    """A column and the metrics that may fill it, the preferred one first. `scale` converts the
+    """A column and the metrics that may fill it, the preferred metric first. `scale` converts the
     profiler's base unit into the column's unit."""
 
     column: str
@@ -64,8 +64,8 @@ TOP_STALLS = 3
 
 @dataclass
 class Selection:
-    """The metrics to collect on this GPU; `missing` are the metrics that it turned out not to
-    know."""
+    """The metrics to collect on this GPU. `missing` are listed metrics that the profiler then
+    reported as unknown."""
 
     listed: Collection[str]
     missing: set[str] = field(default_factory=set)
@@ -78,7 +78,7 @@ class Selection:
         return chosen + [f"{name}{_STALL_SUFFIX}" for name in stalls]
 
     def metric(self, counter: Counter) -> str | None:
-        """The metric that fills a column, None if this GPU has none."""
+        """The metric that fills a column; None if this GPU has no such metric."""
         return next((name for name in counter.metrics if self._has(name)), None)
 
     def absent_columns(self) -> list[str]:
@@ -130,7 +130,7 @@ def unknown_metrics(text: str) -> set[str]:
 # --- the raw page ---------------------------------------------------------------------------------
 
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# The units of `--print-units base`. Some versions spell them out, and some still add a prefix.
+# The units of `--print-units base`. Some versions spell the units out, and some still add a prefix.
 _BASE = {"byte": 1.0, "hz": 1.0, "second": 1e9, "s": 1e9}
 _NAME = "Kernel Name"
 _IDENTITY = "ID"
@@ -189,8 +189,8 @@ class TruncatedPage(ValueError):
 def parse_raw_page(text: str) -> list[ProfiledLaunch]:
     """The launches on a page, in the order they ran; lines outside the page are ignored.
 
-    Cells without a number are omitted. Raises ValueError if there is no page, and TruncatedPage if
-    it ends too early.
+    Cells without a number are omitted. Raises ValueError if the text has no page, and TruncatedPage
+    if the page ends within a line.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if not lines:

@@ -33,24 +33,24 @@ from flashsmith.errors import ConfigParseError, ProfilerError
 from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
 
 _PROFILED = "flashsmith.benchmark.ncu.profiled_process"
-# The most runs of the profiler. An unknown metric ends a run before it begins, and every column has
+# Limit of the profiler's runs. An unknown metric ends a run before it begins, and every column has
 # only a few alternative names.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
 # The role of the kernel whose name spells the config.
 _MAIN = "main"
-# Generous limits for a kernel's proof and for its launches, which are replayed for every few
-# counters.
+# Generous values for the time limit of a kernel's proof and of its launches, which are replayed for
+# every few counters.
 _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
 _REPLAYS = 50
 _LEAST_FLOP_PER_SECOND = 5e12
-# Where NVIDIA's installers put it; sorted by number, the newest version comes last.
+# Where NVIDIA's installers put ncu; sorted by number, the newest version comes last.
 _INSTALLED = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
 
 
 def find_ncu(root: Path = Path("/")) -> Path:
-    """The `ncu` on PATH, else the one in CUDA_HOME, else the newest one installed under `root`.
+    """The `ncu` on PATH, else the `ncu` in CUDA_HOME, else the newest `ncu` installed under `root`.
 
     Raises ProfilerError, which lists the places searched.
     """
@@ -148,7 +148,8 @@ class Profiler:
     def _run(self, options: list[str], scratch: Path, seconds: float = _SECONDS_TO_BEGIN) -> _Ended:
         log = scratch / "log"
         try:
-            # A session of its own, so that the process under the profiler is killed along with it.
+            # A separate session, so that the process under the profiler is killed along with the
+            # profiler.
             process = subprocess.Popen(
                 [str(self.ncu), *options],
                 env=env.profiled_environment(),
@@ -235,7 +236,7 @@ def _assigned(ended: _Ended, job: ProfilingJob) -> tuple[list[ProfiledUse], str]
 def _next_call(
     waiting: deque[ProfiledLaunch], use: ProfiledKernel, ended: _Ended
 ) -> dict[str, ProfiledLaunch]:
-    """Takes the launches of a use's next call, by role, from those that remain.
+    """Takes the launches of a use's next call, by role, from the remaining launches.
 
     A role that occurs again starts another call. Launches of foreign kernels are skipped.
 

@@ -182,7 +182,8 @@ def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
 
 
 class WavefrontCount(NamedTuple):
-    """Shared-memory wavefronts of a whole launch, and their number without bank conflicts."""
+    """The number of shared-memory wavefronts of a whole launch, and the number without bank
+    conflicts."""
 
     actual: int
     ideal: int
@@ -191,9 +192,9 @@ class WavefrontCount(NamedTuple):
 def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount | None:
     """The emulator's count for `cfg`'s kernel on `problem`; None where it cannot be derived.
 
-    One CTA is emulated over a few tiles of keys, and then over one more. Both runs contain the
-    first step and the steps that a mask cuts, so their difference is one ordinary step. A launch is
-    the sum over its CTAs.
+    One CTA is emulated over a few tiles of keys, and then over one tile more. Both runs contain the
+    first step and the steps that a mask cuts, so their difference is one ordinary step. The count
+    of a launch is the sum over its CTAs.
     """
     windowed = problem.semantics.key_mask.takes_limits
     if not cfg.family.equal_steps or problem.semantics.packed or windowed:

@@ -26,8 +26,8 @@ class ProfileRow(Measurement):
     """A measurement by the profiler: one kernel on one problem, with its counters.
 
     The fields from duration_us on come from the profiler, for the call with the median duration,
-    with cold caches and without clock control. For a call with several launches, they are sums, or
-    means by duration.
+    with cold caches and without clock control. For a call with several launches, these fields are
+    sums, or means weighted by duration.
 
     verdict: of the output check before profiling; 'error' if the kernel cannot run here.
     note: the reason, the duration of each launch of a call, and the columns without a counter on
@@ -80,7 +80,7 @@ _REQUIRED = COLUMNS[: COLUMNS.index("note")]
 class ProfileRowFile(GrowingFile):
     """A growing file of ProfileRows, CSV or JSON Lines; ``rows`` holds its contents.
 
-    Raises ArgumentError if it is not such a file.
+    Raises ArgumentError if an existing file does not hold ProfileRows.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -30,9 +30,9 @@ from flashsmith.pluralize import pluralize
 class Point:
     """One problem, measured under one protocol in one environment.
 
-    `chosen` is attention() without a config, and `free` the same with a free split. `kernels` are
-    flashsmith's by config, and `peers` by name. All of these passed their check and have a time.
-    `wrong` are the rows that failed or did not finish.
+    `chosen` is the public call, which chooses its config, and `free` is that call with
+    split='free'. `kernels` are flashsmith's kernels by config, and `peers` the peers by name. All
+    of these passed their check and have a time. `wrong` are the rows that failed or did not finish.
     """
 
     row: Measurement
@@ -75,7 +75,7 @@ class Point:
 
     @property
     def ratio_to_best(self) -> float | None:
-        """flashsmith's throughput over that of the fastest peer."""
+        """flashsmith's throughput over the fastest peer's throughput."""
         return _over(self.flashsmith, self.best_peer)
 
 
@@ -156,8 +156,8 @@ def _point(rows: Sequence[Measurement]) -> Point:
 def _medians(
     rows: Sequence[Measurement], name: Callable[[Measurement], str]
 ) -> dict[str, Measurement]:
-    """Rows by name; of several repeats the median one (of an even number, the slower of the middle
-    two)."""
+    """Rows by name. Of several repeats, this is the median row; of an even number, the slower of
+    the middle two."""
     repeats: dict[str, list[Measurement]] = {}
     for row in rows:
         repeats.setdefault(name(row), []).append(row)
@@ -195,7 +195,7 @@ def _continues(last: Measurement, row: Measurement) -> bool:
 
 
 def _by_bytes(chain: Sequence[Point]) -> Sequence[Point]:
-    """Points over a cache, sorted by its size; other points stay in order."""
+    """Points over a cache, sorted by the cache's size; other points stay in order."""
     if not chain[0].row.is_memory_bound:
         return chain
     return sorted(chain, key=lambda point: (point.row.batch * point.row.seq_k, point.row.batch))
@@ -263,7 +263,7 @@ def split_semantics(row: Measurement) -> tuple[str, str]:
 
 
 def gpu_words(gpu: str) -> str:
-    """A GPU's name, or a phrase that says it is unknown."""
+    """A GPU's name, or a phrase for an unknown GPU."""
     return gpu or "an unnamed GPU"
 
 
@@ -307,7 +307,7 @@ def titles(rows: Sequence[Measurement]) -> list[str]:
     """A title for the group of each row.
 
     A title describes the problems, and names the GPU if there are several. If groups share a
-    description, it also has the batch and the facts of the setting in which they differ.
+    description, the title also has the batch and the facts of the setting in which they differ.
     """
     several_gpus = len({row.gpu for row in rows}) > 1
 
@@ -331,7 +331,7 @@ def titles(rows: Sequence[Measurement]) -> list[str]:
 
 
 def peer_order(names: Iterable[str]) -> list[str]:
-    """FlashAttention-2 and cuDNN first, then the others in their given order."""
+    """FlashAttention-2 and cuDNN first, then the other peers in their given order."""
     found = dict.fromkeys(names)
     return [name for name in BASELINES if name in found] + [
         name for name in found if name not in BASELINES

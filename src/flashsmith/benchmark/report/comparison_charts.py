@@ -31,7 +31,7 @@ from flashsmith.benchmark.report.svg_charts import (
 )
 from flashsmith.benchmark.roofline import Roofline
 
-# The most peers of a chart and of the table of problems.
+# Limit of peers in a chart and in the problem table.
 MOST_PEERS = 12
 _MOST_STRIPS = 30
 

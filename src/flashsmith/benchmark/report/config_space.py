@@ -17,11 +17,11 @@ from flashsmith.safe_json import whole_number
 
 # A problem with fewer configs is not shown as a space.
 LEAST_CONFIGS = 4
-# Limits of a heat map, and the most maps of a page.
+# Limits of a heat map's rows and columns, and of the heat maps on a page.
 MOST_ROWS = 40
 MOST_COLUMNS = 40
 MOST_MAPS = 100
-# Listed configs: at least _LEAST_LISTED of a problem, and about _LISTED on a page.
+# Numbers of listed configs: at least _LEAST_LISTED of a problem, and about _LISTED on a page.
 _LEAST_LISTED, _LISTED = 3, 600
 _LEVELS = 10
 _BARS = "▁▂▃▄▅▆▇█"
@@ -32,9 +32,9 @@ _DIGITS = re.compile(r"\d", re.ASCII)
 class SearchedSpace:
     """One problem's configs of one family, each with its last measurement.
 
-    ranked: those with a rate, fastest first.
-    wrong: those that were wrong or failed.
-    dropped: how many the search dropped.
+    ranked: configs with a rate, fastest first.
+    wrong: configs that were wrong or failed.
+    dropped: the number of configs that the search dropped.
     """
 
     ranked: tuple[Measurement, ...]
@@ -120,7 +120,8 @@ class HeatMap:
 
 
 def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
-    """For each kind of problem, the one with the most configs; of several, the longest."""
+    """For each kind of problem, the problem with the most configs; of several, the longest
+    problem."""
     chosen: dict[Any, SearchedSpace] = {}
     for one in searched:
         best = chosen.setdefault(_kind(one.row), one)
@@ -138,7 +139,8 @@ def make_heat_map(one: SearchedSpace) -> HeatMap:
     for row in one.ranked:
         tile, words = parts[row.config]
         best.setdefault((_knobs(words, common), tile), row)
-    # The configs are ranked by rate, so the first one in a row or a column is its best.
+    # The configs are ranked by rate, so the first config in a row or a column is the best config
+    # there.
     rows = list(dict.fromkeys(knobs for knobs, _ in best))
     shown = rows[:MOST_ROWS]
     wrong = {(_knobs(parts[row.config][1], common), parts[row.config][0]) for row in one.wrong}

@@ -32,7 +32,7 @@ from flashsmith.printable import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# The most items of each kind on one page; the page reports how many are left out.
+# Limits of the items of each kind on one page; the page reports how many are left out.
 LIMITS = {
     "charts": 100,
     "table_rows": 1500,
@@ -40,9 +40,9 @@ LIMITS = {
     "heat_maps": config_space.MOST_MAPS,
     "named": 10,
 }
-# The most peers in the overview.
+# Limit of peers in the overview.
 _COMPARED_PEERS = 3
-# The longest slug of a chart's file name.
+# Limit of the slug's length in a chart's file name.
 _MOST_CHARACTERS = 100
 
 
@@ -155,7 +155,7 @@ def _by_version(points: Sequence[Point]) -> list[tuple[str, str, str, list[Point
 
 
 def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
-    """(peer, reason for its absence), and the number of problems."""
+    """For each (peer, reason for its absence), the number of problems."""
     gaps: dict[tuple[str, str], int] = {}
     for row in rows:
         if not results.is_flashsmith(row) and row.verdict == "absent":
@@ -216,8 +216,8 @@ _FUNCTIONS: dict[Any, tuple[str, ...]] = {
 
 
 def write_page(page: Page, out: Path) -> list[Path]:
-    """Writes the page, and its charts into the folder '<name>-charts' next to it. Charts of an
-    earlier page are removed. Returns all paths.
+    """Writes the page, and its charts into the folder '<name>-charts' next to the page. Charts of
+    an earlier page are removed. Returns all paths.
 
     Raises ArgumentError if a file cannot be written.
     """

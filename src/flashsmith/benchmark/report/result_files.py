@@ -24,7 +24,7 @@ from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, read_json, read_text
 
 _ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
-# A row's figures that are drawn and compared, and the range in which they are usable.
+# The figures of a row that are drawn and compared, and the range in which a figure is usable.
 _FIGURES = ("ms", "best_ms", "spread", "tflops", "sm_clock_mhz", "power_w")
 _MAY_BE_ZERO = ("spread", "sm_clock_mhz", "power_w")
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -48,8 +48,8 @@ def read_results(paths: Sequence[Path]) -> Results:
     A file of unknown kind is skipped with a note in its Source, provided that another file is of a
     known kind.
 
-    Raises ArgumentError if a file is missing or damaged, or if none is of a known kind. The message
-    names the file, and the line or row if there is one.
+    Raises ArgumentError if a file is missing or damaged, or if no file is of a known kind. The
+    message names the file, and the line or row if there is one.
     """
     results, unknown, seen = Results(), list[_NoResult](), set[str]()
     for path in paths:
@@ -242,7 +242,7 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
 def with_stored_rooflines(results: Results) -> Results:
     """The results together with the rooflines stored on this machine for the rows' GPUs.
 
-    Raises ArgumentError if one of them is damaged.
+    Raises ArgumentError if a stored roofline is damaged.
     """
     from flashsmith.benchmark.roofline import load_roofline, roofline_path
 

@@ -63,13 +63,13 @@ class Results:
 
     @cached_property
     def compared(self) -> tuple[Measurement, ...]:
-        """Rows that compare implementations, without those of a search."""
+        """Rows that compare implementations, without a search's rows."""
         return tuple(row for row in self.rows if not of_search(row))
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """The compared revisions with the time of each one's last row, the most recent first. Rows
-        without a revision count as revision ''."""
+        """The compared revisions with the time of each revision's last row, the most recent first.
+        Rows without a revision count as revision ''."""
         last: dict[str, str] = {}
         for row in self.compared:
             last[row.revision] = max(last.get(row.revision, ""), row.time)
@@ -101,7 +101,7 @@ def name_of(row: Measurement) -> str:
 
 
 def rate_of(row: Measurement | None) -> float | None:
-    """A row's throughput in the unit of ``unit_of``; None if it has none."""
+    """A row's throughput in the unit of ``unit_of``; None without a throughput."""
     if row is None or not row.is_memory_bound:
         return row.tflops if row else None
     return row.tb_per_s or None
@@ -137,7 +137,8 @@ def _fact(value: Any) -> Any:
 
 
 def setting_facts(setting: Setting) -> dict[str, str]:
-    """A setting's facts as the page shows them, the most important first; '' for an unknown one."""
+    """A setting's facts as the page shows them, the most important first; '' for an unknown
+    fact."""
     known = dict(setting.environment)
     others = {
         name: f"{ENVIRONMENT_NAMES.get(name, name)} {value}" if value else ""

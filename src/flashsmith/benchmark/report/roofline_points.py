@@ -19,7 +19,7 @@ from flashsmith.benchmark.roofline.roofline_table import describe as ceiling_wor
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families import parse_kernel_name_into_config
 
-# The most lines of a chart.
+# Limit of the lines in a chart.
 _MOST_TRACES = 10
 # Ceilings above this multiple of the highest rate are omitted, since they would compress the rest.
 _IN_SIGHT = 2.0

@@ -14,7 +14,7 @@ from flashsmith.benchmark.report.results import FLASHSMITH
 WIDTH = 420.0
 _LEFT, _TOP, _BOTTOM = 40.0, 12.0, 226.0
 _LINE_HEIGHT = 13.5
-# The longest label; all known names are shorter, but files may contain any name.
+# Limit of a label's length. All known names are shorter, but files may contain any name.
 _LONGEST = 24
 _WIDE, _NARROW = "mwMW@%…", "iljtfrI.,:;'|()[] "
 DRAM_READ = "DRAM read"
@@ -48,8 +48,8 @@ class ChartShape:
 class Chart:
     """An SVG: shapes in a box of WIDTH by `height`, which scales with the page's width.
 
-    `alt` describes it for screen readers, and `caption` is shown below it. `facets` are the values
-    that the page's filters use.
+    `alt` describes the chart for screen readers, and `caption` is shown below the chart. `facets`
+    are the values that the page's filters use.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """One implementation's rates, in the order of the x values; None where it has none."""
+    """One implementation's rates, in the order of the x values; None for a missing rate."""
 
     name: str
     rates: Sequence[float | None]
@@ -70,7 +70,7 @@ class Series:
     dashed: bool = False
 
     def place(self, places: Mapping[str, int]) -> int:
-        """The index of its colour and mark."""
+        """The index of the implementation's colour and mark."""
         name = FLASHSMITH if self.strong else self.name
         return _PLACES.index(name) if name in _PLACES else places.get(name, len(_MARKS) - 1)
 
@@ -92,8 +92,8 @@ class Strip:
 
 
 def places_of(peers: Sequence[str]) -> dict[str, int]:
-    """The index of colour and mark for each peer on a page. A known peer has its own index on every
-    page; the others take the free ones."""
+    """The index of colour and mark for each peer on a page. A known peer has the same index on
+    every page; other peers take free indices."""
     taken = {_PLACES.index(name) for name in (FLASHSMITH, DRAM_READ)}
     taken |= {_PLACES.index(name) for name in peers if name in _PLACES}
     free = [place for place in reversed(range(len(_MARKS))) if place not in taken]
@@ -119,8 +119,8 @@ def text_width(text: str) -> float:
 
 
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
-    """The smallest and the largest value without outliers, which lie farther from the middle half
-    than `reach` times its width."""
+    """The smallest and the largest value without outliers. An outlier's distance from the middle
+    half of the values is above `reach` times the width of that half."""
     if len(values) < 4:
         return min(values), max(values)
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -129,7 +129,7 @@ def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, fl
 
 
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
-    """Positions near the wanted ones, in their order, at least `gap` apart.
+    """Positions close to the wanted positions, in the same order, at distances of at least `gap`.
 
     Overlapping labels are spread as a block around the mean of their wanted positions.
     """
@@ -345,7 +345,7 @@ def roofline(
             drawing.line("ceiling", *slope)
             y = max(_TOP + 4, slope[0][1] - 8)
             drawing.text(slope[0][0] + 14, y, f"DRAM {dram_tb_per_s:.2f} TB/s")
-    # All traces are flashsmith's and have its colour; other colours belong to peers.
+    # All traces are flashsmith's and have flashsmith's colour; other colours belong to peers.
     own = _PLACES.index(FLASHSMITH)
     for number, (words, trace) in enumerate(zip(rates, traces, strict=True)):
         path = [(x_of(x), y_of(y)) for x, y, _ in trace.points]
@@ -365,7 +365,7 @@ def roofline(
     return Chart(title, alt, caption, y, drawing.shapes, facets)
 
 
-# The most characters in a line of a strip's name.
+# Limit of the characters per line of a strip's name.
 _STRIP_NAME = 30
 # The ratios that an axis may label.
 _NAMED_RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 10, 100)

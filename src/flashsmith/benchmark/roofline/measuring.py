@@ -95,9 +95,9 @@ def measure_roofline(
 ) -> Roofline:
     """Measures every ceiling of GPU 0 with launches of about `launch_ms`.
 
-    A ceiling that cannot be measured becomes a gap with its reason, and a failed one is marked
-    wrong; the others are measured regardless. `progress` receives the next step, the number of
-    completed steps and their total.
+    A ceiling that cannot be measured becomes a gap with its reason, and a failed ceiling is marked
+    wrong; the other ceilings are measured regardless. `progress` receives the next step, the number
+    of completed steps and their total.
 
     Raises ArgumentError for an invalid `launch_ms`, LaunchError without a GPU, ToolchainError,
     CompileError.
@@ -195,7 +195,7 @@ class GpuModule:
     def kernel(self, name: str, smem_bytes: int = 0) -> GpuKernel:
         """The kernel of that name, for launches with ``smem_bytes`` of dynamic shared memory.
 
-        Raises LaunchError if there is no such kernel, or if the GPU has less shared memory.
+        Raises LaunchError if the module has no such kernel, or if the GPU lacks the shared memory.
         """
         function = ctypes.c_void_p()
         with driver.current_gpu(self.ordinal):

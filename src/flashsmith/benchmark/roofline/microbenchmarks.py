@@ -55,7 +55,7 @@ class Machine(Protocol):
         """A copy of a NumPy array."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceBytes:
-        """Uninitialized memory. Raises LaunchError if there is not enough."""
+        """Uninitialized memory. Raises LaunchError if there is not enough memory."""
 
     def free_bytes(self) -> int:
         """The number of bytes that can be allocated."""
@@ -81,7 +81,7 @@ class PreparedMicrobenchmark(ABC):
         """Runs a few turns and compares with a reference; returns the largest error, relative to
         the results.
 
-        Raises WrongOutput if it is too large.
+        Raises WrongOutput if this error is too large.
         """
 
 
@@ -90,7 +90,7 @@ class Microbenchmark:
     """A microbenchmark of one ceiling.
 
     source: the file in csrc/roofline, '' for a library's kernel.
-    archs: the architectures that have its instructions, () for all.
+    archs: the architectures that have the kernel's instructions, () for all.
 
     ``start`` raises CeilingUnavailable if the ceiling cannot be measured.
     """
@@ -102,7 +102,7 @@ class Microbenchmark:
     archs: tuple[int, ...] = ()
 
     def absence(self, arch: int) -> str:
-        """Why an architecture has no such ceiling, '' if it has."""
+        """Why an architecture has no such ceiling; '' if it has one."""
         if self.archs and arch not in self.archs:
             return f"{self.source} is an instruction of sm_{self.archs[0]}a, and this is sm_{arch}"
         return ""
@@ -131,8 +131,8 @@ _MMA_SEED = 20
 class ProductShape:
     """One kernel's product, matching csrc/roofline/<source>.cu.
 
-    groups: warps or warpgroups of a CTA. Each multiplies its own rows x depth elements by cols x
-    depth ones.
+    groups: the number of warps or warpgroups of a CTA. Each multiplies its own rows x depth
+    elements by cols x depth elements.
     tiles: the number of second operands, which the turns cycle through.
     own_b: whether each group has its own second operand instead.
     passes: products per turn.
@@ -301,7 +301,8 @@ _EXP2_SEED = 21
 
 
 class Exponentials(PreparedMicrobenchmark):
-    """ex2.approx on every SM with the most threads it holds, on operands in a softmax's range."""
+    """ex2.approx on every SM with as many threads as the SM holds, on operands in a softmax's
+    range."""
 
     def __init__(self, machine: Machine) -> None:
         device = machine.device
@@ -347,7 +348,7 @@ _L2_SHARE = 0.4
 
 
 class MemoryRead(PreparedMicrobenchmark):
-    """A read of a buffer, of which each SM reads a part with 16-byte loads and many in flight."""
+    """A read of a buffer: each SM reads a part with 16-byte loads, many of them in flight."""
 
     first_turns = 1
 
@@ -402,7 +403,7 @@ def start_l2(machine: Machine) -> MemoryRead:
 def start_dram(machine: Machine) -> MemoryRead:
     """A buffer of which the L2 holds almost nothing.
 
-    Raises CeilingUnavailable if there is not enough memory for it.
+    Raises CeilingUnavailable if there is not enough memory for the buffer.
     """
     size, least = min(_DRAM_BYTES, machine.free_bytes() // 2), _TIMES_L2 * machine.device.l2_bytes
     if size < least:

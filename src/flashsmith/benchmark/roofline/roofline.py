@@ -64,7 +64,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Roofline:
-    """All ceilings of one GPU. `environment` and `time` (ISO) are those of the measurement."""
+    """All ceilings of one GPU. `environment` and `time` (ISO) belong to the measurement."""
 
     gpu: str
     arch: int
@@ -126,7 +126,7 @@ def _foreign(reason: str) -> ArgumentError:
 def roofline_path(gpu: str) -> Path:
     """The file for the GPU whose name is `gpu`.
 
-    Raises ArgumentError if there is no home folder for it.
+    Raises ArgumentError if the user has no home folder.
     """
     return _folder() / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
 
@@ -165,7 +165,7 @@ def stored_rooflines() -> list[Roofline]:
 def save_roofline(roofline: Roofline, path: Path | None = None) -> Path:
     """Writes the roofline to its default path (or `path`) atomically, and returns that path.
 
-    Raises ArgumentError if it cannot be written.
+    Raises ArgumentError if the file cannot be written.
     """
     path = path or roofline_path(roofline.gpu)
     try:

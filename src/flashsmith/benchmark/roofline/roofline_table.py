@@ -53,8 +53,8 @@ _MEASURED_ON = re.compile(
     r"(?P<gpu>\S.*) \(sm_(?P<arch>\d{1,9}), (?P<sms>\d{1,9}) SMs\)(?P<rest>.*); (?P<time>\S+)",
     re.ASCII,
 )
-# Far more than print_roofline() prints below the table. The search takes quadratic time, so its
-# input is limited.
+# Limit of the searched text, far more than print_roofline() prints below the table. The search
+# takes quadratic time.
 _MOST_BELOW = 4000
 
 
