@@ -94,7 +94,7 @@ def flash_attn_func(
     Args:
         q: (batch, seq_q, heads, d); k, v: (batch, seq_k, heads_k, d).
         softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 and None are no limit.
+        causal, window_size: aligned to the bottom right; -1 and None: no limit.
         softcap: 0 is none.
         deterministic: whether dq has to be bitwise repeatable; the output, dk and dv always are.
             False leaves it to torch.use_deterministic_algorithms.
@@ -103,7 +103,7 @@ def flash_attn_func(
         dropout_p, alibi_slopes: must be left at their defaults.
 
     Raises:
-        ArgumentError: an argument is unusable or not supported; names it.
+        ArgumentError: the named argument is unusable or not supported.
     """
     _check_unsupported(dropout_p, alibi_slopes=alibi_slopes)
     results = attention(
@@ -215,7 +215,7 @@ def flash_attn_varlen_func(
         The other arguments are those of flash_attn_func.
 
     Raises:
-        ArgumentError: an argument is unusable or not supported; names it.
+        ArgumentError: the named argument is unusable or not supported.
     """
     _check_unsupported(dropout_p, alibi_slopes=alibi_slopes)
     if block_table is not None:
@@ -356,7 +356,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new, rotary_seqlens: None, or equal to cu_seqlens_q and cache_seqlens. Tensors
             that are not the same object are compared by value, which synchronizes with a GPU.
         softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 and None are no limit.
+        causal, window_size: aligned to the bottom right; -1 and None: no limit.
         num_splits: 0 and 1 give a sequence the same bits in any batch (split='invariant'). With
             larger numbers flashsmith chooses how to split keys (split='free').
         pack_gqa: has no effect: the heads of a group always share their keys.
@@ -367,7 +367,7 @@ def flash_attn_with_kvcache(
             attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
 
     Raises:
-        ArgumentError: an argument is unusable or not supported; names it.
+        ArgumentError: the named argument is unusable or not supported.
     """
     if block_table is not None:
         if page_table is not None:

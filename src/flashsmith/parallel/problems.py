@@ -49,7 +49,7 @@ def problems(
             longest.
         ranks: number of ranks in the group.
         schedule: as for ``attention``.
-        window: the limits of the problem's window; by default those that are measured for it.
+        window: the limits of the problem's window; by default those of ``Problem.window``.
         gradients: also return the problems of the backward pass.
         sinks: whether there are sinks; their gradient is a separate problem.
 

@@ -141,7 +141,7 @@ def _run(
     )
 
     def find_kernel() -> LoadedKernel:
-        # An empty ``wish`` found no kernel, yet dsinks may need one.
+        # An empty ``wish`` has no kernel, yet dsinks may need one.
         return kernel or kernel_for(cfg, problem.required_semantics(cfg), request, device, None)
 
     prepared = prepare(request, device, find_kernel)

@@ -80,7 +80,7 @@ class CachedCall:
             if 0 not in view.shape
         ]
         # Each entry is for an output and another tensor. It holds the open interval of address
-        # differences at which they overlap and, if they may share memory, the checked difference.
+        # differences at which they overlap and, if they may share memory, this call's difference.
         self._overlaps = [
             (
                 *(place, other, *overlap(view, its)),

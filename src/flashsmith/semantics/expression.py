@@ -115,7 +115,7 @@ class Expression:
                 yield from operand._symbols()
 
     def evaluate(self, values: Mapping[str, Any], xp: Any = None) -> Any:
-        """Its value, with each symbol's value taken from ``values``.
+        """The value, with symbols taken from ``values``.
 
         Values are numbers or, with ``xp`` (numpy or torch), arrays whose shapes broadcast.
 
