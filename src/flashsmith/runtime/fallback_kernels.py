@@ -26,10 +26,10 @@ from flashsmith.runtime.request import Request
 
 _log = logging.getLogger("flashsmith")
 
-# The maximum number of cached fallback kernels; once it is reached, all are dropped.
+# The maximum number of cached fallback kernels; as soon as it is reached, all are dropped.
 MOST_CALLS = 1024
 
-# Picks the best of some configs for a call.
+# Picks the best of the given configs for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
 # The wanted kernel of a call, the problem, whether TMA can copy its tensors, and whether the kernel
 # must be deterministic.
@@ -39,7 +39,7 @@ _Call = tuple[Key, Problem, bool, bool]
 @dataclass
 class FallbackKernels:
     """Cached fallback kernels. A search takes milliseconds, because it reads the kernel cache. Its
-    result is valid until a library is added to that cache or removed from it."""
+    result is valid until a library is added to the kernel cache or removed."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
     stamp: object = None

@@ -83,8 +83,8 @@ class TorchTensors(RepeatableFramework):
             device = self._devices[tensor.device] = self.device_of(name, tensor.device)
         is_plain = not tensor.is_neg()
         if not is_plain:
-            # Its memory holds the negated values, so what a kernel writes there would be wrong,
-            # too.
+            # The tensor's memory holds the negated values, so a kernel would read and write wrong
+            # values.
             tensor = tensor.resolve_neg()
         dtype, address = self.dtype_names.get(tensor.dtype, ""), tensor.data_ptr()
         shape, strides = tuple(tensor.shape), tensor.stride()
@@ -135,8 +135,8 @@ class TorchTensors(RepeatableFramework):
             return host_workspace(nbytes)
         torch, ordinal = self._torch, device.ordinal
         # The allocator reuses memory in the order of the stream that is current at the call. While
-        # that stream is capturing, it allocates from the graph's pool. Its blocks are aligned to
-        # 512 bytes.
+        # that stream is capturing, the allocator uses the graph's pool. Blocks are aligned to 512
+        # bytes.
         if self.stream_of(ordinal) == stream:
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self._gpu(ordinal))
         else:
