@@ -1,8 +1,8 @@
 """The schedule 'allgather' under a plain causal mask: a chunk of queries sees a prefix of the keys.
 
-Each of a rank's two chunks is one call of attention() on all keys that it sees, so that there are
-no parts to merge. The keys may be in any order as long as the chunk's own keys are the last. So
-they are gathered into
+Each of a rank's two chunks of queries is one call of attention() on all keys that the chunk sees,
+so there are no parts to merge. The keys may be in any order as long as the chunk's own keys are the
+last. The keys are gathered into
 
     later chunks by rank | earlier chunks by rank | this rank's own later chunk
 
@@ -84,7 +84,7 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 
     def wait_and_copy() -> None:
         wait_for_earlier()
-        # Done only now, so that the second message is on the GPU before a kernel occupies it.
+        # Copied only now, so that the second message is enqueued before a kernel occupies the GPU.
         torch._foreach_copy_([k_places[2], v_places[2]], [k_halves[1], v_halves[1]])
 
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
@@ -111,7 +111,8 @@ class _Places(NamedTuple):
     """Views of a slot that has K and V.
 
     own: this rank's chunks. earlier, later: the K and V that its two chunks see. for_earlier,
-    for_later: the parts of other ranks' slots to copy for each of them, as Peers.copy takes them.
+    for_later: the parts of other ranks' slots to copy for each chunk, as RankMemory.copy takes
+    them.
     """
 
     own: list[list[Any]]
@@ -153,7 +154,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     k_halves, v_halves = k.chunk(2, 1), v.chunk(2, 1)
 
     def write(half: int) -> None:
-        # One after another, since a copy of dense memory needs no kernel.
+        # One after another, because a copy of dense memory needs no kernel.
         for into, both in zip(it.own[half], (k_halves, v_halves), strict=True):
             into.copy_(both[half])
 
@@ -281,7 +282,7 @@ def backward(
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
     if needs_kv:
-        # Added in the order of ranks. The last rank that sees a later chunk is the chunk's own.
+        # Added in the order of ranks. The last rank that sees a later chunk is the chunk's owner.
         of_ranks = come_to_earlier()
         totals = [
             _added([of_ranks.get(it, of_earlier[it]) for it in range(ranks)]),
