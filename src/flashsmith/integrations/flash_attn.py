@@ -428,7 +428,7 @@ def flash_attn_with_kvcache(
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:
     """Raises ArgumentError unless ``given`` is None, or has the numbers of ``other``.
 
-    Unless both are the same object, numbers on a GPU are read, which synchronizes with it.
+    Unless both are the same object, numbers on a GPU are read, which synchronizes with the GPU.
     """
     if given is None or given is other:
         return
@@ -460,7 +460,7 @@ def _lengths_between(name: str, offsets: Any) -> Any:
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """One length for all sequences, as a tensor of q's framework; None is that of the whole cache.
+    """One length for all sequences, as a tensor of q's framework; None: the whole cache's length.
 
     Raises ArgumentError if the length does not fit int32, or if the shapes of the tensors do not
     determine the length of the cache or the number of sequences.
@@ -506,7 +506,7 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """window_size with None for no limit, also where -1 was given.
+    """window_size with None in place of -1, which also means no limit.
 
     Raises ArgumentError unless it has two entries, each one None, -1 or a whole number from 0.
     """
@@ -528,8 +528,8 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-# FlashAttention 4 takes windows that do not contain the diagonal. These errors give a call that
-# computes the same.
+# FlashAttention 4 takes windows that do not contain the diagonal. These errors suggest an
+# equivalent call.
 _OFFSETS = {
     "left": lambda n: (
         f"a left side of -{n} begins {n} keys after a query's own position, which windows must "

@@ -99,7 +99,8 @@ def _fake(q: Any, *_: Any, return_lse: bool = False, **__: Any) -> Any:
 
 
 def _autograd(name: str) -> Any:
-    """The op's autograd kernel: an op has no gradients, so tensors that require grad are errors."""
+    """The op's autograd kernel. The op has no gradients, so a tensor that requires grad is an
+    error."""
 
     def called(*tensors: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():

@@ -23,12 +23,13 @@ class Semantics:
     position) or 'window' (some before and after it). Positions are aligned to the bottom right.
 
     softcap: whether scores are capped. packed: whether sequences of unequal length are
-    concatenated. uneven: whether lengths may be no multiples of the tiles, and d smaller than
-    d_head. Packed and partial kernels are uneven. partial: whether only some of a sequence's keys
-    count, so that outputs are merged later. The output is fp32, and there are no sinks.
+    concatenated. uneven: whether lengths need not be multiples of the tiles, and d may be smaller
+    than d_head. Packed and partial kernels are uneven. partial: whether only some of a sequence's
+    keys count, so that outputs are merged later. Partial outputs are fp32, and have no sinks.
 
     Raises:
-        ArgumentError: an unknown mask, a flag that is no bool, or packed or partial without uneven.
+        ArgumentError: the mask is unknown, a flag is not a bool, or packed or partial is set
+        without uneven.
     """
 
     mask: str = NONE
@@ -75,7 +76,7 @@ class Semantics:
 
     @classmethod
     def parse(cls, text: str) -> Semantics:
-        """Parses what str() wrote, in any word order; packed and partial imply uneven.
+        """Parses the text that str() writes, in any word order; packed and partial imply uneven.
 
         Raises:
             ArgumentError: a word is unknown, or there are two masks.

@@ -52,7 +52,7 @@ def semantics_numbers(semantics: Semantics) -> tuple[int, ...]:
 def _mask_functions(mask: Mask) -> str:
     """Functions for the first and last key that a row sees, and the first and last row of a key.
 
-    Where the mask has no such end, the function returns a place beyond any sequence.
+    If the mask has no such end, the function returns an index beyond any sequence.
     """
     ends = (
         ("first_key", "position", mask.first, -UNLIMITED),

@@ -1,7 +1,7 @@
 """Expressions: the formulas of masks and scores, as values that NumPy, PyTorch and CUDA can run.
 
-An Expression is built with Python's operators from symbols and numbers. Its value for any arrays,
-its C++ text and its derivative all come from one tree, so that they cannot disagree.
+An Expression is built with Python's operators from symbols and numbers. The expression's value, C++
+text and derivative all come from one tree, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Expression:
         return self.cpp({name: name for name in self.symbols()})
 
     def symbols(self) -> tuple[str, ...]:
-        """The names of its symbols, each once, in the order in which they appear."""
+        """The names of the expression's symbols, without duplicates, in order of appearance."""
         return tuple(dict.fromkeys(self._symbols()))
 
     def _symbols(self) -> Iterator[str]:

@@ -23,7 +23,7 @@ from flashsmith.semantics.sizes import CANONICAL, FREE, window_class
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
 # Without a softcap, a logit is the score times the scale, and a base-2 exponent is the difference
 # of two fp32 logits. For logits from 2^28 on, rounding alone makes an exponent so wrong that a
-# probability overflows. Above this scale, a score of 2 is enough for that.
+# probability overflows. Above this scale, a score of 2 gives such a logit.
 MAX_UNCAPPED_SCALE = 2.0**27
 NO_WINDOW = (None, None)
 _PAIR = "tuple[int | None, int | None]"
@@ -118,7 +118,7 @@ class Signature:
         """All keywords of a call, with defaults filled in.
 
         Raises TypeError for a keyword that the function does not have, and for a missing required
-        one.
+        keyword.
         """
         for name in keywords:
             if name not in self.defaults:
@@ -199,7 +199,7 @@ _SINKS = ForwardOptions._fields.index("sinks")
 class BackwardOptions(NamedTuple):
     """The keywords of ``backward`` that define what is computed, as the caller gave them.
 
-    ``forward`` holds those that the forward pass has too.
+    ``forward`` holds the keywords that the forward pass also has.
     """
 
     forward: ForwardOptions = ForwardOptions()
@@ -338,7 +338,7 @@ def check_softcap(softcap: Any, scale: float) -> float:
     """The cap as a float, 0 for none.
 
     Raises ArgumentError unless the cap is finite and >= 0, and fp32 can hold scale / softcap.
-    Without a cap, a scale above MAX_UNCAPPED_SCALE is an error too.
+    Without a cap, a scale above MAX_UNCAPPED_SCALE is also an error.
     """
     value = _real(softcap)
     if value == 0.0:
@@ -363,7 +363,7 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
 
 def _real(value: Any) -> float | None:
-    """The number as a float, infinite if it is too large; None if it is no real number."""
+    """The number as a float, infinite if it is too large; None if it is not a real number."""
     if type(value) is float:
         return value
     if isinstance(value, numbers.Real) and not (isinstance(value, bool) or _is_numpys_bool(value)):
