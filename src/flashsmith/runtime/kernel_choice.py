@@ -17,8 +17,8 @@ from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.request import Request, suit_tma
 
 # A built kernel counts as fast as the chosen one if its predicted time is longer by at most this
-# share. This share is within the prediction's error, and `flashsmith build --any-length` uses it,
-# too.
+# share. This share is within the prediction's error, and `flashsmith build --any-length` uses the
+# same share.
 _AS_FAST = 0.02
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
