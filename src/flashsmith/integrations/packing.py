@@ -59,7 +59,7 @@ class _Pack(torch.autograd.Function):
         return ctx.packing.unpack(gradient, *ctx.shape), None
 
 
-# Every layer of a model gets the same mask object, so its packing is computed once.
+# Every layer of a model gets the same mask object, so the packing is computed once per mask.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 

@@ -157,7 +157,7 @@ def _by_kernel(
         window=window,
         scale=scale,
         bits=bits,
-        # Host tensors reach this call only if they are to be emulated.
+        # Host tensors get here only if the emulator is to compute the call.
         emulate=query.device.type == "cpu",
     ).transpose(1, 2)
     for _ in range(missing):

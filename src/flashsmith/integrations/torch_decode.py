@@ -2,9 +2,9 @@
 
 The ops are opaque to PyTorch's tracers; fake kernels compute their output shapes.
 ``flashsmith::attention_with_cache`` only reads the caches.
-``flashsmith::attention_with_cache_appended`` appends to them. Its schema declares this, so that a
-compiler neither copies nor reorders the caches. Both ops return the output and the log-sum-exp,
-which is empty if it was not requested.
+``flashsmith::attention_with_cache_appended`` appends to them. This op's schema declares the write,
+so that a compiler neither copies nor reorders the caches. Both ops return the output and the
+log-sum-exp, which is empty if it was not requested.
 """
 
 from __future__ import annotations

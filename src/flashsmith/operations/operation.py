@@ -139,7 +139,7 @@ def packed_rows(problem: Sizes) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a kernel of any family computes. An operation is registered once, under its name.
+    """What kernels compute, in any family. Each operation is registered under its name.
 
     Args:
         name: its word in a problem's text, in tables and in rows: lower case.
@@ -149,7 +149,7 @@ class Operation:
             device, in its order.
         reference: 'module:attribute' of the OperationReference, which draws inputs and compares
             outputs; the first proof imports it. '' means the package's own reference for this name.
-        flop: floating-point operations of a problem; above 0 unless there is nothing to compute.
+        flop: floating-point operations of a problem; above 0 unless the problem is empty.
         semantics: the words of Semantics that may differ from the plain case.
         options: the other arguments of a call, by name, with their default values.
         peers: 'module:attribute' of a sequence of the benchmark's peers; '' means the package's

@@ -574,7 +574,7 @@ def _call(
 
 
 def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
-    """The layout of one sequence, or of packed ones."""
+    """The layout of one sequence, or of packed sequences."""
     if cu_seqlens is not None:
         if length is not None:
             raise ArgumentError(f"length={quoted(length)}: given with cu_seqlens; give one of them")

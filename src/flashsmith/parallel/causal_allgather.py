@@ -6,9 +6,9 @@ last. The keys are gathered into
 
     later chunks by rank | earlier chunks by rank | this rank's own later chunk
 
-Rank r's earlier chunk is r, and its later chunk is 2P - 1 - r. Its later chunk sees everything from
-the later chunk of rank r + 1 on. Its earlier chunk sees the earlier chunks up to its own. The later
-chunks arrive while the earlier chunk is computed.
+Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. The later chunk sees
+everything from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks of ranks
+0 to r. The later chunks arrive while the earlier chunk is computed.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 def _peers(call: GroupCall, k: Any) -> RankMemory | None:
     """Slots for K and V and for their gradients; None if ranks cannot copy from each other."""
     ranks = call.group.size
-    # K and V need 2P + 1 chunks. Gradients need one pair to and one from each other rank, for both
-    # chunks.
+    # K and V need 2P + 1 chunks. Gradients need one pair to each other rank and one pair from each,
+    # for both chunks.
     return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
 
 

@@ -430,11 +430,11 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
     return watch.start() if size > 1 else watch
 
 
-# Gloo groups for groups that cannot transfer host tensors.
+# The gloo groups that replace groups which cannot transfer host tensors.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# None for groups on several hosts.
+# By group; None for groups on several hosts.
 _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
-# By the ranks' devices; None if a rank cannot read another's memory.
+# By group, then by the ranks' devices; None if a rank cannot read another's memory.
 _peers: WeakKeyDictionary[Any, dict[Hashable, RankMemory | None]] = WeakKeyDictionary()
 # By group: this process's rank, the global ranks of all members, and the watch. Agreements are by
 # group and this rank's message.

@@ -102,7 +102,7 @@ class Layout:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """The spans without empty ones; adjacent spans are merged."""
+    """The spans, without empty spans; adjacent spans are merged."""
     found: list[Span] = []
     for begin, end in spans:
         if begin == end:
@@ -218,7 +218,7 @@ def _length(span: Span) -> int:
 def batches(found: Iterable[Sequence[ScoreBlock]]) -> list[list[ScoreBlock]]:
     """Divides the pieces of several packed sequences into calls of attention().
 
-    All pieces of a call have the same window, and each sequence has at most one piece in it.
+    All pieces of a call have the same window, and each sequence has at most one piece in the call.
     """
     calls: dict[tuple[Limits, int], list[ScoreBlock]] = defaultdict(list)
     for of_sequence in found:

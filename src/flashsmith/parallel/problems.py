@@ -46,7 +46,7 @@ def problems(
 
     Args:
         problem: the problem of the whole sequences, a Problem or its text, for example 'b1 s131072
-            h32:8 d128 bf16 causal'. Packed sequences are taken to be as long as the longest.
+            h32:8 d128 bf16 causal'. All packed sequences are assumed to have the maximum length.
         ranks: number of ranks in the group.
         schedule: as for ``attention``.
         window: the limits of the problem's window; by default those of ``Problem.window``.

@@ -3,11 +3,12 @@
 GPUs copy with their copy engines, which use no SMs. NCCL's kernels would take SMs from attention
 kernels. A rank writes data for the others into a slot of its own memory, announces this through the
 shared words (shared_words.py), and copies the data that it needs from the others' slots. Two slots
-alternate:
+alternate. Each transfer has three steps:
 
     begin      The current stream waits until nobody copies from the slot any more.
     offer      An event is recorded after the writes. The ranks then meet on the shared words, so
-               that each one has recorded its event before another rank's stream waits for it.
+               that every rank has recorded its event before another rank's stream waits for that
+               event.
     copy       The transfer stream waits for the events of all ranks, copies, and records another
                event. The current stream waits for that event, and so does the others' begin() after
                next.

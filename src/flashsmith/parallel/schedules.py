@@ -1,8 +1,8 @@
 """How the ranks of a group share one call of attention: 'zigzag', 'allgather' and 'ulysses'.
 
 Each schedule is two functions, forward and backward. Tensors are one rank's shards, (batch, rows,
-heads, d) or packed (rows, heads, d). Every rank sends and receives as much as the others, in the
-same order, even if it has nothing to compute.
+heads, d) or packed (rows, heads, d). All ranks send and receive equal amounts, in the same order,
+even ranks that have nothing to compute.
 """
 
 from __future__ import annotations

@@ -200,7 +200,8 @@ def _watches() -> list[Watch]:
 
 @functools.cache
 def _threads(pid: int) -> None:
-    """Starts the threads of this process, once per process id: forks do not inherit threads."""
+    """Starts the threads of this process, once per process id, because forks do not inherit
+    threads."""
     for work in (_ask, _look):
         threading.Thread(target=work, name=f"flashsmith-watch{work.__name__}", daemon=True).start()
 

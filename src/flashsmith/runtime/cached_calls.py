@@ -449,8 +449,8 @@ class _Group:
 
 
 def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
-    """Runs a call that matches a remembered one and returns its outputs. When none matches or the
-    addresses need the full checks, it returns None and launches nothing.
+    """Runs the remembered call that matches these arguments and returns its outputs. Returns None
+    and launches nothing when no call matches or the addresses need the full checks.
 
     ``arguments`` begin with a tensor; the value of ``names`` identifies what the others are. Calls
     that a dispatch mode, a transform or forward-mode differentiation intercepts must not come here.

@@ -237,7 +237,7 @@ def _view_q(tensor: Any, packed: bool) -> TensorView:
 def _add_lengths(
     views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
 ) -> tuple[int, int]:
-    """The number of sequences, and an upper bound on each one's queries."""
+    """The number of sequences, and an upper bound on the number of queries per sequence."""
     q = views["q"]
     lens = view_vector("cache_lens", tensors.cache_lens, "int32")
     check_beside(lens, q)

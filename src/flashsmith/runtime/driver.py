@@ -218,7 +218,7 @@ def _primary_context(ordinal: int) -> ctypes.c_void_p:
 
 @contextmanager
 def current_gpu(ordinal: int) -> Iterator[None]:
-    """Makes GPU ``ordinal`` current for driver calls, and restores the previous one at the end."""
+    """Makes GPU ``ordinal`` current for driver calls, and restores the previous GPU at the end."""
     call("cuCtxPushCurrent_v2", _primary_context(ordinal))
     try:
         yield

@@ -94,8 +94,8 @@ def run_in_emulator(
     sm_count: int | None = None,
     exact: bool = False,
 ) -> EmulationResult:
-    """Executes ``plan`` on the host. Its kernels may access only the named arrays and the plan's
-    workspaces. Launches run in order on the same memory.
+    """Executes ``plan`` on the host. The plan's kernels may access only the named arrays and the
+    plan's workspaces. Launches run in order on the same memory.
 
     ``ptx`` is the text of one module with all kernels, or a mapping from each kernel's entry to the
     text of its module. Workspaces with undefined contents are filled with NaN. Observers watch one

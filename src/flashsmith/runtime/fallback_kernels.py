@@ -38,7 +38,7 @@ _Call = tuple[Key, Problem, bool, bool]
 
 @dataclass
 class FallbackKernels:
-    """Cached fallback kernels. A search takes milliseconds, because it reads the kernel cache. Its
+    """Cached fallback kernels. A search takes milliseconds, because it reads the kernel cache. The
     result is valid until a library is added to the kernel cache or removed."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
@@ -55,7 +55,8 @@ class FallbackKernels:
         may_build: Callable[[], bool],
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
-        """The kernel ``wanted``, built if necessary and allowed, else another one that is built.
+        """The kernel ``wanted``, which is built if necessary and allowed; otherwise another built
+        kernel.
 
         ``pick`` chooses among the built configs of all families that serve the request. Each pair
         of kernels is logged once, as a warning unless the substitute ``is_as_fast``.

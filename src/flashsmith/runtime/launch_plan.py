@@ -63,7 +63,7 @@ class Launch:
 
     ``argument_bytes`` contain the tensors' addresses; the workspaces' addresses are written at the
     launch. ``is_main`` marks the config's main kernel. A launch with an empty grid is skipped. A
-    ``programmatic`` launch may begin before the previous one has finished.
+    ``programmatic`` launch may begin before the previous launch has finished.
     """
 
     kernel: str

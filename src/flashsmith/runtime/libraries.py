@@ -137,9 +137,9 @@ class LoadedKernel:
         ``timed``; then it returns the milliseconds between two events around the launch. It raises
         LaunchError with CUDA's message when the launch is refused. Threads may share it.
 
-        The ``framework`` allocates the plan's workspaces; without one they are allocated in stream
-        order. With ``poisoned`` the framework's memory is filled with NaN, as in the emulator,
-        before workspaces that must be zero are zeroed.
+        The ``framework`` allocates the plan's workspaces; without a framework they are allocated in
+        stream order. With ``poisoned`` the framework's memory is filled with NaN, as in the
+        emulator, before workspaces that must be zero are zeroed.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device, and LaunchError
         when the driver is too old for the library.

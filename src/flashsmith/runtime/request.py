@@ -61,7 +61,7 @@ class Request(NamedTuple):
         """Whether TMA, which some families use, can copy all tensors of rows."""
         p, views = self.problem, self.views
         if p.semantics.partial and not p.semantics.packed:
-            # Kernels address the keys of all batches as rows of one long sequence.
+            # Kernels address the keys of the whole batch as rows of one long sequence.
             for view in (views["k"], views["v"]):
                 batch, rows = view.strides[:2]
                 if view.shape[0] > 1 and view.shape[1] > 1 and (rows <= 0 or batch % rows):

@@ -57,7 +57,7 @@ class Semantics:
 
     @property
     def causal(self) -> bool:
-        """Whether the mask is that of attention()'s ``causal=True``."""
+        """Whether the mask is attention()'s mask under ``causal=True``."""
         return self.mask == CAUSAL
 
     @property

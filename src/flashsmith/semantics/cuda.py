@@ -50,7 +50,8 @@ def semantics_numbers(semantics: Semantics) -> tuple[int, ...]:
 
 
 def _mask_functions(mask: Mask) -> str:
-    """Functions for the first and last key that a row sees, and the first and last row of a key.
+    """C++ functions for the first and last key that a row sees, and for the first and last row that
+    see a key.
 
     If the mask has no such end, the function returns an index beyond any sequence.
     """
@@ -76,7 +77,7 @@ def _is_one_further(mask: Mask) -> bool:
 
 
 def _score_functions(score: Score) -> str:
-    """The functions that change a raw score and give the derivative of that change.
+    """The C++ functions that change a raw score and compute the derivative of the change.
 
     The change omits the score's factor, because the host multiplies log2(e) by it. The derivative
     is with respect to the score, as a function of the changed score.

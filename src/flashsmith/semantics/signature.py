@@ -41,8 +41,8 @@ class Argument(NamedTuple):
     """One argument of the attention functions.
 
     ``kind`` is its type as the public functions annotate it. ``op`` is its type in the schema of a
-    PyTorch op; '' means that no op has the argument. A schema has two arguments for a window, its
-    left and its right limit.
+    PyTorch op; '' means that no op has the argument. A schema has two arguments for a window: the
+    left limit and the right limit.
     """
 
     name: str

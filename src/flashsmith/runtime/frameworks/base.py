@@ -1,4 +1,4 @@
-"""Framework: the interface to tensor libraries, with one adapter for each of them.
+"""Framework: the interface to tensor libraries, with one adapter per library.
 
 An adapter is created only when the caller holds a tensor of its framework, so it may import that
 framework.

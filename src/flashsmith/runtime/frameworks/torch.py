@@ -41,7 +41,7 @@ class TorchTensors(RepeatableFramework):
         dynamo = getattr(torch._C, "_dynamo", None)
         self._guards: Any = getattr(dynamo, "guards", None)
         self._strided, self.grad_enabled = torch.strided, torch.is_grad_enabled
-        # PyTorch's public function calls this one.
+        # PyTorch's public function calls this function.
         self.fills = getattr(
             torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
         )
