@@ -62,8 +62,8 @@ def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
     """Reads the problems of a model from its config.json or the folder that holds it.
 
     Problems are of packed sequences, because padded batches are computed as packed sequences.
-    Models that generate also have problems with a KV cache, and ``gradients`` adds those of the
-    backward pass.
+    Models that generate also have problems with a KV cache, and ``gradients`` adds the problems of
+    the backward pass.
 
     Raises ArgumentError if the file does not exist or is not a model's config, or if no kernel
     supports the model's heads.

@@ -34,8 +34,8 @@ def _find_torch() -> Any:
     return _torch
 
 
-# Imported by the first call with gradients. An import statement in every call would take as long as
-# allocating a tensor.
+# Imported by the first call with gradients. An import statement in every call would take the time
+# of a tensor allocation.
 _with_gradients: Any = None
 
 

@@ -31,7 +31,7 @@ def sequences_of(
     value given for one side only is used for both. Missing longest lengths are computed.
 
     Raises:
-        ArgumentError: cumulative lengths are missing, and those of the other side do not fit.
+        ArgumentError: one side's cumulative lengths are missing, and the other side's do not fit.
     """
     starts_q, starts_k = starts
     longest_q, longest_k = longest

@@ -77,11 +77,11 @@ class TensorSpec:
                 )
 
     def dims_of(self, problem: Sizes) -> tuple[str | int, ...]:
-        """Its dimensions in `problem`."""
+        """The tensor's dimensions in `problem`."""
         return self.packed if self.packed and problem.semantics.packed else self.dims
 
     def dtype_of(self, problem: Sizes, options: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """NumPy's name for its element type in a call of `problem` with these options."""
+        """NumPy's name for the tensor's element type in a call of `problem` with these options."""
         if self.partial_dtype and problem.semantics.partial:
             return self.partial_dtype
         asked = options.get(self.dtype_option)
@@ -246,12 +246,12 @@ class Operation:
 
     @property
     def has_pages(self) -> bool:
-        """Whether its problems may have pages."""
+        """Whether the operation's problems may have pages."""
         return any(tensor.presence == "paged" for tensor in self.tensors)
 
     @property
     def gradient_words(self) -> tuple[str, ...]:
-        """The values besides '' that ``gradients`` may have in its problems."""
+        """The values besides '' that ``gradients`` may have in the operation's problems."""
         return tuple(dict.fromkeys(it.unless for it in self.tensors if it.unless))
 
     def check_semantics(self, semantics: Semantics) -> None:
@@ -286,7 +286,8 @@ def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tu
 
 
 def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None if the operation names it itself and `sizes` lacks it."""
+    """The size of a dimension; None if the operation names the dimension itself and `sizes` lacks
+    it."""
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")

@@ -303,7 +303,7 @@ def _exchange(
     sent: dict[int, _Pair],
     owners: Sequence[int],
 ) -> Callable[[], dict[int, _Pair]]:
-    """Starts to send pairs of tensors to other ranks, and to receive those of ``owners``.
+    """Starts to send pairs of tensors to other ranks, and to receive pairs from ``owners``.
 
     All tensors are like ``like``. The returned function waits for the received pairs. Every rank
     must call this, even if it sends nothing.

@@ -133,7 +133,7 @@ def _best_built(
 
 def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
     """The built configs that serve a request, each with its kernel's semantics: exactly the
-    required ones if that kernel is built, else those of the general-edge kernel."""
+    required semantics if that kernel is built, else the general-edge kernel's."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

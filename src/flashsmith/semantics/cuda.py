@@ -17,8 +17,8 @@ HEADER = "semantics.cuh"
 def semantics_header(semantics: Semantics) -> str:
     """The text of the header that a library's kernels include first.
 
-    Its struct Mask computes which keys a row sees and which rows see a key. Its struct Score
-    computes how scores change.
+    The header's struct Mask computes which keys a row sees and which rows see a key. The struct
+    Score computes how scores change.
 
     Raises:
         ArgumentError: kernels cannot compute the score.

@@ -138,7 +138,7 @@ class Expression:
         return function.arrays(xp, *found)
 
     def cpp(self, names: Mapping[str, str]) -> str:
-        """Its C++ expression; ``names`` maps each symbol to its C++ name."""
+        """The C++ expression; ``names`` maps each symbol to a C++ name."""
         if self.function == "symbol":
             return names[self.operands[0]]
         if self.function == "constant":
@@ -146,7 +146,7 @@ class Expression:
         return _FUNCTIONS[self.function].cpp.format(*(it.cpp(names) for it in self.operands))
 
     def replace(self, part: Expression, other: Expression) -> Expression:
-        """The same expression with ``other`` in place of every ``part``."""
+        """The expression with every ``part`` replaced by ``other``."""
         if self == part:
             return other
         if self.function in ("symbol", "constant"):
@@ -154,7 +154,7 @@ class Expression:
         return _call(self.function, *(it.replace(part, other) for it in self.operands))
 
     def derivative(self, name: str) -> Expression:
-        """Its derivative with respect to the symbol ``name``.
+        """The derivative with respect to the symbol ``name``.
 
         At a kink, minimum and maximum take the derivative of their second operand. A condition's
         derivative is 0.

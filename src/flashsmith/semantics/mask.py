@@ -161,7 +161,7 @@ def known_masks() -> tuple[Mask, ...]:
 def register_mask(mask: Mask) -> Mask:
     """Makes a mask's name usable in texts of problems, tables and libraries; returns the mask.
 
-    The same mask may be registered again.
+    A mask may be registered more than once.
 
     Raises:
         ArgumentError: another mask has the name.

@@ -56,7 +56,7 @@ class Argument(NamedTuple):
         return self.kind.startswith("Array")
 
     def in_schema(self, default: Any) -> str:
-        """Its declaration in an op's schema."""
+        """The argument's declaration in an op's schema."""
         value = repr(default) if isinstance(default, str) else str(default)
         if self.kind == _PAIR:
             return f"{self.op} {self.name}_left=None, {self.op} {self.name}_right=None"
@@ -186,7 +186,7 @@ class ForwardOptions(NamedTuple):
         """A copy with these tensors, which keeps seqused_k and k_begin."""
         if sinks is self.sinks and cu_q is self.cu_seqlens_q and cu_k is self.cu_seqlens_k:
             return self
-        # _replace() takes five times as long.
+        # Faster than _replace() by a factor of five.
         made: ForwardOptions = tuple.__new__(
             ForwardOptions, (*self[:_SINKS], sinks, cu_q, cu_k, *self[_SINKS + 3 :])
         )
