@@ -128,8 +128,8 @@ class SharedWords:
         return state if since == began else ""
 
 
-# States of a process that is gone, a zombie or dead; and of one that a signal or a debugger has
-# stopped.
+# States of a process that has ended (none, zombie, dead), and of a process that a signal or a
+# debugger has stopped.
 _ENDED = ("", "Z", "X")
 _STOPPED = ("T", "t")
 

@@ -131,7 +131,8 @@ def _element_range(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 
 
 def share_memory(a: TensorView, b: TensorView) -> bool:
-    """Whether some byte belongs to an element of both (interleaved slices do not share)."""
+    """Whether at least one byte belongs to elements of both tensors (not so if slices
+    interleave)."""
     if a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
     a_first, a_end = byte_range(a)
