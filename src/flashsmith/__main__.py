@@ -9,8 +9,8 @@ _PACKAGES = ("rich", "typer")
 
 
 def main() -> None:
-    """Entry point. Without the packages of the extra 'cli', only the two commands that servers
-    need still work; any other prints one line on standard error that names the extra."""
+    """Entry point. Without the packages of the extra 'cli', only the two commands that servers need
+    still work. Any other command prints one line on standard error, which names the extra."""
     try:
         from flashsmith.cli import main as run
     except ModuleNotFoundError as error:
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _bare(words: list[str], missing: str) -> int:
-    """Runs the command on an install without extras, as in a server image; returns the exit
+    """Runs the command in an installation without extras, as in a server image; returns the exit
     status."""
     try:
         if words in (["--version"], ["-V"]):

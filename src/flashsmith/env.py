@@ -15,7 +15,11 @@ from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
 
 @dataclass(frozen=True)
 class Variable:
+<<<<<<< HEAD
     """One environment variable: its name, what it does, and the texts of its default and values."""
+=======
+    """One environment variable: its name, its effect, and the text of its default."""
+>>>>>>> s2
 
     name: str
     meaning: str
@@ -219,12 +223,12 @@ def profiled_environment() -> dict[str, str]:
     return {**os.environ, JIT.name: "0", "LC_ALL": "C"}
 
 
-# Users set these for their own builds; here they would change a library without changing its key.
+# Users set these for their own builds. Here they would change a library but not its cache key.
 _COMPILER_OVERRIDES = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
     "NVCC_CCBIN",
-    # g++ searches these before -isystem, so they could select another toolkit's headers.
+    # g++ searches these folders before -isystem, so they could select another toolkit's headers.
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
@@ -233,6 +237,6 @@ _COMPILER_OVERRIDES = (
 
 
 def compiler_environment(scratch: str) -> dict[str, str]:
-    """The environment compilers run in: temporary files in ``scratch``, messages in English."""
+    """The environment for compilers: temporary files are in ``scratch``, messages in English."""
     kept = {name: value for name, value in os.environ.items() if name not in _COMPILER_OVERRIDES}
     return {**kept, "TMPDIR": scratch, "LC_ALL": "C"}

@@ -1,6 +1,6 @@
 """Every error flashsmith raises on purpose: one class per kind of mistake.
 
-Each message names the argument or file, what it was, what is allowed, and what to do.
+Each message names the argument or file, its value, what is allowed, and what to do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class ConfigParseError(FlashsmithError, ValueError):
 
 
 class IllegalConfigError(FlashsmithError, ValueError):
-    """A config breaks legality rules; lists every broken rule and the nearest legal configs."""
+    """A config breaks legality rules; the message lists every broken rule and the nearest legal
+    configs."""
 
 
 class SelectionError(FlashsmithError, ValueError):
@@ -37,15 +38,16 @@ class PlatformError(FlashsmithError, RuntimeError):
 
 
 class DependencyError(FlashsmithError, ImportError):
-    """An optional package is not installed; the message names it and the extra that has it."""
+    """An optional package is not installed; the message names the package and the extra that
+    installs it."""
 
 
 class ToolchainError(FlashsmithError, RuntimeError):
-    """A compiler or one of its parts is missing or unusable."""
+    """A compiler, or a part of one, is missing or unusable."""
 
 
 class CompileError(FlashsmithError, RuntimeError):
-    """The compiler ran and failed; contains its output."""
+    """The compiler ran and failed; the message contains its output."""
 
 
 class CacheError(FlashsmithError, RuntimeError):
@@ -61,7 +63,7 @@ class TableError(FlashsmithError, RuntimeError):
 
 
 class KernelNotBuiltError(FlashsmithError, LookupError):
-    """The config is in no library and building on demand is switched off."""
+    """No library has the config, and building on demand is switched off."""
 
 
 class LaunchError(FlashsmithError, RuntimeError):
@@ -69,7 +71,7 @@ class LaunchError(FlashsmithError, RuntimeError):
 
 
 class ProfilerError(FlashsmithError, RuntimeError):
-    """Nsight Compute is missing or failed; contains its output."""
+    """Nsight Compute is missing or failed; the message contains its output."""
 
 
 class GroupError(FlashsmithError, RuntimeError):

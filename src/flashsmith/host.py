@@ -9,7 +9,7 @@ from flashsmith.errors import PlatformError
 
 
 def require_supported_host() -> None:
-    """Raise PlatformError, naming this machine, anywhere but on Linux x86-64."""
+    """Raises PlatformError, which names this machine, unless it is Linux on x86-64."""
     machine = platform.machine().lower()
     if sys.platform.startswith("linux") and machine in ("x86_64", "amd64"):
         return

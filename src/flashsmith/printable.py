@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Longer quotes would not help the reader find the mistake.
+# Limit for quotes in messages: a longer quote would not help to find the mistake.
 QUOTED_CHARACTERS = 400
 
 

@@ -32,9 +32,9 @@ from flashsmith.system_errors import is_from_system
 
 MOST_BYTES = 64 << 20
 MOST_LEVELS = 64
-# More digits than any count or time has; a float still holds such a number.
+# More digits than any real count or time has, but few enough for a float.
 MOST_DIGITS = 300
-# For numbers in names and variables: 18 digits always fit into 64 bits.
+# Limit for numbers in names and variables: 18 digits always fit into 64 bits.
 MOST_DIGITS_OF_COUNTS = 18
 
 _KINDS = (
@@ -76,7 +76,7 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
         raise UnusableTextError(error.strerror or str(error)) from error
     except UnusableTextError:
         raise
-    except ValueError as error:  # a path with a NUL, or one that the file system cannot encode
+    except ValueError as error:  # a path with a NUL, or a path that the file system cannot encode
         raise UnusableTextError(f"it is no path: {error}") from error
     if len(content) > most_bytes:
         raise UnusableTextError(f"it has more than {most_bytes:,} bytes")
@@ -84,7 +84,7 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
-    """A file's UTF-8 text, without its byte order mark if it has one; raises UnusableTextError."""
+    """A file's UTF-8 text without a byte order mark; raises UnusableTextError."""
     content = read_bytes(path, most_bytes)
     try:
         return content.decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""Distinguishes the operating system's OSErrors from those that programs raise."""
+"""Distinguishes OSErrors of the operating system from OSErrors that programs raise."""
 
 from __future__ import annotations
 

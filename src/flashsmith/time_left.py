@@ -1,4 +1,4 @@
-"""Estimates the time left from an initial estimate and the time taken so far."""
+"""Estimates the remaining time from an initial estimate and the time taken so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TimeLeft:
         self._start = time.monotonic()
 
     def after(self, done: float) -> float:
-        """Seconds left after finishing work that was estimated at `done` seconds."""
+        """The remaining seconds after finishing work that was estimated at `done` seconds."""
         if self.total <= 0:
             return 0.0
         prior = _PRIOR * self.total

@@ -1,7 +1,7 @@
 """The `flashsmith` command, which reads arguments, calls the package and prints the results.
 
-Exit status 0 means success, 1 that a kernel failed its proof or the cache is damaged, and 2 an
-error.
+Exit status 0 means success. Exit status 1 means that a kernel failed its proof or the cache is
+damaged, and 2 means an error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def root(
 def main() -> None:
     """Entry point.
 
-    A FlashsmithError or OSError becomes one message on standard error, and exit status 2.
+    A FlashsmithError or OSError is printed as one message on standard error; the exit status is
+    then 2.
     """
     try:
         require_supported_host()

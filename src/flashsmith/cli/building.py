@@ -190,7 +190,7 @@ class _Work:
         self.reporter.build(event)
 
     def of_library(self, library: KernelLibrary) -> str:
-        """How long it took to build a library, or that it was built already."""
+        """The time that building a library took, or that the library was built already."""
         if self._compiled.isdisjoint(library.manifest.kernels):
             return "built already"
         return f"in {library.manifest.build_seconds:.1f} s"
@@ -207,7 +207,7 @@ class _Work:
 
 
 def _problems_of(model: Path, gradients: bool, reporter: ProgressReporter) -> list[str]:
-    """The problems of a model's attention. Reports them, and what was assumed."""
+    """The problems of a model's attention. Reports the problems and the assumptions."""
     from flashsmith.integrations.model_config import read_model
 
     found = read_model(model, gradients=gradients)
@@ -233,7 +233,7 @@ def _problems_of_ranks(
     gradients: bool,
     reporter: ProgressReporter,
 ) -> list[str]:
-    """The problems that ranks compute if they share the given ones. Reports how many."""
+    """The problems that ranks compute if they share the given problems. Reports their number."""
     try:
         from flashsmith.parallel import problems as problems_of_ranks
     except ModuleNotFoundError as error:

@@ -1,4 +1,5 @@
-"""The base of every `flashsmith` command: it checks the words before their options are read."""
+"""The base class of every `flashsmith` command, which checks the arguments before options are
+parsed."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ _FORM_BEGINS = re.compile(r"\([A-Za-z]+\d*,")
 
 
 class Command(TyperCommand):
-    """A command that shows what to quote if a shell split a problem or a short form."""
+    """A command that says what to quote if the shell split a problem or a short form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer's, with two more errors.
 
-        Raises ArgumentError for a text that was split at its spaces, and for an option given twice,
-        of which Typer would silently take the last.
+        Raises ArgumentError for a text that was split at its spaces. Raises it also for an option
+        given twice, because Typer would silently take the last value.
         """
-        if ctx.resilient_parsing:  # a shell completes an unfinished command
+        if ctx.resilient_parsing:  # shell completion of an unfinished command
             return super().parse_args(ctx, args)
         split = split_text(args)
         if split:
@@ -54,8 +55,8 @@ class App(typer.Typer):
 def split_text(args: Sequence[str]) -> list[str]:
     """The words of a problem or a short form that a shell split into several arguments.
 
-    These are at least two words in a row, of which the first two are sizes, or the first begins a
-    short form. Without such words, [].
+    They are at least two consecutive words. Either the first two are sizes, or the first begins a
+    short form. Returns [] without such words.
     """
     runs = itertools.groupby(args, key=lambda arg: arg.startswith("-"))
     for words in (list(run) for is_option, run in runs if not is_option):

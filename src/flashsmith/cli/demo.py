@@ -108,7 +108,7 @@ def demo_generate(
 
 
 def _show(report: Any, print_report: Callable[[Console, Any], None], as_json: bool) -> None:
-    """Prints a demo's report; the exit status is 1 if something in it is wrong."""
+    """Prints a demo's report; the exit status is 1 if a result in it is wrong."""
     if as_json:
         print_json(report.to_json())
     else:

@@ -62,8 +62,8 @@ def run(
     problem: Annotated[
         str | None,
         typer.Option(
-            # The name is explicit, because typer 0.27 takes a metavar that equals the parameter's
-            # name for the name of the option.
+            # The option's name is explicit, because typer 0.27 mistakes a metavar that equals the
+            # parameter's name for the option's name.
             "--problem",
             metavar="PROBLEM",
             help="One problem, such as 'b1 s300 h4:2 d128 fp16 causal', instead of --batch, --seq, "

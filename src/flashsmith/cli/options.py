@@ -57,7 +57,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """Prints facts as one line of JSON and flushes, for programs that read each line at once."""
+    """Prints facts as one line of JSON and flushes, for programs that read line by line."""
     print(_json(value), flush=True)
 
 

@@ -142,7 +142,7 @@ def ncu(
     from flashsmith.benchmark.problems import make_shapes, parse_problems
     from flashsmith.runtime import gpu_count, query_gpu
 
-    # The GPU is checked first, because fixing any other problem is pointless without one.
+    # The GPU is checked first, because fixing any other problem is pointless without a GPU.
     if gpu_count() == 0:
         raise LaunchError(
             "ncu needs an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "

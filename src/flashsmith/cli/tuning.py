@@ -181,7 +181,7 @@ def tune_kernels(
     settings = Settings(
         budget=seconds,
         max_spill=max_spill,
-        # One core is kept free for timing.
+        # Leaves one core free for timing.
         jobs=jobs or max(1, env.jobs() - 1),
     )
 

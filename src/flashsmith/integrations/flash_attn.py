@@ -94,7 +94,7 @@ def flash_attn_func(
     Args:
         q: (batch, seq_q, heads, d); k, v: (batch, seq_k, heads_k, d).
         softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 and None are no limit.
+        causal, window_size: aligned to the bottom right; -1 and None: no limit.
         softcap: 0 is none.
         deterministic: whether dq has to be bitwise repeatable; the output, dk and dv always are.
             False leaves it to torch.use_deterministic_algorithms.
@@ -103,7 +103,7 @@ def flash_attn_func(
         dropout_p, alibi_slopes: must be left at their defaults.
 
     Raises:
-        ArgumentError: an argument is unusable or not supported; names it.
+        ArgumentError: the named argument is unusable or not supported.
     """
     _check_unsupported(dropout_p, alibi_slopes=alibi_slopes)
     results = attention(
@@ -215,7 +215,7 @@ def flash_attn_varlen_func(
         The other arguments are those of flash_attn_func.
 
     Raises:
-        ArgumentError: an argument is unusable or not supported; names it.
+        ArgumentError: the named argument is unusable or not supported.
     """
     _check_unsupported(dropout_p, alibi_slopes=alibi_slopes)
     if block_table is not None:
@@ -356,7 +356,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new, rotary_seqlens: None, or equal to cu_seqlens_q and cache_seqlens. Tensors
             that are not the same object are compared by value, which synchronizes with a GPU.
         softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 and None are no limit.
+        causal, window_size: aligned to the bottom right; -1 and None: no limit.
         num_splits: 0 and 1 give a sequence the same bits in any batch (split='invariant'). With
             larger numbers flashsmith chooses how to split keys (split='free').
         pack_gqa: has no effect: the heads of a group always share their keys.
@@ -367,7 +367,7 @@ def flash_attn_with_kvcache(
             attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
 
     Raises:
-        ArgumentError: an argument is unusable or not supported; names it.
+        ArgumentError: the named argument is unusable or not supported.
     """
     if block_table is not None:
         if page_table is not None:
@@ -428,7 +428,7 @@ def flash_attn_with_kvcache(
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:
     """Raises ArgumentError unless ``given`` is None, or has the numbers of ``other``.
 
-    Unless both are the same object, numbers on a GPU are read, which synchronizes with it.
+    Unless both are the same object, numbers on a GPU are read, which synchronizes with the GPU.
     """
     if given is None or given is other:
         return
@@ -460,7 +460,7 @@ def _lengths_between(name: str, offsets: Any) -> Any:
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """One length for all sequences, as a tensor of q's framework; None is that of the whole cache.
+    """One length for all sequences, as a tensor of q's framework; None: the whole cache's length.
 
     Raises ArgumentError if the length does not fit int32, or if the shapes of the tensors do not
     determine the length of the cache or the number of sequences.
@@ -506,7 +506,7 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """window_size with None for no limit, also where -1 was given.
+    """window_size with None in place of -1, which also means no limit.
 
     Raises ArgumentError unless it has two entries, each one None, -1 or a whole number from 0.
     """
@@ -528,8 +528,8 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-# FlashAttention 4 takes windows that do not contain the diagonal. These errors give a call that
-# computes the same.
+# FlashAttention 4 takes windows that do not contain the diagonal. These errors suggest an
+# equivalent call.
 _OFFSETS = {
     "left": lambda n: (
         f"a left side of -{n} begins {n} keys after a query's own position, which windows must "

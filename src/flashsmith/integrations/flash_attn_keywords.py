@@ -1,6 +1,6 @@
-"""Keywords that some version of FlashAttention has and flashsmith's functions do not have.
+"""Keywords that some version of FlashAttention has and flashsmith's functions lack.
 
-Code written for FlashAttention often passes all of them. A value without effect is accepted; for
+Code written for FlashAttention often passes all keywords. A value without effect is accepted; for
 any other value, an error names the keyword.
 """
 

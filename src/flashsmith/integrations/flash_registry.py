@@ -1,6 +1,6 @@
 """flashsmith in torch.nn.attention's registry of flash implementations.
 
-It then serves PyTorch's own calls of flash attention, including those of
+flashsmith then serves PyTorch's own calls of flash attention, including calls by
 torch.nn.MultiheadAttention and varlen_attn.
 
     import flashsmith.integrations.flash_registry as flash_registry
@@ -314,9 +314,10 @@ class _Activated:
 def _with_fallback(
     operator: str, device: str, ours: Callable[..., Any], bits: str | None
 ) -> Callable[..., Any]:
-    """A kernel that calls ``ours``, and PyTorch's kernel for what ``ours`` leaves to PyTorch.
+    """A kernel that calls ``ours``, and PyTorch's kernel for calls that ``ours`` leaves to PyTorch.
 
-    With canonical bits it raises an error instead, since PyTorch's kernel has other bits.
+    With canonical bits it raises an error for such calls, because PyTorch's kernel gives other
+    bits.
     """
     theirs: Any = None
     # PyTorch has no kernel for packed sequences on the host; builds without CUDA have none for
@@ -366,7 +367,8 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """The state and offset of the random numbers, and the debug mask, of a call without dropout."""
+    """What a call without dropout returns: the random numbers' state and offset, and the debug
+    mask."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())
     )

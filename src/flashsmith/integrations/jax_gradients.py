@@ -86,9 +86,9 @@ def _is_one_vjp(tracer: Any) -> bool:
     """Whether a tracer belongs to one reverse-mode differentiation and no other transformation."""
     primal = getattr(tracer, "primal", None)
     if primal is None or isinstance(primal, jax.core.Tracer):
-        return False  # jax.jit, jax.vmap, ...; or one of them around the differentiation
+        return False  # jax.jit, jax.vmap, ...; or one of these around the differentiation
     # In forward mode a tangent is an array, and under jax.jacfwd a batch of arrays. In reverse mode
-    # it is a tracer of an unknown value.
+    # the tangent is a tracer of an unknown value.
     tangent = tracer.tangent
     if not isinstance(tangent, jax.core.Tracer) or hasattr(tangent, "batch_dim"):
         return False

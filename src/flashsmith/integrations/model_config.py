@@ -16,9 +16,9 @@ from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, read_json
 from flashsmith.semantics.sizes import window_class
 
-# The names that model families use for the same number; the first one present is used.
+# The names that model families use for the model's width; the first name present is used.
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")
-# In the config of a vision tower, hidden_size may be that of the language model.
+# In the config of a vision tower, hidden_size may be the language model's.
 _WIDTH_OF_TOWERS = ("embed_dim", *_WIDTH)
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -53,7 +53,7 @@ class _Heads:
     heads_q: int
     heads_k: int
     d: int
-    masks: tuple[str, ...]  # '' is no mask
+    masks: tuple[str, ...]  # '': no mask
     softcap: bool = False
     generates: bool = True
 
@@ -61,8 +61,9 @@ class _Heads:
 def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
     """Reads the problems of a model from its config.json or the folder that holds it.
 
-    Problems are of packed sequences, since padded batches are computed as such. Models that
-    generate also have problems with a KV cache, and ``gradients`` adds those of the backward pass.
+    Problems are of packed sequences, because padded batches are computed as packed sequences.
+    Models that generate also have problems with a KV cache, and ``gradients`` adds the problems of
+    the backward pass.
 
     Raises ArgumentError if the file does not exist or is not a model's config, or if no kernel
     supports the model's heads.
@@ -122,7 +123,7 @@ def _sees_all(config: Mapping[str, Any]) -> bool:
 
 
 def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Iterator[_Heads]:
-    """The attention of a part of a model; yields nothing if its config names no heads."""
+    """The attention of a part of a model; yields nothing if the part's config names no heads."""
     names = {"encoder": _ENCODER_HEADS, "decoder": _DECODER_HEADS}.get(role, _HEADS)
     heads_q = _number(config, names)
     width = _number(config, _WIDTH_OF_TOWERS if role == "all" else _WIDTH)

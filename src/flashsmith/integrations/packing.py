@@ -41,8 +41,8 @@ class Packing:
 class _Pack(torch.autograd.Function):
     """Packing.pack with gradients.
 
-    PyTorch's gradient of indexing sorts the indices in order to add duplicates, of which a Packing
-    has none.
+    PyTorch's gradient of indexing sorts the indices to add duplicates. A Packing has no duplicates,
+    so its gradient needs no sorting.
     """
 
     @staticmethod
@@ -59,7 +59,7 @@ class _Pack(torch.autograd.Function):
         return ctx.packing.unpack(gradient, *ctx.shape), None
 
 
-# Every layer of a model gets the same mask object, so its packing is computed once.
+# Every layer of a model gets the same mask object, so the packing is computed once per mask.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -80,7 +80,7 @@ def packing_of(mask: Any, last: int | None = None) -> Packing:
 
 
 def packing_of_all(batch: int, length: int, device: Any) -> Packing:
-    """The packing of a batch without padding; its ``rows`` are empty, since no token moves."""
+    """The packing of a batch without padding; ``rows`` is empty, because no token moves."""
     starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
     return Packing((), starts, length, unbroken=True, whole_lines=True)
 

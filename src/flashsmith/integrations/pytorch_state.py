@@ -1,4 +1,4 @@
-"""Modes and devices of PyTorch in which calls fall back to PyTorch, whatever their tensors are.
+"""The modes and devices of PyTorch for which all calls fall back to PyTorch, with any tensors.
 
 sdpa() and the transformers integration share these checks. attention() has no fallback, because
 its callers choose flashsmith explicitly.
@@ -21,7 +21,7 @@ from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import OLDEST_ARCH
 from flashsmith.runtime.frameworks.torch import no_memory_of_its_own
 
-# From this architecture on there is no measured table of winners, and the kernels use Ampere
+# This architecture and later ones have no measured table of winners, and their kernels use Ampere
 # instructions.
 FIRST_UNTUNED_ARCH = 100
 
@@ -91,7 +91,7 @@ def under_autocast_over(k_cache: Any, *tensors: Any) -> tuple[Any, ...]:
     """The tensors, cast by autocast to the dtype of the KV cache that they are used with.
 
     Tensors that already have the cache's dtype are returned unchanged, whatever autocast's dtype
-    is, unless that cache is float32.
+    is, unless the cache is float32.
 
     Raises:
         ArgumentError: autocast is enabled and casts to another dtype than the cache's.
@@ -140,7 +140,7 @@ def transform(tracing: bool) -> Reason | None:
 def is_exporting_to_onnx() -> bool:
     """Whether torch.onnx.export is running the caller.
 
-    Python evaluates this function, because one of PyTorch's tracers would replace its call of
+    Python evaluates this function, because one of PyTorch's tracers would replace the call of
     is_in_onnx_export() by a constant.
     """
     onnx = sys.modules.get("torch.onnx")
@@ -162,8 +162,8 @@ def check_for_an_op(**tensors: Any) -> None:
 def as_limit(length: Any) -> Any:
     """max_seqlen for an op: the number, or None if it is a tensor or an array.
 
-    The value of a tensor is not known while tracing, so the op computes the longest sequence
-    itself. That synchronizes with the GPU, as reading the tensor would.
+    The value of a tensor is not known while tracing, so the op itself computes the longest length.
+    That synchronizes with the GPU, as reading the tensor would.
     """
     return None if isinstance(length, torch.Tensor | np.ndarray | np.generic) else length
 
@@ -195,7 +195,7 @@ def _why_not_on_gpu(ordinal: int) -> str | None:
     try:
         arch = query_gpu(ordinal).arch
     except ArgumentError:
-        return None  # no such GPU here: a program is exported for another machine
+        return None  # this machine has no such GPU: the program is exported for another
     if OLDEST_ARCH <= arch < FIRST_UNTUNED_ARCH:
         return None
     where = f"on cuda:{ordinal}, an sm_{arch}"

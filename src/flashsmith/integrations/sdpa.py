@@ -26,7 +26,8 @@ pytorch_sdpa = torch._C._nn.scaled_dot_product_attention
 # Warns while tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
 _resolved_bits = torch.compiler.assume_constant_result(resolve_bits)
-# A model has few distinct problems. Not used while tracing: tracers reject lru_cache.
+# Cached, because a model has few distinct problems. Not used while tracing: tracers reject
+# lru_cache.
 known_why_not = lru_cache(maxsize=1024)(why_not)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -156,7 +157,7 @@ def _by_kernel(
         window=window,
         scale=scale,
         bits=bits,
-        # Host tensors reach this call only if they are to be emulated.
+        # Host tensors get here only if the emulator is to compute the call.
         emulate=query.device.type == "cpu",
     ).transpose(1, 2)
     for _ in range(missing):

@@ -45,7 +45,8 @@ class SdpaProblem(NamedTuple):
 def why_not(problem: SdpaProblem) -> Reason | None:
     """The reason why the kernels cannot serve ``problem``; None if they can.
 
-    Calls that PyTorch refuses have a reason, too, so that PyTorch gets them and raises its error.
+    Calls that PyTorch refuses have a reason, too, so that they go to PyTorch, which raises its
+    error.
     """
     if problem.has_mask:
         return Reason("attn_mask", "a mask tensor; the kernels have causal and window masks only")
@@ -65,9 +66,9 @@ def mask_arguments(
     """The causal and window arguments of attention() that equal PyTorch's is_causal.
 
     PyTorch aligns the causal mask to the top left, attention() to the bottom right. For equal
-    lengths both are the same. With more queries than keys, query i sees keys up to i if the window
-    ends length_q - length_k to the right. With fewer queries than keys, no query sees the keys from
-    length_q on, so the caller leaves them out.
+    lengths, both alignments are the same. With more queries than keys, query i sees keys up to i if
+    the window ends length_q - length_k to the right. With fewer queries than keys, no query sees
+    the keys from length_q on, so the caller leaves them out.
     """
     if not is_causal:
         return False, (None, None)
@@ -121,7 +122,7 @@ def _why_not_heads(query: tuple[int, ...], key: tuple[int, ...], enable_gqa: boo
     heads_q, heads_k = query[-3], key[-3]
     if heads_q < 1 or heads_k < 1:
         return Reason("query" if heads_q < 1 else "key", "no heads")
-    # PyTorch broadcasts a single KV head, which is the same as multi-query attention.
+    # PyTorch broadcasts a single KV head, which is multi-query attention.
     if heads_q == heads_k or heads_k == 1 or (enable_gqa and heads_q % heads_k == 0):
         return None
     return Reason("key", f"{heads_k} heads, and query has {heads_q}, enable_gqa={enable_gqa}")

@@ -2,9 +2,9 @@
 
 The ops are opaque to PyTorch's tracers; fake kernels compute their output shapes.
 ``flashsmith::attention_with_cache`` only reads the caches.
-``flashsmith::attention_with_cache_appended`` appends to them. Its schema declares this, so that a
-compiler neither copies nor reorders the caches. Both ops return the output and the log-sum-exp,
-which is empty if it was not requested.
+``flashsmith::attention_with_cache_appended`` appends to them. This op's schema declares the write,
+so that a compiler neither copies nor reorders the caches. Both ops return the output and the
+log-sum-exp, which is empty if it was not requested.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _fake(q: Any, *_: Any, return_lse: bool = False, **__: Any) -> Any:
 
 
 def _autograd(name: str) -> Any:
-    """The op's autograd kernel: an op has no gradients, so tensors that require grad are errors."""
+    """The op's autograd kernel. The op has no gradients, so a tensor that requires grad is an
+    error."""
 
     def called(*tensors: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():

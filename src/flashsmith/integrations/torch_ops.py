@@ -62,7 +62,8 @@ _PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
 _ARGUMENTS = (
     f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {_SHARED}, {ATTENTION.in_schema('bits')}"
 )
-# Options of the backward pass that follows; its kernel is found or built with the forward's.
+# Options of the backward pass that follows. Its kernel is found or built together with the forward
+# pass's kernel.
 _FOLLOWING = (
     "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
 )
@@ -89,7 +90,7 @@ _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
 class CallOptions(NamedTuple):
-    """The arguments of attention() for both passes, without its tensors.
+    """The arguments of attention() for both passes, without the tensors.
 
     ``options`` requests the log-sum-exp if gradients may follow.
     """
@@ -101,7 +102,7 @@ class CallOptions(NamedTuple):
     emulate: Any = False
 
     def of_op(self, config: KernelConfig | None) -> dict[str, Any]:
-        """The arguments that the forward and backward ops share, with the config of one of them."""
+        """The arguments that the forward and backward ops share, with the given config."""
         options = {name: getattr(self.options, name) for name in _OF_OPS}
         left, right = check_pair(self.options.window)
         return options | {
@@ -136,7 +137,7 @@ def _call_options(
 
 
 def _call_options_backward(config: str | None = None, **options: Any) -> CallOptions:
-    """The CallOptions of a backward op's arguments; ``config`` is that of the backward pass."""
+    """The CallOptions of a backward op's arguments; ``config`` is the backward pass's."""
     backward = None if config is None else parse_kernel_name_into_config(config)
     check_backward_config("config", backward)
     return _call_options(**options)._replace(backward_config=backward)
@@ -223,7 +224,7 @@ def _backward_directly(
         groups = cached_calls.repeated
         _, repeated = cached_calls.find(backward_call(*call))
         if repeated is not None:
-            # RepeatedAttention, which makes the next lookup, saves a detached lse.
+            # RepeatedAttention, which does the next lookup, saves a detached lse.
             like = (*tensors[:5], lse.detach())
             cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
     return found
@@ -317,8 +318,8 @@ class RepeatedAttention(torch.autograd.Function):
     """FlashsmithAttention for a Pass with a cached call that nothing but autograd intercepts.
 
     It maps q, k, v and the Pass to what attention() returns. This saves host time: PyTorch calls
-    one Python function instead of two. It usually tracks one output instead of three, and four
-    gradients instead of seven.
+    one Python function instead of two. PyTorch usually also tracks one output instead of three, and
+    four gradients instead of seven.
     """
 
     jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
@@ -341,8 +342,8 @@ class RepeatedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Any, dlse: Any = None, *_: Any) -> Any:
         saved, this = ctx.saved_tensors, ctx.this
-        # The fourth is the Pass's, so it is False. Elsewhere it is that of sinks, which are None
-        # here.
+        # The fourth entry is the Pass's, so it is False. Elsewhere the fourth entry is for sinks,
+        # which are None here.
         needs = ctx.needs_input_grad
         if (
             dlse is None
@@ -548,8 +549,8 @@ def _needs_autograd(*tensors: Any) -> bool:
 def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
     """Calls function.apply() within an op.
 
-    There the dispatcher goes through torch.func's transforms one by one, and each one needs an
-    autograd function of its level.
+    Within an op, the dispatcher goes through torch.func's transforms one by one, and each transform
+    needs an autograd function of its own level.
     """
     with enable_single_level_autograd_function():
         return _of_one_level(function).apply(*arguments)
@@ -559,7 +560,8 @@ def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
 def _of_one_level(function: Any) -> Any:
     """A copy of an autograd function whose apply() does not start at the outermost transform.
 
-    From PyTorch 2.14 on, the apply() of every torch.autograd.Function starts there.
+    From PyTorch 2.14 on, the apply() of every torch.autograd.Function starts at the outermost
+    transform.
     """
     steps = ("forward", "setup_context", "backward", "jvp")
     return type(
@@ -633,8 +635,8 @@ def _scores(
 ) -> float:
     """The number of scores of one head that are not masked, summed over sequences.
 
-    Causal attention without a window counts half of all scores. Offsets without values, as fake and
-    meta tensors have them, count as one sequence.
+    Causal attention without a window counts half of all scores. Offsets without values (fake and
+    meta tensors) count as one sequence.
     """
     batch, lengths = 1, [(q.shape[0], k.shape[0])]
     if cu_q is None:
@@ -667,7 +669,7 @@ def _flop_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
     **options: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the five matrix products, or of those that the needed gradients require."""
+    """FLOP of the five matrix products, or of the products that the needed gradients require."""
     needed = gradients_word(*options["needs"][:3])
     return _flop(q, k, v, *packing, **options) * n_products(needed) // 2
 
@@ -681,9 +683,9 @@ register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_fl
 def differentiable_attention(
     q: Any, k: Any, v: Any, **keywords: Any
 ) -> tuple[Any, Callable[..., None]]:
-    """attention() under autograd; refuses calls that have no gradients.
+    """attention() under autograd; refuses calls that cannot have gradients.
 
-    It has the arguments of attention(). It returns the result of attention(), and a function that
+    The arguments are those of attention(). Returns the result of attention(), and a function that
     makes run_repeated serve calls like this one.
     """
     bound = ATTENTION.bind(keywords)
@@ -749,9 +751,9 @@ def _remember(
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
     """The limits, with missing ones read from the GPU.
 
-    This synchronizes with the GPU, so it is done once for both passes. The limits are returned
-    unchanged if the offsets are unusable (the checks report it later) or on the host, or if a CUDA
-    graph is being captured.
+    Reading limits synchronizes with the GPU, so it is done once for both passes. The limits are
+    returned unchanged if the offsets are unusable (the checks report it later) or on the host, or
+    if a CUDA graph is being captured.
     """
     framework = framework_of(torch.Tensor)
     assert framework is not None

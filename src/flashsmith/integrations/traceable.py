@@ -34,8 +34,8 @@ def _find_torch() -> Any:
     return _torch
 
 
-# Imported by the first call with gradients. An import statement in every call would take as long as
-# allocating a tensor.
+# Imported by the first call with gradients. An import statement in every call would take the time
+# of a tensor allocation.
 _with_gradients: Any = None
 
 
@@ -131,7 +131,8 @@ def _attention_to_parts(
     k_begin: Any = None,
     **keywords: Any,
 ) -> Any:
-    """attention() with partial, seqused_k or k_begin, which has neither a trace nor gradients.
+    """attention() with partial, seqused_k or k_begin; such calls cannot be traced and have no
+    gradients.
 
     Under torch.compile it is a graph break. With all three at their defaults it is attention().
     """

@@ -82,8 +82,8 @@ class _Options:
 
 _options = _Options()
 
-# Keywords that a few models pass to their attention functions: the keys of block-sparse attention,
-# and a sink for every token.
+# Keywords that a few models pass to their attention functions: block_indices selects the keys of
+# block-sparse attention, and sinks has a sink for every token.
 _UNSERVED = ("block_indices", "sinks")
 
 
@@ -142,9 +142,9 @@ def _keep_from_the_hub() -> None:
 
     load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_unless_ours
-    # Without this, generate() also passes a mask of a static cache if the mask hides nothing. The
-    # mask would have to be read at every step, which breaks the compiled graph. The same check in
-    # vision towers is not patched, so that they pass their images as packed sequences.
+    # Without this patch, generate() passes a mask of a static cache even if the mask hides nothing.
+    # The mask would have to be read at every step, which breaks the compiled graph. The same check
+    # in vision towers is not patched, so that the towers pass their images as packed sequences.
     for where in (generation_utils, masking_utils):
         asks = getattr(where, "is_flash_attention_requested", None)
         if asks is not None:
@@ -171,7 +171,7 @@ class _Call(NamedTuple):
     padding: Any  # (batch, keys): real keys, or the sequence numbers of packed sequences
     pattern: Any  # (batch, 1, queries, keys): a mask that only PyTorch's attention can apply
     causal: bool
-    window: int | None  # keys to the left with the query's own; also to the right unless causal
+    window: int | None  # keys on each side (causal: left), including the query's own
     softcap: float | None
     scale: float | None
     sinks: Any
@@ -190,7 +190,7 @@ class _Call(NamedTuple):
             "scale": self.scale,
             "sinks": None if self.sinks is None else self.sinks.float().contiguous(),
             "bits": asked_bits(),
-            # Host tensors reach this call only if they are to be emulated.
+            # Host tensors get here only if the emulator is to compute the call.
             "emulate": self.query.device.type == "cpu",
         }
 
@@ -233,7 +233,7 @@ def flashsmith_attention_forward(
         }
         key, value = updated(module, key, value, cache, lengths)
         cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
-        attention_mask = None  # it covers the new tokens only; the offsets describe all keys
+        attention_mask = None  # covers the new tokens only; the offsets describe all keys
     pages, key, value = _pages_and_rows(module, key, value, keywords)
     if pages is None:
         cu_seq_lens_k, max_length_k = (of_kind(module, it) for it in (cu_seq_lens_k, max_length_k))
@@ -326,7 +326,7 @@ def _causality(
 ) -> tuple[bool, int | None]:
     """Whether a layer's attention is causal, and its window.
 
-    If the mask determines them, what the layer declares is ignored.
+    If the mask determines both, the layer's declaration is ignored.
     """
     if hidden.causal is not None:
         return hidden.causal, hidden.window or None
@@ -400,7 +400,7 @@ def _has_holes(padding: Any) -> bool:
 
 
 def _refuse_or_note(call: _Call, reason: Reason) -> None:
-    """Raises ArgumentError where PyTorch may not or cannot take over; else records the fallback."""
+    """Raises ArgumentError if PyTorch must not or cannot take over; else records the fallback."""
     refuse_under_canonical(
         f"{reason}; and PyTorch's attention, which would take over, has other bits"
     )
@@ -440,8 +440,8 @@ def _by_kernel(call: _Call) -> Any:
         real_q = packing_of(call.padding, last=q.shape[1])
         packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
         return real_q.unpack(packed, *q.shape[:2])
-    # In cross-attention the mask does not cover the queries, and the caller is unknown. To compute
-    # all queries is always correct, and only wastes the work on padded rows.
+    # In cross-attention the mask does not cover the queries, and the caller is unknown. Computing
+    # all queries is always correct, and wastes only the work on padded rows.
     all_q = packing_of_all(q.shape[0], q.shape[1], q.device)
     rows = q.reshape(-1, *q.shape[2:])
     return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(q.shape)

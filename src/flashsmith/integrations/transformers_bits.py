@@ -1,7 +1,7 @@
 """The ``bits`` option for transformers' models, and errors for calls without canonical bits.
 
 A row's canonical bits depend on where its sequence begins. A rolling cache drops the keys before a
-window, so that position is lost.
+window, so the sequence's beginning is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def refuse_under_canonical(why: str) -> None:
 
 
 def refuse_rolling(argument: str, facts: str) -> None:
-    """Raises ArgumentError if bits must be canonical, for keys that may not begin a sequence."""
+    """Raises ArgumentError if bits must be canonical, because the keys may not start at their
+    sequence's beginning."""
     refuse_under_canonical(
         f"{argument}: {facts}; canonical bits need all keys of a sequence, from its first on: "
         "generate with a cache that keeps them"

@@ -1,16 +1,16 @@
-"""The masks of transformers' models, in the smallest form that describes which keys are hidden.
+"""The masks of transformers' models, each in the smallest form that describes the hidden keys.
 
 transformers builds a mask once per forward pass, and every layer reads it. A layer's attributes
 (is_causal, sliding_window) may be wrong or missing. The mask function knows which mask was
-requested, so the form of its result encodes it. The forms have four dimensions, because
+requested, so the form of its result encodes this. The forms have four dimensions, because
 transformers passes such masks on unchanged. They survive copies and moves to other devices.
 
 (batch, 1, 1, keys), bool: every query sees the keys that are True. PyTorch's attention reads this
 form the same way. If all strides are 0, every key is True.
 
 (batch, n, kind, 1 + window): a causal mask, or one with a window. ``kind`` is 2 for causal and 3
-for bidirectional masks. It is larger by 2 if a mask with that number of queries could be mistaken
-for this form. A window of 0 means no window. The dtype defines n and the values:
+for bidirectional masks. ``kind`` is larger by 2 if a mask with that number of queries could be
+mistaken for this form. A window of 0 means no window. The dtype defines n and the values:
 - int8: n is the number of filled keys in a static cache, 0 for all. There is no padding.
 - bool: the values mark which of n keys are real. In a static cache, keys after them are not filled.
 - int64: the values number the sequences, packed into one batch row, that the n keys belong to.
@@ -19,8 +19,8 @@ for this form. A window of 0 means no window. The dtype defines n and the values
 
 Models that inspect their masks get the (batch, 1, queries, keys) mask of PyTorch's attention.
 Models that compute attention in their own code, or that transformers runs on eager attention only,
-get the mask of eager attention. What these masks hide stays known while the model passes on the
-same object. Any other mask is a pattern that only PyTorch's attention can apply.
+get the mask of eager attention. flashsmith still knows what these masks hide if the model passes on
+the same object. Any other mask is a pattern that only PyTorch's attention can apply.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def flashsmith_mask(
     if adds_masks:
         compact = False
     elif hidden.causal:
-        # transformers always forbids the skip for packed sequences and for decode steps with static
-        # caches, so here it does not mean that the model inspects its mask.
+        # transformers always forbids skipping the mask for packed sequences and for decode steps
+        # with static caches. In these cases the flag does not mean that the model inspects its
+        # mask.
         forced = q_length == 1 or _numbers_sequences(hidden.padding)
         compact = passed_on and (allow_is_causal_skip or forced)
     else:
@@ -170,7 +171,8 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
             return HiddenKeys(causal=False, window=0)
     if not _may_ask():
         return _hidden_by_values(mask, queries) or HiddenKeys(pattern=mask)
-    # Every layer gets the same mask, and so the same padding object, by which packing_of() caches.
+    # Every layer gets the same mask, and so the same padding object, which is packing_of()'s cache
+    # key.
     version = _version(mask)
     if mask not in _known or _known[mask][0] != version:
         _known[mask] = version, _hidden_by_values(mask.detach(), queries)
@@ -213,8 +215,8 @@ def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
     if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.int64):
         return None
     if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
-        # With one query this may be any mask. To serve it, its values must be read, which a tracer
-        # cannot do.
+        # With one query, a mask of this shape may be any mask. To serve it, its values must be
+        # read, which a tracer cannot do.
         of_keys = mask.shape[1] == mask.shape[2] == 1 and (queries > 1 or _may_ask())
         return HiddenKeys(False, 0, mask[:, 0, 0]) if of_keys else None
     causal, window = _kind_of_form(mask)
@@ -278,8 +280,8 @@ def _hidden(
         real = real[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     keys = None
     if causal:
-        # Without the keys that are not filled, the last query is aligned to the last key, which is
-        # how attention() aligns masks.
+        # If only the filled keys are used, the last query is aligned to the last key, as in
+        # attention().
         last = int(q_offset) + q_length - kv_offset
         if last > kv_length:
             return None  # the last keys are missing
@@ -328,7 +330,7 @@ def _kind(function: MaskFunction) -> tuple[bool, int] | None:
     if parts.keys() == {"sliding_window_overlay", "causal_mask_function"}:
         return True, _closure(parts["sliding_window_overlay"])["sliding_window"]
     if parts.keys() == {"sliding_window_bidirectional_overlay", "bidirectional_mask_function"}:
-        # The overlay has the largest visible distance; 1 is added for the query's own key.
+        # The overlay holds the largest visible distance; 1 is added for the query's own key.
         overlay = parts["sliding_window_bidirectional_overlay"]
         return False, _closure(overlay)["sliding_window"] + 1
     return None
@@ -344,8 +346,8 @@ def _sequence_numbers(function: MaskFunction) -> tuple[Any, tuple[bool, int]] | 
     if numbered is None or len(parts) != 1:
         return None
     ((name, within),) = parts.items()
-    # Newer versions count positions from each sequence's start. Within a sequence, the mask is the
-    # same.
+    # Newer versions count positions from each sequence's start, which does not change the mask
+    # within a sequence.
     if name == "remap_positions_for_packed_sequence":
         within = _closure(within)["mask_function"]
     kind = _kind(within)

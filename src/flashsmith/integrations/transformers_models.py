@@ -1,5 +1,5 @@
 """What transformers declares about a model's classes: how they use masks, and whether they may run
-on other attention implementations than eager."""
+on attention implementations other than eager."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class Model(NamedTuple):
 
     name: the name of the first class. calls_interface: the function that the config names computes
     attention, not the model's own code. passes_masks_on: attention masks get from transformers'
-    mask functions to the attention function unchanged. supported: transformers allows another
-    attention implementation than eager. builds_masks: the module imports transformers' mask
-    functions.
+    mask functions to the attention function unchanged. supported: transformers allows attention
+    implementations other than eager. builds_masks: the module imports transformers' mask functions.
     """
 
     name: str
@@ -74,14 +73,14 @@ def _find_model(config_class: type) -> Model | None:
 
 def check_that_it_builds_masks(module: Any) -> None:
     """Raises ArgumentError for a layer of a model that runs on eager attention only and builds no
-    masks: it is unknown which keys its attention function hides."""
+    masks, because it is unknown which keys the layer's attention function hides."""
     model = model_of(getattr(module, "config", None))
     if model is not None and not model.supported and not model.builds_masks:
         raise _unsupported(module, model)
 
 
 def stated_causality(module: Any, given: bool | None, queries: int) -> bool:
-    """Whether a layer declares itself causal; used if its mask does not determine that.
+    """Whether a layer declares itself causal; used if the mask does not determine the causality.
 
     Raises:
         ArgumentError: the layer declares nothing, or transformers runs its model on eager attention

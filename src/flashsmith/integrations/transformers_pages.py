@@ -3,9 +3,9 @@
 The caller of the cache's update() depends on the version. In transformers 5.23 it is the attention
 function, which gets the cache as an argument. From 5.24 on it is the model, and the attention
 function never gets the cache. Therefore the tensors that update() returns record where the pages
-are. For all other code they are the tensors that transformers would have gathered, and the first
-operation on them gathers. Models need that: they may share keys between layers, or change them
-before the attention function.
+are. To all other code these tensors look like the tensors that transformers would have gathered,
+and the first operation on them gathers. Models need this, because they may share keys between
+layers, or change keys before the attention function.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Pages(NamedTuple):
 class PendingAppend:
     """A layer's new keys and values, and the pages to which they are appended.
 
-    ``read`` gathers the keys and values that transformers would return, ``length`` of each.
+    ``read`` gathers the keys and values that transformers would return; ``length`` is how many.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ def gathered(tensor: Any) -> Any:
 
 
 def unread_of(key: Any, value: Any) -> PendingAppend | None:
-    """The Unread of a layer's keys and values; None unless both are as update() returned them."""
+    """The PendingAppend of a layer's keys and values; None unless update() returned both
+    unchanged."""
     if not isinstance(key, _UnreadTensor) or not isinstance(value, _UnreadTensor):
         return None
     same = key.unread is value.unread and (key.index, value.index) == (0, 1)
@@ -113,7 +114,7 @@ def unread_of(key: Any, value: Any) -> PendingAppend | None:
 def updated(
     module: Any, key: Any, value: Any, cache: Any, lengths: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Calls the update() of a cache that the attention function got, and returns its result.
+    """Calls update() of the cache that was passed to the attention function; returns the result.
 
     update() writes the layer's offsets and longest length into ``lengths``.
     """
@@ -173,8 +174,8 @@ def of_kind(layer: Any, lengths: Any) -> Any:
 def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> Pages | None:
     """A layer's pages if the kernels can read them in place; None if its keys must be gathered.
 
-    Keys are gathered in layers with a window, for which transformers keeps a ring, in dtypes that
-    the kernels do not have, and if all keys are new.
+    Keys must be gathered in three cases: in layers with a window (for which transformers keeps a
+    ring), in dtypes that the kernels lack, and if all keys are new.
     """
     allocator = cache.layer_to_allocator[layer_idx]
     if not allocator.supports_block_table:
@@ -201,7 +202,8 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
         return None
     if starts_q is None or not rows.numel():
         return None
-    # transformers gives the location of each key; that of a page's first key locates the page.
+    # transformers gives the location of each key; the location of a page's first key locates the
+    # page.
     longest = int(of_kind(allocator, lengths["max_length_k"]))
     firsts = starts[:-1, None] + torch.arange(0, longest, page, device=rows.device)
     table = rows[firsts.clamp(max=rows.shape[0] - 1)].div(stride, rounding_mode="floor")

@@ -28,10 +28,10 @@ def sequences_of(
     """The packed sequences that a caller's arguments describe; None if there are none.
 
     ``starts`` are cu_seq_lens_q and cu_seq_lens_k, ``longest`` are max_length_q and max_length_k. A
-    value given for one side only is used for both. Longest lengths that are missing are computed.
+    value given for one side only is used for both. Missing longest lengths are computed.
 
     Raises:
-        ArgumentError: cumulative lengths are missing, and those of the other side do not fit.
+        ArgumentError: one side's cumulative lengths are missing, and the other side's do not fit.
     """
     starts_q, starts_k = starts
     longest_q, longest_k = longest
@@ -80,9 +80,10 @@ def _longest(starts: Any, given: Any, tensor: Any) -> int:
 def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
     """The (1, keys) sequence numbers that one batch row of position ids describes.
 
-    None if it is one sequence. As with FlashAttention in transformers, a sequence begins wherever
-    the smallest position occurs, and rows with cached keys are not split. The row itself may begin
-    with the rest of a sequence. A tracer cannot read positions, so a traced row is one sequence.
+    None if the row is one sequence. As with FlashAttention in transformers, a sequence begins
+    wherever the smallest position occurs, and rows with cached keys are not split. The row itself
+    may begin with the rest of a sequence. A tracer cannot read positions, so a traced row is one
+    sequence.
     """
     if position_ids is None or position_ids.dim() != 2 or query.shape[0] != 1:
         return None

@@ -1,4 +1,4 @@
-"""Zero-padding for values whose d differs from that of Q and K, as in latent attention."""
+"""Zero-padding for values whose d differs from the d of Q and K, as in latent attention."""
 
 from __future__ import annotations
 

@@ -27,16 +27,16 @@ from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ, Sizes
 # Tensors with (batch, row, head) strides, in the order of _numbers().
 _STRIDED = ("do", "q", "k", "v", "o", "dq", "dk", "dv")
 _STATISTICS = ("lse", "dlse")
-# The strides that stand for a tensor which the call omits.
+# The strides of a tensor that the call omits.
 _ABSENT = (0,)
 
 
 def backward_flop(sizes: Sizes) -> int:
     """FLOP of the matrix products that the needed gradients take: five for all of dq, dk and dv.
 
-    Five products cost 10 b h s_q s_k d, half of that when causal, and with a window 10 b h d per
-    visible query-key pair. dq alone takes three of the five; dk and dv without dq take four. Packed
-    sequences each count as the longest one.
+    Five products cost 10 b h s_q s_k d, or half of that when causal. With a window they cost 10 b h
+    d per visible query-key pair. dq alone takes three of the five; dk and dv without dq take four.
+    Packed sequences each count as the longest one.
     """
     return n_products(sizes.gradients) * attn_flop(sizes) // 2
 
@@ -80,7 +80,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def check_grad_dtype(grad_dtype: object) -> str | None:
-    """'float32' for any framework's float32 dtype; None stays None, the dtype of the inputs.
+    """'float32' for any framework's float32 dtype. None stays None, which means the dtype of the
+    inputs.
 
     Raises ArgumentError for anything else.
     """

@@ -28,7 +28,7 @@ from flashsmith.semantics.sizes import Sizes
 _CACHE = ("blocks", "slots", "heads_k", "d")
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k", "d"), ("total_q", "heads_k", "d")
 _ROTARY = ("positions", "rotary_half")
-# The strides that stand for a tensor which the call omits.
+# The strides of a tensor that the call omits.
 _ABSENT = (0,)
 INVARIANT, FREE = SPLITS = ("invariant", "free")
 _INT_BYTES = 4
@@ -59,7 +59,8 @@ def decode_bytes(sizes: Sizes) -> int:
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
-    """Dimensions in measurements: the cache just fits the keys; rotary covers the whole head."""
+    """Dimensions in measurements: the cache has exactly the capacity for the keys; rotary covers
+    all of d."""
     pages = -(-sizes.seq_k // sizes.page) if sizes.page else 0
     return {
         **packed_rows(sizes),
@@ -131,7 +132,7 @@ def check_together(call: Call) -> None:
 
 
 def check_given(given: Collection[str]) -> None:
-    """Raises ArgumentError if only some of the tensors that a call must give together are there."""
+    """Raises ArgumentError if a call gives only some of the tensors that it must give together."""
     for one, other, why in (
         ("k", "v", "both are appended"),
         ("v", "k", "both are appended"),
@@ -144,7 +145,7 @@ def check_given(given: Collection[str]) -> None:
 
 
 def check_split(split: object) -> str:
-    """The split itself. Raises ArgumentError unless it is 'invariant' or 'free'."""
+    """Returns ``split``. Raises ArgumentError unless it is 'invariant' or 'free'."""
     if isinstance(split, str) and split in SPLITS:
         return split
     raise ArgumentError(
@@ -154,7 +155,8 @@ def check_split(split: object) -> str:
 
 
 def check_rotary_dtype(dtype: object) -> str | None:
-    """The dtype itself. Raises ArgumentError unless it is 'float32', or None for the dtype of q."""
+    """Returns ``dtype``. Raises ArgumentError unless it is 'float32', or None for the dtype of
+    q."""
     if dtype is None or (isinstance(dtype, str) and dtype == "float32"):
         return dtype
     raise ArgumentError(f"rotary_dtype={quoted(dtype)}: give 'float32', or None for q's dtype")

@@ -19,8 +19,8 @@ ROWS, PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
 def attn_flop(sizes: Sizes) -> int:
     """FLOP of the two matrix products.
 
-    They are 4 b h s_q s_k d, half of that when causal, and with a window 4 b h d per visible
-    query-key pair. Packed sequences each count as the longest one.
+    They cost 4 b h s_q s_k d, or half of that when causal. With a window they cost 4 b h d per
+    visible query-key pair. Packed sequences each count as the longest one.
     """
     return 2 * sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * sizes.d
 
@@ -66,7 +66,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def scale_of(p: Sizes, scale: float | None) -> float:
-    """The scale of scores; None is 1/sqrt(d)."""
+    """The scale of scores; None means 1/sqrt(d)."""
     return p.d**-0.5 if scale is None else scale
 
 
@@ -100,8 +100,8 @@ FORWARD = Operation(
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
         TensorSpec("cu_seqlens_k", ("batch+1",), "int32", presence="packed", alignment=4),
-        # Only partial problems take these two, which select the keys that count. Such problems have
-        # neither sinks nor row_max.
+        # Only partial problems take seqused_k and k_begin, which select the keys that count.
+        # Partial problems have neither sinks nor row_max.
         TensorSpec("seqused_k", ("batch",), "int32", presence="optional", alignment=4),
         TensorSpec("k_begin", ("batch",), "int32", presence="optional", alignment=4),
     ),

@@ -1,7 +1,7 @@
 """The operation `merge`: attention over parts of the keys, merged into attention over all of them.
 
 With m the largest LSE of a row's parts: o = sum_i exp(lse_i - m) o_i / sum_i exp(lse_i - m), and
-lse = m + log(sum_i exp(lse_i - m)); a sink joins the sums once.
+lse = m + log(sum_i exp(lse_i - m)); a sink is added to the sums one time only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from flashsmith.operations.operation import Call, Operation, Presence, TensorSpe
 from flashsmith.printable import quoted
 from flashsmith.semantics.sizes import Sizes
 
-# How many parts one launch merges at most: csrc's kMostParts.
+# Maximum number of parts that one launch merges; kMostParts in csrc.
 MOST_PARTS = 8
-# The strides that stand for a tensor which the call omits.
+# The strides of a tensor that the call omits.
 _ABSENT = (0,)
 
 

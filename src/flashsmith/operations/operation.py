@@ -35,8 +35,8 @@ class TensorSpec:
     Args:
         name: its name in errors, references and results.
         dims: its dimensions. Each is a size of Problem ('batch', 'heads_q', 'd'), a whole number,
-            or a name that the operation defines ('pages') and that has one size in all tensors of a
-            call; 'batch+1' is one more.
+            or a name that the operation defines ('pages'). Such a name has one size in all tensors
+            of a call. 'batch+1' is batch plus 1.
         dtype: the element type by NumPy's name ('float32', 'int32'); '' means the problem's dtype.
         role: whether a kernel reads it, writes it, or both.
         presence: 'required', 'usual' (an output that a call may decline), 'optional' (the caller
@@ -44,8 +44,8 @@ class TensorSpec:
             others).
         packed: its dimensions for packed sequences; () means the same as dims.
         may_share: names of tensors whose memory may overlap this one, if it is written.
-        alignment: the address and every stride but the last must be multiples of this number of
-            bytes.
+        alignment: the address, and every stride except the last, must be a multiple of this number
+            of bytes.
         dtype_option: the option that sets the element type, unless its value is None.
         partial_dtype: the element type in partial problems; '' means dtype.
         written_with: for an 'inout' tensor, the optional input without which a call only reads it.
@@ -77,24 +77,25 @@ class TensorSpec:
                 )
 
     def dims_of(self, problem: Sizes) -> tuple[str | int, ...]:
-        """Its dimensions in `problem`."""
+        """The tensor's dimensions in `problem`."""
         return self.packed if self.packed and problem.semantics.packed else self.dims
 
     def dtype_of(self, problem: Sizes, options: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """NumPy's name for its element type in a call of `problem` with these options."""
+        """NumPy's name for the tensor's element type in a call of `problem` with these options."""
         if self.partial_dtype and problem.semantics.partial:
             return self.partial_dtype
         asked = options.get(self.dtype_option)
         return (dtype_name(asked) or asked) if asked else self.dtype or problem.dtype.numpy_name
 
     def is_required(self, problem: Sizes) -> bool:
-        """Whether every call of `problem` has it, except calls that decline a 'usual' output."""
+        """Whether every call of `problem` has the tensor, except calls that decline a 'usual'
+        output."""
         if not self.is_of_kind(problem):
             return False
         return self.presence != "optional"
 
     def is_of_kind(self, problem: Sizes) -> bool:
-        """Whether calls of `problem` may have it.
+        """Whether calls of `problem` may have the tensor.
 
         Only packed problems have 'packed' tensors, and only paged problems have 'paged' ones. A
         gradient's tensor is absent from problems that do not need the gradient.
@@ -106,7 +107,7 @@ class TensorSpec:
         return self.presence != "packed" or problem.semantics.packed
 
     def is_written(self, given: Collection[str]) -> bool:
-        """Whether a call that is given these tensors, by name, writes it."""
+        """Whether a call that is given the tensors named in ``given`` writes this tensor."""
         return self.role != "in" and (not self.written_with or self.written_with in given)
 
 
@@ -138,7 +139,7 @@ def packed_rows(problem: Sizes) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a kernel of any family computes. An operation is registered once, under its name.
+    """What kernels compute, in any family. Each operation is registered under its name.
 
     Args:
         name: its word in a problem's text, in tables and in rows: lower case.
@@ -148,7 +149,7 @@ class Operation:
             device, in its order.
         reference: 'module:attribute' of the OperationReference, which draws inputs and compares
             outputs; the first proof imports it. '' means the package's own reference for this name.
-        flop: floating-point operations of a problem; above 0 unless there is nothing to compute.
+        flop: floating-point operations of a problem; above 0 unless the problem is empty.
         semantics: the words of Semantics that may differ from the plain case.
         options: the other arguments of a call, by name, with their default values.
         peers: 'module:attribute' of a sequence of the benchmark's peers; '' means the package's
@@ -223,7 +224,7 @@ class Operation:
         return tuple(tensor for tensor in self.tensors if tensor.role != "in")
 
     def shape(self, tensor: TensorSpec, problem: Sizes) -> tuple[int, ...]:
-        """The shape of a problem's tensor, where packed sequences are all as long as the longest.
+        """The shape of a problem's tensor; packed sequences all count as the longest one.
 
         Raises ArgumentError where a dimension's size depends on the caller's tensor.
         """
@@ -245,17 +246,18 @@ class Operation:
 
     @property
     def has_pages(self) -> bool:
-        """Whether its problems may have pages."""
+        """Whether the operation's problems may have pages."""
         return any(tensor.presence == "paged" for tensor in self.tensors)
 
     @property
     def gradient_words(self) -> tuple[str, ...]:
-        """The values besides '' that ``gradients`` may have in its problems."""
+        """The values besides '' that ``gradients`` may have in the operation's problems."""
         return tuple(dict.fromkeys(it.unless for it in self.tensors if it.unless))
 
     def check_semantics(self, semantics: Semantics) -> None:
         """Raises ArgumentError for semantics that the operation does not support."""
-        # A kernel that supports windows takes any registered mask, from its library's header.
+        # A kernel that supports windows takes any registered mask, which its library's header
+        # defines.
         others = known_masks()[len(MASKS) :] if WINDOW in self.semantics else ()
         supported = {*self.semantics, *others}
         unknown = [word for word in semantics.words() if word not in supported]
@@ -284,7 +286,8 @@ def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tu
 
 
 def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None if the operation names it itself and `sizes` lacks it."""
+    """The size of a dimension; None if the operation names the dimension itself and `sizes` lacks
+    it."""
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")

@@ -60,9 +60,15 @@ class Problem:
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
+<<<<<<< HEAD
             heads_q is no multiple of heads_k, or window_keys is no class of a window. Or there is
             no such operation, or it does not support the semantics, pages, bits or the word for
             gradients.
+=======
+        heads_q is not a multiple of heads_k, or window_keys is not the class of a window. Also if
+        the operation does not exist, or does not support the semantics, pages, bits or the word for
+        gradients.
+>>>>>>> s2
     """
 
     batch: int
@@ -142,14 +148,15 @@ class Problem:
         return operation(self.operation)
 
     def of_operation(self, name: str, gradients: str = "") -> Problem:
-        """The same problem for another operation; drops `bits` if that has no canonical order."""
+        """The problem for another operation, without `bits` if that operation has no canonical
+        order."""
         bits = self.bits if operation(name).has_canonical else ""
         return replace(self, operation=name, gradients=gradients, bits=bits)
 
     def required_semantics(self, cfg: TiledConfig) -> Semantics:
         """The semantics that `cfg`'s kernel must be compiled for.
 
-        They are uneven if the sizes do not fill whole tiles and d_head.
+        The semantics are uneven unless the lengths fill whole tiles and d equals d_head.
         """
         if self.semantics.uneven or cfg.fills_tiles(self.seq_q, self.seq_k, self.d):
             return self.semantics
@@ -342,7 +349,7 @@ def _is_of_kind(word: str) -> bool:
 
 
 def _unknown(word: str) -> str:
-    """The message about a word that is no size, dtype, semantics or operation."""
+    """The message about a word that is not a size, dtype, semantics or operation."""
     wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
     operations = [name for name in OPERATIONS if name != DEFAULT]
     dtypes = (dtype.name.lower() for dtype in DType)

@@ -16,7 +16,7 @@ from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import MASKS
 from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
-# The operation of a Problem that names none; texts omit it.
+# The operation of a Problem that names no operation; texts omit this name.
 DEFAULT = FORWARD.name
 # Words that have another meaning in a problem's text.
 _TAKEN = {
@@ -33,8 +33,8 @@ def register_operation(operation: Operation) -> Operation:
     """Adds an operation, and returns it; the same object may be added again.
 
     Raises:
-        ArgumentError: it is no Operation, its name is already that of another operation or a word
-        of problems, or the name reads like a size (b2, page16).
+        ArgumentError: the argument is not an Operation, its name is taken by another operation or a
+        word of problems, or the name reads like a size (b2, page16).
     """
     if not isinstance(operation, Operation):
         raise ArgumentError(f"operation={quoted(operation)}: give a flashsmith Operation")

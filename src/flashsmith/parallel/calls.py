@@ -68,7 +68,7 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
     before = None if signature is None else _before.get(group.handle, {}).get(signature)
     said = None
     if before is not None and not (q.data_ptr() % 16 or _is_capturing(q)):
-        # This rank repeats its earlier message, and meanwhile computes what needs no other rank.
+        # This rank repeats its earlier message. Meanwhile it computes whatever needs no other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
         except _RanksDisagree as others:
@@ -92,7 +92,7 @@ def _attend(
 ) -> Any:
     """The outputs of a call on which the ranks agree.
 
-    With an ``agreement``, that is confirmed before anything is sent.
+    An ``agreement``, if given, is confirmed before anything is sent.
     """
 
     def confirm() -> None:
@@ -116,7 +116,8 @@ def _attend(
 
 
 class _Agreed(NamedTuple):
-    """A call on which the ranks have agreed: this rank's message, and what all ranks said."""
+    """A call on which the ranks have agreed, with this rank's message and the facts that all ranks
+    sent."""
 
     message: Message
     said: list[dict[str, Any]]
@@ -129,7 +130,7 @@ def _agree(
 ) -> tuple[Any, Any, Any, _Agreed]:
     """Checks a call on this rank and with the others; returns it with q, k and v, cast by autocast.
 
-    said: what the ranks said about this call, if they have already exchanged messages.
+    said: the facts that the ranks sent about this call, if they have already exchanged messages.
     """
     facts: dict[str, Any] = {"function": "attention"}
     refused: Exception | None = None
@@ -138,7 +139,7 @@ def _agree(
         q, k, v = _cast(q, k, v)
         lengths = _check(group, q, k, v, asked, facts)
     except Exception as error:
-        # The others wait for this rank's message, so it sends the error before it raises it.
+        # The other ranks wait for a message, so this rank sends the error before raising it.
         refused = error
     message = Message(facts, refused)
     if said is None:
@@ -164,13 +165,13 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
     calls = _before.setdefault(group.handle, {})
     if len(calls) >= _MOST_BEFORE:
         calls.clear()
-    # The group is left out, since it would keep itself alive.
+    # The group is left out, because this entry would keep it alive.
     without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
     calls[signature] = agreed._replace(call=GroupCall(**without))
 
 
 def _signature(q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
-    """Everything except addresses that the checks depend on; None for rarer kinds of calls."""
+    """Everything except addresses that the checks depend on; None for rare kinds of calls."""
     if asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None or asked.out is not None:
         return None
     found: list[Any] = [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()]
@@ -304,7 +305,7 @@ def _check(
             "softcap": softcap,
             "sinks": asked.sinks is not None,
             "requires_grad": needs,
-            # Before ``deterministic``, which depends on it, so that errors name ``bits``.
+            # Before ``deterministic``, which depends on ``bits``, so that errors name ``bits``.
             "bits": bits or FREE,
             "deterministic": deterministic,
             **flags,
@@ -411,12 +412,13 @@ def check_schedule(schedule: Any) -> str:
     raise ArgumentError(f"schedule={quoted(schedule)}: allowed are {names}")
 
 
-# Models give the same offsets to every layer, so they are read from a GPU only once.
+# Models give the same offsets to every layer, so each tensor of offsets is read from a GPU only
+# once.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _lengths(name: str, offsets: Any) -> tuple[int, ...]:
-    """The lengths of packed sequences, from the offsets of whole ones."""
+    """The lengths of packed sequences, from the offsets of the whole sequences."""
     if not isinstance(offsets, torch.Tensor) or offsets.dtype is not torch.int32:
         what = offsets.dtype if isinstance(offsets, torch.Tensor) else type(offsets).__name__
         raise ArgumentError(
@@ -480,9 +482,9 @@ def _check_rows(name: str, layout: Layout, rows: Sequence[int]) -> None:
             )
 
 
-# 'auto' gathers K and V for prefixes if those of whole sequences have at most this many bytes. On
-# two GPUs, 32, 128 and 512 MiB are faster that way than in the ring. Larger sizes were not measured
-# and would take more memory.
+# Under a causal mask, 'auto' gathers K and V if the whole K and V have at most this many bytes. On
+# two GPUs, gathering 32, 128 or 512 MiB is faster than the ring. Larger sizes were not measured and
+# would take more memory.
 MOST_GATHERED = 512 << 20
 
 
@@ -498,7 +500,8 @@ _NO_BITS = (
 
 
 def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
-    """The schedule with this name; for 'auto', that depends on what is the same on every rank."""
+    """The schedule with this name. For 'auto', the choice depends only on facts that are the same
+    on every rank."""
     count = 2 * call.group.size
     sides = (("q", call.q_layout), ("k", call.k_layout))
     uneven = [
@@ -533,7 +536,7 @@ def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
 
 
 def limits_of(mask: MaskLimits) -> Limits:
-    """A mask's limits as those of a window; None is no limit."""
+    """A mask's limits as a window's (left, right); None means no limit."""
     left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
     return Limits(left, right)
 
@@ -571,7 +574,7 @@ def _call(
 
 
 def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
-    """The layout of one sequence, or of packed ones."""
+    """The layout of one sequence, or of packed sequences."""
     if cu_seqlens is not None:
         if length is not None:
             raise ArgumentError(f"length={quoted(length)}: given with cu_seqlens; give one of them")
@@ -585,7 +588,7 @@ def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
 
 
 def row_dim(tensor: Any, dim: Any, packed: bool) -> int:
-    """The dimension of rows, as a number that is not negative."""
+    """The dimension of rows, as a nonnegative number."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"tensor: got {type(tensor).__name__}; give a tensor of PyTorch")
     if dim is None:

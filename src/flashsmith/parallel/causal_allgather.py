@@ -1,14 +1,14 @@
 """The schedule 'allgather' under a plain causal mask: a chunk of queries sees a prefix of the keys.
 
-Each of a rank's two chunks is one call of attention() on all keys that it sees, so that there are
-no parts to merge. The keys may be in any order as long as the chunk's own keys are the last. So
-they are gathered into
+Each of a rank's two chunks of queries is one call of attention() on all keys that the chunk sees,
+so there are no parts to merge. The keys may be in any order as long as the chunk's own keys are the
+last. The keys are gathered into
 
     later chunks by rank | earlier chunks by rank | this rank's own later chunk
 
-Rank r's earlier chunk is r, and its later chunk is 2P - 1 - r. Its later chunk sees everything from
-the later chunk of rank r + 1 on. Its earlier chunk sees the earlier chunks up to its own. The later
-chunks arrive while the earlier chunk is computed.
+Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. The later chunk sees
+everything from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks of ranks
+0 to r. The later chunks arrive while the earlier chunk is computed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 
     def wait_and_copy() -> None:
         wait_for_earlier()
-        # Done only now, so that the second message is on the GPU before a kernel occupies it.
+        # Copied only now, so that the second message is enqueued before a kernel occupies the GPU.
         torch._foreach_copy_([k_places[2], v_places[2]], [k_halves[1], v_halves[1]])
 
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
@@ -93,8 +93,8 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 def _peers(call: GroupCall, k: Any) -> RankMemory | None:
     """Slots for K and V and for their gradients; None if ranks cannot copy from each other."""
     ranks = call.group.size
-    # K and V need 2P + 1 chunks. Gradients need one pair to and one from each other rank, for both
-    # chunks.
+    # K and V need 2P + 1 chunks. Gradients need one pair to each other rank and one pair from each,
+    # for both chunks.
     return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
 
 
@@ -111,7 +111,8 @@ class _Places(NamedTuple):
     """Views of a slot that has K and V.
 
     own: this rank's chunks. earlier, later: the K and V that its two chunks see. for_earlier,
-    for_later: the parts of other ranks' slots to copy for each of them, as Peers.copy takes them.
+    for_later: the parts of other ranks' slots to copy for each chunk, as RankMemory.copy takes
+    them.
     """
 
     own: list[list[Any]]
@@ -153,7 +154,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     k_halves, v_halves = k.chunk(2, 1), v.chunk(2, 1)
 
     def write(half: int) -> None:
-        # One after another, since a copy of dense memory needs no kernel.
+        # One after another, because a copy of dense memory needs no kernel.
         for into, both in zip(it.own[half], (k_halves, v_halves), strict=True):
             into.copy_(both[half])
 
@@ -281,7 +282,7 @@ def backward(
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
     if needs_kv:
-        # Added in the order of ranks. The last rank that sees a later chunk is the chunk's own.
+        # Added in the order of ranks. The last rank that sees a later chunk is the chunk's owner.
         of_ranks = come_to_earlier()
         totals = [
             _added([of_ranks.get(it, of_earlier[it]) for it in range(ranks)]),
@@ -302,7 +303,7 @@ def _exchange(
     sent: dict[int, _Pair],
     owners: Sequence[int],
 ) -> Callable[[], dict[int, _Pair]]:
-    """Starts to send pairs of tensors to other ranks, and to receive those of ``owners``.
+    """Starts to send pairs of tensors to other ranks, and to receive pairs from ``owners``.
 
     All tensors are like ``like``. The returned function waits for the received pairs. Every rank
     must call this, even if it sends nothing.

@@ -25,7 +25,7 @@ from flashsmith.parallel.shared_words import SharedWords
 from flashsmith.parallel.watch import Watch
 from flashsmith.printable import quoted
 
-# The first name is that of PyTorch 2.13 and later.
+# PyTorch 2.13 and later have the first name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _DEFAULT_TIMEOUT = default_pg_timeout.total_seconds()
 # Bytes of a rank's message to the others about its call; texts are cut to fit.
@@ -65,7 +65,8 @@ class Group:
         self.size = len(self.members)
 
     def check_device(self, name: str, tensor: Any) -> None:
-        """Raises ArgumentError unless the group can transfer tensors of this one's device type."""
+        """Raises ArgumentError unless the group can transfer tensors of this tensor's device
+        type."""
         kind = tensor.device.type
         carriers = _CARRIERS.get(kind)
         if carriers is None:
@@ -111,10 +112,10 @@ class Group:
         return RankAgreement(self, message)
 
     def same(self, word: int) -> Callable[[], bool]:
-        """Starts to compare a 63-bit number with those of all ranks.
+        """Starts to compare a 63-bit number with the numbers of all ranks.
 
-        The returned function waits for the result, which is whether all numbers are equal. The
-        hosts exchange the numbers, so this waits for no GPU.
+        The returned function waits, and returns whether all numbers are equal. The hosts exchange
+        the numbers, so this waits for no GPU.
         """
         with self.watch.waiting():
             if self.handle not in _shared_words:
@@ -134,7 +135,8 @@ class Group:
         return SharedWords.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
 
     def _same_by_message(self, word: int) -> Callable[[], bool]:
-        # The maximum of the words, and that of their complements, which gives the minimum.
+        # The maximum of the words, and the maximum of their complements, which gives the minimum
+        # word.
         largest = torch.tensor((word, ~word))
         work = self._of_host().allreduce([largest], _LARGEST)
 
@@ -145,7 +147,7 @@ class Group:
         return wait
 
     def exchange(self, mine: bytes) -> bytes:
-        """Sends bytes to every rank over the host; returns those of all ranks, by rank.
+        """Sends bytes to every rank over the host; returns the bytes of all ranks, by rank.
 
         All ranks must send the same number of bytes.
         """
@@ -158,8 +160,8 @@ class Group:
     def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
         """Slots of at least ``nbytes`` bytes, from which the ranks can copy each other's data.
 
-        ``devices`` are those of all ranks. None if ranks cannot read each other's memory, or if the
-        slots would be too large.
+        ``devices`` are the devices of all ranks. Returns None if ranks cannot read each other's
+        memory, or if the slots would be too large.
         """
         shared_words = _shared_words.get(self.handle)
         if shared_words is None or nbytes > MOST:
@@ -245,7 +247,7 @@ class Group:
         return wait
 
     def pass_on(self, mine: Any, into: Any, free: Any = None) -> Transfer:
-        """Sends a tensor to the next rank, and receives that of the previous one in ``into``.
+        """Sends a tensor to the next rank, and receives the previous rank's tensor in ``into``.
 
         free: the event after which ``into`` may be written, or None.
         """
@@ -271,8 +273,8 @@ class _Known(NamedTuple):
 class RankAgreement:
     """The messages that the ranks of a group exchange about a call.
 
-    First they exchange one word, which shows whether all ranks repeat their earlier messages. If a
-    rank does not, they exchange the messages themselves.
+    First they exchange one word, which shows whether all ranks repeat their earlier messages. If
+    any rank does not, they exchange the messages themselves.
     """
 
     def __init__(self, group: Group, message: Message) -> None:
@@ -281,7 +283,7 @@ class RankAgreement:
         self._same = group.same(self._known.word if self._known else 0) if group.size > 1 else None
 
     def said(self) -> list[dict[str, Any]]:
-        """The facts that every rank sent, by rank. It must be called once only.
+        """The facts that every rank sent, by rank. Call it only one time.
 
         If the ranks repeat earlier messages, the list is the same object as before. If a rank has
         refused its arguments, that rank raises its own error, and all others raise one that quotes
@@ -305,7 +307,7 @@ class RankAgreement:
         agreements = _agreements.setdefault(group.handle, {})
         if len(agreements) >= _MOST_AGREEMENTS:
             agreements.clear()
-        # Not 0, which is the word of a rank that has nothing to repeat.
+        # Never 0, the word of a rank that has no message to repeat.
         word = int.from_bytes(hashlib.sha256(found).digest()[:8], "big") >> 1 | 1
         facts = [it["facts"] for it in said]
         agreements[message.text] = _Known(word, facts)
@@ -315,8 +317,9 @@ class RankAgreement:
 class Transfer:
     """A transfer of tensors; on a GPU it has a separate stream, so that it overlaps with kernels.
 
-    That stream waits for the work that is already on the current stream. If ``free`` is given, it
-    waits for that event only. This is for a tensor to send that itself arrived by a transfer.
+    The transfer's stream waits for the work that is already on the current stream. If ``free`` is
+    given, it waits for that event only. Use this if the tensor to send itself arrived by a
+    transfer.
     """
 
     def __init__(
@@ -414,7 +417,8 @@ def _same_by_shared_words(shared_words: SharedWords, watch: Watch, word: int) ->
 
 
 def _watch(handle: Any, rank: int, size: int) -> Watch:
-    """The Watch of this rank; it refers to the group weakly, so as not to keep it alive."""
+    """The Watch of this rank, with a weak reference to the group, so as not to keep the group
+    alive."""
     reference = weakref.ref(handle)
 
     def lost() -> str:
@@ -426,11 +430,11 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
     return watch.start() if size > 1 else watch
 
 
-# Gloo groups for groups that cannot transfer host tensors.
+# The gloo groups that replace groups which cannot transfer host tensors.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# None for groups on several hosts.
+# By group; None for groups on several hosts.
 _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
-# By the ranks' devices; None if a rank cannot read another's memory.
+# By group, then by the ranks' devices; None if a rank cannot read another's memory.
 _peers: WeakKeyDictionary[Any, dict[Hashable, RankMemory | None]] = WeakKeyDictionary()
 # By group: this process's rank, the global ranks of all members, and the watch. Agreements are by
 # group and this rank's message.

@@ -1,5 +1,5 @@
-"""The keywords of flashsmith.parallel.attention() that do not change what is returned, for type
-checkers. Nothing here is needed to run."""
+"""The keywords of flashsmith.parallel.attention() that do not change the type of the result. Only
+type checkers need this module."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ class Layout:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first row of each sequence in a tensor with all sequences, then its row count."""
+        """The first row of each sequence in a tensor with all sequences, then the tensor's row
+        count."""
         return tuple(accumulate(self.lengths, initial=0))
 
     def rows(self, rank: int) -> int:
@@ -90,8 +91,8 @@ class Layout:
         ]
 
     def places(self) -> list[tuple[int, Span]]:
-        """For each part of the tensor with all sequences, in order: the rank that holds it, and in
-        which of the rank's rows."""
+        """For each part of the tensor with all sequences, in order: the rank that holds the part,
+        and the span of that rank's rows."""
         found = []
         for rank in range(self.ranks):
             rows = [run for runs in self.runs(rank) for run in runs]
@@ -101,7 +102,7 @@ class Layout:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """The spans without empty ones; adjacent spans are merged."""
+    """The spans, without empty spans; adjacent spans are merged."""
     found: list[Span] = []
     for begin, end in spans:
         if begin == end:
@@ -114,7 +115,8 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 class Limits(NamedTuple):
-    """attention()'s window: how many keys before and after its own position a query sees."""
+    """attention()'s window: the numbers of keys before and after its own position that a query
+    sees."""
 
     left: int | None = None
     right: int | None = None
@@ -123,8 +125,8 @@ class Limits(NamedTuple):
 class ScoreBlock(NamedTuple):
     """A rectangle of scores: rows of the query and key tensors, and the window for attention().
 
-    attention() aligns masks to the bottom right of the rectangle. The window accounts for that, so
-    that the mask is that of the rows' positions in the sequence.
+    attention() aligns masks to the bottom right of the rectangle. The window compensates for this
+    alignment, so that rows are masked by their positions in the sequence.
     """
 
     q: Span
@@ -139,11 +141,12 @@ def pieces(
     mask: Limits,
     chunk: int = 1,
 ) -> list[ScoreBlock]:
-    """The keys that queries see, both parts of one sequence, in as few rectangles as possible.
+    """The scores of some queries with the keys that they see, in as few rectangles as possible.
+    Queries and keys are parts of one sequence.
 
-    ahead: the number of keys minus that of queries in the whole sequence, so that query i is at key
-    i + ahead. chunk: keys before a window are left out in multiples of this number, counted from
-    the sequence's first key.
+    ahead: the number of keys minus the number of queries in the whole sequence, so that query i is
+    at key i + ahead. chunk: keys before a window are left out in multiples of this number, counted
+    from the sequence's first key.
     """
     found = [piece for q in q_runs for k in k_runs if (piece := _piece(q, k, ahead, mask, chunk))]
     return _in_fewer(found)
@@ -153,13 +156,13 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreB
     rows, keys = q.length, k.length
     first = q.position + ahead  # the first query's position among keys
     if mask.right is not None:
-        # Leaves out keys after the last one that the last query sees.
+        # Leaves out keys after the last key that the last query sees.
         keys = min(keys, first + rows + mask.right - k.position)
     if keys <= 0:
         return None
     if mask.left is not None:
-        # Leaves out queries after the last one that sees the last key, and keys before the first
-        # one that the first query sees.
+        # Leaves out queries after the last query that sees the last key, and keys before the first
+        # key that the first query sees.
         rows = min(rows, k.position + keys + mask.left - first)
         if rows <= 0:
             return None
@@ -215,7 +218,7 @@ def _length(span: Span) -> int:
 def batches(found: Iterable[Sequence[ScoreBlock]]) -> list[list[ScoreBlock]]:
     """Divides the pieces of several packed sequences into calls of attention().
 
-    All pieces of a call have the same window, and each sequence has at most one piece in it.
+    All pieces of a call have the same window, and each sequence has at most one piece in the call.
     """
     calls: dict[tuple[Limits, int], list[ScoreBlock]] = defaultdict(list)
     for of_sequence in found:

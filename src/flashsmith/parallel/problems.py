@@ -1,4 +1,5 @@
-"""The problems that ranks compute when they share one, so that kernels can be built in advance."""
+"""The problems that ranks compute when they share one problem, so that their kernels can be built
+in advance."""
 
 from __future__ import annotations
 
@@ -40,16 +41,15 @@ def problems(
 ) -> list[Problem]:
     """The distinct problems whose kernels ``parallel.attention`` runs on any of the ranks.
 
-    They are for ``flashsmith.tuning.build_for``, or ``flashsmith build --ranks``. This function
-    needs no group and no GPU.
+    Pass them to ``flashsmith.tuning.build_for``; ``flashsmith build --ranks`` does so itself. This
+    function needs no group and no GPU.
 
     Args:
-        problem: that of the whole sequences, a Problem or its text, for example
-            'b1 s131072 h32:8 d128 bf16 causal'. Packed sequences are taken to be as long as the
-            longest.
+        problem: the problem of the whole sequences, a Problem or its text, for example 'b1 s131072
+            h32:8 d128 bf16 causal'. All packed sequences are assumed to have the maximum length.
         ranks: number of ranks in the group.
         schedule: as for ``attention``.
-        window: the limits of the problem's window; by default those that are measured for it.
+        window: the limits of the problem's window; by default those of ``Problem.window``.
         gradients: also return the problems of the backward pass.
         sinks: whether there are sinks; their gradient is a separate problem.
 

@@ -1,19 +1,22 @@
 """Memory that the ranks of one host copy from each other.
 
-GPUs copy with their copy engines, which use no SMs. NCCL's kernels would take SMs from the other
-kernels. A rank writes data for the others into a slot of its own memory, announces that on the
-shared_words, and copies what it needs from their slots. Two slots alternate:
+GPUs copy with their copy engines, which use no SMs. NCCL's kernels would take SMs from attention
+kernels. A rank writes data for the others into a slot of its own memory, announces this through the
+shared words (shared_words.py), and copies the data that it needs from the others' slots. Two slots
+alternate. Each transfer has three steps:
 
     begin      The current stream waits until nobody copies from the slot any more.
     offer      An event is recorded after the writes. The ranks then meet on the shared words, so
-               that each one has recorded its event before another rank's stream waits for it.
+               that every rank has recorded its event before another rank's stream waits for that
+               event.
     copy       The transfer stream waits for the events of all ranks, copies, and records another
-               event. The current stream waits for that, and so does the others' begin() after next.
+               event. The current stream waits for that event, and so does the others' begin() after
+               next.
 
-No GPU waits for an event that is not yet recorded. If a rank does not arrive, the hosts of the
-others detect that on the shared words, within the group's timeout. A recorded event may still never
-happen, for example if a process is killed while its GPU has work. For this case there is the watch
-(watch.py).
+No GPU waits for an event that is not yet recorded. If a rank does not arrive, the other ranks'
+hosts detect this through the shared words, within the group's timeout. A recorded event may still
+never happen, for example if a process is killed while its GPU has work. The watch (watch.py)
+handles this case.
 """
 
 from __future__ import annotations
@@ -59,8 +62,8 @@ class RankMemory:
     ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
-        None if some rank cannot read the memory of another. ``exchange`` sends bytes to every rank,
-        and returns those of all ranks, by rank.
+        Returns None if some rank cannot read another rank's memory. ``exchange`` sends bytes to
+        every rank, and returns those of all ranks, by rank.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
         memory, name = None, b""
@@ -138,9 +141,9 @@ class RankMemory:
     ) -> list[Callable[[], None]]:
         """Copies groups of parts, one group after another; must be called once for each transfer.
 
-        A part is a rank, an offset in its slot, an offset in this slot, and a number of bytes. For
-        each group, the result has a function that makes the current stream wait for it and the
-        groups before.
+        A part is a rank, an offset in that rank's slot, an offset in this rank's slot, and a number
+        of bytes. For each group, the result has a function that makes the current stream wait for
+        this group and all groups before.
         """
         first, memory = slot * self.capacity, self._memory
         memory.begin_reading(slot)
@@ -177,7 +180,7 @@ _streams: dict[Any, Any] = {}
 
 
 def transfer_stream(device: Any) -> Any:
-    """The stream for a GPU's transfers, so that they need not wait for its kernels."""
+    """The stream for a GPU's transfers, so that transfers need not wait for the GPU's kernels."""
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]

@@ -1,8 +1,8 @@
 """How the ranks of a group share one call of attention: 'zigzag', 'allgather' and 'ulysses'.
 
 Each schedule is two functions, forward and backward. Tensors are one rank's shards, (batch, rows,
-heads, d) or packed (rows, heads, d). Every rank sends and receives as much as the others, in the
-same order, even if it has nothing to compute.
+heads, d) or packed (rows, heads, d). All ranks send and receive equal amounts, in the same order,
+even ranks that have nothing to compute.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from flashsmith.parallel.layout import (
 )
 from flashsmith.semantics.sizes import FREE
 
-# K and V are gathered by groups of heads. While one group is computed, the next ones are gathered.
-# A rank's message has at least this many bytes, because links are slow with smaller messages.
+# K and V are gathered by groups of heads. While one group is computed, the next groups are
+# gathered. A rank's message has at least this many bytes, because links are slow with smaller
+# messages.
 SMALLEST_MESSAGE = 8 << 20
 
 
@@ -140,7 +141,7 @@ def kernel_calls(
     device: Any,
     bits: str = "",
 ) -> tuple[KernelCall, ...]:
-    """The kernel calls for a rank's queries and the keys of ``owner``, or all keys if it is None.
+    """The kernel calls for a rank's queries and the keys of ``owner``; None means all keys.
 
     With canonical bits, masked keys are left out only in whole chunks of the order of all keys.
     """
@@ -196,7 +197,7 @@ def padded(tensor: Any, dim: int, rows: int) -> Any:
 def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
     """Joins (ranks, ...) shards, padded to the longest, to a tensor with all rows in order.
 
-    ``dim`` is the dimension of rows, counted without that of ranks.
+    ``dim`` is the dimension of rows, counted without the dimension of ranks.
     """
     if len(layout.lengths) == 1:
         places = layout.places()
@@ -303,7 +304,7 @@ def _add_gradients(
 
 
 def _dsinks(call: GroupCall, of: _Differentiated, kv: Any, sinks: Any) -> Any:
-    """The part of the gradient of sinks from this rank's queries, for which no key is needed."""
+    """The part of the gradient of sinks from this rank's queries; computing it needs no keys."""
     nothing = kv.narrow(call.dim + 1, 0, 0)
     keywords: dict[str, Any] = {}
     if call.packed:
@@ -356,7 +357,7 @@ def head_parts(kv: Any) -> list[Span]:
 
 
 def _gathered(call: GroupCall, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
-    """Yields groups of heads, and their K and V of all ranks in order.
+    """Yields groups of heads, each with the heads' K and V from all ranks, in order.
 
     The transfers of later groups have already been started.
     """
@@ -545,7 +546,8 @@ def _ulysses_backward(
 
 
 class _Ring:
-    """Iterates over the K and V of each rank, this rank's first, while the next are in transfer.
+    """Iterates over the K and V of each rank, this rank's first. Meanwhile the next K and V are in
+    transfer.
 
     ``confirm`` is called after the GPU has been given work on this rank's own K and V.
     """
@@ -553,7 +555,7 @@ class _Ring:
     def __init__(self, call: GroupCall, kv: Any, confirm: Callable[[], None] | None = None) -> None:
         self._group, self._confirm = call.group, confirm
         self._blocks = [kv]
-        # Blocks arrive in these alternately: one is in use while the next arrives.
+        # Blocks arrive in these two buffers alternately: one is in use while the other is filled.
         self._spare = [torch.empty_like(kv) for _ in range(min(2, call.group.size - 1))]
         self._free = [used_until_now(kv)] * len(self._spare)
 
@@ -576,7 +578,8 @@ class _Ring:
                 block = coming.wait()
 
 
-# This number of partial outputs is merged to one, to limit memory. Each takes twice that of q.
+# This number of partial outputs is merged into one, to limit memory. Each partial output takes
+# twice the memory of q.
 MOST_PARTS = 4
 
 
@@ -589,7 +592,7 @@ class _Part(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Rows that are in the same parts, and the rows of each part that they are."""
+    """Rows that the same parts contain, and where in each of these parts they are."""
 
     rows: RankRows
     of_parts: tuple[tuple[int, RankRows], ...]
@@ -712,8 +715,8 @@ def _zigzag_backward(
         dkv = torch.zeros_like(own_dkv)
         _add_gradients(call, _calls(call, q.device, owner), of, kv, needs, dq, dkv)
         if needs[1] or needs[2]:
-            # The gradients that earlier ranks have summed for this block are passed on, with this
-            # rank's added.
+            # Adds this rank's gradients for the block to the sum of earlier ranks, and passes the
+            # sum on.
             if coming is not None:
                 dkv = coming.wait().add_(dkv)
             coming = call.group.pass_on(dkv, torch.empty_like(dkv))

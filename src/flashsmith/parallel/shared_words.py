@@ -1,6 +1,6 @@
-"""A shared words in shared memory, to which each rank of a group on one host writes a word.
+"""Shared memory in which each rank of a group on one host writes a word for the others to read.
 
-To exchange words takes some microseconds on the shared words, and hundreds over a socket.
+An exchange of words takes some microseconds here, and hundreds of microseconds over a socket.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class SharedWords:
 
     @staticmethod
     def shared(rank: int, size: int, timeout: float, exchange: Exchange) -> SharedWords | None:
-        """The shared words of all ranks, which must all call this; None if hosts differ."""
+        """The shared words of all ranks; None if the ranks' hosts differ. All ranks must call
+        this."""
         path, token, memory = _made(size) if rank == 0 else ("", b"", None)
         try:
             given = exchange(path.encode().ljust(_PATH, b"\0") + token.ljust(_TOKEN, b"\0"))
@@ -62,7 +63,7 @@ class SharedWords:
         return shared_words if exchange(bytes([sees_all])) == b"\1" * size else None
 
     def same(self, word: int) -> Callable[[], bool]:
-        """Writes a word of 63 bits, to compare it with those of the other ranks.
+        """Writes a 63-bit word, to compare it with the words of the other ranks.
 
         The returned function waits for their words, and returns whether all are equal. It raises
         RuntimeError if a rank has ended or is late.
@@ -74,7 +75,8 @@ class SharedWords:
         return lambda: {self._read(rank, number) for rank in self._others} <= {word}
 
     def _place(self, rank: int, number: int) -> int:
-        # Two places alternate, because a rank may be one exchange ahead of one that still reads.
+        # Two places alternate, because a rank may be one exchange ahead of another that still
+        # reads.
         first = _TOKEN + self._size * _PROCESS.size
         return first + (number % 2 * self._size + rank) * _WORD.size
 
@@ -94,7 +96,8 @@ class SharedWords:
                 continue
             now = time.monotonic()
             begin = begin or now
-            # Lets other threads of this process run; after a while, other processes, too.
+            # First lets only other threads of this process run, and after a while other processes,
+            # too.
             time.sleep(0 if now - begin < 0.002 else 0.0001)
             if now - max(begin, looked) > _PATIENCE:
                 looked = now
@@ -125,14 +128,15 @@ class SharedWords:
         return state if since == began else ""
 
 
-# States of a process that is gone, a zombie or dead; and of one that a signal or a debugger has
-# stopped.
+# States of a process that has ended (none, zombie, dead), and of a process that a signal or a
+# debugger has stopped.
 _ENDED = ("", "Z", "X")
 _STOPPED = ("T", "t")
 
 
 def _status(pid: int) -> tuple[str, int]:
-    """A process's state, a letter, and its start time in ticks; '' and 0 if it does not exist."""
+    """A process's state, a letter, and its start time in ticks; '' and 0 if there is no such
+    process."""
     try:
         # The process name before these fields may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

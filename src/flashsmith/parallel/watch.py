@@ -1,11 +1,13 @@
-"""A watchdog for a rank of a group: it ends a process that would wait forever for a lost rank.
+"""A watchdog for a rank of a group, which ends the process if it would wait forever for a lost
+rank.
 
-The host detects a lost rank wherever it waits for others itself: on the shared words, or in a call
-of the group's host backend. A GPU does not detect it. An NCCL kernel, or a stream that waits for
-another rank's event, waits forever. The host then waits forever, too, in its next CUDA call. No
-exception reaches it, and results of a GPU with incomplete transfers are not usable. Only a thread
-that makes no CUDA call can still act. It knows which waits the host has started, and which of them
-the GPU has completed. A second thread queries the GPU, because that call may not return either.
+The host detects a lost rank wherever the host itself waits for others: on the shared words, or in a
+call of the group's host backend. A GPU does not detect a lost rank. An NCCL kernel, or a stream
+that waits for another rank's event, waits forever. The host then waits forever, too, in its next
+CUDA call. No exception reaches it, and results of a GPU with incomplete transfers are not usable.
+Only a thread that makes no CUDA call can still act. This thread knows which waits the host has
+started, and which of them the GPU has completed. A second thread queries the GPU, because the query
+may not return either.
 
 PyTorch's own watchdog covers NCCL only, and takes much longer than the group's timeout.
 """
@@ -45,8 +47,8 @@ def lost_error(rank: int, size: int, why: object) -> GroupError:
 class Watch:
     """What one rank of a group waits for, and for how long.
 
-    lost: returns which rank has ended, or '' if none is known to have ended. timeout: that of the
-    group, in seconds.
+    lost: returns which rank has ended, or '' if none is known to have ended. timeout: the group's
+    timeout in seconds.
     """
 
     # Seconds that a wait may continue after a rank has ended; at most the group's timeout.
@@ -165,7 +167,7 @@ class Watch:
 
 
 class GpuMarks:
-    """One event for each stream of a GPU; a mark records that of the current stream again."""
+    """One event for each stream of a GPU; a mark records the current stream's event again."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._ordinal = device, device.index
@@ -198,7 +200,8 @@ def _watches() -> list[Watch]:
 
 @functools.cache
 def _threads(pid: int) -> None:
-    """Starts the threads of this process, once per process id: forks do not inherit threads."""
+    """Starts the threads of this process, once per process id, because forks do not inherit
+    threads."""
     for work in (_ask, _look):
         threading.Thread(target=work, name=f"flashsmith-watch{work.__name__}", daemon=True).start()
 
@@ -215,7 +218,7 @@ def _look() -> None:
     while True:
         time.sleep(_PERIOD)
         now = time.monotonic()
-        # The time in which this process itself was stopped does not count.
+        # Time in which this process itself was stopped does not count.
         seconds, before = min(now - before, 2 * _PERIOD), now
         for watch in _watches():
             if why := watch.reason(seconds):

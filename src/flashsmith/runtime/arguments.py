@@ -1,4 +1,5 @@
-"""All checks on the tensors of a forward pass; a call that passes them is safe to launch."""
+"""All checks on the tensors of a forward pass; a call that passes these checks is safe to
+launch."""
 
 from __future__ import annotations
 
@@ -146,7 +147,7 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
         if len(view.shape) != (3 if packed else 4):
             raise _wrong_rank(view, packed)
         _check_same_kind(view, q_view)
-        # Checked before the strides, which in a contiguous tensor are bad whenever d is.
+        # Checked before the strides: in a contiguous tensor, a bad d makes the strides bad, too.
         _check_d(view, q_view)
         _check_layout(view)
     return views
@@ -177,7 +178,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     """The semantics that ``cfg``'s kernel needs for ``problem``.
 
     Raises ArgumentError when the kernel cannot compute the problem: its operation or dtype differs,
-    its d_head is too small, or there are too many blocks.
+    its d_head is too small, or the grid needs too many blocks.
     """
     if cfg.family.operation != problem.operation:
         raise ArgumentError(
@@ -267,10 +268,11 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
 def check_output(
     o: Any, q: TensorView, inputs: Sequence[TensorView], name: str = "o", *, dtype: str = ""
 ) -> TensorView:
-    """A view of the output that the caller gave as ``name``. It must have ``dtype``; '' is q's.
+    """A view of the output that the caller gave as ``name``. Its dtype must be ``dtype``, or q's if
+    that is ''.
 
-    Raises ArgumentError unless it has q's shape, framework and device and that dtype, is writable
-    and aligned, and shares no memory with an input or itself.
+    Raises ArgumentError unless the output has q's shape, framework and device and that dtype, is
+    writable and aligned, and does not overlap an input or itself.
     """
     view = view_tensor(name, o) if dtype in ("", q.dtype) else view_tensor(name, o, (dtype,))
     if view.shape != q.shape:
@@ -290,7 +292,7 @@ def check_output(
 
 def check_device(cfg: KernelConfig, device: DeviceSpec) -> None:
     """Raises ArgumentError when the GPU is too old, and IllegalConfigError when the config does not
-    fit it, for example because it needs too much shared memory."""
+    fit the GPU, for example because the kernel needs too much shared memory."""
     if device.arch < OLDEST_ARCH:
         raise ArgumentError(
             f"device: {device.name} has compute capability {_capability(device.arch)}; these "

@@ -64,7 +64,7 @@ class BackwardAhead(NamedTuple):
 
     config: KernelConfig | Chooser
     deterministic: bool
-    gradients: str = ""  # which ones will be needed, as a Problem's ``gradients``
+    gradients: str = ""  # the gradients that will be needed, as in Problem.gradients
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
         """The config whose kernel will compute the gradients of ``request``.
@@ -141,7 +141,7 @@ def _run(
     )
 
     def find_kernel() -> LoadedKernel:
-        # An empty ``wish`` found no kernel, yet dsinks may need one.
+        # An empty ``wish`` has no kernel, yet dsinks may need one.
         return kernel or kernel_for(cfg, problem.required_semantics(cfg), request, device, None)
 
     prepared = prepare(request, device, find_kernel)
@@ -164,7 +164,7 @@ def check_needs(needs: Any) -> tuple[bool, bool, bool, bool]:
 
 
 def check_deterministic(cfg: KernelConfig, deterministic: bool) -> None:
-    """Raises ArgumentError when deterministic gradients are required and the kernel has none."""
+    """Raises ArgumentError when deterministic gradients are required and the kernel's are not."""
     if deterministic and not cfg.family.is_deterministic(cfg):
         raise ArgumentError(
             f"deterministic=True: {cfg} sums in an order that depends on timing; choose another "
@@ -173,7 +173,7 @@ def check_deterministic(cfg: KernelConfig, deterministic: bool) -> None:
 
 
 def _limits(config: KernelConfig | Chooser, q: TensorView, emulate: bool) -> DeviceSpec:
-    """The limits of the tensors' GPU or, for host tensors, of the GPU that is emulated."""
+    """The limits of the tensors' GPU or, for host tensors, of the emulated GPU."""
     arch = emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
     return limits_of(q, emulate, arch)
 
@@ -202,7 +202,7 @@ def _kernel_for(
 
 def _readable(name: str, tensor: Any, wish: Request, cfg: KernelConfig) -> tuple[Any, str]:
     """A gradient in a form that ``cfg``'s kernel can read: the tensor or a dense copy. The second
-    item says why it was copied: '' (it was not), 'layout' or 'address'."""
+    item is the reason for the copy: 'layout', 'address', or '' without a copy."""
     if tensor is None:
         return None, ""
     spec = _SPECS[name]

@@ -1,4 +1,4 @@
-"""Resolves a call's keyword ``bits``; where that is None, FLASHSMITH_BITS decides."""
+"""Resolves a call's keyword ``bits``; if it is None, the value of FLASHSMITH_BITS is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def resolve_bits(bits: Any) -> str:
 
 
 def named_bits(word: str) -> dict[str, str]:
-    """The ``bits`` keyword that gives a call a Problem's bits under any FLASHSMITH_BITS.
+    """The keyword ``bits`` for a Problem's word for bits, whatever the value of FLASHSMITH_BITS.
 
     Empty when the bits are free and the variable is not set.
     """

@@ -8,7 +8,7 @@ never cached.
 Reading, hashing and comparing a signature would take half of a call's time, and binding its
 keywords another tenth. A *repeated call* needs neither, because it is looked up by the caller's own
 arguments. One function of the framework compares all tensors, and most options are the same objects
-as before.
+as in the earlier call.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from flashsmith.semantics.dtype import dtype_name
 # Limits on the calls cached by signature, the groups of repeated calls, the shapes in a group, and
 # the calls of one shape. The oldest are dropped first.
 MOST_CALLS, MOST_GROUPS, MOST_SHAPES, MOST_OF_SHAPE = 1024, 256, 256, 32
-# How many address tuples a call remembers as usable; they take 100 KiB of host memory.
+# The number of address tuples that a call remembers as usable; they take 100 KiB of host memory.
 _MOST_KNOWN = 256
 # Workspace blocks are allocated as int32; this is the element size in bytes.
 _BLOCK_ELEMENT = 4
 # The calls of a thread that need at most this many bytes share one block.
 KEPT_BYTES = 1 << 20
-# The address bits that are 0 at 16-byte alignment, which suits every tensor.
+# The address bits that are 0 at 16-byte alignment, which is sufficient for every tensor.
 _UNALIGNED = 15
 # Options of types from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
@@ -59,9 +59,9 @@ class CachedCall:
     ) -> None:
         """``prepared`` is a call on tensors of a RepeatableFramework and includes its launch.
 
-        ``given`` names the tensors that ``run`` takes, and ``returned`` those that it returns; a
-        single one is returned without a tuple. The kernel reads dense copies of the ``copied``
-        ones. All names are the operation's.
+        ``given`` names the tensors that ``run`` takes, and ``returned`` the tensors that it
+        returns; a single tensor is returned without a tuple. The kernel reads dense copies of the
+        tensors named in ``copied``. All names are the operation's.
         """
         first, launch = next(iter(prepared.views.values())), prepared.launch
         framework, views = first.framework, prepared.views
@@ -80,7 +80,7 @@ class CachedCall:
             if 0 not in view.shape
         ]
         # Each entry is for an output and another tensor. It holds the open interval of address
-        # differences at which they overlap and, if they may share memory, the checked difference.
+        # differences at which they overlap and, if they may share memory, this call's difference.
         self._overlaps = [
             (
                 *(place, other, *overlap(view, its)),
@@ -124,7 +124,8 @@ class CachedCall:
 
     def _order(self, places: list[int | None], count: int) -> Callable[[Any], Any] | None:
         """A function that puts the addresses of the given and allocated tensors, of the block, and
-        a final 0 into the library's order. None if they already are in order without the 0."""
+        a final 0 into the library's order. None if the addresses already are in order without the
+        0."""
         absent = count + (self._new_block is not None)
         order = [absent if place is None else place for place in places]
         if self._new_block is not None:
@@ -151,8 +152,8 @@ class CachedCall:
         stream = self._stream_of(self._ordinal)
         if self._new_block is not None:
             # A thread's calls on the default stream (handle 0) share one small block. They run one
-            # after the other, and that stream is never captured, nor its handle reused. On an H200
-            # this saves 3 µs of a call with gradients, which takes 60 µs.
+            # after the other, that stream is never captured, and its handle is never reused. On an
+            # H200 this saves 3 µs of the 60 µs that a call with gradients takes.
             kept = self._kept if stream == 0 else None
             block = None if kept is None else kept.block
             if block is None:
@@ -206,8 +207,8 @@ _Block = tuple[int, Any]  # its address, and the object that owns the memory
 
 
 class _Kept(threading.local):
-    """The block that one thread's calls share. Each thread has its own, because another thread's
-    launches could run between the launches of one plan."""
+    """The block that one thread's calls share. Each thread has its own block, because another
+    thread's launches could run between the launches of one plan."""
 
     block: _Block | None = None
 
@@ -217,8 +218,8 @@ _kept: dict[tuple[RepeatableFramework, int], _Kept] = {}
 
 
 def overlap(o: TensorView, view: TensorView) -> tuple[int, int]:
-    """The open interval of address differences (input's minus o's) at which the two tensors'
-    address ranges overlap."""
+    """The open interval of address differences (the view's minus o's) at which the address ranges
+    of the two tensors overlap."""
     (first, end), (o_first, o_end) = byte_range(view), byte_range(o)
     apart = view.address - o.address
     return apart + o_first - end, apart + o_end - first
@@ -273,8 +274,9 @@ class Invocation(NamedTuple):
     def signature(self) -> Signature | None:
         """Everything except addresses that the checks and the choice of a kernel depend on.
 
-        None for calls that may need gradients, and for tensors of no RepeatableFramework. Equal
-        signatures must have equal outcomes, so they include the options' types: 1 equals True.
+        None for calls that may need gradients, and for tensors of other frameworks than a
+        RepeatableFramework. Equal signatures must have equal outcomes, so they include the options'
+        types: 1 equals True.
         """
         kind = type(self.tensors[0])
         grad_enabled = _grad_enabled.get(kind)
@@ -311,19 +313,20 @@ class Invocation(NamedTuple):
 
 
 def _is_own(value: Any) -> bool:
-    """Whether an option selects the kernel: a config, a Chooser, or an NextKernel."""
+    """Whether an option selects the kernel: a config, a Chooser, or a NextKernel."""
     return isinstance(value, (KernelConfig, tuple)) or callable(value)
 
 
 def find(asked: Invocation | None) -> tuple[Signature | None, CachedCall | None]:
-    """The signature of a call and its cached call, each None if there is none."""
+    """The signature of a call, or None, and its cached call, or None."""
     if asked is None:
         return None, None
     try:
         signature = asked.signature()
         return signature, None if signature is None else cached.get(signature)
     except Exception:
-        # An argument is no tensor, or an option cannot be hashed: the full checks raise the error.
+        # An argument is not a tensor, or an option cannot be hashed: the full checks raise the
+        # error.
         return None, None
 
 
@@ -343,7 +346,7 @@ def run_cached(
     if asked is None:
         return run(_never)
     arguments = asked.tensors + asked.options
-    # Autograd records operations only while it is enabled, so the lookup depends on that state.
+    # Autograd records operations only while grad mode is on, so the lookup depends on that mode.
     follows = _grad_enabled.get(type(arguments[0]), bool)()
     outputs = run_repeated(arguments, (asked.names, follows))
     if outputs is not None:
@@ -414,7 +417,8 @@ class RepeatedCall(NamedTuple):
     run: Run
 
     def serves(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether run_repeated serves such arguments with this call, if no earlier call matches."""
+        """Whether run_repeated serves such arguments with this call, unless a call before it in the
+        list matches."""
         return (
             self.has_layout(*self.distinct(arguments))
             and all(
@@ -445,8 +449,8 @@ class _Group:
 
 
 def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
-    """Runs a call that matches a remembered one and returns its outputs. When none matches or the
-    addresses need the full checks, it returns None and launches nothing.
+    """Runs the remembered call that matches these arguments and returns its outputs. Returns None
+    and launches nothing when no call matches or the addresses need the full checks.
 
     ``arguments`` begin with a tensor; the value of ``names`` identifies what the others are. Calls
     that a dispatch mode, a transform or forward-mode differentiation intercepts must not come here.
@@ -481,8 +485,8 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
 def remember_repeated(
     groups: Groups, arguments: tuple[Any, ...], names: Any, tensors: Iterable[Any], run: Run
 ) -> None:
-    """Makes run_repeated serve such arguments with ``run``, which takes the ``tensors`` that are
-    not None.
+    """Makes run_repeated serve such arguments with ``run``, to which it passes the ``tensors`` that
+    are not None.
 
     The arguments must have a call signature. ``groups`` is the value of ``repeated`` before ``run``
     was looked up.

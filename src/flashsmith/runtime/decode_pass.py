@@ -47,7 +47,7 @@ from flashsmith.semantics.signature import (
 
 
 class DecodeTensors(NamedTuple):
-    """A call's tensors in the operation's order, without the LSE, which callers never give."""
+    """A call's tensors in the operation's order, without the LSE, which callers never pass."""
 
     q: Any
     k_cache: Any
@@ -130,8 +130,8 @@ def _run(
     chosen, kernel = cfg, None
     may_be_another = request.options["split"] == FREE or problem.bits != ""
     if may_be_another and not isinstance(config, KernelConfig):
-        # Another kernel that is built serves as well: either the bits may differ from batch to
-        # batch, or they do not depend on the kernel.
+        # Another built kernel may serve the call: either its bits may differ from batch to batch,
+        # or the bits do not depend on the kernel.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":
@@ -237,7 +237,7 @@ def _view_q(tensor: Any, packed: bool) -> TensorView:
 def _add_lengths(
     views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
 ) -> tuple[int, int]:
-    """The number of sequences, and an upper bound on each one's queries."""
+    """The number of sequences, and an upper bound on the number of queries per sequence."""
     q = views["q"]
     lens = view_vector("cache_lens", tensors.cache_lens, "int32")
     check_beside(lens, q)
@@ -301,8 +301,9 @@ def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
 def _packed(
     tensors: DecodeTensors, asked: DecodeOptions, q: TensorView, views: dict[str, TensorView]
 ) -> tuple[int, int]:
-    """The number of packed sequences, and an upper bound on their lengths. On a device the bound is
-    the caller's or the total number of rows, because nothing is read from the device."""
+    """The number of packed sequences, and an upper bound on their lengths. For tensors on a device,
+    the bound is the caller's or the total number of rows, because nothing is read from the
+    device."""
     limit, total = asked.max_seqlen_q, q.shape[0]
     if limit is None and q.device.kind != "cpu":
         limit = total
@@ -395,8 +396,8 @@ def check_contents(request: Request) -> int:
     """Checks lengths and page table of host tensors; returns the length of the longest sequence.
 
     Raises ArgumentError when a sequence has a negative length or more keys than fit, uses a page
-    that does not exist, or appends to a slot that holds another key, and when a position has no
-    rotary angle.
+    that does not exist, or appends to a slot that holds another key. Raises it also when a position
+    has no rotary angle.
     """
     p, views = request.problem, request.views
 
@@ -438,8 +439,8 @@ def _check_pages(
 
 
 def _check_appended(table: np.ndarray, page: int, before: np.ndarray, after: np.ndarray) -> None:
-    """Raises ArgumentError when a slot that is appended to also holds another key: one of a second
-    sequence, or one of the same sequence whose page is named twice."""
+    """Raises ArgumentError when a slot that is appended to also holds another key. The key may
+    belong to another sequence, or to the same sequence if the table names a page twice."""
     if (after == before).all():
         return
     rows = np.repeat(np.arange(len(after)), after)

@@ -30,10 +30,10 @@ _CTAS_PER_SM = 106
 _NO_GPU = (34, 100)
 _NO_CONTEXT = 201
 _NOT_READY = 600
-# In this mode a graph capture in another thread does not restrict this thread's calls.
+# In this mode a graph capture by another thread does not restrict this thread's calls.
 _RELAXED_CAPTURE = 2
 
-# By CUDA major version: the oldest driver that runs programs linked with it.
+# By CUDA major version: the oldest driver that runs programs linked with that version.
 _OLDEST_DRIVERS = {12: 525, 13: 580}
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
@@ -66,7 +66,7 @@ def _check(library: ctypes.CDLL, status: int, what: str) -> None:
 def call(what: str, *args: object) -> None:
     """Calls one driver function and checks its status.
 
-    Raises LaunchError with CUDA's message, or when there is no driver or GPU.
+    Raises LaunchError with CUDA's message if the call fails, and also without a driver or a GPU.
     """
     process_forks.check_not_forked()
     library = _load()
@@ -101,8 +101,8 @@ def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
 
 
 def is_reached(event: int, ordinal: int) -> bool:
-    """Whether GPU ``ordinal`` has reached the last record of an event. Any thread may call it, and
-    a call that blocks does not hold the GIL."""
+    """Whether GPU ``ordinal`` has reached the last record of an event. Any thread may call this
+    function, and a call that blocks does not hold the GIL."""
     library = _load()
     if library is None:
         raise LaunchError("cuEventQuery: no NVIDIA driver or GPU on this machine")
@@ -151,7 +151,7 @@ def driver_version() -> str:
 
 
 def cuda_version() -> tuple[int, int]:
-    """The newest CUDA that the driver runs. Raises LaunchError where there is none."""
+    """The newest CUDA version that the driver supports. Raises LaunchError without a driver."""
     version = ctypes.c_int()
     call("cuDriverGetVersion", ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
@@ -161,7 +161,7 @@ def check_runs(linked: str) -> None:
     """Raises LaunchError where the driver is too old for a library that links CUDA ``linked``.
 
     A driver runs libraries linked with any CUDA release ('13.0.88') of its own major version or an
-    older one. Does nothing where there is no driver.
+    older one. Does nothing without a driver.
     """
     if _load() is None:
         return
@@ -218,7 +218,7 @@ def _primary_context(ordinal: int) -> ctypes.c_void_p:
 
 @contextmanager
 def current_gpu(ordinal: int) -> Iterator[None]:
-    """Makes GPU ``ordinal`` current for driver calls, and restores the previous one at the end."""
+    """Makes GPU ``ordinal`` current for driver calls, and restores the previous GPU at the end."""
     call("cuCtxPushCurrent_v2", _primary_context(ordinal))
     try:
         yield

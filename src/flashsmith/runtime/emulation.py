@@ -64,8 +64,9 @@ def exact_mma() -> Iterator[None]:
     """Emulates the MMA of a kernel's architecture to the last bit, for kernels that this thread
     emulates inside the block. Elsewhere products are summed in float32, in any order.
 
-    Exact emulation takes two to four times as long. Use ``with exact_mma(): attention(q, k, v)``.
-    Raises ArgumentError for a kernel of an architecture older than sm_80, whose sums are not known.
+    Exact emulation takes two to four times the time. Use ``with exact_mma(): attention(q, k, v)``.
+    Raises ArgumentError for a kernel of an architecture older than sm_80, because its order of
+    summation is not known.
     """
     before = _exact_mma.set(True)
     try:
@@ -93,14 +94,14 @@ def run_in_emulator(
     sm_count: int | None = None,
     exact: bool = False,
 ) -> EmulationResult:
-    """Executes ``plan`` on the host. Its kernels may access only the named arrays and the plan's
-    workspaces. Launches run in order on the same memory.
+    """Executes ``plan`` on the host. The plan's kernels may access only the named arrays and the
+    plan's workspaces. Launches run in order on the same memory.
 
     ``ptx`` is the text of one module with all kernels, or a mapping from each kernel's entry to the
     text of its module. Workspaces with undefined contents are filled with NaN. Observers watch one
     launch after the other. ``schedule_seed`` is the seed of a random schedule, or None for the
     fixed one. ``sm_count`` is the GPU's number of SMs; None means that all CTAs run at the same
-    time. ``exact`` gives the tensor cores' bits, as exact_mma() does. The result counts the
+    time. ``exact`` emulates the MMA to the last bit, as exact_mma() does. The result counts the
     instructions of all launches.
 
     Raises EmulatorError when a kernel cannot continue, or leaves nonzero contents in a workspace

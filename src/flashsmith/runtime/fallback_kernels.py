@@ -26,10 +26,10 @@ from flashsmith.runtime.request import Request
 
 _log = logging.getLogger("flashsmith")
 
-# The maximum number of cached fallback kernels; once it is reached, all are dropped.
+# The maximum number of cached fallback kernels; as soon as it is reached, all are dropped.
 MOST_CALLS = 1024
 
-# Picks the best of some configs for a call.
+# Picks the best of the given configs for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
 # The wanted kernel of a call, the problem, whether TMA can copy its tensors, and whether the kernel
 # must be deterministic.
@@ -38,8 +38,8 @@ _Call = tuple[Key, Problem, bool, bool]
 
 @dataclass
 class FallbackKernels:
-    """Cached fallback kernels. A search takes milliseconds, because it reads the kernel cache. Its
-    result is valid until a library is added to that cache or removed from it."""
+    """Cached fallback kernels. A search takes milliseconds, because it reads the kernel cache. The
+    result is valid until a library is added to the kernel cache or removed."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
     stamp: object = None
@@ -55,7 +55,8 @@ class FallbackKernels:
         may_build: Callable[[], bool],
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
-        """The kernel ``wanted``, built if necessary and allowed, else another one that is built.
+        """The kernel ``wanted``, which is built if necessary and allowed; otherwise another built
+        kernel.
 
         ``pick`` chooses among the built configs of all families that serve the request. Each pair
         of kernels is logged once, as a warning unless the substitute ``is_as_fast``.
@@ -132,7 +133,7 @@ def _best_built(
 
 def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
     """The built configs that serve a request, each with its kernel's semantics: exactly the
-    required ones if that kernel is built, else those of the general-edge kernel."""
+    required semantics if that kernel is built, else the general-edge kernel's."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

@@ -71,7 +71,7 @@ Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 class NextKernel(Protocol):
     """A pass that follows a forward pass; its kernel is found or built together with the forward's.
 
-    It is part of call signatures, so it must be equal for equal calls.
+    A NextKernel is part of call signatures, so its value must be equal for equal calls.
     """
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
@@ -267,10 +267,10 @@ def forward_timed(
     emulate: bool = False,
     **options: Any,
 ) -> tuple[Any, float | None]:
-    """The result of ``forward`` and the kernel's time: (o, ms), ((o, lse), ms) and so on.
+    """The result of ``forward``, and the kernel's time: (o, ms), ((o, lse), ms) and so on.
 
     Takes forward's keywords. On a GPU the call waits, and ms is the time between two events around
-    the launch. On the host ms is None: the emulator's time says nothing about the kernel's.
+    the launch. On the host ms is None: the emulator's time is unrelated to the kernel's.
     """
     asked = ForwardOptions(**plain_options(options))
     result = run_request(check_config(cfg), (q, k, v, o), asked, emulate=emulate, timed=True)
@@ -320,9 +320,9 @@ def run_forward(
     ``check_contents`` host cu_seqlens reach the kernel unchecked.
 
     ``arch`` is the architecture to emulate (None: the oldest that the config has a kernel for); a
-    GPU ignores it. A DeviceSpec instead gives the limits to plan for, on a GPU too, for example
-    fewer SMs. ``observers`` watch the emulator, and ``schedule_seed`` selects its schedule (None:
-    the fixed one).
+    GPU ignores it. If ``arch`` is a DeviceSpec, its limits are planned for, even on a GPU; it may
+    have fewer SMs, for example. ``observers`` watch the emulator, and ``schedule_seed`` selects its
+    schedule (None: the fixed one).
     """
     outputs, ms, emulation = run_request(
         check_config(cfg),

@@ -1,4 +1,5 @@
-"""Finds the kernel for a request: that of a named config, or of the one that a Chooser picks."""
+"""Finds the kernel for a request: the kernel of a named config, or of the config that a Chooser
+picks."""
 
 from __future__ import annotations
 
@@ -16,16 +17,17 @@ from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.request import Request, suit_tma
 
 # A built kernel counts as fast as the chosen one if its predicted time is longer by at most this
-# share. That is within the prediction's error, and `flashsmith build --any-length` allows it.
+# share. This share is within the prediction's error, and `flashsmith build --any-length` uses the
+# same share.
 _AS_FAST = 0.02
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
 
 
 # Chooses the config for a problem on a device; called for new call signatures. A third argument
-# names a family if only its kernels can read the tensors' layout. ``among`` is a tuple of the built
-# configs, given when none may be built. The first of them whose time exceeds the fastest one's by
-# at most the share ``tolerance`` is chosen.
+# names a family if only that family's kernels can read the tensors' layout. ``among`` is a tuple of
+# the built configs, given when no kernel may be built. The first of them whose time exceeds the
+# fastest one's by at most the share ``tolerance`` is chosen.
 Chooser = Callable[..., KernelConfig]
 
 
@@ -48,7 +50,7 @@ def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Sem
 
 
 def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """The device limits to plan for: the given ones, those of the tensors' GPU, or those of the
+    """The device limits to plan for: the given limits, or those of the tensors' GPU or of the
     emulated arch."""
     limits = arch if isinstance(arch, DeviceSpec) else None
     if view.device.kind == "cpu":

@@ -24,7 +24,7 @@ class Launches:
 
     @property
     def total(self) -> int:
-        """The kernels of both backends together."""
+        """The number of kernels that both backends launched."""
         return self.gpu + self.emulator
 
 

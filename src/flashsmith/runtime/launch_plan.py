@@ -16,8 +16,8 @@ Extent = tuple[int, int, int]
 class TensorMapSpec:
     """How to encode a TMA tensor map, and its byte offset in the kernel's arguments.
 
-    ``address`` is a tensor's. If ``workspace``, an index into the plan's workspaces, is given, the
-    address is an offset into that workspace.
+    ``address`` is the address of a tensor. With ``workspace``, an index into the plan's workspaces,
+    it is an offset into that workspace instead.
     """
 
     argument_offset: int
@@ -63,7 +63,7 @@ class Launch:
 
     ``argument_bytes`` contain the tensors' addresses; the workspaces' addresses are written at the
     launch. ``is_main`` marks the config's main kernel. A launch with an empty grid is skipped. A
-    ``programmatic`` launch may begin before the previous one has finished.
+    ``programmatic`` launch may begin before the previous launch has finished.
     """
 
     kernel: str
@@ -83,7 +83,7 @@ class LaunchPlan:
     """The launches of a call, in order, and the workspaces that they share.
 
     The attributes of the main kernel's launch are also attributes of the plan. Without a main
-    kernel they are those of the first launch.
+    kernel, the plan has the attributes of the first launch.
     """
 
     launches: tuple[Launch, ...]

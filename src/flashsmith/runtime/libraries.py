@@ -1,4 +1,4 @@
-"""Finds the library that holds a config: loaded already, in the cache, or built now."""
+"""Finds the library that contains a config: already loaded, in the cache, or built now."""
 
 from __future__ import annotations
 
@@ -137,9 +137,9 @@ class LoadedKernel:
         ``timed``; then it returns the milliseconds between two events around the launch. It raises
         LaunchError with CUDA's message when the launch is refused. Threads may share it.
 
-        The ``framework`` allocates the plan's workspaces; without one they are allocated in stream
-        order. With ``poisoned`` the framework's memory is filled with NaN, as in the emulator,
-        before workspaces that must be zero are zeroed.
+        The ``framework`` allocates the plan's workspaces; without a framework they are allocated in
+        stream order. With ``poisoned`` the framework's memory is filled with NaN, as in the
+        emulator, before workspaces that must be zero are zeroed.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device, and LaunchError
         when the driver is too old for the library.
@@ -152,7 +152,7 @@ class LoadedKernel:
 
         return PreparedLaunch(
             function,
-            # A config of one kernel launches it once.
+            # A config with a single kernel launches it one time.
             len(self.plan(call).launched) if self.entry.beside else 1,
             0 if framework is None else int(block_bytes),
             self.config,
@@ -173,8 +173,8 @@ class LoadedKernel:
 
 @dataclass
 class PlanCosts:
-    """The cost model by which a library plans calls. Its numbers are set for one GPU at a time and
-    stay set until a call is for another GPU."""
+    """The cost model by which a library plans calls. The numbers are set for one GPU at a time, and
+    stay set until a call for another GPU."""
 
     family: Family
     set_costs: Callable[..., bool]
@@ -183,8 +183,8 @@ class PlanCosts:
 
     @contextmanager
     def of(self, gpu: str) -> Iterator[None]:
-        """Plans calls inside the block with a GPU's costs. Raises LaunchError if the library takes
-        another number of costs."""
+        """Plans calls inside the block with a GPU's costs. Raises LaunchError if the library
+        expects a different number of costs."""
         with self.lock:
             if gpu != self.gpu:
                 values = self.family.plan_costs(gpu)
@@ -197,8 +197,8 @@ class PlanCosts:
             yield
 
     def forget(self) -> None:
-        """Resets a forked child's state: at the fork a thread may have held the lock or been
-        setting numbers."""
+        """Resets a forked child's state: at the fork, a thread may have held the lock or been
+        setting costs."""
         self.gpu, self.lock = None, threading.Lock()
 
 
@@ -283,8 +283,8 @@ def _load_functions(
     names = tuple(f.name for f in fields(LibraryFunctions))
     try:
         with checked_path(so_path) as path:
-            # Checked before any of the library's code runs: once it is loaded, the linker
-            # identifies it by its path.
+            # Checked before any of the library's code runs. As soon as a library is loaded, the
+            # linker identifies it by its path.
             content = Path(path).read_bytes()
             missing = [name for name in names if f"\0__tvm_ffi_{name}\0".encode() not in content]
             if missing:
@@ -292,7 +292,7 @@ def _load_functions(
             module = tvm_ffi.load_module(path)
             costs = None
             if family is not None and family.plan_costs(""):
-                # The linker knows the path and returns the same library.
+                # The linker knows the path and returns the library that is already loaded.
                 set_costs = ctypes.CDLL(path).flashsmith_set_plan_costs
                 set_costs.argtypes = (ctypes.POINTER(ctypes.c_double), ctypes.c_size_t)
                 set_costs.restype = ctypes.c_bool
@@ -319,7 +319,7 @@ class LoadedKernels:
     # Held during a search, but not while compiling: threads that need other kernels do not wait.
     lock: threading.RLock = field(default_factory=threading.RLock)
     building: dict[Key, threading.RLock] = field(default_factory=dict)
-    # The general-edge kernels (for any lengths) that serve for whole-tile kernels not built.
+    # The general-edge kernels (for any lengths) that replace whole-tile kernels that are not built.
     general_edge: dict[Key, LoadedKernel] = field(default_factory=dict)
 
     def get(
@@ -332,10 +332,10 @@ class LoadedKernels:
         """The kernel of a legal config: already loaded, from the cache, or built now.
 
         If it is not built, and FLASHSMITH_JIT is 0 or ``may_build`` (called only then) returns
-        false, the config's general-edge kernel serves. That one is compiled for any lengths and
-        computes the same within the same tolerance.
+        false, the config's general-edge kernel serves. The general-edge kernel is compiled for any
+        lengths and gives the same result within the same tolerance.
 
-        Raises KernelNotBuiltError when there is neither, and the builder's errors.
+        Raises KernelNotBuiltError when neither kernel is available, and the builder's errors.
         """
         key = cfg, arch, semantics
         kernel = self.kernels.get(key)
@@ -369,7 +369,8 @@ class LoadedKernels:
                 kernel.costs.forget()
 
     def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
-        """The kernel, or the general-edge kernel if building is not allowed; None: must build."""
+        """The kernel, or the general-edge kernel if building is not allowed; None if it must be
+        built."""
         if key in self.general_edge and _why_not_build(may_build):
             return self.general_edge[key]  # no second search
         if self._is_found(key):
@@ -383,7 +384,8 @@ class LoadedKernels:
 
         def say(event: BuildEvent) -> None:
             # A warning, because the caller waits seconds for what usually takes microseconds. If
-            # several processes need the kernel at once, such as the ranks of a group, one builds.
+            # several processes need the kernel at the same time, such as the ranks of a group, only
+            # one builds it.
             if event.stage in _SAID and event.stage not in said:
                 said.add(event.stage)
                 _log.warning(_SAID[event.stage], _named(cfg, semantics), arch)
@@ -457,7 +459,7 @@ def _not_built(cfg: KernelConfig, arch: int, semantics: Semantics, why: str) -> 
 def nearest_built(
     cfg: KernelConfig, arch: int, semantics: Semantics = NEUTRAL, count: int = 3
 ) -> list[KernelConfig]:
-    """Up to ``count`` configs built for ``arch``, those with the fewest differing knobs first."""
+    """Up to ``count`` configs built for ``arch``, sorted by the number of knobs that differ."""
 
     def differences(other: KernelConfig) -> int:
         return sum(a != b for a, b in zip(cfg.to_ints(), other.to_ints(), strict=True))

@@ -49,7 +49,8 @@ def plain_pair(name: str, pair: Any) -> Any:
 def is_16_bits(tensor: Any) -> bool:
     """Whether this is an fp16 or bf16 tensor, or a transformation's stand-in for one."""
     dtype = getattr(tensor, "dtype", None)
-    # The size is checked first, because most sinks are fp32 and a dtype's name takes longer.
+    # The size is checked first, because most sinks are fp32 and reading a dtype's name takes
+    # longer.
     return getattr(dtype, "itemsize", 0) == 2 and str(dtype).rpartition(".")[2] in DTYPES
 
 

@@ -30,7 +30,7 @@ class OperationCall(NamedTuple):
     addresses: tuple[int, ...]
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """The arguments of the library's plan and prepare that follow the config's index: the
+        """The arguments of the library's plan and prepare functions after the config's index: the
         device, the count of the operation's numbers, the numbers, and the tensors' addresses."""
         device = self.device
         return (
@@ -157,7 +157,7 @@ def prepare(
 def unplaced_call(
     problem: Problem, device: DeviceSpec, scale: float | None = None
 ) -> OperationCall:
-    """A call on dense tensors that do not exist yet. Their addresses are 0, or 1 for tensors that
+    """A call on dense tensors that do not exist yet. The addresses are 0, or 1 for tensors that
     only packed or paged problems have.
 
     The softcap is 1, and a window's left limit is 0. Packed sequences all have the maximum length.

@@ -22,7 +22,8 @@ def note_cuda_use() -> None:
 
 
 def register_cuda_user(has_used_cuda: Callable[[], bool]) -> None:
-    """Registers a function that is called before each fork; it must not import anything."""
+    """Registers a function that is called before each fork; the function must not import
+    anything."""
     _users.append(has_used_cuda)
 
 

@@ -19,7 +19,7 @@ from flashsmith.runtime.tensors import (
     view_tensor,
 )
 
-# What a problem may lack, and the word in a problem's text that adds it.
+# A property that a problem may lack, and the word in a problem's text that adds it.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
 # The alignment, in bytes, that marks tensors of rows, which TMA may copy.
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
     @property
     def first(self) -> TensorView:
-        """One of the tensors, all of which share its framework and device."""
+        """One of the tensors; all tensors have the same framework and device."""
         return next(iter(self.views.values()))
 
     @property
@@ -61,7 +61,7 @@ class Request(NamedTuple):
         """Whether TMA, which some families use, can copy all tensors of rows."""
         p, views = self.problem, self.views
         if p.semantics.partial and not p.semantics.packed:
-            # Kernels address the keys of all batches as rows of one long sequence.
+            # Kernels address the keys of the whole batch as rows of one long sequence.
             for view in (views["k"], views["v"]):
                 batch, rows = view.strides[:2]
                 if view.shape[0] > 1 and view.shape[1] > 1 and (rows <= 0 or batch % rows):
@@ -77,7 +77,7 @@ class Request(NamedTuple):
 
 
 def suit_tma(views: Sequence[TensorView]) -> bool:
-    """Whether TMA can copy all these tensors: it takes neither negative strides nor strides of 0,
+    """Whether TMA can copy all these tensors: TMA takes neither negative strides nor strides of 0,
     which broadcast tensors have."""
     return all(
         stride > 0
@@ -255,8 +255,8 @@ def _check_options(operation: Operation, options: Mapping[str, Any]) -> dict[str
 def _check_names(
     operation: Operation, argument: str, names: Collection[str], presence: str
 ) -> None:
-    """Raises ArgumentError unless all names are those of the operation's outputs of this presence,
-    optional or usual."""
+    """Raises ArgumentError unless all names are names of outputs with this presence, optional or
+    usual."""
     known = [tensor.name for tensor in operation.outputs if tensor.presence == presence]
     # ``wanted`` may also name an output that is written anyway.
     allowed = known if argument == "unwanted" else [it.name for it in operation.outputs]

@@ -24,9 +24,10 @@ _SECONDS_PER_FLOP = 2.5e-10
 def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
     """Expected seconds of one launch on the host without checks, within a factor of about two.
 
-    The first term is the translation, paid once per kernel. The second is NumPy's cost per call,
-    paid for every KV block of every wave of CTAs. The third grows with the scores (seq_q x seq_k
-    per head) and dominates from about seq 512. A causal mask halves the second and third.
+    The first term is the translation, paid once per kernel. The second term is NumPy's cost per
+    call, paid for every KV block of every wave of CTAs. The third term grows with the number of
+    scores (seq_q x seq_k per head) and dominates from about seq 512. A causal mask halves the
+    second and third terms.
 
     For kernels without such a loop, including the backward pass, the estimate counts every element
     of q and k once, plus the problem's FLOP at a fixed rate.
@@ -52,8 +53,9 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
 
 
 def check_estimate(request: Request, cfg: KernelConfig, *following: KernelConfig) -> None:
-    """Raises EmulationTooLongError when the estimated emulation time is above 60 s. It includes the
-    request's kernel and those of ``following`` operations on the same problem."""
+    """Raises EmulationTooLongError when the estimated emulation time is above 60 s. The estimate
+    includes the request's kernel and the kernels of ``following`` operations on the same
+    problem."""
     packed = request.problem.semantics.packed
     estimated = _as_one_sequence(request) if packed else request.problem
     seconds = sum(
@@ -75,7 +77,7 @@ def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
 
 
 def _as_one_sequence(request: Request) -> Problem:
-    """One dense problem with as many rows and scores as all the packed sequences together."""
+    """One dense problem whose numbers of rows and scores are the totals of all packed sequences."""
     views, p = request.views, request.problem
     lengths = [
         np.diff(view.framework.as_numpy(view.source).astype(np.int64)).clip(0, longest)

@@ -27,7 +27,8 @@ class Packing(NamedTuple):
 
 
 class KeyRanges(NamedTuple):
-    """The keys of each sequence that count in partial attention, as vectors of length batch."""
+    """The range of each sequence's keys that count in partial attention, as vectors of length
+    batch."""
 
     seqused_k: TensorView | None
     k_begin: TensorView | None
@@ -49,9 +50,9 @@ def check_packing(
     cu_seqlens_k may be missing.
 
     Raises ArgumentError when only one of cu_seqlens_q and cu_seqlens_k is given, or a max_seqlen
-    without them. Raises it for offsets of a wrong dtype, device or length, and for offsets that do
-    not rise from 0 to the total. Raises it for a max_seqlen below the longest sequence, or one that
-    is missing during CUDA graph capture.
+    without them. Also for offsets of a wrong dtype, device or length, and for offsets that do not
+    rise from 0 to the total. Also for a max_seqlen that is below the longest sequence, or missing
+    during CUDA graph capture.
     """
     if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
         _refuse_limits(options)
@@ -198,7 +199,7 @@ def _longest(
     limits: Sequence[int | None],
     check_contents: bool,
 ) -> list[int]:
-    """The maximum lengths: the given limits, else those of the longest sequences."""
+    """The maximum lengths: the given limits, or else the lengths of the longest sequences."""
     if offsets[0].device.kind == "cpu":
         return [
             _longest_on_host(view, total, limit, check_contents)
@@ -229,7 +230,7 @@ def _longest_on_host(view: TensorView, total: int, limit: int | None, check_cont
 
 
 def _longest_on_device(missing: list[TensorView]) -> list[int]:
-    """The longest lengths, read from the device in one step; the caller clamps invalid ones."""
+    """The longest lengths, read from the device in one step; the caller clamps invalid lengths."""
     first = missing[0]
     if first.framework.is_capturing(first.device.ordinal):
         raise ArgumentError(

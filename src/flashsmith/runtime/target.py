@@ -37,10 +37,11 @@ def choose_target(
 ) -> Target:
     """The target of a command.
 
-    Without `arch` it is the first GPU of this machine. If there is none, it is the first known GPU
-    that all `configs` run on, in the emulator: the A100, unless `configs` include wgmma kernels.
-    An `arch` ('sm_90', '90', 'H200') that is not the GPU's own is emulated, because machine code
-    for one architecture does not run on another. `emulate` always selects the emulator.
+    Without `arch`, the target is the first GPU of this machine. Without a GPU, the target is the
+    first known GPU that runs all `configs`, in the emulator: the A100, unless `configs` include
+    wgmma kernels. An `arch` ('sm_90', '90', 'H200') that is not the GPU's own is emulated, because
+    machine code for one architecture does not run on another. `emulate` always selects the
+    emulator.
 
     Raises ArgumentError for an unknown arch.
     """

@@ -50,8 +50,8 @@ Dtype = str | DType | SizedDtype | type[Any]
 def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> TensorView:
     """The view of argument ``name``; copies nothing.
 
-    Raises ArgumentError when it is not a tensor, its dtype is none of ``dtypes``, it is neither on
-    the host nor on a CUDA GPU, or autograd would have to record the call.
+    Raises ArgumentError when the argument is not a tensor, its dtype is not in ``dtypes``, it is
+    neither on the host nor on a CUDA GPU, or autograd would have to record the call.
     """
     kind = type(tensor)
     framework = framework_of(kind)
@@ -72,7 +72,8 @@ def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> Ten
 def view_vector(name: str, tensor: Any, dtype: str) -> TensorView:
     """The view of argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies nothing.
 
-    Raises ArgumentError when it is not a tensor, has another dtype or rank, or is not contiguous.
+    Raises ArgumentError when the argument is not a tensor, has another dtype or rank, or is not
+    contiguous.
     """
     view = view_tensor(name, tensor, (dtype,))
     if len(view.shape) != 1:
@@ -130,7 +131,8 @@ def _element_range(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 
 
 def share_memory(a: TensorView, b: TensorView) -> bool:
-    """Whether some byte belongs to an element of both (interleaved slices do not share)."""
+    """Whether at least one byte belongs to elements of both tensors (not so if slices
+    interleave)."""
     if a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
     a_first, a_end = byte_range(a)

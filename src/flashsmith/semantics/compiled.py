@@ -21,15 +21,24 @@ class Semantics:
 
     mask: which keys a query sees, a Mask or its name: 'none' (all), 'causal' (up to its own
     position) or 'window' (some before and after it). Positions are aligned to the bottom right.
+<<<<<<< HEAD
     softcap: whether scores are capped.
     packed: whether sequences of unequal length are concatenated.
     uneven: whether lengths may be no multiples of the tiles, and d smaller than d_head. Packed and
     partial kernels are uneven.
     partial: whether only some of a sequence's keys count, so that outputs are merged later. The
     output is fp32, and there are no sinks.
+=======
+
+    softcap: whether scores are capped. packed: whether sequences of unequal length are
+    concatenated. uneven: whether lengths need not be multiples of the tiles, and d may be smaller
+    than d_head. Packed and partial kernels are uneven. partial: whether only some of a sequence's
+    keys count, so that outputs are merged later. Partial outputs are fp32, and have no sinks.
+>>>>>>> s2
 
     Raises:
-        ArgumentError: an unknown mask, a flag that is no bool, or packed or partial without uneven.
+        ArgumentError: the mask is unknown, a flag is not a bool, or packed or partial is set
+        without uneven.
     """
 
     mask: str = NONE
@@ -57,7 +66,7 @@ class Semantics:
 
     @property
     def causal(self) -> bool:
-        """Whether the mask is that of attention()'s ``causal=True``."""
+        """Whether the mask is attention()'s mask under ``causal=True``."""
         return self.mask == CAUSAL
 
     @property
@@ -76,7 +85,7 @@ class Semantics:
 
     @classmethod
     def parse(cls, text: str) -> Semantics:
-        """Parses what str() wrote, in any word order; packed and partial imply uneven.
+        """Parses the text that str() writes, in any word order; packed and partial imply uneven.
 
         Raises:
             ArgumentError: a word is unknown, or there are two masks.

@@ -17,8 +17,8 @@ HEADER = "semantics.cuh"
 def semantics_header(semantics: Semantics) -> str:
     """The text of the header that a library's kernels include first.
 
-    Its struct Mask computes which keys a row sees and which rows see a key. Its struct Score
-    computes how scores change.
+    The header's struct Mask computes which keys a row sees and which rows see a key. The struct
+    Score computes how scores change.
 
     Raises:
         ArgumentError: kernels cannot compute the score.
@@ -50,9 +50,10 @@ def semantics_numbers(semantics: Semantics) -> tuple[int, ...]:
 
 
 def _mask_functions(mask: Mask) -> str:
-    """Functions for the first and last key that a row sees, and the first and last row of a key.
+    """C++ functions for the first and last key that a row sees, and for the first and last row that
+    see a key.
 
-    Where the mask has no such end, the function returns a place beyond any sequence.
+    If the mask has no such end, the function returns an index beyond any sequence.
     """
     ends = (
         ("first_key", "position", mask.first, -UNLIMITED),
@@ -76,7 +77,7 @@ def _is_one_further(mask: Mask) -> bool:
 
 
 def _score_functions(score: Score) -> str:
-    """The functions that change a raw score and give the derivative of that change.
+    """The C++ functions that change a raw score and compute the derivative of the change.
 
     The change omits the score's factor, because the host multiplies log2(e) by it. The derivative
     is with respect to the score, as a function of the changed score.

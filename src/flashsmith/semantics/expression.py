@@ -1,7 +1,7 @@
 """Expressions: the formulas of masks and scores, as values that NumPy, PyTorch and CUDA can run.
 
-An Expression is built with Python's operators from symbols and numbers. Its value for any arrays,
-its C++ text and its derivative all come from one tree, so that they cannot disagree.
+An Expression is built with Python's operators from symbols and numbers. The expression's value, C++
+text and derivative all come from one tree, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Expression:
         return self.cpp({name: name for name in self.symbols()})
 
     def symbols(self) -> tuple[str, ...]:
-        """The names of its symbols, each once, in the order in which they appear."""
+        """The names of the expression's symbols, without duplicates, in order of appearance."""
         return tuple(dict.fromkeys(self._symbols()))
 
     def _symbols(self) -> Iterator[str]:
@@ -115,7 +115,7 @@ class Expression:
                 yield from operand._symbols()
 
     def evaluate(self, values: Mapping[str, Any], xp: Any = None) -> Any:
-        """Its value, with each symbol's value taken from ``values``.
+        """The value, with symbols taken from ``values``.
 
         Values are numbers or, with ``xp`` (numpy or torch), arrays whose shapes broadcast.
 
@@ -138,7 +138,7 @@ class Expression:
         return function.arrays(xp, *found)
 
     def cpp(self, names: Mapping[str, str]) -> str:
-        """Its C++ expression; ``names`` maps each symbol to its C++ name."""
+        """The C++ expression; ``names`` maps each symbol to a C++ name."""
         if self.function == "symbol":
             return names[self.operands[0]]
         if self.function == "constant":
@@ -146,7 +146,7 @@ class Expression:
         return _FUNCTIONS[self.function].cpp.format(*(it.cpp(names) for it in self.operands))
 
     def replace(self, part: Expression, other: Expression) -> Expression:
-        """The same expression with ``other`` in place of every ``part``."""
+        """The expression with every ``part`` replaced by ``other``."""
         if self == part:
             return other
         if self.function in ("symbol", "constant"):
@@ -154,7 +154,7 @@ class Expression:
         return _call(self.function, *(it.replace(part, other) for it in self.operands))
 
     def derivative(self, name: str) -> Expression:
-        """Its derivative with respect to the symbol ``name``.
+        """The derivative with respect to the symbol ``name``.
 
         At a kink, minimum and maximum take the derivative of their second operand. A condition's
         derivative is 0.

@@ -8,8 +8,8 @@ from flashsmith.semantics.sizes import Sizes
 def twice_nominal_pairs(sizes: Sizes) -> int:
     """Twice the query-key pairs of one head of one sequence, as publications count them.
 
-    The pairs are all seq_q * seq_k, or half of these if every row sees all that earlier rows see,
-    and more. With a window they are the visible pairs.
+    These are all seq_q * seq_k pairs, or half of them under a triangular mask (Mask.is_triangular).
+    With a window they are the visible pairs.
     """
     if sizes.window is not None:
         return 2 * pairs_in_window(sizes.seq_q, sizes.seq_k, sizes.window[0])

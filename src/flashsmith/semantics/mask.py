@@ -12,7 +12,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.expression import Expression, symbol
 
-# POSITION is the key at which a row stands: row + seq_k - seq_q (bottom right). KEY is the index of
+# POSITION is the index of a row's own key: row + seq_k - seq_q (bottom right). KEY is the index of
 # a key.
 POSITION, KEY = symbol("position"), symbol("key")
 # Two numbers of a call with a window: how many keys before and after its own a row sees.
@@ -24,8 +24,8 @@ UNLIMITED = 2**30
 class Mask(str):
     """Which keys a row sees: an interval whose ends do not decrease from row to row.
 
-    A Mask is a str, its name. Problems' texts, tables and rows contain the name, and a Mask equals
-    it.
+    A Mask is a str: its name, which it also equals. Problems' texts, tables and rows contain the
+    name.
 
     Args:
         name: its word in texts, a Python identifier.
@@ -35,8 +35,8 @@ class Mask(str):
             expressions of KEY and the limits. None means the first or the last row.
 
     Raises:
-        ArgumentError: the name is no identifier, an end of the keys lacks the matching end of the
-        rows or the reverse, or an expression reads another symbol.
+        ArgumentError: the name is not an identifier, first is given without last_row or last
+        without first_row (or the reverse), or an expression reads another symbol.
     """
 
     __slots__ = ("first", "first_row", "last", "last_row")
@@ -98,7 +98,7 @@ class Mask(str):
 
     @property
     def takes_limits(self) -> bool:
-        """Whether calls give it limits: how many keys before and after its own a row sees."""
+        """Whether calls give the mask limits: how many keys before and after its own a row sees."""
         ends = (end for end in (self.first, self.last) if end is not None)
         return any(limit.operands[0] in end.symbols() for end in ends for limit in LIMITS)
 
@@ -161,7 +161,7 @@ def known_masks() -> tuple[Mask, ...]:
 def register_mask(mask: Mask) -> Mask:
     """Makes a mask's name usable in texts of problems, tables and libraries; returns the mask.
 
-    The same mask may be registered again.
+    A mask may be registered more than once.
 
     Raises:
         ArgumentError: another mask has the name.
@@ -174,13 +174,13 @@ def register_mask(mask: Mask) -> Mask:
 
 
 def mask_named(mask: str) -> Mask:
-    """The given Mask, which is then registered, or the known Mask of that name.
+    """The given Mask, which is registered first if it is new, or the known Mask of that name.
 
     Masks equal their names, and kernels are stored under them, so two masks of one name could not
     be distinguished.
 
     Raises:
-        ArgumentError: there is none, or another Mask has its name.
+        ArgumentError: no mask has the name, or another Mask has it.
     """
     if isinstance(mask, Mask):
         return register_mask(mask)

@@ -18,8 +18,8 @@ SCORE = symbol("score")
 class Score:
     """How a score changes before the softmax.
 
-    ``value`` is an expression of SCORE and of the numbers that a call gives; ``numbers`` are the
-    names of these.
+    ``value`` is an expression of SCORE and of the numbers that a call gives; ``numbers`` are these
+    numbers' names.
 
     Raises:
         ArgumentError: the expression reads another symbol.

@@ -23,7 +23,7 @@ from flashsmith.semantics.sizes import CANONICAL, FREE, window_class
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
 # Without a softcap, a logit is the score times the scale, and a base-2 exponent is the difference
 # of two fp32 logits. For logits from 2^28 on, rounding alone makes an exponent so wrong that a
-# probability overflows. Above this scale, a score of 2 is enough for that.
+# probability overflows. Above this scale, a score of 2 gives such a logit.
 MAX_UNCAPPED_SCALE = 2.0**27
 NO_WINDOW = (None, None)
 _PAIR = "tuple[int | None, int | None]"
@@ -41,8 +41,8 @@ class Argument(NamedTuple):
     """One argument of the attention functions.
 
     ``kind`` is its type as the public functions annotate it. ``op`` is its type in the schema of a
-    PyTorch op; '' means that no op has the argument. A schema has two arguments for a window, its
-    left and its right limit.
+    PyTorch op; '' means that no op has the argument. A schema has two arguments for a window: the
+    left limit and the right limit.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Argument(NamedTuple):
         return self.kind.startswith("Array")
 
     def in_schema(self, default: Any) -> str:
-        """Its declaration in an op's schema."""
+        """The argument's declaration in an op's schema."""
         value = repr(default) if isinstance(default, str) else str(default)
         if self.kind == _PAIR:
             return f"{self.op} {self.name}_left=None, {self.op} {self.name}_right=None"
@@ -118,7 +118,7 @@ class Signature:
         """All keywords of a call, with defaults filled in.
 
         Raises TypeError for a keyword that the function does not have, and for a missing required
-        one.
+        keyword.
         """
         for name in keywords:
             if name not in self.defaults:
@@ -186,7 +186,7 @@ class ForwardOptions(NamedTuple):
         """A copy with these tensors, which keeps seqused_k and k_begin."""
         if sinks is self.sinks and cu_q is self.cu_seqlens_q and cu_k is self.cu_seqlens_k:
             return self
-        # _replace() takes five times as long.
+        # Faster than _replace() by a factor of five.
         made: ForwardOptions = tuple.__new__(
             ForwardOptions, (*self[:_SINKS], sinks, cu_q, cu_k, *self[_SINKS + 3 :])
         )
@@ -199,7 +199,7 @@ _SINKS = ForwardOptions._fields.index("sinks")
 class BackwardOptions(NamedTuple):
     """The keywords of ``backward`` that define what is computed, as the caller gave them.
 
-    ``forward`` holds those that the forward pass has too.
+    ``forward`` holds the keywords that the forward pass also has.
     """
 
     forward: ForwardOptions = ForwardOptions()
@@ -338,7 +338,7 @@ def check_softcap(softcap: Any, scale: float) -> float:
     """The cap as a float, 0 for none.
 
     Raises ArgumentError unless the cap is finite and >= 0, and fp32 can hold scale / softcap.
-    Without a cap, a scale above MAX_UNCAPPED_SCALE is an error too.
+    Without a cap, a scale above MAX_UNCAPPED_SCALE is also an error.
     """
     value = _real(softcap)
     if value == 0.0:
@@ -363,7 +363,7 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
 
 def _real(value: Any) -> float | None:
-    """The number as a float, infinite if it is too large; None if it is no real number."""
+    """The number as a float, infinite if it is too large; None if it is not a real number."""
     if type(value) is float:
         return value
     if isinstance(value, numbers.Real) and not (isinstance(value, bool) or _is_numpys_bool(value)):

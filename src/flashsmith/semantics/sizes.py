@@ -16,7 +16,7 @@ SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
 PAGE = re.compile(r"page(\d+)", re.ASCII)
 # The class of a window: how many keys a row sees, as a power of two.
 WINDOW_KEYS = re.compile(r"window_(\d+)", re.ASCII)
-# Smaller windows are computed like this one, because a tile has this number of keys.
+# Smaller windows are computed like a window of this size, because a tile has this number of keys.
 SMALLEST_WINDOW = 64
 # Words for problems that do not need all of dq, dk and dv.
 ONLY_DQ, NO_DQ = GRADIENT_WORDS = ("only_dq", "no_dq")
@@ -30,8 +30,8 @@ FREE = "free"
 def window_class(left: int, right: int) -> int:
     """The class of a window: the power of two nearest to how many keys a row sees besides its own.
 
-    The class is at least SMALLEST_WINDOW. It is 0, which means any window, if one side has no
-    limit.
+    The class is at least SMALLEST_WINDOW. If one side has no limit, the class is 0, which means any
+    window.
     """
     if max(left, right) >= UNLIMITED:
         return 0

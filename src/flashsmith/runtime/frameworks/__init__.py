@@ -18,7 +18,7 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
 )
 
 _adapters: dict[type[Framework], Framework] = {}
-# Decided once per type, since every call needs it.
+# Determined once per type, because every call needs the framework.
 _by_type: dict[type, Framework | None] = {}
 
 

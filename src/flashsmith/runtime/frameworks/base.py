@@ -1,4 +1,4 @@
-"""Framework: the interface to tensor libraries, with one adapter for each of them.
+"""Framework: the interface to tensor libraries, with one adapter per library.
 
 An adapter is created only when the caller holds a tensor of its framework, so it may import that
 framework.
@@ -44,7 +44,7 @@ HOST = Device("cpu", 0)
 class TensorView(NamedTuple):
     """The properties of a tensor of any framework. Strides count elements.
 
-    ``dtype`` is a name in NUMPY_DTYPES, or empty for any other.
+    ``dtype`` is a name in NUMPY_DTYPES, or '' for any other dtype.
     """
 
     name: str  # the argument's
@@ -67,7 +67,8 @@ class Workspace(NamedTuple):
     """Uninitialised memory at ``address``, a multiple of WORKSPACE_ALIGNMENT, that lives as long as
     ``owner``.
 
-    It is freed in stream order, so drop it as soon as all its uses are enqueued on its stream.
+    The memory is freed in stream order, so drop the Workspace as soon as all uses are enqueued on
+    its stream.
     """
 
     address: int
@@ -126,8 +127,8 @@ class Framework(ABC):
 
     @abstractmethod
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
-        """``nbytes`` (at least 1) for the work enqueued next on ``stream``. During capture the
-        memory is part of the graph.
+        """Allocates ``nbytes`` (at least 1) for the work enqueued next on ``stream``. During
+        capture the memory is part of the graph.
 
         Raises LaunchError, or the framework's own error, when there is not enough memory.
         """
@@ -137,8 +138,8 @@ class Framework(ABC):
         return False
 
     def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
-        """The largest increase between neighbours in each vector, 0 if there is none. All vectors
-        must be on one GPU. The call waits for it, only once if the framework allows that."""
+        """The largest increase between neighbours in each vector, 0 without neighbours. All vectors
+        must be on one GPU. The call waits for that GPU, only once if the framework allows that."""
         steps = (np.diff(self.as_numpy(vector).astype(np.int64)) for vector in vectors)
         return [max(0, int(step.max(initial=0))) for step in steps]
 
@@ -153,7 +154,7 @@ class Framework(ABC):
         return False
 
     def finish(self, ordinal: int) -> None:
-        """Waits for the launch, if the framework would not order its next work after it."""
+        """Waits for the launch, unless the framework orders its next work after the launch."""
         return None
 
 
@@ -174,8 +175,8 @@ class RepeatableFramework(Framework):
 
     @abstractmethod
     def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
-        """A function that takes the same number of tensors and returns whether they have the types,
-        dtypes, devices, shapes, strides and requires_grad of these.
+        """A function that takes the same number of tensors and returns whether the types, dtypes,
+        devices, shapes, strides and requires_grad equal those of ``tensors``.
 
         It also returns False if a tensor is given twice, and always returns False if the framework
         has no such check.

@@ -21,7 +21,7 @@ from flashsmith.runtime.frameworks.base import (
 
 
 def _free(ordinal: int, address: int) -> None:
-    # At interpreter exit the driver may be gone already, and its memory with it.
+    # At interpreter exit the driver, and with it the memory, may already be gone.
     try:
         with driver.current_gpu(ordinal):
             driver.call("cuMemFree_v2", ctypes.c_uint64(address))

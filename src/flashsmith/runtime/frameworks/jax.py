@@ -82,7 +82,7 @@ class JaxArrays(Framework):
         (device,) = tensor.devices()
         if device.platform != "cpu":
             return np.asarray(tensor)
-        # Writable if it came from allocate(), though JAX exports it read-only.
+        # Memory from allocate() is writable, though JAX exports it read-only.
         itemsize = tensor.dtype.itemsize
         memory = HostMemory(self.address(tensor), tensor.shape, itemsize, owner=tensor)
         return np.asarray(memory).view(tensor.dtype)

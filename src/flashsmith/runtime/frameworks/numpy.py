@@ -20,7 +20,7 @@ from flashsmith.runtime.frameworks.base import (
 
 
 class NumpyArrays(Framework):
-    """NumPy's arrays, of its own class or a derived one."""
+    """Arrays of numpy.ndarray or a derived class."""
 
     name = "numpy"
 

@@ -23,7 +23,7 @@ from flashsmith.runtime.frameworks.base import (
     host_workspace,
 )
 
-# A NamedTuple's own constructor takes twice as long, and every launch needs several of them.
+# Faster than a NamedTuple's own constructor by a factor of two; every launch creates several.
 _new_tuple = tuple.__new__
 
 
@@ -41,7 +41,7 @@ class TorchTensors(RepeatableFramework):
         dynamo = getattr(torch._C, "_dynamo", None)
         self._guards: Any = getattr(dynamo, "guards", None)
         self._strided, self.grad_enabled = torch.strided, torch.is_grad_enabled
-        # PyTorch's public function calls this one.
+        # PyTorch's public function calls this function.
         self.fills = getattr(
             torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
         )
@@ -83,8 +83,8 @@ class TorchTensors(RepeatableFramework):
             device = self._devices[tensor.device] = self.device_of(name, tensor.device)
         is_plain = not tensor.is_neg()
         if not is_plain:
-            # Its memory holds the negated values, so what a kernel writes there would be wrong,
-            # too.
+            # The tensor's memory holds the negated values, so a kernel would read and write wrong
+            # values.
             tensor = tensor.resolve_neg()
         dtype, address = self.dtype_names.get(tensor.dtype, ""), tensor.data_ptr()
         shape, strides = tuple(tensor.shape), tensor.stride()
@@ -135,8 +135,8 @@ class TorchTensors(RepeatableFramework):
             return host_workspace(nbytes)
         torch, ordinal = self._torch, device.ordinal
         # The allocator reuses memory in the order of the stream that is current at the call. While
-        # that stream is capturing, it allocates from the graph's pool. Its blocks are aligned to
-        # 512 bytes.
+        # that stream is capturing, the allocator uses the graph's pool. Blocks are aligned to 512
+        # bytes.
         if self.stream_of(ordinal) == stream:
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self._gpu(ordinal))
         else:
