@@ -15,11 +15,7 @@ from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
 
 @dataclass(frozen=True)
 class Variable:
-<<<<<<< HEAD
-    """One environment variable: its name, what it does, and the texts of its default and values."""
-=======
-    """One environment variable: its name, its effect, and the text of its default."""
->>>>>>> s2
+    """One environment variable: its name, its effect, and the texts of its default and values."""
 
     name: str
     meaning: str

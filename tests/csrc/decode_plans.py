@@ -67,12 +67,13 @@ def plans_of(
 
 
 def as_text(plan: LaunchPlan) -> str:
-    """All but the kernels' names."""
+    """All but the names of kernels and classes."""
     launches = [
         (it.grid, it.block, it.cluster, it.smem_bytes, bytes(it.argument_bytes).hex())
         for it in plan.launches
     ]
-    return repr((launches, plan.workspaces))
+    workspaces = [(it.name, it.nbytes, it.contents.name) for it in plan.workspaces]
+    return repr((launches, workspaces))
 
 
 def hashes() -> dict[str, str]:

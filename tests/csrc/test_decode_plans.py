@@ -50,7 +50,7 @@ def test_costs_of_another_length_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     before = plans()
     family = type(FAMILIES["mma_sync_decode"])
     monkeypatch.setattr(family, "plan_costs", lambda self, gpu: (1.0, 2.0))
-    with pytest.raises(LaunchError, match=r"plan_costs of the family mma_sync_decode: 2 numbers"):
+    with pytest.raises(LaunchError, match=r"plan_costs of the family .*: gives 2 numbers"):
         plans()
     monkeypatch.undo()
     assert plans() == before

@@ -60,15 +60,9 @@ class Problem:
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
-<<<<<<< HEAD
-            heads_q is no multiple of heads_k, or window_keys is no class of a window. Or there is
-            no such operation, or it does not support the semantics, pages, bits or the word for
-            gradients.
-=======
-        heads_q is not a multiple of heads_k, or window_keys is not the class of a window. Also if
-        the operation does not exist, or does not support the semantics, pages, bits or the word for
-        gradients.
->>>>>>> s2
+            heads_q is not a multiple of heads_k, or window_keys is not the class of a window. Also
+            if the operation does not exist, or does not support the semantics, pages, bits or the
+            word for gradients.
     """
 
     batch: int

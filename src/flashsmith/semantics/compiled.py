@@ -21,20 +21,12 @@ class Semantics:
 
     mask: which keys a query sees, a Mask or its name: 'none' (all), 'causal' (up to its own
     position) or 'window' (some before and after it). Positions are aligned to the bottom right.
-<<<<<<< HEAD
     softcap: whether scores are capped.
     packed: whether sequences of unequal length are concatenated.
-    uneven: whether lengths may be no multiples of the tiles, and d smaller than d_head. Packed and
-    partial kernels are uneven.
-    partial: whether only some of a sequence's keys count, so that outputs are merged later. The
-    output is fp32, and there are no sinks.
-=======
-
-    softcap: whether scores are capped. packed: whether sequences of unequal length are
-    concatenated. uneven: whether lengths need not be multiples of the tiles, and d may be smaller
-    than d_head. Packed and partial kernels are uneven. partial: whether only some of a sequence's
-    keys count, so that outputs are merged later. Partial outputs are fp32, and have no sinks.
->>>>>>> s2
+    uneven: whether lengths need not be multiples of the tiles, and d may be smaller than d_head.
+    Packed and partial kernels are uneven.
+    partial: whether only some of a sequence's keys count, so that outputs are merged later.
+    Partial outputs are fp32, and have no sinks.
 
     Raises:
         ArgumentError: the mask is unknown, a flag is not a bool, or packed or partial is set
