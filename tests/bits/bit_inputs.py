@@ -59,7 +59,8 @@ def _lost(rng: Any, q: Any, k: Any) -> tuple[Any, Any, Any]:
     elements = np.arange(6e4, 4e4, -32)
     exact = np.float64(sigma) * 16 * 6e4 * elements
     apart = exact - exact.astype(np.float32)
-    keys[:, 5] = first = elements[np.argmax(apart < -200)]
+    first = elements[np.argmax(apart < -200)]
+    keys[:, 5:6] = first  # there may be fewer
     keys[:, CHUNK + 6 :] = elements[np.argmax((np.abs(apart) < 50) & (elements < first))]
     return queries, keys, values
 

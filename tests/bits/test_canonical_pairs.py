@@ -115,7 +115,9 @@ def check_chunks(case: Case, sequence: Sequence, ways: list[tuple[int, int]]) ->
     behind a chunk's end."""
     before = sequence.keys - sequence.queries
     for count, page in ways:
-        for keys in {CHUNK, CHUNK + 1, sequence.keys} if count < 64 else {sequence.keys}:
+        # Without a mask a row sees all keys, so that no cache ends before the last one.
+        shorter = {CHUNK, CHUNK + 1} if count < 64 and sequence.causal else set()
+        for keys in shorter | {sequence.keys}:
             rows = slice(keys - before - count, keys - before)
             if rows.start >= 0:
                 found = sequence.cached(case.decode, rows, page, beside=40 + 13 * count)

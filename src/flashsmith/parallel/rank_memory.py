@@ -106,8 +106,7 @@ class RankMemory:
     def view(self, slot: int, key: Hashable, make: Callable[[Callable[..., Any]], Any]) -> Any:
         """The result of ``make``, cached by ``key``.
 
-        ``make`` gets a function that returns a tensor in the slot for an offset in bytes, a shape
-        and a dtype.
+        ``make`` gets a function from offset in bytes, shape and dtype to a tensor in the slot.
         """
         views = self._views[slot]
         if key not in views:

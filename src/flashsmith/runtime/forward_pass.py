@@ -353,7 +353,7 @@ def run_call(
 ) -> Any:
     """The outputs for q, k, v and o (or None) from the kernel of a config or a Chooser's choice.
 
-    ``output`` is the name of o in errors, and ``ahead`` is the pass that will follow. The full
+    ``output`` names o in errors, and ``next_kernel`` is the pass that will follow. The full
     checks run once for calls that differ only in tensor addresses.
     """
 
@@ -414,7 +414,7 @@ def run_request(
     """``run_forward`` for q, k, v and o (or None), with the kernel of a config or a Chooser's
     choice.
 
-    ``output`` is the name of o in errors, and ``ahead`` is the pass that will follow. After a
+    ``output`` names o in errors, and ``next_kernel`` is the pass that will follow. After a
     launch on a GPU, ``launched`` is called with the PreparedCall, unless a substitute ran.
     """
     request = check_request(tensors, options, check_contents=check_contents, output=output)

@@ -184,7 +184,7 @@ def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """A few configs, enough to compare the family with another without its whole space."""
+    """A few of the family's configs, enough to compare it with another family."""
     d_head, masked = d_head_for(problem), _masked(problem)
     sound = [
         cfg

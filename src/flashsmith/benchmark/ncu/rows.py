@@ -30,8 +30,8 @@ class ProfileRow(Measurement):
     sums, or means weighted by duration.
 
     verdict: of the output check before profiling; 'error' if the kernel cannot run here.
-    note: the reason, the duration of each launch of a call, and the columns without a counter on
-    this GPU.
+    note: why the check failed, if it did. Otherwise the duration of each launch, if a call has
+    several, and the columns without a counter on this GPU.
     tensor_pct, mufu_pct, issue_pct: utilization while the SMs were active.
     occupancy_pct, max_occupancy_pct: resident warps, achieved and possible.
     wavefronts, wavefronts_ideal: of shared memory, counted and without bank conflicts.
