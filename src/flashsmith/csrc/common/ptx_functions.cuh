@@ -277,6 +277,12 @@ FS_DEVICE bool any_lane(bool predicate) {
     return __any_sync(0xffffffffu, predicate);
 }
 
+// Whether the predicate is true in any of the four lanes that share this lane's rows. All lanes of
+// the warp must take part.
+FS_DEVICE bool any_lane_of_quad(bool predicate) {
+    return (__ballot_sync(0xffffffffu, predicate) >> (threadIdx.x % 32 / 4 * 4) & 0xfu) != 0;
+}
+
 // ---- arithmetic ---------------------------------------------------------------------------------
 
 FS_DEVICE float exp2_approx(float x) {

@@ -328,12 +328,11 @@ struct Consumer {
             if (blocks.needs_mask(block))
                 KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, token_of_lane(), block * Kernel::B_c);
-        // If maxima are requested, every row's must be exact.
-        const float threshold =
-            SEMANTICS.partial || problem.row_max == nullptr ? CFG.rescale_threshold : 0;
+        if constexpr (kRecordsMaxima)
+            if (problem.row_max != nullptr) record_maxima<kFirst>();
         const bool updates_max = kFirst || max_policy.updates_max(*this, block, blocks);
         if (updates_max)
-            rescales_O = softmax.template update_max<kFirst>(S, O_factors, threshold);
+            rescales_O = softmax.template update_max<kFirst>(S, O_factors, CFG.rescale_threshold);
         else
             rescales_O = false;
         order.template wait<kFirst ? PingPong::none : PingPong::exp>();
@@ -343,6 +342,47 @@ struct Consumer {
             softmax.template add<true>(block_sums);
         else
             max_policy.add(*this, updates_max);
+    }
+
+    // Whether row_max of the softmax may be below the row's maximum. Maxima that the caller
+    // requests are then kept in memory, so that they change neither the softmax nor o.
+    static constexpr bool kRecordsMaxima =
+        !SEMANTICS.partial && !Kernel::canonical && (CFG.rescale_threshold != 0 || CFG.stale_max);
+
+    template <bool kFirst>
+    FS_DEVICE void record_maxima() const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float maximum = quad_max(MaxPolicy::Softmax::largest(S, r));
+            float* const recorded = recorded_maximum(r);
+            if (recorded == nullptr) continue;
+            *recorded = kFirst ? maximum : fmaxf(*recorded, maximum);
+        }
+    }
+    // Where this lane records its row's maximum of raw scores: where the maximum in natural units
+    // will be. Null if another lane does it, or if the row does not exist.
+    FS_DEVICE float* recorded_maximum(int r) const {
+        const int row = row_of_lane()(0, r);
+        if (lane % 4 != 0 || row >= tile.row_end) return nullptr;
+        if constexpr (Kernel::splits_keys)
+            if (is_part())
+                return &part_statistics<Kernel::d_head>(
+                            problem)[row - tile.first_row + tile.part_row]
+                            .y;
+        if constexpr (Kernel::packs_gqa) return problem.row_max + statistic_of_packed_row(row);
+        return problem.row_max + first_statistic_of_tile() + row;
+    }
+    // After finalize(): replaces the softmax's maxima by the recorded ones.
+    FS_DEVICE void load_maxima() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float* const recorded = recorded_maximum(r);
+            float& maximum = softmax.row_max[0][r];
+            // A row without keys has recorded nothing.
+            if (recorded == nullptr || maximum == -INFINITY) continue;
+            const bool unknown = maximum != maximum && *recorded < INFINITY;
+            maximum = unknown ? NAN : *recorded * problem.scale_log2 * kLn2;
+        }
     }
 
     FS_DEVICE void pack_P() {
@@ -420,6 +460,8 @@ struct Consumer {
             });
         else
             softmax.finalize(row_weights, sinks == nullptr ? nullptr : sinks + tile.head);
+        if constexpr (kRecordsMaxima)
+            if (problem.row_max != nullptr) load_maxima();
         if constexpr (Kernel::splits_keys) {
             if (is_part()) {
                 store_part_statistics();
@@ -428,20 +470,25 @@ struct Consumer {
         }
         if constexpr (Kernel::packs_gqa)
             softmax.template store_statistics<true, !SEMANTICS.partial>(
-                problem, lane, row_of_lane(), tile.row_end, [&](int row) {
-                    const int head = head_of<Kernel>(args, tile.head, row);
-                    return first_statistic<SEMANTICS>(problem, tile.batch, head) + tile.q_first +
-                           token_of<Kernel>(args, row);
-                });
+                problem, lane, row_of_lane(), tile.row_end,
+                [&](int row) { return statistic_of_packed_row(row); });
         else
             softmax.template store_statistics<true, !SEMANTICS.partial>(
-                problem, lane, row_of_lane(), tile.row_end, [&] {
-                    if constexpr (Kernel::has_states)
-                        return first_statistic<SEMANTICS>(problem, tile.batch, tile.head) +
-                               tile.q_first;
-                    return tile.batch * problem.lse_batch_stride +
-                           tile.head * problem.lse_head_stride + tile.q_first;
-                });
+                problem, lane, row_of_lane(), tile.row_end,
+                [&] { return first_statistic_of_tile(); });
+    }
+    // Where lse and row_max have a row whose token has several heads' rows.
+    FS_DEVICE int64_t statistic_of_packed_row(int row) const {
+        const int head = head_of<Kernel>(args, tile.head, row);
+        return first_statistic<SEMANTICS>(problem, tile.batch, head) + tile.q_first +
+               token_of<Kernel>(args, row);
+    }
+    // Where lse and row_max have the first row of the tile's sequence and head.
+    FS_DEVICE int64_t first_statistic_of_tile() const {
+        if constexpr (Kernel::has_states)
+            return first_statistic<SEMANTICS>(problem, tile.batch, tile.head) + tile.q_first;
+        return tile.batch * problem.lse_batch_stride + tile.head * problem.lse_head_stride +
+               tile.q_first;
     }
     // Whether this tile's rows are merged with those of other parts.
     FS_DEVICE bool is_part() const {

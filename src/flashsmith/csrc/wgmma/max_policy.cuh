@@ -65,8 +65,8 @@ struct CanonicalMax {
     FS_DEVICE void finish_P(Consumer<Kernel>& consumer) const { consumer.pack_P(); }
 };
 
-// stale_max: most blocks compute no maximum. Their sums show if the true maximum is too far above
-// row_max. The warp then corrects the block, on its own, before P is packed.
+// stale_max: most blocks compute no maximum. Their sums show if a row's true maximum is too far
+// above row_max. The warp then corrects the block for these rows, on its own, before P is packed.
 template <class Kernel>
 struct StaleMax {
     static constexpr WgmmaForwardKernelConfig CFG = Kernel::CFG;
@@ -76,16 +76,15 @@ struct StaleMax {
     using Softmax = RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, 4>;
     using BlockSums = typename Softmax::BlockSums;
 
-    bool max_is_valid;  // whether row_max suits the block's scores
+    // By row: whether a lane of this warp has a probability in it that is too large, so that
+    // row_max does not suit the block's scores.
+    bool is_outgrown[2];
 
     // Updates the maximum while rows may have seen no key yet, and for the first two blocks that
     // all rows see, where maxima still grow too much.
     FS_DEVICE bool updates_max(const Consumer<Kernel>& consumer, int block,
                                const BlockRange& blocks) const {
         const ForwardKernelArgs& problem = consumer.problem;
-        if (!SEMANTICS.partial && problem.row_max != nullptr)
-            return true;  // every row's maximum
-                          // is requested
         // A part may begin at any block.
         if (Kernel::splits_keys && block + 2 >= blocks.end) return true;
         if constexpr (!Kernel::masked) return block + 2 >= problem.n_KV_blocks;
@@ -94,12 +93,14 @@ struct StaleMax {
 
     // finish_P() adds the sums once they are final.
     FS_DEVICE void add(const Consumer<Kernel>& consumer, bool max_was_updated) {
-        max_is_valid = max_was_updated ||
-                       is_valid(consumer.softmax, consumer.block_sums, 1 << CFG.rescale_threshold);
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            is_outgrown[r] = !max_was_updated && !is_valid(consumer.softmax, consumer.block_sums, r,
+                                                           1 << CFG.rescale_threshold);
     }
 
     FS_DEVICE void finish_P(Consumer<Kernel>& consumer) {
-        if (!any_lane(!max_is_valid))
+        if (!any_lane(is_outgrown[0] || is_outgrown[1]))
             consumer.pack_P();
         else
             resolve_stale_max(consumer);
@@ -108,53 +109,52 @@ struct StaleMax {
     }
 
   private:
-    FS_DEVICE static void resolve_stale_max(Consumer<Kernel>& consumer) {
-        if (!scores_are_lost(consumer.block_sums)) {
-            consumer.rescales_O = update_max(consumer.softmax, consumer.S, consumer.block_sums,
-                                             consumer.O_factors, CFG.rescale_threshold);
-            consumer.pack_P();
-        } else {
-            recompute_scores(consumer);
-        }
-    }
-
-    // Whether no probability of this lane exceeds row_max by more than room_to_grow().
-    FS_DEVICE static bool is_valid(const Softmax& softmax, const BlockSums& block_sums,
-                                   float threshold) {
-        bool valid = true;
+    FS_DEVICE void resolve_stale_max(Consumer<Kernel>& consumer) const {
+        bool is_lost[2], is_raised[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float limit = fminf(fmaf(softmax.row_sum[0][r], kMaxShare, 1.00001f), threshold);
-            valid = valid && block_sums.largest[r] <= limit && is_recoverable(block_sums.sum[r]);
+            is_lost[r] = any_lane_of_quad(!is_recoverable(consumer.block_sums.sum[r]));
+            is_raised[r] = any_lane_of_quad(is_outgrown[r]) && !is_lost[r];
         }
-        return valid;
+        consumer.rescales_O = update_max(consumer.softmax, consumer.S, consumer.block_sums,
+                                         consumer.O_factors, is_raised, CFG.rescale_threshold);
+        consumer.pack_P();
+        if (any_lane(is_lost[0] || is_lost[1])) recompute_scores(consumer, is_lost);
+    }
+
+    // Whether no probability of this lane in row `r` exceeds row_max by more than room_to_grow().
+    FS_DEVICE static bool is_valid(const Softmax& softmax, const BlockSums& block_sums, int r,
+                                   float threshold) {
+        const float limit = fminf(fmaf(softmax.row_sum[0][r], kMaxShare, 1.00001f), threshold);
+        return block_sums.largest[r] <= limit && is_recoverable(block_sums.sum[r]);
     }
 
     // Whether fp32 can hold the probabilities, and the factor that scales them to 1 is not
-    // subnormal, which ex2 flushes to 0. False for NaN.
+    // subnormal, which ex2 flushes to 0. False for NaN. The scores of a row cannot be recovered if
+    // the row had no maximum, so that its probabilities are infinite, or if its scores are too far
+    // above the maximum.
     FS_DEVICE static bool is_recoverable(float sum) { return sum < 0x1p100f; }
 
-    // Whether some row's scores cannot be recovered: it had no maximum, so that its probabilities
-    // are infinite, or its scores are too far above the maximum.
-    FS_DEVICE static bool scores_are_lost(const BlockSums& block_sums) {
-        return any_lane(!(is_recoverable(block_sums.sum[0]) && is_recoverable(block_sums.sum[1])));
-    }
-
-    // Softmax::update_max() for scores that are probabilities already.
+    // Softmax::update_max() for scores that are probabilities already. Only `rows` may get another
+    // maximum; the factors of all others are 1.
     template <int kTiles>
     FS_DEVICE static bool update_max(Softmax& softmax, float (&p)[1][kTiles][4],
-                                     BlockSums& block_sums, float (&factors)[2], float threshold) {
+                                     BlockSums& block_sums, float (&factors)[2],
+                                     const bool (&rows)[2], float threshold) {
         float grown[2];
-        bool outgrown = false;
+        bool outgrown[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // A maximum never decreases.
             grown[r] = log2_approx(quad_max(fmaxf(Softmax::largest(p, r), 1.0f)));
-            outgrown |= grown[r] > fminf(room_to_grow(softmax.row_sum[0][r]), threshold);
+            outgrown[r] = any_lane_of_quad(
+                rows[r] && grown[r] > fminf(room_to_grow(softmax.row_sum[0][r]), threshold));
+            factors[r] = 1.0f;
         }
-        if (!any_lane(outgrown)) return false;
+        if (!any_lane(outgrown[0] || outgrown[1])) return false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+            if (!outgrown[r]) continue;
             float& row_max = softmax.row_max[0][r];
             const float scale_log2 = softmax.scale_log2;
             const float raised = fmaf(grown[r], reciprocal_approx(scale_log2), row_max);
@@ -169,30 +169,37 @@ struct StaleMax {
         return true;
     }
 
-    // Recomputes P from Q and K, by this warp alone, the maximum first. It takes 16 keys at a time,
-    // which needs fewer registers than S did.
-    FS_DEVICE static void recompute_scores(Consumer<Kernel>& consumer) {
+    // Recomputes P of `rows` from Q and K, by this warp alone, the maximum first. It takes 16 keys
+    // at a time, which needs fewer registers than S did.
+    FS_DEVICE static void recompute_scores(Consumer<Kernel>& consumer, const bool (&rows)[2]) {
         Softmax& softmax = consumer.softmax;
         BlockSums& block_sums = consumer.block_sums;
         float scores[1][2][4];
-        float lane_max[2] = {-INFINITY, -INFINITY};
+        float lane_max[2] = {-INFINITY, -INFINITY}, factors[2] = {1.0f, 1.0f};
 #pragma unroll 1
         for (int step = 0; step < Kernel::PV_steps; ++step) {
             compute_scores(consumer, scores, step);
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                lane_max[r] = fmaxf(lane_max[r], Softmax::largest(scores, r));
+                if (rows[r]) lane_max[r] = fmaxf(lane_max[r], Softmax::largest(scores, r));
         }
-        consumer.rescales_O =
-            softmax.template update_max_to<false>(lane_max, consumer.O_factors, 0);
-        block_sums = {};
+        consumer.rescales_O |= softmax.template update_max_to<false>(lane_max, factors, 0);
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            if (rows[r]) consumer.O_factors[r] = factors[r], block_sums.sum[r] = 0.0f;
 #pragma unroll
         for (int step = 0; step < Kernel::PV_steps; ++step) {
             compute_scores(consumer, scores, step);
             const BlockSums more = softmax.exponentiate(scores);
-            block_sums.sum[0] += more.sum[0];
-            block_sums.sum[1] += more.sum[1];
-            pack_fragment<typename Kernel::value_t>(consumer.P[step], scores[0][0], scores[0][1]);
+            uint32_t recomputed[4];
+            pack_fragment<typename Kernel::value_t>(recomputed, scores[0][0], scores[0][1]);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                if (!rows[r]) continue;
+                block_sums.sum[r] += more.sum[r];
+                consumer.P[step][r] = recomputed[r];
+                consumer.P[step][2 + r] = recomputed[2 + r];
+            }
         }
         __syncwarp();  // every lane has read K, which one lane releases
     }

@@ -7,9 +7,9 @@
 
 namespace flashsmith {
 
-// kLazy: exponents stay relative to an older maximum, `row_max`, until some row of the warp has
-// outgrown it by more than room_to_grow() or `threshold` (log2). With a threshold of 0, row_max is
-// always the maximum.
+// kLazy: a row's exponents stay relative to an older maximum, `row_max`, until the row has outgrown
+// it by more than room_to_grow() or `threshold` (log2). Other rows have no influence. With a
+// threshold of 0, row_max is always the maximum.
 //
 // kFmaShare: percent of the exponentials that the FMA pipe computes.
 //
@@ -54,12 +54,15 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
             return false;
         } else {
             if constexpr (kLazy) {
-                bool outgrown = false;
+                bool outgrown[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r)
-                    outgrown |= (lane_max[r] - row_max[0][r]) * scale_log2 >
-                                fminf(room_to_grow(row_sum[0][r]), threshold);
-                if (!any_lane(outgrown)) return false;
+                    outgrown[r] = (lane_max[r] - row_max[0][r]) * scale_log2 >
+                                  fminf(room_to_grow(row_sum[0][r]), threshold);
+                if (!any_lane(outgrown[0] || outgrown[1])) return false;
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    if (!any_lane_of_quad(outgrown[r])) lane_max[r] = row_max[0][r];
             }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
