@@ -1,4 +1,4 @@
-"""Free wgmma kernels: a row's bits depend neither on its neighbours nor on requested statistics.
+"""Free kernels: a row's bits depend neither on its neighbours nor on requested statistics.
 
 A warp has sixteen rows. Lazy rescaling and stale maxima correct a row if it outgrows its maximum;
 that must not touch the warp's other rows."""
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import shared_kernels
 
-from flashsmith.families import Semantics, WgmmaForwardKernelConfig
+from flashsmith.families import KernelConfig, Semantics
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import ForwardResult, run_forward
 from flashsmith.verify import compute_references
@@ -31,6 +31,8 @@ SPLIT = (
     "(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_32_232+overlap+pingpong_gemm+dynamic"
     "+longest_first+rescale_8+stale_max+split_4"
 )
+MMA = "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+lazy_rescale"
+MMA_UNFOLDED = "(BF16, 64, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+stages_2+lazy_rescale"
 PLAIN, CAUSAL, UNEVEN = Semantics(), Semantics(mask="causal"), Semantics(uneven=True)
 CASES = [
     (LAZY, PLAIN),
@@ -38,6 +40,8 @@ CASES = [
     (OVERLAPPED, CAUSAL),
     (NARROW, PLAIN),
     (SPLIT, UNEVEN),
+    (MMA, PLAIN),
+    (MMA_UNFOLDED, CAUSAL),
 ]
 for text, semantics in CASES:
     shared_kernels.want([parse(text)], semantics)
@@ -48,7 +52,7 @@ JUMPS = (0.0, 4.0, 20.0, 200.0)
 
 
 def tensors(
-    cfg: WgmmaForwardKernelConfig, semantics: Semantics, rows: np.ndarray, jump: float
+    cfg: KernelConfig, semantics: Semantics, rows: np.ndarray, jump: float
 ) -> list[np.ndarray]:
     """q, k and v. The given rows of q see scores that grow by up to `jump` in each block."""
     rng = np.random.default_rng(7)
@@ -64,7 +68,7 @@ def tensors(
 
 
 def run(
-    cfg: WgmmaForwardKernelConfig, semantics: Semantics, drawn: list[np.ndarray], **more: Any
+    cfg: KernelConfig, semantics: Semantics, drawn: list[np.ndarray], **more: Any
 ) -> ForwardResult:
     options: Mapping[str, Any] = {"causal": True} if semantics == CAUSAL else {}
     return run_forward(cfg, *drawn, scale=math.log(2.0), emulate=True, **options, **more)
@@ -81,7 +85,6 @@ def test_other_rows_of_a_warp_do_not_change_a_row(
     text: str, semantics: Semantics, jump: float
 ) -> None:
     cfg = parse(text)
-    assert isinstance(cfg, WgmmaForwardKernelConfig)
     # Every third row grows; the others are looked at.
     growing = np.arange(0, cfg.B_r - 8, 3)
     kept = np.setdiff1d(np.arange(cfg.B_r - 5 * semantics.uneven), growing)
@@ -102,7 +105,6 @@ def test_other_rows_of_a_warp_do_not_change_a_row(
 @pytest.mark.parametrize("jump", JUMPS)
 def test_requested_statistics_do_not_change_o(text: str, semantics: Semantics, jump: float) -> None:
     cfg = parse(text)
-    assert isinstance(cfg, WgmmaForwardKernelConfig)
     drawn = tensors(cfg, semantics, np.arange(0, cfg.B_r - 8, 3), jump)
     alone = run(cfg, semantics, drawn)
     both = run(cfg, semantics, drawn, return_lse=True, return_row_max=True)

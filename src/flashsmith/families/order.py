@@ -26,8 +26,8 @@ O_BY_SUM = "o = O (w / sum)"
 
 
 def outgrown(log2_growth: int) -> str:
-    """An offset that changes when a row of the warp requires it."""
-    return f"an older maximum, until a row of the warp outgrows it by its weight or 2^{log2_growth}"
+    """An offset that changes once the row requires it."""
+    return f"an older maximum, until the row outgrows it by its weight or 2^{log2_growth}"
 
 
 class Difference(NamedTuple):

@@ -27,8 +27,8 @@ FS_DEVICE float room_to_grow(float sum) {
 //
 // kFoldScale (optimized_softmax): the maximum is kept in raw scores and the scale is folded into
 // the single FMA before exp2. Otherwise separate multiplications scale the scores first. kLazy
-// (lazy_rescale): exponents stay relative to an earlier maximum until some row of the warp has
-// outgrown it by more than room_to_grow().
+// (lazy_rescale): a row's exponents stay relative to an earlier maximum until the row has outgrown
+// it by more than room_to_grow(). Other rows have no influence.
 //
 // Scores may be -inf, and a row may have seen nothing else so far. Maxima therefore have a floor,
 // so that no step computes -inf - (-inf) or has to check for it.
@@ -73,7 +73,7 @@ struct OnlineSoftmax {
     template <bool kFirst, int kNTiles, int kONTiles>
     FS_DEVICE void update_max(float (&scores)[kMTiles][kNTiles][4],
                               float (&o)[kMTiles][kONTiles][4]) {
-        bool outgrown = false;
+        bool outgrown[kMTiles][2], any_outgrown = false;
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
             if constexpr (!kFoldScale) {
@@ -92,7 +92,9 @@ struct OnlineSoftmax {
                 new_max = quad_max(new_max);
                 row_max[m][r] = new_max;
                 if constexpr (kLazy) {
-                    outgrown |= log2_units(new_max) - offset[m][r] > room_to_grow(row_sum[m][r]);
+                    outgrown[m][r] =
+                        log2_units(new_max) - offset[m][r] > room_to_grow(row_sum[m][r]);
+                    any_outgrown |= outgrown[m][r];
                 } else {
                     if constexpr (!kFirst)
                         rescale(o, m, r, exp2_approx(log2_units(old_max - new_max)));
@@ -101,7 +103,7 @@ struct OnlineSoftmax {
             }
         }
         if constexpr (kLazy)
-            if (any_lane(outgrown)) rescale_to_max<kFirst>(o);
+            if (any_lane(any_outgrown)) rescale_to_max<kFirst>(o, outgrown);
     }
 
     // The second half of an update, for one 16x8 tile at a time.
@@ -231,14 +233,16 @@ struct OnlineSoftmax {
 
     FS_DEVICE float log2_units(float x) const { return kFoldScale ? x * scale_log2 : x; }
 
-    // Makes every row's exponents relative to its current maximum.
+    // Makes the exponents of rows that have outgrown their offset relative to the current maximum.
     template <bool kFirst, int kONTiles>
-    FS_DEVICE void rescale_to_max(float (&o)[kMTiles][kONTiles][4]) {
+    FS_DEVICE void rescale_to_max(float (&o)[kMTiles][kONTiles][4],
+                                  const bool (&outgrown)[kMTiles][2]) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const float maximum = log2_units(row_max[m][r]);
+                const bool is_raised = any_lane_of_quad(outgrown[m][r]);
+                const float maximum = is_raised ? log2_units(row_max[m][r]) : offset[m][r];
                 if constexpr (!kFirst) rescale(o, m, r, exp2_approx(offset[m][r] - maximum));
                 offset[m][r] = maximum;
             }

@@ -63,9 +63,11 @@ struct WgmmaForwardKernelConfig {
             int64_t{B_r} * (q_buffers + (separate_O ? 1 : 0)) + 2 * int64_t{kv_stages} * B_c;
         return rows * d_head * kElementBytes;
     }
-    // Dynamic shared memory of one CTA: the tiles, and a page for barriers and tile infos.
+    // Requested maxima of rows whose exponents may be relative to an older maximum: one per row.
+    constexpr int maxima_bytes() const { return rescale_threshold != 0 ? 4 * B_r : 0; }
+    // Dynamic shared memory of one CTA: the tiles, a page for barriers and tile infos, and maxima.
     static constexpr int kBarrierPage = 1024;
-    constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
+    constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage + maxima_bytes(); }
 
     // Canonical kernels: the bytes that a warpgroup saves of its rows between chunks. Each thread
     // has four sums of O for every eight columns, and two rows' statistics.

@@ -328,13 +328,18 @@ struct Consumer {
             if (blocks.needs_mask(block))
                 KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, token_of_lane(), block * Kernel::B_c);
-        if constexpr (kRecordsMaxima)
-            if (problem.row_max != nullptr) record_maxima<kFirst>();
         const bool updates_max = kFirst || max_policy.updates_max(*this, block, blocks);
-        if (updates_max)
-            rescales_O = softmax.template update_max<kFirst>(S, O_factors, CFG.rescale_threshold);
-        else
-            rescales_O = false;
+        const bool records_maxima = kRecordsMaxima && problem.row_max != nullptr;
+        rescales_O = false;
+        if (updates_max || records_maxima) {
+            float maxima[2] = {MaxPolicy::Softmax::maximum(S, 0),
+                               MaxPolicy::Softmax::maximum(S, 1)};
+            if constexpr (kRecordsMaxima)
+                if (records_maxima) record_maxima<kFirst>(maxima);
+            if (updates_max)
+                rescales_O =
+                    softmax.template update_max<kFirst>(maxima, O_factors, CFG.rescale_threshold);
+        }
         order.template wait<kFirst ? PingPong::none : PingPong::exp>();
         block_sums = softmax.exponentiate(S);
         order.template arrive<kFirst ? PingPong::none : PingPong::exp>();
@@ -345,43 +350,36 @@ struct Consumer {
     }
 
     // Whether row_max of the softmax may be below the row's maximum. Maxima that the caller
-    // requests are then kept in memory, so that they change neither the softmax nor o.
-    static constexpr bool kRecordsMaxima =
-        !SEMANTICS.partial && !Kernel::canonical && (CFG.rescale_threshold != 0 || CFG.stale_max);
+    // requests are then kept in shared memory, so that they change neither the softmax nor o.
+    static constexpr bool kRecordsMaxima = !SEMANTICS.partial && CFG.rescale_threshold != 0;
 
+    // Where the maximum of this lane's row is recorded, by the first lane of its quad.
+    FS_DEVICE uint32_t recorded_maximum(int r) const {
+        const int lane = opaque(lane_index());  // so that no register holds the address
+        return smem + Kernel::maxima_offset +
+               4 * (warpgroup * kWarpgroupRows + warp * kWarpRows + 8 * r + lane / 4);
+    }
     template <bool kFirst>
-    FS_DEVICE void record_maxima() const {
+    FS_DEVICE void record_maxima(const float (&maxima)[2]) const {
+        if (lane % 4 != 0) return;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float maximum = quad_max(MaxPolicy::Softmax::largest(S, r));
-            float* const recorded = recorded_maximum(r);
-            if (recorded == nullptr) continue;
-            *recorded = kFirst ? maximum : fmaxf(*recorded, maximum);
+            const uint32_t recorded = recorded_maximum(r);
+            const float maximum =
+                kFirst ? maxima[r] : fmaxf(load_shared_float(recorded), maxima[r]);
+            store_shared_4B(recorded, __float_as_uint(maximum));
         }
-    }
-    // Where this lane records its row's maximum of raw scores: where the maximum in natural units
-    // will be. Null if another lane does it, or if the row does not exist.
-    FS_DEVICE float* recorded_maximum(int r) const {
-        const int row = row_of_lane()(0, r);
-        if (lane % 4 != 0 || row >= tile.row_end) return nullptr;
-        if constexpr (Kernel::splits_keys)
-            if (is_part())
-                return &part_statistics<Kernel::d_head>(
-                            problem)[row - tile.first_row + tile.part_row]
-                            .y;
-        if constexpr (Kernel::packs_gqa) return problem.row_max + statistic_of_packed_row(row);
-        return problem.row_max + first_statistic_of_tile() + row;
     }
     // After finalize(): replaces the softmax's maxima by the recorded ones.
     FS_DEVICE void load_maxima() {
+        if (lane % 4 != 0) return;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float* const recorded = recorded_maximum(r);
             float& maximum = softmax.row_max[0][r];
-            // A row without keys has recorded nothing.
-            if (recorded == nullptr || maximum == -INFINITY) continue;
-            const bool unknown = maximum != maximum && *recorded < INFINITY;
-            maximum = unknown ? NAN : *recorded * problem.scale_log2 * kLn2;
+            if (maximum == -INFINITY) continue;  // a row without keys has recorded nothing
+            const float recorded = load_shared_float(recorded_maximum(r));
+            const bool unknown = maximum != maximum && recorded < INFINITY;
+            maximum = unknown ? NAN : recorded * problem.scale_log2 * kLn2;
         }
     }
 

@@ -37,10 +37,14 @@ struct CanonicalMax {
         using CanonicalRows<1>::CanonicalRows;
         struct BlockSums {};
 
-        template <bool kFirst, int kTiles>
-        FS_DEVICE bool update_max(const float (&scores)[1][kTiles][4], float (&factors)[2], float) {
+        template <int kTiles>
+        FS_DEVICE static float maximum(const float (&scores)[1][kTiles][4], int r) {
+            return quad_max(CanonicalRows<1>::largest(scores, 0, r));
+        }
+        template <bool>
+        FS_DEVICE bool update_max(const float (&maxima)[2], float (&factors)[2], float) {
             float both[1][2];
-            const bool grows = raise(scores, both);
+            const bool grows = raise_to({{maxima[0], maxima[1]}}, both);
             factors[0] = both[0][0], factors[1] = both[0][1];
             return grows;
         }
@@ -76,9 +80,7 @@ struct StaleMax {
     using Softmax = RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, 4>;
     using BlockSums = typename Softmax::BlockSums;
 
-    // By row: whether a lane of this warp has a probability in it that is too large, so that
-    // row_max does not suit the block's scores.
-    bool is_outgrown[2];
+    bool max_is_valid;  // whether row_max suits this lane's scores of the block
 
     // Updates the maximum while rows may have seen no key yet, and for the first two blocks that
     // all rows see, where maxima still grow too much.
@@ -93,14 +95,11 @@ struct StaleMax {
 
     // finish_P() adds the sums once they are final.
     FS_DEVICE void add(const Consumer<Kernel>& consumer, bool max_was_updated) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-            is_outgrown[r] = !max_was_updated && !is_valid(consumer.softmax, consumer.block_sums, r,
-                                                           1 << CFG.rescale_threshold);
+        max_is_valid = max_was_updated || (is_valid(consumer, 0) && is_valid(consumer, 1));
     }
 
     FS_DEVICE void finish_P(Consumer<Kernel>& consumer) {
-        if (!any_lane(is_outgrown[0] || is_outgrown[1]))
+        if (!any_lane(!max_is_valid))
             consumer.pack_P();
         else
             resolve_stale_max(consumer);
@@ -109,64 +108,55 @@ struct StaleMax {
     }
 
   private:
-    FS_DEVICE void resolve_stale_max(Consumer<Kernel>& consumer) const {
-        bool is_lost[2], is_raised[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            is_lost[r] = any_lane_of_quad(!is_recoverable(consumer.block_sums.sum[r]));
-            is_raised[r] = any_lane_of_quad(is_outgrown[r]) && !is_lost[r];
-        }
-        consumer.rescales_O = update_max(consumer.softmax, consumer.S, consumer.block_sums,
-                                         consumer.O_factors, is_raised, CFG.rescale_threshold);
+    FS_DEVICE static void resolve_stale_max(Consumer<Kernel>& consumer) {
+        const bool rows[2] = {is_lost(consumer, 0), is_lost(consumer, 1)};
+        const bool first = raise_row(consumer, 0, rows[0]),
+                   second = raise_row(consumer, 1, rows[1]);
+        consumer.rescales_O = any_lane(first || second);
+        if (consumer.rescales_O) Softmax::rescale(consumer.S, consumer.O_factors);
         consumer.pack_P();
-        if (any_lane(is_lost[0] || is_lost[1])) recompute_scores(consumer, is_lost);
+        if (any_lane(rows[0] || rows[1])) recompute_scores(consumer, rows);
     }
 
     // Whether no probability of this lane in row `r` exceeds row_max by more than room_to_grow().
-    FS_DEVICE static bool is_valid(const Softmax& softmax, const BlockSums& block_sums, int r,
-                                   float threshold) {
-        const float limit = fminf(fmaf(softmax.row_sum[0][r], kMaxShare, 1.00001f), threshold);
-        return block_sums.largest[r] <= limit && is_recoverable(block_sums.sum[r]);
+    FS_DEVICE static bool is_valid(const Consumer<Kernel>& consumer, int r) {
+        constexpr float kThreshold = 1 << CFG.rescale_threshold;
+        const BlockSums& sums = consumer.block_sums;
+        const float limit =
+            fminf(fmaf(consumer.softmax.row_sum[0][r], kMaxShare, 1.00001f), kThreshold);
+        return sums.largest[r] <= limit && is_recoverable(sums.sum[r]);
     }
 
     // Whether fp32 can hold the probabilities, and the factor that scales them to 1 is not
-    // subnormal, which ex2 flushes to 0. False for NaN. The scores of a row cannot be recovered if
-    // the row had no maximum, so that its probabilities are infinite, or if its scores are too far
-    // above the maximum.
+    // subnormal, which ex2 flushes to 0. False for NaN.
     FS_DEVICE static bool is_recoverable(float sum) { return sum < 0x1p100f; }
 
-    // Softmax::update_max() for scores that are probabilities already. Only `rows` may get another
-    // maximum; the factors of all others are 1.
-    template <int kTiles>
-    FS_DEVICE static bool update_max(Softmax& softmax, float (&p)[1][kTiles][4],
-                                     BlockSums& block_sums, float (&factors)[2],
-                                     const bool (&rows)[2], float threshold) {
-        float grown[2];
-        bool outgrown[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            // A maximum never decreases.
-            grown[r] = log2_approx(quad_max(fmaxf(Softmax::largest(p, r), 1.0f)));
-            outgrown[r] = any_lane_of_quad(
-                rows[r] && grown[r] > fminf(room_to_grow(softmax.row_sum[0][r]), threshold));
-            factors[r] = 1.0f;
-        }
-        if (!any_lane(outgrown[0] || outgrown[1])) return false;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            if (!outgrown[r]) continue;
-            float& row_max = softmax.row_max[0][r];
-            const float scale_log2 = softmax.scale_log2;
-            const float raised = fmaf(grown[r], reciprocal_approx(scale_log2), row_max);
-            // The factor by which exponentials will differ, including roundings.
-            factors[r] =
-                exp2_approx(__fmul_rn(row_max, scale_log2) - __fmul_rn(raised, scale_log2));
-            row_max = raised;
-            softmax.row_sum[0][r] *= factors[r];
-            block_sums.sum[r] *= factors[r];
-        }
-        Softmax::rescale(p, factors);
-        return true;
+    // Whether the scores of row `r` cannot be recovered: the row had no maximum, so that its
+    // probabilities are infinite, or its scores are too far above the maximum.
+    FS_DEVICE static bool is_lost(const Consumer<Kernel>& consumer, int r) {
+        return any_lane_of_quad(!is_recoverable(consumer.block_sums.sum[r]));
+    }
+
+    // Softmax::update_max() for one row, whose scores are probabilities already. Returns whether
+    // the row's maximum was raised. Branch-free, because branches would take more registers.
+    FS_DEVICE static bool raise_row(Consumer<Kernel>& consumer, int r, bool is_lost) {
+        Softmax& softmax = consumer.softmax;
+        const bool may_raise = any_lane_of_quad(!is_valid(consumer, r)) && !is_lost;
+        // A maximum never decreases.
+        const float grown = log2_approx(quad_max(fmaxf(Softmax::largest(consumer.S, r), 1.0f)));
+        const float room = fminf(room_to_grow(softmax.row_sum[0][r]), CFG.rescale_threshold);
+        const bool is_raised = any_lane_of_quad(may_raise && grown > room);
+        const float scale_log2 = softmax.scale_log2, before = softmax.row_max[0][r];
+        const float raised =
+            is_raised ? fmaf(grown, reciprocal_approx(scale_log2), before) : before;
+        // The factor by which exponentials will differ, including roundings; 1 for other rows.
+        const float factor =
+            exp2_approx(__fmul_rn(before, scale_log2) - __fmul_rn(raised, scale_log2));
+        softmax.row_max[0][r] = raised;
+        softmax.row_sum[0][r] *= factor;
+        consumer.block_sums.sum[r] *= factor;
+        consumer.O_factors[r] = factor;
+        return is_raised;
     }
 
     // Recomputes P of `rows` from Q and K, by this warp alone, the maximum first. It takes 16 keys
@@ -175,15 +165,16 @@ struct StaleMax {
         Softmax& softmax = consumer.softmax;
         BlockSums& block_sums = consumer.block_sums;
         float scores[1][2][4];
-        float lane_max[2] = {-INFINITY, -INFINITY}, factors[2] = {1.0f, 1.0f};
+        float maxima[2] = {-INFINITY, -INFINITY}, factors[2] = {1.0f, 1.0f};
 #pragma unroll 1
         for (int step = 0; step < Kernel::PV_steps; ++step) {
             compute_scores(consumer, scores, step);
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                if (rows[r]) lane_max[r] = fmaxf(lane_max[r], Softmax::largest(scores, r));
+                if (rows[r]) maxima[r] = fmaxf(maxima[r], Softmax::largest(scores, r));
         }
-        consumer.rescales_O |= softmax.template update_max_to<false>(lane_max, factors, 0);
+        maxima[0] = quad_max(maxima[0]), maxima[1] = quad_max(maxima[1]);
+        consumer.rescales_O |= softmax.template update_max<false>(maxima, factors, 0);
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             if (rows[r]) consumer.O_factors[r] = factors[r], block_sums.sum[r] = 0.0f;

@@ -298,8 +298,10 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         return rows * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one CTA in bytes: the tiles, and a page for barriers."""
-        return self.tile_bytes(elem_size) + BARRIER_PAGE
+        """Dynamic shared memory of one CTA in bytes: the tiles, a page for barriers, and with lazy
+        rescaling the maxima of its rows."""
+        maxima = 4 * self.B_r if self.rescale_threshold else 0
+        return self.tile_bytes(elem_size) + BARRIER_PAGE + maxima
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel without bounds checks can compute these sizes.

@@ -42,12 +42,11 @@ def order(cfg: Any, arch: int) -> Order:
         **order_of_parts(cfg.split_keys),
     }
     if cfg.rescale_threshold:
-        own["offset"] = f"{outgrown(cfg.rescale_threshold)}, unless row maxima are requested"
+        own["offset"] = outgrown(cfg.rescale_threshold)
     if cfg.stale_max:
         own["offset"] = (
-            "the maximum of a row's first tiles, until sums show that a row of the warp has "
-            f"outgrown it by its weight or 2^{cfg.rescale_threshold}, unless row maxima are "
-            "requested"
+            "the maximum of a row's first tiles, until sums show that the row has outgrown it by "
+            f"its weight or 2^{cfg.rescale_threshold}"
         )
     if cfg.exp2_fma_share:
         own["exponentials"] = (
@@ -108,7 +107,7 @@ def rescale(cfg: Any) -> str:
     if cfg.rescale_threshold == 0:
         return "O is rescaled for every K/V block"
     return (
-        "O is rescaled only once some row's maximum has grown by a factor of "
+        "a row of O is rescaled only once its maximum has grown by a factor of "
         f"2^{cfg.rescale_threshold}"
     )
 
