@@ -63,11 +63,20 @@ struct WgmmaForwardKernelConfig {
             int64_t{B_r} * (q_buffers + (separate_O ? 1 : 0)) + 2 * int64_t{kv_stages} * B_c;
         return rows * d_head * kElementBytes;
     }
-    // Requested maxima of rows whose exponents may be relative to an older maximum: one per row.
-    constexpr int maxima_bytes() const { return rescale_threshold != 0 ? 4 * B_r : 0; }
-    // Dynamic shared memory of one CTA: the tiles, a page for barriers and tile infos, and maxima.
-    static constexpr int kBarrierPage = 1024;
-    constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage + maxima_bytes(); }
+    // A pair of barriers for every Q slot and K/V stage, a tile info for every Q slot, and what a
+    // cluster broadcasts.
+    constexpr int barrier_bytes() const {
+        const int slots = B_r / kWarpgroupRows * q_buffers;
+        return (16 * slots + 32 * kv_stages + 31) / 32 * 32 + 48 * slots + 32;
+    }
+    // The page of barriers. Where exponents may be relative to an older maximum, it also has the
+    // requested maximum of each row.
+    constexpr int page_bytes() const {
+        const int bytes = barrier_bytes() + (rescale_threshold != 0 ? 4 * B_r : 0);
+        return bytes > 1024 ? bytes : 1024;
+    }
+    // Dynamic shared memory of one CTA.
+    constexpr int64_t smem_bytes() const { return tile_bytes() + page_bytes(); }
 
     // Canonical kernels: the bytes that a warpgroup saves of its rows between chunks. Each thread
     // has four sums of O for every eight columns, and two rows' statistics.
