@@ -65,14 +65,15 @@ struct WgmmaForwardKernelConfig {
     }
     // A pair of barriers for every Q slot and K/V stage, a tile info for every Q slot, and what a
     // cluster broadcasts.
-    constexpr int barrier_bytes() const {
-        const int slots = B_r / kWarpgroupRows * q_buffers;
-        return (16 * slots + 32 * kv_stages + 31) / 32 * 32 + 48 * slots + 32;
+    constexpr int64_t barrier_bytes() const {
+        const int64_t slots = int64_t{B_r / kWarpgroupRows} * q_buffers;
+        return (16 * slots + 32 * int64_t{kv_stages} + 31) / 32 * 32 + 48 * slots + 32;
     }
     // The page of barriers. Where exponents may be relative to an older maximum, it also has the
     // requested maximum of each row.
-    constexpr int page_bytes() const {
-        const int bytes = barrier_bytes() + (rescale_threshold != 0 ? 4 * B_r : 0);
+    constexpr int64_t page_bytes() const {
+        const int64_t maxima = rescale_threshold != 0 ? 4 * int64_t{B_r} : 0;
+        const int64_t bytes = barrier_bytes() + maxima;
         return bytes > 1024 ? bytes : 1024;
     }
     // Dynamic shared memory of one CTA.
