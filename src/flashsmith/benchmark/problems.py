@@ -7,7 +7,7 @@ and machines cover the same points.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, product
 
 from flashsmith.errors import ArgumentError
@@ -232,6 +232,11 @@ def _public() -> Iterator[Problem]:
         yield default_problem(d, seq, DType.FP16, causal=causal)
 
 
+def _canonical() -> Iterator[Problem]:
+    for problem in _public():
+        yield replace(problem, bits="canonical")
+
+
 def _backward() -> Iterator[Problem]:
     for d, dtype, causal, seq in product((128, 64), DType, _MASKS, (1024, 4096, 16384)):
         yield default_problem(d, seq, dtype, causal=causal, heads=(16, 16), operation=BACKWARD.name)
@@ -266,6 +271,7 @@ def _verdict() -> Iterator[Problem]:
 # verdict: all of the above.
 # public: problems for which the best public kernel's results are known
 # (benchmarks/h200/best-public.csv).
+# canonical: the same with bits='canonical'; peers compute them in orders of their own.
 # backward: the same for gradients (best-public-backward.csv).
 # decode: one token over a cache, dense and in pages of 16 keys.
 # decode_wide: other heads and head dimensions, and eight tokens.
@@ -277,6 +283,7 @@ PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "unseen": _unseen,
     "verdict": _verdict,
     "public": _public,
+    "canonical": _canonical,
     "backward": _backward,
     "decode": _decode,
     "decode_wide": _decode_wide,

@@ -70,8 +70,8 @@ def bench(
         typer.Option(
             metavar="SETS",
             help="Named sets of problems, separated by commas, instead of the shape options: main, "
-            "heads, grouped, packed, unseen, verdict (all of the former), public, backward, "
-            "decode, decode_wide.",
+            "heads, grouped, packed, unseen, verdict (all of the former), public, canonical, "
+            "backward, decode, decode_wide.",
         ),
     ] = None,
     peers: Annotated[
