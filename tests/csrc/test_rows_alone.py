@@ -1,4 +1,4 @@
-"""Free kernels: a row's bits depend neither on its neighbours nor on requested statistics.
+"""Free kernels: a row's bits depend neither on its neighbours nor on a requested LSE.
 
 A warp has sixteen rows. Lazy rescaling and stale maxima correct a row if it outgrows its maximum;
 that must not touch the warp's other rows."""
@@ -16,7 +16,6 @@ import shared_kernels
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import ForwardResult, run_forward
-from flashsmith.verify import compute_references
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 LAZY = "(FP16, 64, 64, 64, 1wg): tma+stages_2+q_buffers_1+regs_24_240+rescale_8"
@@ -103,18 +102,10 @@ def test_other_rows_of_a_warp_do_not_change_a_row(
 
 @pytest.mark.parametrize(("text", "semantics"), CASES, ids=str)
 @pytest.mark.parametrize("jump", JUMPS)
-def test_requested_statistics_do_not_change_o(text: str, semantics: Semantics, jump: float) -> None:
+def test_a_requested_log_sum_exp_does_not_change_o(
+    text: str, semantics: Semantics, jump: float
+) -> None:
     cfg = parse(text)
     drawn = tensors(cfg, semantics, np.arange(0, cfg.B_r - 8, 3), jump)
-    alone = run(cfg, semantics, drawn)
-    both = run(cfg, semantics, drawn, return_lse=True, return_row_max=True)
-    lse = run(cfg, semantics, drawn, return_lse=True)
-    for result in (both, lse):
-        np.testing.assert_array_equal(bits(result.o), bits(alone.o))
-    np.testing.assert_array_equal(bits(both.lse), bits(lse.lse))
-    scores = compute_references(
-        *drawn, math.log(2.0), **({"causal": True} if semantics == CAUSAL else {})
-    )
-    np.testing.assert_allclose(
-        np.asarray(both.row_max, np.float64), scores.row_max, rtol=1e-5, atol=1e-4
-    )
+    alone, both = run(cfg, semantics, drawn), run(cfg, semantics, drawn, return_lse=True)
+    np.testing.assert_array_equal(bits(both.o), bits(alone.o))

@@ -216,7 +216,7 @@ def test_a_second_q_and_an_o_of_its_own_cost_keys(
     broken = [rule for rule in broken_rules(cfg, H200) if rule.name == "smem_within_limit"]
     assert (not broken) == fits
     if broken:
-        assert f"{cfg.smem_bytes()} of 232448 bytes on H200" in broken[0].message
+        assert f"{tiles + BARRIER_PAGE} of 232448 bytes on H200" in broken[0].message
         for figure in (f"B_c={cfg.B_c}", f"q_buffers={cfg.q_buffers}", f"d_head={cfg.d_head}"):
             assert figure in broken[0].message
 

@@ -63,21 +63,9 @@ struct WgmmaForwardKernelConfig {
             int64_t{B_r} * (q_buffers + (separate_O ? 1 : 0)) + 2 * int64_t{kv_stages} * B_c;
         return rows * d_head * kElementBytes;
     }
-    // A pair of barriers for every Q slot and K/V stage, a tile info for every Q slot, and what a
-    // cluster broadcasts.
-    constexpr int64_t barrier_bytes() const {
-        const int64_t slots = int64_t{B_r / kWarpgroupRows} * q_buffers;
-        return (16 * slots + 32 * int64_t{kv_stages} + 31) / 32 * 32 + 48 * slots + 32;
-    }
-    // The page of barriers. Where exponents may be relative to an older maximum, it also has the
-    // requested maximum of each row.
-    constexpr int64_t page_bytes() const {
-        const int64_t maxima = rescale_threshold != 0 ? 4 * int64_t{B_r} : 0;
-        const int64_t bytes = barrier_bytes() + maxima;
-        return bytes > 1024 ? bytes : 1024;
-    }
-    // Dynamic shared memory of one CTA.
-    constexpr int64_t smem_bytes() const { return tile_bytes() + page_bytes(); }
+    // Dynamic shared memory of one CTA: the tiles, and a page for barriers and tile infos.
+    static constexpr int kBarrierPage = 1024;
+    constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
 
     // Canonical kernels: the bytes that a warpgroup saves of its rows between chunks. Each thread
     // has four sums of O for every eight columns, and two rows' statistics.

@@ -328,18 +328,14 @@ struct Consumer {
             if (blocks.needs_mask(block))
                 KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, token_of_lane(), block * Kernel::B_c);
+        // If maxima are requested, every row's must be exact.
+        const float threshold =
+            SEMANTICS.partial || problem.row_max == nullptr ? CFG.rescale_threshold : 0;
         const bool updates_max = kFirst || max_policy.updates_max(*this, block, blocks);
-        const bool records_maxima = kRecordsMaxima && problem.row_max != nullptr;
-        rescales_O = false;
-        if (updates_max || records_maxima) {
-            float maxima[2] = {MaxPolicy::Softmax::maximum(S, 0),
-                               MaxPolicy::Softmax::maximum(S, 1)};
-            if constexpr (kRecordsMaxima)
-                if (records_maxima) record_maxima<kFirst>(maxima);
-            if (updates_max)
-                rescales_O =
-                    softmax.template update_max<kFirst>(maxima, O_factors, CFG.rescale_threshold);
-        }
+        if (updates_max)
+            rescales_O = softmax.template update_max<kFirst>(S, O_factors, threshold);
+        else
+            rescales_O = false;
         order.template wait<kFirst ? PingPong::none : PingPong::exp>();
         block_sums = softmax.exponentiate(S);
         order.template arrive<kFirst ? PingPong::none : PingPong::exp>();
@@ -347,40 +343,6 @@ struct Consumer {
             softmax.template add<true>(block_sums);
         else
             max_policy.add(*this, updates_max);
-    }
-
-    // Whether row_max of the softmax may be below the row's maximum. Maxima that the caller
-    // requests are then kept in shared memory, so that they change neither the softmax nor o.
-    static constexpr bool kRecordsMaxima = !SEMANTICS.partial && CFG.rescale_threshold != 0;
-
-    // Where the maximum of this lane's row is recorded, by the first lane of its quad.
-    FS_DEVICE uint32_t recorded_maximum(int r) const {
-        const int lane = opaque(lane_index());  // so that no register holds the address
-        return smem + Kernel::maxima_offset +
-               4 * (warpgroup * kWarpgroupRows + warp * kWarpRows + 8 * r + lane / 4);
-    }
-    template <bool kFirst>
-    FS_DEVICE void record_maxima(const float (&maxima)[2]) const {
-        if (lane % 4 != 0) return;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const uint32_t recorded = recorded_maximum(r);
-            const float maximum =
-                kFirst ? maxima[r] : fmaxf(load_shared_float(recorded), maxima[r]);
-            store_shared_4B(recorded, __float_as_uint(maximum));
-        }
-    }
-    // After finalize(): replaces the softmax's maxima by the recorded ones.
-    FS_DEVICE void load_maxima() {
-        if (lane % 4 != 0) return;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float& maximum = softmax.row_max[0][r];
-            if (maximum == -INFINITY) continue;  // a row without keys has recorded nothing
-            const float recorded = load_shared_float(recorded_maximum(r));
-            const bool unknown = maximum != maximum && recorded < INFINITY;
-            maximum = unknown ? NAN : recorded * problem.scale_log2 * kLn2;
-        }
     }
 
     FS_DEVICE void pack_P() {
@@ -458,8 +420,6 @@ struct Consumer {
             });
         else
             softmax.finalize(row_weights, sinks == nullptr ? nullptr : sinks + tile.head);
-        if constexpr (kRecordsMaxima)
-            if (problem.row_max != nullptr) load_maxima();
         if constexpr (Kernel::splits_keys) {
             if (is_part()) {
                 store_part_statistics();
@@ -468,25 +428,20 @@ struct Consumer {
         }
         if constexpr (Kernel::packs_gqa)
             softmax.template store_statistics<true, !SEMANTICS.partial>(
-                problem, lane, row_of_lane(), tile.row_end,
-                [&](int row) { return statistic_of_packed_row(row); });
+                problem, lane, row_of_lane(), tile.row_end, [&](int row) {
+                    const int head = head_of<Kernel>(args, tile.head, row);
+                    return first_statistic<SEMANTICS>(problem, tile.batch, head) + tile.q_first +
+                           token_of<Kernel>(args, row);
+                });
         else
             softmax.template store_statistics<true, !SEMANTICS.partial>(
-                problem, lane, row_of_lane(), tile.row_end,
-                [&] { return first_statistic_of_tile(); });
-    }
-    // Where lse and row_max have a row whose token has several heads' rows.
-    FS_DEVICE int64_t statistic_of_packed_row(int row) const {
-        const int head = head_of<Kernel>(args, tile.head, row);
-        return first_statistic<SEMANTICS>(problem, tile.batch, head) + tile.q_first +
-               token_of<Kernel>(args, row);
-    }
-    // Where lse and row_max have the first row of the tile's sequence and head.
-    FS_DEVICE int64_t first_statistic_of_tile() const {
-        if constexpr (Kernel::has_states)
-            return first_statistic<SEMANTICS>(problem, tile.batch, tile.head) + tile.q_first;
-        return tile.batch * problem.lse_batch_stride + tile.head * problem.lse_head_stride +
-               tile.q_first;
+                problem, lane, row_of_lane(), tile.row_end, [&] {
+                    if constexpr (Kernel::has_states)
+                        return first_statistic<SEMANTICS>(problem, tile.batch, tile.head) +
+                               tile.q_first;
+                    return tile.batch * problem.lse_batch_stride +
+                           tile.head * problem.lse_head_stride + tile.q_first;
+                });
     }
     // Whether this tile's rows are merged with those of other parts.
     FS_DEVICE bool is_part() const {

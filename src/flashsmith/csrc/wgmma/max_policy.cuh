@@ -37,14 +37,10 @@ struct CanonicalMax {
         using CanonicalRows<1>::CanonicalRows;
         struct BlockSums {};
 
-        template <int kTiles>
-        FS_DEVICE static float maximum(const float (&scores)[1][kTiles][4], int r) {
-            return quad_max(CanonicalRows<1>::largest(scores, 0, r));
-        }
-        template <bool>
-        FS_DEVICE bool update_max(const float (&maxima)[2], float (&factors)[2], float) {
+        template <bool kFirst, int kTiles>
+        FS_DEVICE bool update_max(const float (&scores)[1][kTiles][4], float (&factors)[2], float) {
             float both[1][2];
-            const bool grows = raise_to({{maxima[0], maxima[1]}}, both);
+            const bool grows = raise(scores, both);
             factors[0] = both[0][0], factors[1] = both[0][1];
             return grows;
         }
@@ -80,13 +76,16 @@ struct StaleMax {
     using Softmax = RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, 4>;
     using BlockSums = typename Softmax::BlockSums;
 
-    bool max_is_valid;  // whether row_max suits this lane's scores of the block
+    bool max_is_valid;  // whether row_max suits the block's scores
 
     // Updates the maximum while rows may have seen no key yet, and for the first two blocks that
     // all rows see, where maxima still grow too much.
     FS_DEVICE bool updates_max(const Consumer<Kernel>& consumer, int block,
                                const BlockRange& blocks) const {
         const ForwardKernelArgs& problem = consumer.problem;
+        if (!SEMANTICS.partial && problem.row_max != nullptr)
+            return true;  // every row's maximum
+                          // is requested
         // A part may begin at any block.
         if (Kernel::splits_keys && block + 2 >= blocks.end) return true;
         if constexpr (!Kernel::masked) return block + 2 >= problem.n_KV_blocks;
@@ -109,13 +108,15 @@ struct StaleMax {
 
   private:
     FS_DEVICE static void resolve_stale_max(Consumer<Kernel>& consumer) {
-        const bool rows[2] = {is_lost(consumer, 0), is_lost(consumer, 1)};
-        const bool first = raise_row(consumer, 0, rows[0]),
-                   second = raise_row(consumer, 1, rows[1]);
-        consumer.rescales_O = any_lane(first || second);
-        if (consumer.rescales_O) Softmax::rescale(consumer.S, consumer.O_factors);
+        bool is_lost[2], may_raise[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            is_lost[r] = any_lane_of_quad(!is_recoverable(consumer.block_sums.sum[r]));
+            may_raise[r] = any_lane_of_quad(!is_valid(consumer, r)) && !is_lost[r];
+        }
+        consumer.rescales_O = raise_rows(consumer, may_raise);
         consumer.pack_P();
-        if (any_lane(rows[0] || rows[1])) recompute_scores(consumer, rows);
+        if (any_lane(is_lost[0] || is_lost[1])) recompute_scores(consumer, is_lost);
     }
 
     // Whether no probability of this lane in row `r` exceeds row_max by more than room_to_grow().
@@ -128,35 +129,42 @@ struct StaleMax {
     }
 
     // Whether fp32 can hold the probabilities, and the factor that scales them to 1 is not
-    // subnormal, which ex2 flushes to 0. False for NaN.
+    // subnormal, which ex2 flushes to 0. False for NaN. Otherwise the scores of the row cannot be
+    // recovered: it had no maximum, so that its probabilities are infinite, or its scores are too
+    // far above the maximum.
     FS_DEVICE static bool is_recoverable(float sum) { return sum < 0x1p100f; }
 
-    // Whether the scores of row `r` cannot be recovered: the row had no maximum, so that its
-    // probabilities are infinite, or its scores are too far above the maximum.
-    FS_DEVICE static bool is_lost(const Consumer<Kernel>& consumer, int r) {
-        return any_lane_of_quad(!is_recoverable(consumer.block_sums.sum[r]));
-    }
-
-    // Softmax::update_max() for one row, whose scores are probabilities already. Returns whether
-    // the row's maximum was raised. Branch-free, because branches would take more registers.
-    FS_DEVICE static bool raise_row(Consumer<Kernel>& consumer, int r, bool is_lost) {
+    // Softmax::update_max() for scores that are probabilities already. Only `rows` may get another
+    // maximum; the factors of all others are 1.
+    FS_DEVICE static bool raise_rows(Consumer<Kernel>& consumer, const bool (&rows)[2]) {
         Softmax& softmax = consumer.softmax;
-        const bool may_raise = any_lane_of_quad(!is_valid(consumer, r)) && !is_lost;
-        // A maximum never decreases.
-        const float grown = log2_approx(quad_max(fmaxf(Softmax::largest(consumer.S, r), 1.0f)));
-        const float room = fminf(room_to_grow(softmax.row_sum[0][r]), CFG.rescale_threshold);
-        const bool is_raised = any_lane_of_quad(may_raise && grown > room);
-        const float scale_log2 = softmax.scale_log2, before = softmax.row_max[0][r];
-        const float raised =
-            is_raised ? fmaf(grown, reciprocal_approx(scale_log2), before) : before;
-        // The factor by which exponentials will differ, including roundings; 1 for other rows.
-        const float factor =
-            exp2_approx(__fmul_rn(before, scale_log2) - __fmul_rn(raised, scale_log2));
-        softmax.row_max[0][r] = raised;
-        softmax.row_sum[0][r] *= factor;
-        consumer.block_sums.sum[r] *= factor;
-        consumer.O_factors[r] = factor;
-        return is_raised;
+        float grown[2];
+        bool is_raised[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            // A maximum never decreases.
+            grown[r] = log2_approx(quad_max(fmaxf(Softmax::largest(consumer.S, r), 1.0f)));
+            const float room = fminf(room_to_grow(softmax.row_sum[0][r]), CFG.rescale_threshold);
+            is_raised[r] = any_lane_of_quad(rows[r] && grown[r] > room);
+            consumer.O_factors[r] = 1.0f;
+        }
+        if (!any_lane(is_raised[0] || is_raised[1])) return false;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            if (!is_raised[r]) continue;
+            float& row_max = softmax.row_max[0][r];
+            const float scale_log2 = softmax.scale_log2;
+            const float raised = fmaf(grown[r], reciprocal_approx(scale_log2), row_max);
+            // The factor by which exponentials will differ, including roundings.
+            const float factor =
+                exp2_approx(__fmul_rn(row_max, scale_log2) - __fmul_rn(raised, scale_log2));
+            row_max = raised;
+            softmax.row_sum[0][r] *= factor;
+            consumer.block_sums.sum[r] *= factor;
+            consumer.O_factors[r] = factor;
+        }
+        Softmax::rescale(consumer.S, consumer.O_factors);
+        return true;
     }
 
     // Recomputes P of `rows` from Q and K, by this warp alone, the maximum first. It takes 16 keys
@@ -165,16 +173,15 @@ struct StaleMax {
         Softmax& softmax = consumer.softmax;
         BlockSums& block_sums = consumer.block_sums;
         float scores[1][2][4];
-        float maxima[2] = {-INFINITY, -INFINITY}, factors[2] = {1.0f, 1.0f};
+        float lane_max[2] = {-INFINITY, -INFINITY}, factors[2] = {1.0f, 1.0f};
 #pragma unroll 1
         for (int step = 0; step < Kernel::PV_steps; ++step) {
             compute_scores(consumer, scores, step);
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                if (rows[r]) maxima[r] = fmaxf(maxima[r], Softmax::largest(scores, r));
+                if (rows[r]) lane_max[r] = fmaxf(lane_max[r], Softmax::largest(scores, r));
         }
-        maxima[0] = quad_max(maxima[0]), maxima[1] = quad_max(maxima[1]);
-        consumer.rescales_O |= softmax.template update_max<false>(maxima, factors, 0);
+        consumer.rescales_O |= softmax.template update_max_to<false>(lane_max, factors, 0);
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             if (rows[r]) consumer.O_factors[r] = factors[r], block_sums.sum[r] = 0.0f;

@@ -21,10 +21,13 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
 
     FS_DEVICE explicit RowSoftmax(float scale_log2) : Base(scale_log2) {}
 
-    // The largest score of row `r`.
-    template <int kTiles>
-    FS_DEVICE static float maximum(const float (&scores)[1][kTiles][4], int r) {
-        return quad_max(largest(scores, r));
+    // Updates the maximum with the scores. If it returns true (to the whole warp), O must be
+    // multiplied by `factors`, as the row sums were.
+    template <bool kFirst, int kTiles>
+    FS_DEVICE bool update_max(const float (&scores)[1][kTiles][4], float (&factors)[2],
+                              float threshold) {
+        float lane_max[2] = {largest(scores, 0), largest(scores, 1)};
+        return update_max_to<kFirst>(lane_max, factors, threshold);
     }
     // The largest of this lane's scores in its row `r`.
     template <int kTiles>
@@ -39,33 +42,32 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
         }
         return fmaxf(even, odd);
     }
-    // Updates the maximum with the largest score of each row, which are overwritten. If it returns
-    // true (to the whole warp), O must be multiplied by `factors`, as the row sums were.
+    // update_max(), given the largest score of each lane.
     template <bool kFirst>
-    FS_DEVICE bool update_max(float (&maxima)[2], float (&factors)[2], float threshold) {
+    FS_DEVICE bool update_max_to(float (&lane_max)[2], float (&factors)[2], float threshold) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-            maxima[r] = fmaxf(maxima[r], kFirst ? Base::floor() : row_max[0][r]);
+            lane_max[r] = fmaxf(quad_max(lane_max[r]), kFirst ? Base::floor() : row_max[0][r]);
         if constexpr (kFirst) {
-            row_max[0][0] = maxima[0];
-            row_max[0][1] = maxima[1];
+            row_max[0][0] = lane_max[0];
+            row_max[0][1] = lane_max[1];
             return false;
         } else {
             if constexpr (kLazy) {
                 bool outgrown[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r)
-                    outgrown[r] = (maxima[r] - row_max[0][r]) * scale_log2 >
+                    outgrown[r] = (lane_max[r] - row_max[0][r]) * scale_log2 >
                                   fminf(room_to_grow(row_sum[0][r]), threshold);
                 if (!any_lane(outgrown[0] || outgrown[1])) return false;
 #pragma unroll
                 for (int r = 0; r < 2; ++r)
-                    if (!any_lane_of_quad(outgrown[r])) maxima[r] = row_max[0][r];
+                    if (!any_lane_of_quad(outgrown[r])) lane_max[r] = row_max[0][r];
             }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                factors[r] = exp2_approx((row_max[0][r] - maxima[r]) * scale_log2);
-                row_max[0][r] = maxima[r];
+                factors[r] = exp2_approx((row_max[0][r] - lane_max[r]) * scale_log2);
+                row_max[0][r] = lane_max[r];
                 row_sum[0][r] *= factors[r];
             }
             return true;

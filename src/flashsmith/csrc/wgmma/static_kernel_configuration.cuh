@@ -91,8 +91,7 @@ struct StaticHopperKernelConfig {
     // The tile number that the first CTA of a cluster broadcasts, and its barriers.
     static constexpr int broadcast_offset = info_offset + info_bytes * Q_slots;
     static constexpr int broadcast_barriers = broadcast_offset + 16;
-    static constexpr int maxima_offset = barrier_offset + CFG.barrier_bytes();
-    static_assert(broadcast_barriers + 16 <= maxima_offset);
+    static_assert(broadcast_barriers + 16 <= CFG.smem_bytes());
 
     // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
     // rules and their reasons.

@@ -26,7 +26,7 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma import describe
 from flashsmith.semantics.dtype import DType
 
-# The least bytes of barriers, of work-tile info and of row maxima, in addition to the tiles.
+# Bytes of barriers and of work-tile info, in addition to the tiles.
 BARRIER_PAGE = 1024
 
 
@@ -298,15 +298,8 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         return rows * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one CTA in bytes: the tiles, and the page of barriers."""
-        return self.tile_bytes(elem_size) + self.page_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of the page of barriers. With lazy rescaling it also has the maxima of the rows."""
-        slots = self.B_r // WARPGROUP_ROWS * self.q_buffers
-        barriers = -(-(16 * slots + 32 * self.kv_stages) // 32) * 32 + 48 * slots + 32
-        return max(BARRIER_PAGE, barriers + (4 * self.B_r if self.rescale_threshold else 0))
+        """Dynamic shared memory of one CTA in bytes: the tiles, and a page for barriers."""
+        return self.tile_bytes(elem_size) + BARRIER_PAGE
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel without bounds checks can compute these sizes.

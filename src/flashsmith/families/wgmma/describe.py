@@ -42,11 +42,11 @@ def order(cfg: Any, arch: int) -> Order:
         **order_of_parts(cfg.split_keys),
     }
     if cfg.rescale_threshold:
-        own["offset"] = outgrown(cfg.rescale_threshold)
+        own["offset"] = f"{outgrown(cfg.rescale_threshold)}, unless row maxima are requested"
     if cfg.stale_max:
         own["offset"] = (
             "the maximum of a row's first tiles, until sums show that the row has outgrown it by "
-            f"its weight or 2^{cfg.rescale_threshold}"
+            f"its weight or 2^{cfg.rescale_threshold}, unless row maxima are requested"
         )
     if cfg.exp2_fma_share:
         own["exponentials"] = (

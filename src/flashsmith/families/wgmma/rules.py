@@ -81,11 +81,11 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "smem_within_limit",
-        "the tiles, 2 d_head (B_r (q_buffers + separate_O) + 2 kv_stages B_c) bytes, "
-        f"{BARRIER_PAGE} bytes or more of barriers must fit in the shared memory that the device "
-        "gives one CTA",
+        "the tiles, 2 d_head (B_r (q_buffers + separate_O) + 2 kv_stages B_c) bytes, and "
+        f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
+        "CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O", "rescale_threshold"),
+        ("d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
         _smem_figures,
     ),
     *register_rules(),
@@ -159,16 +159,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
             or cfg.ctas_per_sm * (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
             <= device.max_smem_per_block + RESERVED_SMEM_PER_CTA
         ),
-        (
-            "ctas_per_sm",
-            "d_head",
-            "B_r",
-            "B_c",
-            "kv_stages",
-            "q_buffers",
-            "separate_O",
-            "rescale_threshold",
-        ),
+        ("ctas_per_sm", "d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
         _smem_figures,
     ),
     _supported(
