@@ -29,11 +29,17 @@ struct FlashDecodeKernelConfig {
     bool full_tiles;
     bool own_rows;
     int canonical;
+    int chunk_cluster;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
     constexpr int element_bytes() const { return 2; }
-    constexpr int n_threads() const { return 32 * n_warps; }
+    // Warps that multiply P by V, each with 16 columns, if a cluster computes a chunk together. The
+    // other n_warps compute scores and probabilities.
+    constexpr int column_warps() const {
+        return chunk_cluster > 0 ? d_head / (16 * chunk_cluster) : 0;
+    }
+    constexpr int n_threads() const { return 32 * (n_warps + column_warps()); }
     // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
     // multiplies them alone.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
@@ -56,9 +62,10 @@ struct FlashDecodeKernelConfig {
         const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
         const int streamed = 2 * stages * B_c * d_head * element_bytes();
         const int in_shared = (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
-        const int statistics = own_rows        ? B_r * 2 * 4 + in_shared
-                               : canonical > 0 ? exchange_bytes()
-                                               : n_warps * B_r * 2 * 4;
+        const int statistics = own_rows            ? B_r * 2 * 4 + in_shared
+                               : chunk_cluster > 0 ? cluster_exchange_bytes()
+                               : canonical > 0     ? exchange_bytes()
+                                                   : n_warps * B_r * 2 * 4;
         return queries + streamed + statistics + 80;
     }
     // Canonical kernels: what the warps exchange per tile. It consists of each warp's maxima of all
@@ -67,6 +74,13 @@ struct FlashDecodeKernelConfig {
     constexpr int sums_bytes() const { return B_c / 16 * B_r * 16; }
     constexpr int exchange_bytes() const {
         return maxima_bytes() + sums_bytes() + B_r * B_c * element_bytes();
+    }
+    // What the CTAs of a cluster that computes a chunk together, and their warps, exchange per
+    // round: scores of eight rows, maxima, two buffers of P with its sums and maxima, and barriers.
+    constexpr int cluster_exchange_bytes() const {
+        const int keys = chunk_cluster * B_c;
+        return keys * 32 + chunk_cluster * n_warps * 32 + 2 * (keys * 16 + chunk_cluster * 160) +
+               16;
     }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
     // stages, three CTAs per SM have no registers for that.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "mma_sync_decode/canonical_run.cuh"
+#include "mma_sync_decode/chunk_cluster.cuh"
 #include "mma_sync_decode/decode_run.cuh"
 
 namespace flashsmith {
@@ -111,18 +112,26 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     }
 }
 
+template <class Kernel, bool kPaged>
+FS_DEVICE void compute_rows(const DecodeKernelArgs& args, uint32_t smem) {
+    if constexpr (Kernel::chunk_cluster > 0)
+        compute_chunks_in_cluster<Kernel, kPaged>(args, smem);
+    else
+        compute_parts<Kernel, kPaged>(args, smem);
+}
+
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas)
     decode_kernel(const DecodeKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    compute_parts<Kernel, false>(args, shared_address(shared_memory));
+    compute_rows<Kernel, false>(args, shared_address(shared_memory));
 }
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_paged_ctas)
     decode_paged_kernel(const DecodeKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    compute_parts<Kernel, true>(args, shared_address(shared_memory));
+    compute_rows<Kernel, true>(args, shared_address(shared_memory));
 }
 
 }  // namespace flashsmith

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "common/canonical_sizes.cuh"
@@ -53,6 +54,8 @@ constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
 // a run has in that case.
 constexpr int kWholeTilesPerSm = 2;
 constexpr float kAllParts = 1e9f;
+// The most rows of a tile whose chunks are computed by clusters.
+constexpr int64_t kMostClusterRows = 8;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
 
 int64_t blocks_of(int64_t rows, int64_t tile) {
@@ -357,6 +360,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     require(parts <= kMostParts, "canonical: a sequence may have room for 1,024 chunks of keys");
     const int64_t rows = p.seq_q * args.heads_per_group;
     require(rows <= INT_MAX, "seq_q x heads of a group must stay within 2^31 - 1");
+    require(config.chunk_cluster == 0 || rows <= kMostClusterRows,
+            "chunk_cluster: a sequence may have at most 8 rows (queries x query heads of a K/V "
+            "head), not " +
+                std::to_string(rows) + "; take a config without chunk_cluster");
     // Sequences with many rows use a separate kernel. Without packing, all sequences have the same
     // number of rows.
     const int64_t most_rows = config.most_rows_without_chunks();
@@ -629,6 +636,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (clusters)
         add(is_paged ? paged : dense, heads * tiles * cluster, config.n_threads(),
             static_cast<int>(cluster_smem), cluster);
+    else if (config.chunk_cluster > 0)
+        add(is_paged ? paged : dense, items * config.chunk_cluster, config.n_threads(),
+            config.smem_bytes(), config.chunk_cluster);
     else if (has_others)
         add(is_paged ? paged : dense, std::min(whole ? all_tiles : items, resident),
             config.n_threads(), config.smem_bytes() + args.kept_levels * args.kept_level_bytes);

@@ -48,6 +48,8 @@ struct StaticDecodeKernelConfig {
     static constexpr bool own_rows = CFG.own_rows;
     // Whether parts are chunks of the canonical order.
     static constexpr bool canonical = CFG.canonical > 0;
+    // The CTAs of a cluster that computes a chunk together; 0: one CTA computes a chunk.
+    static constexpr int chunk_cluster = CFG.chunk_cluster;
     static constexpr int multiplied_keys = own_rows ? B_c : warp_keys;
 
     static constexpr int row_tiles = own_rows ? 1 : B_r / 16;
@@ -114,7 +116,7 @@ struct StaticDecodeKernelConfig {
     static_assert(search_offset % 32 == 0, "two search addresses alternate");
     static constexpr int target_offset = search_offset + 32;
     static constexpr int saved_states_offset = target_offset + 48;
-    static_assert(saved_states_offset == CFG.smem_bytes());
+    static_assert(chunk_cluster > 0 || saved_states_offset == CFG.smem_bytes());
 
     static_assert(own_rows || 16 * d_head * 4 <= stage_bytes,
                   "a warp's sums of 16 rows must fit in a stage");
@@ -134,6 +136,9 @@ struct StaticDecodeKernelConfig {
                           "canonical: the order of operations is the specification's");
             static_assert(B_r * (2 * (d_head / n_warps + 16) + warp_keys) <= 32 * 192,
                           "a thread has too many sums and scores");
+            static_assert(chunk_cluster == 0 || (kTargetArch >= 90 && B_r == 16 &&
+                                                 d_head % (16 * chunk_cluster) == 0),
+                          "chunk_cluster: a CTA has whole groups of 16 columns");
         } else if constexpr (own_rows) {
             static_assert(B_r == 16 * n_warps && !CFG.full_tiles, "own_rows: a warp has 16 rows");
             static_assert(d_head + B_c <= 192, "a thread has too many sums and scores");

@@ -183,13 +183,33 @@ class FlashDecodeKernelConfig(KernelConfig):
         where="OwnRowsMerge::finish_part",
     )
     canonical: int = canonical_knob()
+    chunk_cluster: int = knob(
+        "CTAs of a cluster that compute each canonical chunk together (from sm_90), for sequences "
+        "of at most 8 rows per K/V head; 0: one CTA computes a chunk",
+        values=(0, 2, 4, 8),
+        word="chunk_cluster",
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"{cfg.chunk_cluster} CTAs share the keys of a chunk's scores and its columns of P V"
+            if cfg.chunk_cluster
+            else "a CTA computes the scores and P V of its keys alone"
+        ),
+        where="ChunkCluster",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
     @property
     def n_threads(self) -> int:
         """Threads of a CTA."""
-        return self.n_warps * THREADS_PER_WARP
+        return (self.n_warps + self.column_warps) * THREADS_PER_WARP
+
+    @property
+    def column_warps(self) -> int:
+        """Warps besides n_warps that multiply P by V, each with 16 columns, if a cluster computes a
+        chunk together."""
+        return self.d_head // (16 * self.chunk_cluster) if self.chunk_cluster else 0
 
     @property
     def keys_per_warp(self) -> int:
@@ -281,6 +301,16 @@ class FlashDecodeKernelConfig(KernelConfig):
         if self.own_rows:
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
+        elif self.chunk_cluster:
+            # What CTAs and warps exchange per round: the scores of eight rows, maxima, two buffers
+            # of P with its sums and maxima, and barriers.
+            keys = self.chunk_cluster * self.B_c
+            statistics = (
+                keys * 32
+                + self.chunk_cluster * self.n_warps * 32
+                + 2 * (keys * 16 + self.chunk_cluster * 160)
+                + 16
+            )
         elif self.canonical:
             # The data of a tile that warps exchange: maxima, sums of 16 keys, and P.
             statistics = self.B_r * (4 * self.n_warps + self.B_c + elem_size * self.B_c)

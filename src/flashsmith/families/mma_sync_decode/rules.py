@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
         _supported,
         (
             *("d_head", "B_r", "B_c", "n_warps", "stages", "min_keys", "parts_per_sm"),
-            *("chunk_rows", "rounds", "cluster"),
+            *("chunk_rows", "rounds", "cluster", "chunk_cluster"),
         ),
     ),
     Rule(
@@ -105,11 +105,36 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: (
             max(cfg.smem_bytes(), cfg.chunk_smem_bytes()) <= device.max_smem_per_block
         ),
-        ("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows", "own_rows", "canonical"),
+        (
+            *("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows", "own_rows", "canonical"),
+            "chunk_cluster",
+        ),
         lambda cfg, device: (
             f"{max(cfg.smem_bytes(), cfg.chunk_smem_bytes())} of {device.max_smem_per_block} bytes "
             f"on {device.name}"
         ),
+    ),
+    Rule(
+        "chunk_cluster_is_canonical",
+        "chunk_cluster needs canonical: other configs split keys into parts instead",
+        lambda cfg, device: not cfg.chunk_cluster or cfg.canonical > 0,
+        ("chunk_cluster", "canonical"),
+    ),
+    Rule(
+        "chunk_cluster_on_hopper",
+        "chunk_cluster needs a GPU with clusters, of compute capability 9.0 or later",
+        lambda cfg, device: not cfg.chunk_cluster or device.arch >= 90,
+        ("chunk_cluster",),
+    ),
+    Rule(
+        "chunk_cluster_columns",
+        "chunk_cluster needs B_r = 16 and d_head as a multiple of 16 chunk_cluster: each CTA has "
+        "groups of 16 columns",
+        lambda cfg, device: (
+            not cfg.chunk_cluster
+            or (cfg.B_r == MMA_ROWS and cfg.d_head % (MMA_ROWS * cfg.chunk_cluster) == 0)
+        ),
+        ("chunk_cluster", "B_r", "d_head"),
     ),
     *canonical_rules(
         (

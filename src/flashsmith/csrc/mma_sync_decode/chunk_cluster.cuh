@@ -1,0 +1,480 @@
+// Canonical chunks that the CTAs of a cluster compute together, for calls with too few tiles to
+// fill the GPU (docs/bits.md).
+//
+// In a round, CTA i of n computes the scores of the i-th of n tiles and sends them to all CTAs.
+// Each CTA then has the scores of all n tiles. It turns them into probabilities and multiplies
+// these by its own columns of V. Some warps of a CTA compute scores and probabilities, and others P
+// V, one round behind: P V is one chain of MMAs, which limits a chunk's speed.
+//
+// Tiles have at most eight rows. Of the sixteen rows of an MMA the others are zero.
+#pragma once
+
+#include "common/barrier.cuh"
+#include "common/canonical.cuh"
+#include "common/changed_scores.cuh"
+#include "common/warp_mma.cuh"
+#include "mma_sync_decode/run_copies.cuh"
+
+namespace flashsmith {
+
+// Shared memory of such a kernel: byte offsets from its start.
+template <class Kernel>
+struct ChunkClusterLayout {
+    static constexpr int kCtas = Kernel::chunk_cluster;
+    static constexpr int kScoreWarps = Kernel::n_warps;
+    static constexpr int kColumnWarps = Kernel::CFG.column_warps();
+    static constexpr int kTileGroups = Kernel::B_c / 16;  // groups of 16 keys in a tile
+    static constexpr int kGroups = kCtas * kTileGroups;   // in a round
+
+    static constexpr int K_stage = Kernel::KeysLayout::kBytes;  // of one warp
+    static constexpr int K_offset = Kernel::ring_offset;
+    static constexpr int V_stage = kGroups * 16 * 32;  // of one warp: 16 columns of all keys
+    static constexpr int V_offset = K_offset + kScoreWarps * Kernel::stages * K_stage;
+    // A lane's four scores of its row and of each 16 keys.
+    static constexpr int scores_offset = V_offset + kColumnWarps * Kernel::stages * V_stage;
+    // Eight rows' maxima over a score warp's keys, by tile and warp.
+    static constexpr int maxima_offset = scores_offset + kGroups * 512;
+    // Two buffers of P. Each also has the tiles' sums by lane, and the rows' maxima after each
+    // tile.
+    static constexpr int P_offset = maxima_offset + kCtas * kScoreWarps * 32;
+    static constexpr int P_sums = kGroups * 256, P_maxima = P_sums + kCtas * 128;
+    static constexpr int P_bytes = P_maxima + kCtas * 32;
+    static constexpr int barriers_offset = P_offset + 2 * P_bytes;
+    static constexpr int target_offset = barriers_offset + 48;
+    static_assert(target_offset + 48 == Kernel::CFG.smem_bytes());
+};
+
+template <class Kernel, bool kPaged>
+struct ChunkCluster : RunTile<Kernel, kPaged> {
+    using Tile = RunTile<Kernel, kPaged>;
+    using Layout = typename Kernel::KeysLayout;
+    using value_t = typename Kernel::value_t;
+    using Places = ChunkClusterLayout<Kernel>;
+    using Tile::args, Tile::begin, Tile::end, Tile::full_begin, Tile::full_end, Tile::item,
+        Tile::k_head, Tile::keys_of_row, Tile::lane, Tile::rows, Tile::run_begin, Tile::smem,
+        Tile::states, Tile::v_head, Tile::warp;
+    using Rows = CanonicalRows<1>;
+    using Sums = float[1][2][4];
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    static constexpr int kCtas = Places::kCtas, kStages = Kernel::stages;
+    static constexpr int kWarpKeys = Kernel::warp_keys, kTileGroups = Places::kTileGroups;
+    static constexpr int kMostRows = 8;
+
+    const int rank = cluster_rank();
+    const int first_step, steps, steps_of_chunk;  // in tiles, from the run's first key
+
+    FS_DEVICE ChunkCluster(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
+        : Tile(args, item, smem),
+          first_step(begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0),
+          steps(end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0),
+          steps_of_chunk(item.sequence.chunk / Kernel::B_c) {}
+
+    // Before any CTA sends. The cluster must synchronise after it.
+    FS_DEVICE static void init_barriers(uint32_t smem) {
+        mbarrier_init(scores_full(smem), 1);
+        mbarrier_init(scores_free(smem), kCtas * Places::kScoreWarps);
+        for (int i = 0; i < 2; ++i) {
+            mbarrier_init(P_full(smem, i), Places::kScoreWarps);
+            mbarrier_init(P_free(smem, i), Places::kColumnWarps);
+        }
+        mbarrier_init_fence();
+    }
+
+    FS_DEVICE void run() const {
+        if (thread_index() == 0)
+            RunInfo::save(smem + Places::target_offset, item, args.heads_per_group);
+        start_queries();
+        cp_async_commit();
+        if (warp < Places::kScoreWarps)
+            compute_probabilities();
+        else
+            multiply_values();
+    }
+
+  private:
+    // ---- rounds ----
+
+    // Tiles of a round that begins at `step`: a round does not cross the end of a chunk.
+    FS_DEVICE int tiles_at(int step) const {
+        const int chunk_end = (step / steps_of_chunk + 1) * steps_of_chunk;
+        return max(min(kCtas, min(steps, chunk_end) - step), 0);
+    }
+
+    FS_DEVICE static uint32_t barrier(uint32_t smem, int index) {
+        return smem + Places::barriers_offset + 8 * index;
+    }
+    FS_DEVICE static uint32_t scores_full(uint32_t smem) { return barrier(smem, 0); }
+    FS_DEVICE static uint32_t scores_free(uint32_t smem) { return barrier(smem, 1); }
+    FS_DEVICE static uint32_t P_full(uint32_t smem, int i) { return barrier(smem, 2 + i); }
+    FS_DEVICE static uint32_t P_free(uint32_t smem, int i) { return barrier(smem, 4 + i); }
+    FS_DEVICE uint32_t P_buffer(int i) const {
+        return smem + Places::P_offset + i * Places::P_bytes;
+    }
+    FS_DEVICE int row() const { return lane / 4; }
+
+    // ---- copies ----
+
+    // All threads copy the queries of the tile. Rows that it does not have are zero-filled.
+    FS_DEVICE void start_queries() const {
+        constexpr int kChunks = Kernel::d_head / kChunkElements;
+        using QueriesLayout = typename Kernel::QueriesLayout;
+        const int head_q = item.head_k * args.heads_per_group;
+        for (int i = thread_index(); i < Kernel::B_r * kChunks; i += Kernel::n_threads) {
+            const int row = i / kChunks, chunk = i % kChunks;
+            const int query = this->query_of_row(row);
+            const int head = head_q + this->first_row + row - query * args.heads_per_group;
+            const char* source = static_cast<const char*>(args.q) +
+                                 (item.batch * args.q_strides.batch +
+                                  int64_t{item.sequence.first_query + query} * args.q_strides.row +
+                                  head * args.q_strides.head + chunk * kChunkElements) *
+                                     kElementBytes;
+            const bool present =
+                row < rows && (!SEMANTICS.uneven || chunk * kChunkElements < args.d);
+            const uint32_t offset =
+                chunk / 8 < QueriesLayout::kWidePanels
+                    ? chunk / 8 * QueriesLayout::template Panel<false>::kBytes +
+                          QueriesLayout::template Panel<false>::offset(row, chunk % 8)
+                    : QueriesLayout::kNarrowOffset +
+                          QueriesLayout::template Panel<true>::offset(row, chunk % 8);
+            cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);
+        }
+    }
+
+    FS_DEVICE bool is_visible(int key) const { return begin <= key && key < end; }
+
+    // The offset in elements of a key's row of the cache from the head's first row. An invalid page
+    // number leads to some page of the cache.
+    FS_DEVICE int64_t row_offset(int key, const DecodeStrides& strides) const {
+        if constexpr (!kPaged) return key * strides.row;
+        const int there = min(max(key, begin), end - 1);  // some key that has a page
+        const int page = args.by_page.divide(there);
+        const int entry = args.page_table[item.batch * args.page_table_stride + page];
+        const int slot = there - page * static_cast<int>(args.by_page.divisor);
+        return min(max(entry, 0), args.blocks - 1) * strides.batch + slot * strides.row;
+    }
+
+    // Copies this warp's keys of this CTA's tile of a round. Keys that no row sees are zero-filled.
+    FS_DEVICE void start_keys(int step, int stage) const {
+        if (rank >= tiles_at(step)) return;
+        if constexpr (Layout::kWidePanels > 0) start_panels<false>(step + rank, stage);
+        if constexpr (Layout::kHasNarrowPanel) start_panels<true>(step + rank, stage);
+    }
+    template <bool kNarrow>
+    FS_DEVICE void start_panels(int tile, int stage) const {
+        using Panel = typename Layout::template Panel<kNarrow>;
+        constexpr int kPanels = kNarrow ? 1 : Layout::kWidePanels;
+        constexpr int kFirstChunk = kNarrow ? 8 * Layout::kWidePanels : 0;
+        constexpr int kRowStep = kWarpSize / Panel::kChunks;
+        const uint32_t target = K_tile(stage) + (kNarrow ? Layout::kNarrowOffset : 0);
+        const uint64_t hint = cache_hint(args.passes != 0);
+        const int chunk = lane % Panel::kChunks, first = (kFirstChunk + chunk) * kChunkElements;
+#pragma unroll
+        for (int i = 0; i < kWarpKeys / kRowStep; ++i) {
+            const int row = lane / Panel::kChunks + i * kRowStep, key = first_key(tile) + row;
+            const char* const source =
+                k_head + (row_offset(key, args.k_cache_strides) + first) * kElementBytes;
+#pragma unroll
+            for (int p = 0; p < kPanels; ++p) {
+                const bool copied =
+                    is_visible(key) && (!SEMANTICS.uneven || first + 64 * p < args.d);
+                cp_async_16B_or_zeros(target + p * Panel::kBytes + Panel::offset(row, chunk),
+                                      source + p * 128, copied, hint);
+            }
+        }
+    }
+    FS_DEVICE int first_key(int tile) const {
+        return run_begin + tile * Kernel::B_c + warp * kWarpKeys;
+    }
+    FS_DEVICE uint32_t K_tile(int stage) const {
+        return smem + Places::K_offset + (warp * kStages + stage) * Places::K_stage;
+    }
+
+    // Copies this warp's 16 columns of all values of a round. The swizzle lets the eight rows of a
+    // matrix use all banks.
+    FS_DEVICE void start_values(int step, int stage) const {
+        const int keys = tiles_at(step) * Kernel::B_c, column = first_column() + lane % 2 * 8;
+        const uint64_t hint = cache_hint(args.passes != 0);
+        const bool has_columns = !SEMANTICS.uneven || column < args.d;
+#pragma unroll 8
+        for (int i = 0; i < keys; i += 16) {
+            const int in_round = i + lane / 2, key = run_begin + step * Kernel::B_c + in_round;
+            const char* const source =
+                v_head + (row_offset(key, args.v_cache_strides) + column) * kElementBytes;
+            cp_async_16B_or_zeros(V_tile(stage) + V_chunk(in_round, lane % 2), source,
+                                  has_columns && is_visible(key), hint);
+        }
+    }
+    FS_DEVICE int column_warp() const { return warp - Places::kScoreWarps; }
+    FS_DEVICE int first_column() const {
+        return 16 * (rank * Places::kColumnWarps + column_warp());
+    }
+    FS_DEVICE uint32_t V_tile(int stage) const {
+        return smem + Places::V_offset + (column_warp() * kStages + stage) * Places::V_stage;
+    }
+    FS_DEVICE static uint32_t V_chunk(int key, int chunk) {
+        return key * 32 + (chunk ^ (key / 4 & 1)) * 16;
+    }
+
+    // ---- warps that compute scores and probabilities ----
+
+    FS_DEVICE void compute_probabilities() const {
+        int copied = first_step;
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) {
+            start_keys(copied, i);
+            copied += tiles_at(copied);
+            cp_async_commit();
+        }
+        cp_async_wait<kStages>();
+        __syncthreads();  // the queries have arrived
+        const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset, lane,
+                                                               0);
+        const KeyRange seen = keys_of_row(min(row(), rows - 1));
+        Rows all_rows(args.scale_log2);
+        int stage = 0;
+        for (int step = first_step, round = 0; step < steps; ++round) {
+            const int tiles = tiles_at(step);
+            if (step % steps_of_chunk == 0) all_rows.reset();
+            cp_async_wait<kStages - 1>();
+            __syncwarp();
+            if (warp == 0 && lane == 0)
+                mbarrier_arrive_expect(scores_full(smem), tiles * bytes_of_tile());
+            float scores[1][Kernel::key_tiles][4];
+            if (rank < tiles) {
+                multiply_keys(step + rank, stage, queries, seen, scores);
+                __syncwarp();  // all lanes have read the stage
+            }
+            start_keys(copied, stage);
+            copied += tiles_at(copied);
+            cp_async_commit();
+            // All CTAs have read the scores of the last round.
+            if (round > 0) mbarrier_wait(scores_free(smem), (round - 1) & 1);
+            if (rank < tiles) send_scores(scores);
+            mbarrier_wait(scores_full(smem), round & 1);
+            const int buffer = round & 1;
+            if (round > 1) mbarrier_wait(P_free(smem, buffer), (round / 2 - 1) & 1);
+            exponentiate(all_rows, tiles, P_buffer(buffer));
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(P_full(smem, buffer));
+            if (lane < kCtas) mbarrier_arrive_remote(cluster_address(scores_free(smem), lane));
+            step += tiles;
+            stage = stage == kStages - 1 ? 0 : stage + 1;
+        }
+        cp_async_wait<0>();
+    }
+
+    FS_DEVICE void multiply_keys(int tile, int stage,
+                                 const RowsA<typename Kernel::QueriesLayout, 1>& queries,
+                                 const KeyRange& seen,
+                                 float (&scores)[1][Kernel::key_tiles][4]) const {
+        zero(scores);
+        multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
+        change_scores<SEMANTICS>(scores, args.score_argument);
+        const int key = first_key(tile);
+        if (key < full_begin || key + kWarpKeys > full_end)
+            mask_keys<SEMANTICS>(scores, lane, key, [&](int, int) { return seen; }, -INFINITY);
+    }
+
+    // Whether the lane's row is among the first four, or all eight: maxima go by four rows.
+    FS_DEVICE int maxima_sent() const { return rows > 4 ? 2 : 1; }
+    FS_DEVICE uint32_t bytes_of_tile() const {
+        return kTileGroups * rows * 64 + Places::kScoreWarps * maxima_sent() * 16;
+    }
+
+    // Sends the scores of the lane's row to all CTAs, and the warp's maxima.
+    FS_DEVICE void send_scores(const float (&scores)[1][Kernel::key_tiles][4]) const {
+        float maxima[4];
+        const float own = quad_max(Rows::largest(scores, 0, 0));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) maxima[i] = __shfl_sync(kWholeWarp, own, lane % 2 * 16 + i * 4);
+        const uint32_t at = smem + Places::scores_offset +
+                            ((rank * kTileGroups + warp * (kWarpKeys / 16)) * 32 + lane) * 16;
+        const uint32_t maxima_at =
+            smem + Places::maxima_offset + (rank * Places::kScoreWarps + warp) * 32 + lane % 2 * 16;
+#pragma unroll
+        for (int cta = 0; cta < kCtas; ++cta) {
+            const uint32_t there = cluster_address(smem, cta) - smem;
+            const uint32_t full = scores_full(smem) + there;
+            if (row() < rows) {
+#pragma unroll
+                for (int g = 0; g < kWarpKeys / 16; ++g) {
+                    const float (&left)[4] = scores[0][2 * g], (&right)[4] = scores[0][2 * g + 1];
+                    store_remote_16B(at + g * 512 + there, full,
+                                     words(left[0], left[1], right[0], right[1]));
+                }
+            }
+            if (lane < maxima_sent())
+                store_remote_16B(maxima_at + there, full,
+                                 words(maxima[0], maxima[1], maxima[2], maxima[3]));
+        }
+    }
+    FS_DEVICE static uint4 words(float a, float b, float c, float d) {
+        return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
+    }
+
+    // Turns the scores of a round into P: each warp those of every n-th tile. All warps follow the
+    // maxima.
+    FS_DEVICE void exponentiate(Rows& all_rows, int tiles, uint32_t P) const {
+        for (int tile = 0; tile < tiles; ++tile) {
+            float factors[1][2];
+            float maxima[1][2] = {{-INFINITY, -INFINITY}};
+#pragma unroll
+            for (int w = 0; w < Places::kScoreWarps; ++w)
+                maxima[0][0] = fmaxf(
+                    maxima[0][0],
+                    load_shared_float(
+                        smem + Places::maxima_offset +
+                        ((tile * Places::kScoreWarps + w) * kMostRows + min(row(), rows - 1)) * 4));
+            all_rows.raise_to(maxima, factors);
+            if (tile % Places::kScoreWarps == warp) exponentiate_tile(all_rows, tile, P);
+        }
+    }
+    FS_DEVICE void exponentiate_tile(const Rows& all_rows, int tile, uint32_t P) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int g = 0; g < kTileGroups; ++g) {
+            const int group = tile * kTileGroups + g;
+            uint2 p{0, 0};
+            if (row() < rows) {
+                const uint4 its =
+                    load_shared_16B(smem + Places::scores_offset + (group * 32 + lane) * 16);
+                float left[4] = {__uint_as_float(its.x), __uint_as_float(its.y), 0.0f, 0.0f};
+                float right[4] = {__uint_as_float(its.z), __uint_as_float(its.w), 0.0f, 0.0f};
+                const float of_group = all_rows.exponentiate_16_keys(left, right, 0, 0);
+                sum = g == 0 ? of_group : __fadd_rn(sum, of_group);
+                p = {pack_16bit<value_t>(left[0], left[1]),
+                     pack_16bit<value_t>(right[0], right[1])};
+            }
+            store_shared_8B(P + (group * 32 + lane) * 8, p);
+        }
+        store_shared_4B(P + Places::P_sums + (tile * 32 + lane) * 4, __float_as_uint(sum));
+        if (lane % 4 == 0)
+            store_shared_4B(P + Places::P_maxima + (tile * kMostRows + row()) * 4,
+                            __float_as_uint(all_rows.row_max[0][0]));
+    }
+
+    // ---- warps that multiply P by V ----
+
+    FS_DEVICE void multiply_values() const {
+        int copied = first_step;
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) {
+            start_values(copied, i);
+            copied += tiles_at(copied);
+            cp_async_commit();
+        }
+        cp_async_wait<kStages>();
+        __syncthreads();  // the queries have arrived
+        Rows all(args.scale_log2), chunk(args.scale_log2);
+        Sums all_o, o;
+        zero(all_o);
+        zero(o);
+        int stage = 0;
+        for (int step = first_step, round = 0; step < steps; ++round) {
+            const int tiles = tiles_at(step), buffer = round & 1;
+            cp_async_wait<kStages - 1>();
+            __syncwarp();
+            mbarrier_wait(P_full(smem, buffer), (round / 2) & 1);
+            for (int tile = 0; tile < tiles; ++tile)
+                multiply_tile(chunk, o, tile, V_tile(stage), P_buffer(buffer));
+            __syncwarp();  // all lanes have read P and the stage
+            if (lane == 0) mbarrier_arrive(P_free(smem, buffer));
+            start_values(copied, stage);
+            copied += tiles_at(copied);
+            cp_async_commit();
+            step += tiles;
+            if (step % steps_of_chunk == 0 || step >= steps) {
+                chunk.finish_chunk();
+                merge(all, all_o, chunk, o);
+                chunk.reset();
+                zero(o);
+            }
+            stage = stage == kStages - 1 ? 0 : stage + 1;
+        }
+        cp_async_wait<0>();
+        finish(all, all_o);
+    }
+
+    FS_DEVICE void multiply_tile(Rows& chunk, Sums& o, int tile, uint32_t V, uint32_t P) const {
+        float factors[1][2];
+        const float maxima[1][2] = {
+            {load_shared_float(P + Places::P_maxima + (tile * kMostRows + row()) * 4), -INFINITY}};
+        if (chunk.raise_to(maxima, factors)) Rows::rescale(o, factors);
+        const uint32_t v = V + V_chunk(tile * Kernel::B_c + lane % 16, lane / 16);
+#pragma unroll
+        for (int g = 0; g < kTileGroups; ++g) {
+            const float2 p = load_shared_float2(P + ((tile * kTileGroups + g) * 32 + lane) * 8);
+            const uint32_t fragment[4] = {__float_as_uint(p.x), 0, __float_as_uint(p.y), 0};
+            uint32_t two_tiles[4];
+            ldmatrix_x4_transposed(two_tiles, v + g * 512);
+            const uint32_t low[2] = {two_tiles[0], two_tiles[1]};
+            const uint32_t high[2] = {two_tiles[2], two_tiles[3]};
+            mma_m16n8k16<value_t>(o[0][0], fragment, low);
+            mma_m16n8k16<value_t>(o[0][1], fragment, high);
+        }
+        chunk.add(0, 0, load_shared_float(P + Places::P_sums + (tile * 32 + lane) * 4));
+    }
+
+    // Merges a chunk's state into that of the chunks before it.
+    FS_DEVICE static void merge(Rows& all, Sums& all_o, Rows& chunk, const Sums& o) {
+        const StateMerge merge = chunk.merge_after(0, 0, all.row_max[0][0], all.row_sum[0][0]);
+        all.row_max[0][0] = chunk.row_max[0][0];
+        all.row_sum[0][0] = chunk.row_sum[0][0];
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) all_o[0][n][e] = merge.merged(all_o[0][n][e], o[0][n][e]);
+    }
+
+    // Stores the warp's columns of the output, or of a chunk's state for the merge kernel.
+    FS_DEVICE void finish(const Rows& all, const Sums& o) const {
+        if (row() >= rows) return;
+        const RunInfo run(smem + Places::target_offset);
+        const int of_head = run.tile * Kernel::B_r + row();
+        const RowStatistics statistics{all.offset(0, 0), all.row_sum[0][0]};
+        const bool is_first = first_column() == 0 && lane % 4 == 0;
+        const int column = first_column() + lane % 4 * 2;
+        if (!run.has_all_parts()) {
+            const PartStates<Kernel> memory = states(run);
+            float* const sums = memory.sums(run.first_part, of_head) + column;
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+                store_global_8B(sums + 8 * n,
+                                {__float_as_uint(o[0][n][0]), __float_as_uint(o[0][n][1])});
+            if (is_first)
+                store_global_8B(
+                    memory.statistics(run.first_part, of_head),
+                    {__float_as_uint(statistics.offset), __float_as_uint(statistics.sum)});
+            return;
+        }
+        const int query = args.by_group.divide(of_head);
+        const int head = run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
+        const CanonicalEnd row_end(statistics, args.sinks == nullptr ? nullptr : args.sinks + head);
+        char* const target = row_of_o(args, run.batch, run.first_query, query, head, column);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+            if (column + 8 * n < args.d)
+                store_global_4B(
+                    target + 8 * n * kElementBytes,
+                    pack_16bit<value_t>(CanonicalEnd::scaled(o[0][n][0], row_end.factor),
+                                        CanonicalEnd::scaled(o[0][n][1], row_end.factor)));
+        if (is_first) store_lse(args, row_end.lse, run.batch, run.first_query, query, head);
+    }
+};
+
+// The whole kernel: a cluster has one run.
+template <class Kernel, bool kPaged>
+FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t smem) {
+    if (thread_index() == 0) ChunkCluster<Kernel, kPaged>::init_barriers(smem);
+    wait_for_launch_before();
+    WorkCursor cursor(share_of_cta<Kernel>(args), block_index() / Kernel::chunk_cluster);
+    DecodeItem item{};
+    const bool found = find_item<Kernel>(args, cursor, item);  // alike in all CTAs of a cluster
+    allow_next_launch();
+    if (!found) return;
+    cluster_barrier();  // barriers are initialised before any CTA uses them
+    ChunkCluster<Kernel, kPaged>(args, item, smem).run();
+    cluster_barrier();  // shared memory must exist until the other CTAs' last arrivals
+}
+
+}  // namespace flashsmith
