@@ -65,12 +65,13 @@ struct StaticDecodeKernelConfig {
     static constexpr bool is_large = B_r * d_head > 16 * 128;
     static constexpr int most_ctas = SEMANTICS == Semantics{} ? 3 : 2;
     static constexpr int min_ctas =
-        own_rows                  ? std::min(ctas_by_smem(CFG.smem_bytes()), CFG.most_ctas())
+        chunk_cluster > 0         ? std::min(ctas_by_smem(CFG.smem_bytes()), 2)
+        : own_rows                ? std::min(ctas_by_smem(CFG.smem_bytes()), CFG.most_ctas())
         : is_large || n_warps > 4 ? 1
                                   : std::min(ctas_by_smem(CFG.smem_bytes()), most_ctas);
-    static constexpr int min_paged_ctas = own_rows   ? min_ctas
-                                          : is_large ? 0
-                                                     : std::min(min_ctas, 2);
+    static constexpr int min_paged_ctas = own_rows || chunk_cluster > 0 ? min_ctas
+                                          : is_large                    ? 0
+                                                                        : std::min(min_ctas, 2);
 
     // Sequences with more rows use the kernel with tiles of chunk_rows rows.
     static constexpr int chunk_rows = CFG.chunk_rows;
