@@ -28,17 +28,19 @@ struct ChunkClusterLayout {
 
     static constexpr int K_stage = Kernel::KeysLayout::kBytes;  // of one warp
     static constexpr int K_offset = Kernel::ring_offset;
-    static constexpr int V_stage = kGroups * 16 * 32;  // of one warp: 16 columns of all keys
+    // Of one warp: 8 columns of all keys. The gap lets a copy's columns go to different banks.
+    static constexpr int V_columns = kGroups * 16 * 16 + 64;
+    static constexpr int V_stage = kColumnWarps * V_columns;
     static constexpr int V_offset = K_offset + kScoreWarps * Kernel::stages * K_stage;
     // A lane's four scores of its row and of each 16 keys.
-    static constexpr int scores_offset = V_offset + kColumnWarps * Kernel::stages * V_stage;
+    static constexpr int scores_offset = V_offset + Kernel::stages * V_stage;
     // Eight rows' maxima over a score warp's keys, by tile and warp.
     static constexpr int maxima_offset = scores_offset + kGroups * 512;
-    // Two buffers of P. Each also has the tiles' sums by lane, and the rows' maxima after each
-    // tile.
+    // Two buffers of P. Each also has the tiles' sums by lane, and of each row and tile the factor
+    // for earlier sums and the maximum so far.
     static constexpr int P_offset = maxima_offset + kCtas * kScoreWarps * 32;
-    static constexpr int P_sums = kGroups * 256, P_maxima = P_sums + kCtas * 128;
-    static constexpr int P_bytes = P_maxima + kCtas * 32;
+    static constexpr int P_sums = kGroups * 256, P_factors = P_sums + kCtas * 128;
+    static constexpr int P_maxima = P_factors + kCtas * 32, P_bytes = P_maxima + kCtas * 32;
     static constexpr int barriers_offset = P_offset + 2 * P_bytes;
     static constexpr int target_offset = barriers_offset + 48;
     static_assert(target_offset + 48 == Kernel::CFG.smem_bytes());
@@ -54,7 +56,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         Tile::k_head, Tile::keys_of_row, Tile::lane, Tile::rows, Tile::run_begin, Tile::smem,
         Tile::states, Tile::v_head, Tile::warp;
     using Rows = CanonicalRows<1>;
-    using Sums = float[1][2][4];
+    using Sums = float[2];  // a lane's columns of its row
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kCtas = Places::kCtas, kStages = Kernel::stages;
     static constexpr int kWarpKeys = Kernel::warp_keys, kTileGroups = Places::kTileGroups;
@@ -189,37 +191,36 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return smem + Places::K_offset + (warp * kStages + stage) * Places::K_stage;
     }
 
-    // Copies this warp's 16 columns of all values of a round. The swizzle lets the eight rows of a
-    // matrix use all banks.
+    // Copies this CTA's columns of all values of a round: 32 keys at a time.
     FS_DEVICE void start_values(int step, int stage) const {
-        const int keys = tiles_at(step) * Kernel::B_c, column = first_column() + lane % 2 * 8;
-        const uint64_t hint = cache_hint(args.passes != 0);
+        constexpr int kChunks = Places::kColumnWarps;
+        const int index = column_warp() * kWarpSize + lane, chunk = index % kChunks;
+        const int column = 8 * (rank * kChunks + chunk), keys = tiles_at(step) * Kernel::B_c;
         const bool has_columns = !SEMANTICS.uneven || column < args.d;
-#pragma unroll 8
-        for (int i = 0; i < keys; i += 16) {
-            const int in_round = i + lane / 2, key = run_begin + step * Kernel::B_c + in_round;
-            const char* const source =
-                v_head + (row_offset(key, args.v_cache_strides) + column) * kElementBytes;
-            cp_async_16B_or_zeros(V_tile(stage) + V_chunk(in_round, lane % 2), source,
-                                  has_columns && is_visible(key), hint);
+        const uint64_t hint = cache_hint(args.passes != 0);
+        int key = run_begin + step * Kernel::B_c + index / kChunks;
+        uint32_t target = V_tile(stage, chunk) + index / kChunks * 16;
+        const char* source = v_head + (key * args.v_cache_strides.row + column) * kElementBytes;
+#pragma unroll 4
+        for (int i = 0; i < keys; i += 32) {
+            if constexpr (kPaged)
+                source = v_head + (row_offset(key, args.v_cache_strides) + column) * kElementBytes;
+            cp_async_16B_or_zeros(target, source, has_columns && is_visible(key), hint);
+            key += 32, target += 32 * 16;
+            if constexpr (!kPaged) source += 32 * kElementBytes * args.v_cache_strides.row;
         }
     }
     FS_DEVICE int column_warp() const { return warp - Places::kScoreWarps; }
-    FS_DEVICE int first_column() const {
-        return 16 * (rank * Places::kColumnWarps + column_warp());
-    }
-    FS_DEVICE uint32_t V_tile(int stage) const {
-        return smem + Places::V_offset + (column_warp() * kStages + stage) * Places::V_stage;
-    }
-    FS_DEVICE static uint32_t V_chunk(int key, int chunk) {
-        return key * 32 + (chunk ^ (key / 4 & 1)) * 16;
+    FS_DEVICE int first_column() const { return 8 * (rank * Places::kColumnWarps + column_warp()); }
+    FS_DEVICE uint32_t V_tile(int stage, int column_warp) const {
+        return smem + Places::V_offset + stage * Places::V_stage + column_warp * Places::V_columns;
     }
 
     // ---- warps that compute scores and probabilities ----
 
     FS_DEVICE void compute_probabilities() const {
         int copied = first_step;
-#pragma unroll
+#pragma unroll 1
         for (int i = 0; i < kStages; ++i) {
             start_keys(copied, i);
             copied += tiles_at(copied);
@@ -313,21 +314,45 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     }
 
     // Turns the scores of a round into P: each warp those of every n-th tile. All warps follow the
-    // maxima.
+    // maxima. There is one copy of the code for a tile: instructions that a short kernel fetches
+    // take longer than their execution.
     FS_DEVICE void exponentiate(Rows& all_rows, int tiles, uint32_t P) const {
-        for (int tile = 0; tile < tiles; ++tile) {
-            float factors[1][2];
-            float maxima[1][2] = {{-INFINITY, -INFINITY}};
+        float& row_max = all_rows.row_max[0][0];
+        const float first_max = row_max;
+        float maxima[kCtas];
 #pragma unroll
-            for (int w = 0; w < Places::kScoreWarps; ++w)
-                maxima[0][0] = fmaxf(
-                    maxima[0][0],
-                    load_shared_float(
-                        smem + Places::maxima_offset +
-                        ((tile * Places::kScoreWarps + w) * kMostRows + min(row(), rows - 1)) * 4));
-            all_rows.raise_to(maxima, factors);
-            if (tile % Places::kScoreWarps == warp) exponentiate_tile(all_rows, tile, P);
+        for (int tile = 0; tile < kCtas; ++tile)
+            maxima[tile] = tile < tiles ? maximum_of(tile) : -INFINITY;
+#pragma unroll 1
+        for (int tile = warp; tile < tiles; tile += Places::kScoreWarps) {
+            float both[1][2] = {{-INFINITY, -INFINITY}}, factors[1][2];
+            row_max = first_max;
+#pragma unroll
+            for (int t = 0; t < kCtas; ++t) {
+                if (t < tile) row_max = fmaxf(row_max, maxima[t]);
+                if (t == tile) both[0][0] = maxima[t];
+            }
+            all_rows.raise_to(both, factors);
+            if (lane % 4 == 0) {
+                const uint32_t at = P + (tile * kMostRows + row()) * 4;
+                store_shared_4B(at + Places::P_factors, __float_as_uint(factors[0][0]));
+                store_shared_4B(at + Places::P_maxima, __float_as_uint(row_max));
+            }
+            exponentiate_tile(all_rows, tile, P);
         }
+        row_max = first_max;
+#pragma unroll
+        for (int tile = 0; tile < kCtas; ++tile) row_max = fmaxf(row_max, maxima[tile]);
+    }
+    // The maximum of the lane's row over a tile.
+    FS_DEVICE float maximum_of(int tile) const {
+        float maximum = -INFINITY;
+#pragma unroll
+        for (int w = 0; w < Places::kScoreWarps; ++w) {
+            const int at = (tile * Places::kScoreWarps + w) * kMostRows + min(row(), rows - 1);
+            maximum = fmaxf(maximum, load_shared_float(smem + Places::maxima_offset + at * 4));
+        }
+        return maximum;
     }
     FS_DEVICE void exponentiate_tile(const Rows& all_rows, int tile, uint32_t P) const {
         float sum = 0.0f;
@@ -348,16 +373,13 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             store_shared_8B(P + (group * 32 + lane) * 8, p);
         }
         store_shared_4B(P + Places::P_sums + (tile * 32 + lane) * 4, __float_as_uint(sum));
-        if (lane % 4 == 0)
-            store_shared_4B(P + Places::P_maxima + (tile * kMostRows + row()) * 4,
-                            __float_as_uint(all_rows.row_max[0][0]));
     }
 
     // ---- warps that multiply P by V ----
 
     FS_DEVICE void multiply_values() const {
         int copied = first_step;
-#pragma unroll
+#pragma unroll 1
         for (int i = 0; i < kStages; ++i) {
             start_values(copied, i);
             copied += tiles_at(copied);
@@ -366,18 +388,18 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         cp_async_wait<kStages>();
         __syncthreads();  // the queries have arrived
         Rows all(args.scale_log2), chunk(args.scale_log2);
-        Sums all_o, o;
-        zero(all_o);
-        zero(o);
+        Sums all_o = {}, o = {};
         int stage = 0;
         for (int step = first_step, round = 0; step < steps; ++round) {
             const int tiles = tiles_at(step), buffer = round & 1;
             cp_async_wait<kStages - 1>();
-            __syncwarp();
+            sync_column_warps();  // the copies of all these warps have arrived
             mbarrier_wait(P_full(smem, buffer), (round / 2) & 1);
             for (int tile = 0; tile < tiles; ++tile)
-                multiply_tile(chunk, o, tile, V_tile(stage), P_buffer(buffer));
-            __syncwarp();  // all lanes have read P and the stage
+                multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
+            chunk.row_max[0][0] = load_shared_float(P_buffer(buffer) + Places::P_maxima +
+                                                    ((tiles - 1) * kMostRows + row()) * 4);
+            sync_column_warps();  // all lanes have read P and the stage
             if (lane == 0) mbarrier_arrive(P_free(smem, buffer));
             start_values(copied, stage);
             copied += tiles_at(copied);
@@ -387,32 +409,38 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                 chunk.finish_chunk();
                 merge(all, all_o, chunk, o);
                 chunk.reset();
-                zero(o);
+                o[0] = o[1] = 0.0f;
             }
             stage = stage == kStages - 1 ? 0 : stage + 1;
         }
         cp_async_wait<0>();
         finish(all, all_o);
     }
+    FS_DEVICE static void sync_column_warps() {
+        named_barrier_wait(1, kWarpSize * Places::kColumnWarps);
+    }
 
     FS_DEVICE void multiply_tile(Rows& chunk, Sums& o, int tile, uint32_t V, uint32_t P) const {
-        float factors[1][2];
-        const float maxima[1][2] = {
-            {load_shared_float(P + Places::P_maxima + (tile * kMostRows + row()) * 4), -INFINITY}};
-        if (chunk.raise_to(maxima, factors)) Rows::rescale(o, factors);
-        const uint32_t v = V + V_chunk(tile * Kernel::B_c + lane % 16, lane / 16);
+        const float factor =
+            load_shared_float(P + Places::P_factors + (tile * kMostRows + row()) * 4);
+        const float sum = load_shared_float(P + Places::P_sums + (tile * 32 + lane) * 4);
+        chunk.row_sum[0][0] = __fadd_rn(__fmul_rn(chunk.row_sum[0][0], factor), sum);
+        float c[4] = {__fmul_rn(o[0], factor), __fmul_rn(o[1], factor), 0.0f, 0.0f};
+        const uint32_t v = V + (tile * Kernel::B_c + lane) * 16;
+        const uint32_t p_at = P + (tile * kTileGroups * 32 + lane) * 8;
 #pragma unroll
-        for (int g = 0; g < kTileGroups; ++g) {
-            const float2 p = load_shared_float2(P + ((tile * kTileGroups + g) * 32 + lane) * 8);
-            const uint32_t fragment[4] = {__float_as_uint(p.x), 0, __float_as_uint(p.y), 0};
-            uint32_t two_tiles[4];
-            ldmatrix_x4_transposed(two_tiles, v + g * 512);
-            const uint32_t low[2] = {two_tiles[0], two_tiles[1]};
-            const uint32_t high[2] = {two_tiles[2], two_tiles[3]};
-            mma_m16n8k16<value_t>(o[0][0], fragment, low);
-            mma_m16n8k16<value_t>(o[0][1], fragment, high);
+        for (int g = 0; g < kTileGroups; g += 2) {
+            uint32_t two_steps[4];  // 8 columns of 32 keys
+            ldmatrix_x4_transposed(two_steps, v + g * 256);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float2 p = load_shared_float2(p_at + (g + i) * 256);
+                const uint32_t fragment[4] = {__float_as_uint(p.x), 0, __float_as_uint(p.y), 0};
+                const uint32_t values[2] = {two_steps[2 * i], two_steps[2 * i + 1]};
+                mma_m16n8k16<value_t>(c, fragment, values);
+            }
         }
-        chunk.add(0, 0, load_shared_float(P + Places::P_sums + (tile * 32 + lane) * 4));
+        o[0] = c[0], o[1] = c[1];
     }
 
     // Merges a chunk's state into that of the chunks before it.
@@ -420,10 +448,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         const StateMerge merge = chunk.merge_after(0, 0, all.row_max[0][0], all.row_sum[0][0]);
         all.row_max[0][0] = chunk.row_max[0][0];
         all.row_sum[0][0] = chunk.row_sum[0][0];
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) all_o[0][n][e] = merge.merged(all_o[0][n][e], o[0][n][e]);
+        all_o[0] = merge.merged(all_o[0], o[0]);
+        all_o[1] = merge.merged(all_o[1], o[1]);
     }
 
     // Stores the warp's columns of the output, or of a chunk's state for the merge kernel.
@@ -436,11 +462,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         const int column = first_column() + lane % 4 * 2;
         if (!run.has_all_parts()) {
             const PartStates<Kernel> memory = states(run);
-            float* const sums = memory.sums(run.first_part, of_head) + column;
-#pragma unroll
-            for (int n = 0; n < 2; ++n)
-                store_global_8B(sums + 8 * n,
-                                {__float_as_uint(o[0][n][0]), __float_as_uint(o[0][n][1])});
+            store_global_8B(memory.sums(run.first_part, of_head) + column,
+                            {__float_as_uint(o[0]), __float_as_uint(o[1])});
             if (is_first)
                 store_global_8B(
                     memory.statistics(run.first_part, of_head),
@@ -450,14 +473,10 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         const int query = args.by_group.divide(of_head);
         const int head = run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
         const CanonicalEnd row_end(statistics, args.sinks == nullptr ? nullptr : args.sinks + head);
-        char* const target = row_of_o(args, run.batch, run.first_query, query, head, column);
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-            if (column + 8 * n < args.d)
-                store_global_4B(
-                    target + 8 * n * kElementBytes,
-                    pack_16bit<value_t>(CanonicalEnd::scaled(o[0][n][0], row_end.factor),
-                                        CanonicalEnd::scaled(o[0][n][1], row_end.factor)));
+        if (column < args.d)
+            store_global_4B(row_of_o(args, run.batch, run.first_query, query, head, column),
+                            pack_16bit<value_t>(CanonicalEnd::scaled(o[0], row_end.factor),
+                                                CanonicalEnd::scaled(o[1], row_end.factor)));
         if (is_first) store_lse(args, row_end.lse, run.batch, run.first_query, query, head);
     }
 };

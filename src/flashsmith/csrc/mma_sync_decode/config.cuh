@@ -34,10 +34,10 @@ struct FlashDecodeKernelConfig {
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
     constexpr int element_bytes() const { return 2; }
-    // Warps that multiply P by V, each with 16 columns, if a cluster computes a chunk together. The
+    // Warps that multiply P by V, each with 8 columns, if a cluster computes a chunk together. The
     // other n_warps compute scores and probabilities.
     constexpr int column_warps() const {
-        return chunk_cluster > 0 ? d_head / (16 * chunk_cluster) : 0;
+        return chunk_cluster > 0 ? d_head / (8 * chunk_cluster) : 0;
     }
     constexpr int n_threads() const { return 32 * (n_warps + column_warps()); }
     // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
@@ -76,11 +76,12 @@ struct FlashDecodeKernelConfig {
         return maxima_bytes() + sums_bytes() + B_r * B_c * element_bytes();
     }
     // What the CTAs of a cluster that computes a chunk together, and their warps, exchange per
-    // round: scores of eight rows, maxima, two buffers of P with its sums and maxima, and barriers.
+    // round: scores of eight rows, maxima, two buffers of P with its sums, factors and maxima, and
+    // barriers. A warp's columns of V begin 64 bytes behind the preceding warp's last ones.
     constexpr int cluster_exchange_bytes() const {
         const int keys = chunk_cluster * B_c;
-        return keys * 32 + chunk_cluster * n_warps * 32 + 2 * (keys * 16 + chunk_cluster * 160) +
-               16;
+        return keys * 32 + chunk_cluster * n_warps * 32 + 2 * (keys * 16 + chunk_cluster * 192) +
+               64 * stages * column_warps() + 16;
     }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
     // stages, three CTAs per SM have no registers for that.

@@ -207,9 +207,9 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def column_warps(self) -> int:
-        """Warps besides n_warps that multiply P by V, each with 16 columns, if a cluster computes a
+        """Warps besides n_warps that multiply P by V, each with 8 columns, if a cluster computes a
         chunk together."""
-        return self.d_head // (16 * self.chunk_cluster) if self.chunk_cluster else 0
+        return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
 
     @property
     def keys_per_warp(self) -> int:
@@ -303,12 +303,13 @@ class FlashDecodeKernelConfig(KernelConfig):
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         elif self.chunk_cluster:
             # What CTAs and warps exchange per round: the scores of eight rows, maxima, two buffers
-            # of P with its sums and maxima, and barriers.
+            # of P with its sums, factors and maxima, and barriers; and gaps between columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
                 keys * 32
                 + self.chunk_cluster * self.n_warps * 32
-                + 2 * (keys * 16 + self.chunk_cluster * 160)
+                + 2 * (keys * 16 + self.chunk_cluster * 192)
+                + 64 * self.stages * self.column_warps
                 + 16
             )
         elif self.canonical:
