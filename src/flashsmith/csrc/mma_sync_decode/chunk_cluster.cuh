@@ -219,49 +219,59 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // ---- warps that compute scores and probabilities ----
 
     FS_DEVICE void compute_probabilities() const {
-        int copied = first_step;
+        KeyCopies copies{first_step, 0};
 #pragma unroll 1
-        for (int i = 0; i < kStages; ++i) {
-            start_keys(copied, i);
-            copied += tiles_at(copied);
-            cp_async_commit();
-        }
+        for (int i = 0; i < kStages; ++i) start_next_keys(copies);
         cp_async_wait<kStages>();
         __syncthreads();  // the queries have arrived
         const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset, lane,
                                                                0);
         const KeyRange seen = keys_of_row(min(row(), rows - 1));
         Rows all_rows(args.scale_log2);
-        int stage = 0;
-        for (int step = first_step, round = 0; step < steps; ++round) {
+        float scores[1][Kernel::key_tiles][4];
+        // The scores of a round are computed while those of the preceding round arrive.
+        for (int step = first_step, next = first_step, round = -1; step < steps; ++round) {
             const int tiles = tiles_at(step);
-            if (step % steps_of_chunk == 0) all_rows.reset();
-            cp_async_wait<kStages - 1>();
-            __syncwarp();
-            if (warp == 0 && lane == 0)
-                mbarrier_arrive_expect(scores_full(smem), tiles * bytes_of_tile());
-            float scores[1][Kernel::key_tiles][4];
-            if (rank < tiles) {
-                multiply_keys(step + rank, stage, queries, seen, scores);
-                __syncwarp();  // all lanes have read the stage
+            if (round >= 0) {
+                if (warp == 0 && lane == 0)
+                    mbarrier_arrive_expect(scores_full(smem), tiles * bytes_of_tile());
+                // All CTAs have read the scores of the preceding round.
+                if (round > 0) mbarrier_wait(scores_free(smem), (round - 1) & 1);
+                if (rank < tiles) send_scores(scores);
+                next = step + tiles;
             }
-            start_keys(copied, stage);
-            copied += tiles_at(copied);
-            cp_async_commit();
-            // All CTAs have read the scores of the last round.
-            if (round > 0) mbarrier_wait(scores_free(smem), (round - 1) & 1);
-            if (rank < tiles) send_scores(scores);
-            mbarrier_wait(scores_full(smem), round & 1);
+            if (next < steps) {
+                cp_async_wait<kStages - 1>();
+                __syncwarp();
+                if (rank < tiles_at(next)) {
+                    multiply_keys(next + rank, copies.stage, queries, seen, scores);
+                    __syncwarp();  // all lanes have read the stage
+                }
+                start_next_keys(copies);
+            }
+            if (round < 0) continue;
+            if (step % steps_of_chunk == 0) all_rows.reset();
             const int buffer = round & 1;
+            mbarrier_wait(scores_full(smem), buffer);
             if (round > 1) mbarrier_wait(P_free(smem, buffer), (round / 2 - 1) & 1);
             exponentiate(all_rows, tiles, P_buffer(buffer));
             __syncwarp();
             if (lane == 0) mbarrier_arrive(P_full(smem, buffer));
             if (lane < kCtas) mbarrier_arrive_remote(cluster_address(scores_free(smem), lane));
-            step += tiles;
-            stage = stage == kStages - 1 ? 0 : stage + 1;
+            step = next;
         }
         cp_async_wait<0>();
+    }
+
+    // The next round whose keys are copied, and the stage for them.
+    struct KeyCopies {
+        int step, stage;
+    };
+    FS_DEVICE void start_next_keys(KeyCopies& copies) const {
+        start_keys(copies.step, copies.stage);
+        copies.step += tiles_at(copies.step);
+        copies.stage = copies.stage == kStages - 1 ? 0 : copies.stage + 1;
+        cp_async_commit();
     }
 
     FS_DEVICE void multiply_keys(int tile, int stage,
@@ -355,14 +365,19 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return maximum;
     }
     FS_DEVICE void exponentiate_tile(const Rows& all_rows, int tile, uint32_t P) const {
+        const int first = tile * kTileGroups * 32 + lane;
+        uint4 scores[kTileGroups];  // all loads precede the stores, which might alias them
+        if (row() < rows) {
+#pragma unroll
+            for (int g = 0; g < kTileGroups; ++g)
+                scores[g] = load_shared_16B(smem + Places::scores_offset + (first + g * 32) * 16);
+        }
         float sum = 0.0f;
 #pragma unroll
         for (int g = 0; g < kTileGroups; ++g) {
-            const int group = tile * kTileGroups + g;
             uint2 p{0, 0};
             if (row() < rows) {
-                const uint4 its =
-                    load_shared_16B(smem + Places::scores_offset + (group * 32 + lane) * 16);
+                const uint4& its = scores[g];
                 float left[4] = {__uint_as_float(its.x), __uint_as_float(its.y), 0.0f, 0.0f};
                 float right[4] = {__uint_as_float(its.z), __uint_as_float(its.w), 0.0f, 0.0f};
                 const float of_group = all_rows.exponentiate_16_keys(left, right, 0, 0);
@@ -370,8 +385,11 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                 p = {pack_16bit<value_t>(left[0], left[1]),
                      pack_16bit<value_t>(right[0], right[1])};
             }
-            store_shared_8B(P + (group * 32 + lane) * 8, p);
+            scores[g].x = p.x, scores[g].y = p.y;
         }
+#pragma unroll
+        for (int g = 0; g < kTileGroups; ++g)
+            store_shared_8B(P + (first + g * 32) * 8, {scores[g].x, scores[g].y});
         store_shared_4B(P + Places::P_sums + (tile * 32 + lane) * 4, __float_as_uint(sum));
     }
 

@@ -133,7 +133,8 @@ struct StaticDecodeKernelConfig {
         if constexpr (canonical) {
             static_assert(CFG.canonical == kCanonicalVersion &&
                               B_c == canonical_tile(d_head, kTargetArch) && !own_rows &&
-                              chunk_rows == 0 && CFG.cluster == 0 && n_warps <= 4,
+                              chunk_rows == 0 && CFG.cluster == 0 &&
+                              (n_warps <= 4 || chunk_cluster > 0),
                           "canonical: the order of operations is the specification's");
             static_assert(B_r * (2 * (d_head / n_warps + 16) + warp_keys) <= 32 * 192,
                           "a thread has too many sums and scores");

@@ -154,8 +154,9 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "n_warps",
-            "n_warps of at most 4: of each 64 columns of P V a warp has every n_warps-th 16",
-            lambda cfg: cfg.n_warps <= MOST_CANONICAL_WARPS,
+            "n_warps of at most 4: of each 64 columns of P V a warp has every n_warps-th 16; or "
+            "chunk_cluster, whose other warps have the columns",
+            lambda cfg: cfg.n_warps <= MOST_CANONICAL_WARPS or cfg.chunk_cluster > 0,
         ),
         ("rounds", "rounds 1: each chunk, or all of them, is a run", lambda cfg: cfg.rounds == 1),
         ("cluster", "cluster 0: chunks are merged in their order", lambda cfg: not cfg.cluster),
