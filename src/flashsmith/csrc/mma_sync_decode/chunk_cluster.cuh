@@ -155,7 +155,34 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return min(max(entry, 0), args.blocks - 1) * strides.batch + slot * strides.row;
     }
 
-    // Copies this warp's keys of this CTA's tile of a round. Keys that no row sees are zero-filled.
+    // Copies 16 bytes of every kStep-th of `keys` keys from `key` on, to `target` and each
+    // kTargetStep bytes behind it. Keys that no row sees are zero-filled. A dense cache needs one
+    // address, and keys that are all visible need no comparison: each instruction counts here.
+    template <int kStep, int kTargetStep, int kKeys>
+    FS_DEVICE void copy_column(const char* head, const DecodeStrides& strides, int element, int key,
+                               int keys, uint32_t target, bool exists) const {
+        const uint64_t hint = cache_hint(args.passes != 0);
+        const char* source = head + (row_offset(key, strides) + element) * kElementBytes;
+        const int64_t source_step = kStep * kElementBytes * strides.row;
+        const auto copy = [&](bool all_visible) {
+#pragma unroll 4
+            for (int i = 0; i < (kKeys > 0 ? kKeys : keys); i += kStep) {
+                const bool copied = exists && (all_visible || is_visible(key + i));
+                cp_async_16B_or_zeros(target + i / kStep * kTargetStep, source, copied, hint);
+                if constexpr (kPaged)
+                    source =
+                        head + (row_offset(key + i + kStep, strides) + element) * kElementBytes;
+                else
+                    source += source_step;
+            }
+        };
+        if (!kPaged && begin <= key - kWarpSize && key + keys + kWarpSize <= end)
+            copy(true);
+        else
+            copy(false);
+    }
+
+    // Copies this warp's keys of this CTA's tile of a round.
     FS_DEVICE void start_keys(int step, int stage) const {
         if (rank >= tiles_at(step)) return;
         if constexpr (Layout::kWidePanels > 0) start_panels<false>(step + rank, stage);
@@ -165,22 +192,22 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     FS_DEVICE void start_panels(int tile, int stage) const {
         using Panel = typename Layout::template Panel<kNarrow>;
         constexpr int kPanels = kNarrow ? 1 : Layout::kWidePanels;
-        constexpr int kFirstChunk = kNarrow ? 8 * Layout::kWidePanels : 0;
-        constexpr int kRowStep = kWarpSize / Panel::kChunks;
+        constexpr int kFirst = kNarrow ? 64 * Layout::kWidePanels : 0;  // column
+        constexpr int kRowStep = 8;  // the swizzle of a row repeats
         const uint32_t target = K_tile(stage) + (kNarrow ? Layout::kNarrowOffset : 0);
-        const uint64_t hint = cache_hint(args.passes != 0);
-        const int chunk = lane % Panel::kChunks, first = (kFirstChunk + chunk) * kChunkElements;
+        // Lanes have neighbouring chunks of a row; with fewer chunks, several groups of rows.
+        constexpr int kRowsAtOnce = kWarpSize / Panel::kChunks;
+        const int chunk = lane % Panel::kChunks;
 #pragma unroll
-        for (int i = 0; i < kWarpKeys / kRowStep; ++i) {
-            const int row = lane / Panel::kChunks + i * kRowStep, key = first_key(tile) + row;
-            const char* const source =
-                k_head + (row_offset(key, args.k_cache_strides) + first) * kElementBytes;
+        for (int first = 0; first < kRowStep; first += kRowsAtOnce) {
+            const int row = first + lane / Panel::kChunks;
 #pragma unroll
             for (int p = 0; p < kPanels; ++p) {
-                const bool copied =
-                    is_visible(key) && (!SEMANTICS.uneven || first + 64 * p < args.d);
-                cp_async_16B_or_zeros(target + p * Panel::kBytes + Panel::offset(row, chunk),
-                                      source + p * 128, copied, hint);
+                const int element = kFirst + 64 * p + chunk * kChunkElements;
+                copy_column<kRowStep, kRowStep * Panel::kRowBytes, kWarpKeys>(
+                    k_head, args.k_cache_strides, element, first_key(tile) + row, kWarpKeys,
+                    target + p * Panel::kBytes + Panel::offset(row, chunk),
+                    !SEMANTICS.uneven || element < args.d);
             }
         }
     }
@@ -195,20 +222,12 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     FS_DEVICE void start_values(int step, int stage) const {
         constexpr int kChunks = Places::kColumnWarps;
         const int index = column_warp() * kWarpSize + lane, chunk = index % kChunks;
-        const int column = 8 * (rank * kChunks + chunk), keys = tiles_at(step) * Kernel::B_c;
-        const bool has_columns = !SEMANTICS.uneven || column < args.d;
-        const uint64_t hint = cache_hint(args.passes != 0);
-        int key = run_begin + step * Kernel::B_c + index / kChunks;
-        uint32_t target = V_tile(stage, chunk) + index / kChunks * 16;
-        const char* source = v_head + (key * args.v_cache_strides.row + column) * kElementBytes;
-#pragma unroll 4
-        for (int i = 0; i < keys; i += 32) {
-            if constexpr (kPaged)
-                source = v_head + (row_offset(key, args.v_cache_strides) + column) * kElementBytes;
-            cp_async_16B_or_zeros(target, source, has_columns && is_visible(key), hint);
-            key += 32, target += 32 * 16;
-            if constexpr (!kPaged) source += 32 * kElementBytes * args.v_cache_strides.row;
-        }
+        const int element = 8 * (rank * kChunks + chunk), key = index / kChunks;
+        if (tiles_at(step) == 0) return;
+        copy_column<32, 32 * 16, 0>(v_head, args.v_cache_strides, element,
+                                    run_begin + step * Kernel::B_c + key,
+                                    tiles_at(step) * Kernel::B_c, V_tile(stage, chunk) + key * 16,
+                                    !SEMANTICS.uneven || element < args.d);
     }
     FS_DEVICE int column_warp() const { return warp - Places::kScoreWarps; }
     FS_DEVICE int first_column() const { return 8 * (rank * Places::kColumnWarps + column_warp()); }
