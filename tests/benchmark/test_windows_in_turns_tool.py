@@ -51,6 +51,22 @@ def test_each_kernel_is_timed_on_every_window(
     assert "  1.1000: " in capsys.readouterr().out
 
 
+def test_listed_kernels_are_timed_next_to_the_chosen_one(tool: ModuleType, tmp_path: Path) -> None:
+    forms, out = tmp_path / "forms.txt", tmp_path / "rows.csv"
+    other = (
+        "(BF16, 64, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+overlap+pingpong_gemm"
+        "+dynamic+canonical_1"
+    )
+    forms.write_text(f"{other}\n{other.replace('BF16', 'FP16')}\n")
+    problem = f"{PROBLEM} canonical"
+    assert tool.main([str(out), problem, "--kernels", str(forms), "--rounds", "2"]) == 0
+    rows = list(csv.DictReader(out.open()))
+    assert {row["problem"] for row in rows} == {problem}
+    (chosen,) = {row["config"] for row in rows if row["chosen"] == "True"}
+    assert {row["config"] for row in rows} == {chosen, other}
+    assert "canonical_1" in chosen
+
+
 def test_it_fails_where_an_output_is_wrong(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,6 +216,9 @@ SAMPLES = {
             "canonical_cluster": CANONICAL | {"cluster": 2},
             "canonical_full_tiles": CANONICAL | {"full_tiles": True},
             "canonical_own_rows": CANONICAL | {"own_rows": True},
+            "chunk_cluster_supported": CANONICAL | {"chunk_cluster": 3},
+            "chunk_cluster_is_canonical": {"chunk_cluster": 2},
+            "chunk_cluster_columns": CANONICAL | {"chunk_cluster": 8},
         },
         {
             "d_head": {"d_head": 80},
@@ -251,9 +254,14 @@ def test_each_rule_is_broken_by_a_config_of_its_own(name: str) -> None:
     sample = SAMPLES[name]
     legal, family = sample.legal, family_named(name)
     assert not broken_rules(legal, H200)
-    on_other_gpus = {rule.name for rule in broken_rules(legal, device_spec("A100"))}
-    assert set(sample.illegal) | on_other_gpus == {rule.name for rule in family.rules}
+    ampere = device_spec("A100")
+    on_other_gpus = {rule.name for rule in broken_rules(legal, ampere)}
     assert on_other_gpus == ({"arch_is_hopper"} if legal.OLDEST_ARCH == 90 else set())
+    if "chunk_cluster" in family.knob_values:
+        hopper = replace(legal, **CANONICAL, chunk_cluster=2)
+        assert is_legal(hopper, H200)
+        on_other_gpus |= {rule.name for rule in broken_rules(hopper, ampere)} - set(sample.illegal)
+    assert set(sample.illegal) | on_other_gpus == {rule.name for rule in family.rules}
     for rule, change in sample.illegal.items():
         assert rule in {broken.name for broken in broken_rules(replace(legal, **change), H200)}
 

@@ -16,6 +16,11 @@ median with at least 95%. A window with a wrong output has no times, and the exi
 
 enters the rankings, by the median of the rounds, in an autotune table. Without problems it reads
 the rows that the file already has.
+
+    python tools/gpu/windows_in_turns.py rows.csv --kernels forms.txt 'b4 s16384 h32 d64 bf16 causal'
+
+times the listed short forms instead, one per line, on complete problems. A problem gets those of
+its dtype and d, next to the kernel chosen for it.
 """
 
 from __future__ import annotations
@@ -60,6 +65,15 @@ def choices(
     """The problem with each window, and the kernel chosen for it."""
     with_windows = [Problem.parse(f"{problem} window_{keys}") for keys in windows]
     return {one: choose(one, device).config for one in with_windows}
+
+
+def listed(problem: str, forms: Path, device: DeviceSpec) -> dict[Problem, list[KernelConfig]]:
+    """The problem, and its kernels: the chosen one first, then those of a list."""
+    one = Problem.parse(problem)
+    chosen = choose(one, device).config
+    others = map(parse_kernel_name_into_config, forms.read_text().split("\n")[:-1])
+    fitting = (it for it in others if (it.dtype, it.d_head) == (chosen.dtype, chosen.d_head))
+    return {one: list(dict.fromkeys([chosen, *fitting]))}
 
 
 def rounds_of(
@@ -111,8 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "csv", type=Path, help="the CSV file of the rows; overwritten if problems are given"
     )
-    parser.add_argument("problems", nargs="*", help="problems without a mask")
+    parser.add_argument(
+        "problems", nargs="*", help="problems without a mask; with --kernels, complete problems"
+    )
     parser.add_argument("--windows", nargs="+", type=int, default=WINDOWS, help="powers of two")
+    parser.add_argument("--kernels", type=Path, help="a file of short forms to time instead")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--table", type=Path, help="the autotune table that gets the rankings")
     options = parser.parse_args(arguments)
@@ -130,9 +147,17 @@ def measure(options: argparse.Namespace) -> int:
     with options.csv.open("w", newline="") as file:
         writer = None
         for text in options.problems:
-            chosen = choices(text, options.windows, query_gpu(0))
-            kernels = list(dict.fromkeys(chosen.values()))
-            for problem, config in chosen.items():
+            if options.kernels is not None:
+                kernels_of = listed(text, options.kernels, query_gpu(0))
+            else:
+                chosen = choices(text, options.windows, query_gpu(0))
+                others = list(dict.fromkeys(chosen.values()))
+                kernels_of = {
+                    problem: list(dict.fromkeys([config, *others]))
+                    for problem, config in chosen.items()
+                }
+            for problem, kernels in kernels_of.items():
+                config = kernels[0]
                 found: list[dict[str, float]] = []
                 try:
                     found.extend(rounds_of(problem, kernels, options.rounds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flashsmith.families.canonical import VERSION, canonical_tile
+from flashsmith.families.canonical import CHUNK, VERSION, canonical_tile
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode.config import (
@@ -69,6 +69,29 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
     return next((one for one in made if is_legal(one, device)), None)
 
 
+# Where the CTAs of a cluster compute a chunk together, as measured on an H200: with fewer keys or
+# more CTAs in all, or at larger d_head, one CTA computes it as fast. See docs/log/bits.md.
+_CLUSTERS, _CLUSTER_ROWS = (8, 4), 8
+_LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS, _MOST_CLUSTER_D_HEAD = 1024, 64, 128
+
+
+def _in_clusters(
+    cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
+) -> FlashDecodeKernelConfig | None:
+    """The config whose clusters share the chunks of a canonical problem that has few of them; None
+    if it has enough. The bits are the same."""
+    if problem.seq_k < _LEAST_CLUSTER_KEYS or cfg.d_head > _MOST_CLUSTER_D_HEAD:
+        return None
+    chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)
+    made = (
+        replace(cfg, B_r=MMA_ROWS, stages=stages, chunk_cluster=ctas)
+        for ctas in _CLUSTERS
+        if chunks * ctas <= _MOST_CLUSTER_CTAS
+        for stages in _CANONICAL_STAGES
+    )
+    return next((one for one in made if is_legal(one, device)), None)
+
+
 def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
@@ -77,6 +100,9 @@ def adapt_to_queries(
     which merges the states of several columns at once and does not affect the bits."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if cfg.canonical:
+        clusters = _in_clusters(cfg, problem, device) if rows <= _CLUSTER_ROWS else None
+        if clusters is not None:
+            return clusters
         # The number of rows of a tile does not affect the bits.
         made = (replace(cfg, B_r=B_r) for B_r in _CANONICAL_ROWS if rows > B_r - MMA_ROWS)
         fitting = [one for one in made if is_legal(one, device)]
