@@ -17,7 +17,7 @@ median with at least 95%. A window with a wrong output has no times, and the exi
 enters the rankings, by the median of the rounds, in an autotune table. Without problems it reads
 the rows that the file already has.
 
-    python tools/gpu/windows_in_turns.py rows.csv 'b4 s16384 h32 d64 bf16 causal' --kernels forms.txt
+    python tools/gpu/windows_in_turns.py rows.csv 'b4 s8192 h32 d64 bf16 causal' --kernels list.txt
 
 times the listed short forms instead, one per line, on complete problems. A problem gets those of
 its dtype and d, next to the kernel chosen for it.
