@@ -33,10 +33,10 @@ EIGHT, FOUR, TWO = (short_form(128, ctas=ctas) for ctas in (8, 4, 2))
 NARROW = short_form(64, warps=8, stages=3, ctas=4)
 PANELS, WIDE = short_form(96, ctas=2), short_form(256, ctas=8)
 for text in (EIGHT, NARROW):
-    shared_kernels.want([parse(text)], CAUSAL)
+    shared_kernels.want([parse(text)], CAUSAL, arch=90)
 for d_head in (64, 128):
-    shared_kernels.want([parse(short_form(d_head))], CAUSAL)
-shared_kernels.want([parse(EIGHT), parse(short_form(128))], CAPPED)
+    shared_kernels.want([parse(short_form(d_head))], CAUSAL, arch=90)
+shared_kernels.want([parse(EIGHT), parse(short_form(128))], CAPPED, arch=90)
 
 
 def bits(x: Any) -> np.ndarray:
