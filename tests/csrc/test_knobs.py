@@ -245,7 +245,8 @@ def test_lazy_rescale_votes_and_branches_around_the_rescale(library: KernelLibra
     of_a_lane = 16 * BASE.d_head // 32
     assert of_o("base")[0] == 0
     votes, skipped, total = of_o("lazy_rescale")
-    assert votes == 1
+    # One decides for the warp; behind its branch there is one for each of a lane's two rows.
+    assert votes == 3
     assert skipped >= of_a_lane
     assert total - skipped <= of_o("base")[2] - of_a_lane
 
