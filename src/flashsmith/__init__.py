@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flashsmith.chooser.choice import choose
     from flashsmith.chooser.decode import attention_with_cache
     from flashsmith.chooser.merge import merge_attention
+    from flashsmith.chooser.write_slots import write_slots
     from flashsmith.families import (
         DeviceSpec,
         DType,
@@ -67,6 +68,7 @@ _HOME = {
     "forward_timed": "flashsmith.runtime",
     "plan_forward": "flashsmith.runtime",
     "sdpa": "flashsmith.integrations.sdpa",
+    "write_slots": "flashsmith.integrations.traceable",
 }
 
 __all__ = [
@@ -97,6 +99,7 @@ __all__ = [
     "parse_kernel_name_into_config",
     "plan_forward",
     "sdpa",
+    "write_slots",
 ]
 
 

@@ -10,7 +10,13 @@ from typing import Any, get_type_hints
 import pytest
 
 import flashsmith
-from flashsmith.chooser import attention, attention_with_cache, backward, merge_attention
+from flashsmith.chooser import (
+    attention,
+    attention_with_cache,
+    backward,
+    merge_attention,
+    write_slots,
+)
 from flashsmith.runtime import forward, keywords
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 from flashsmith.semantics.signature import (
@@ -27,7 +33,11 @@ from flashsmith.semantics.signature import (
 )
 
 FUNCTIONS = {
-    it.__name__: it for it in (attention, forward, backward, attention_with_cache, merge_attention)
+    it.__name__: it
+    for it in (
+        *(attention, forward, backward),
+        *(attention_with_cache, merge_attention, write_slots),
+    )
 }
 # Of what is returned, which overloads tell apart.
 RETURNED = {"return_lse", "return_row_max", "partial"}

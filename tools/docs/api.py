@@ -28,6 +28,7 @@ GROUPS = {
         "backward",
         "merge_attention",
         "attention_with_cache",
+        "write_slots",
         "Gradients",
         "sdpa",
         "flash_attn_func",

@@ -11,6 +11,7 @@ from flashsmith.chooser.choice import (
 )
 from flashsmith.chooser.decode import attention_with_cache, remember_attention_with_cache
 from flashsmith.chooser.merge import merge_attention
+from flashsmith.chooser.write_slots import write_slots
 
 __all__ = [
     "Choice",
@@ -24,4 +25,5 @@ __all__ = [
     "merge_attention",
     "remember_attention",
     "remember_attention_with_cache",
+    "write_slots",
 ]

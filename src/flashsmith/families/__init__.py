@@ -52,6 +52,8 @@ from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.row_merge import ROW_MERGE
 from flashsmith.families.row_merge.config import RowMergeKernelConfig
 from flashsmith.families.rule import BrokenRule, Rule
+from flashsmith.families.slot_write import SLOT_WRITE
+from flashsmith.families.slot_write.config import SlotWriteKernelConfig
 from flashsmith.families.wgmma import WGMMA
 from flashsmith.families.wgmma.config import (
     PingPong,
@@ -85,6 +87,7 @@ __all__ = [
     "MMA_SYNC_DECODE",
     "ROW_MERGE",
     "RULES",
+    "SLOT_WRITE",
     "SUPPORTED_D_HEADS",
     "WGMMA",
     "WGMMA_BACKWARD",
@@ -104,6 +107,7 @@ __all__ = [
     "Rule",
     "Schedule",
     "Semantics",
+    "SlotWriteKernelConfig",
     "TileOrder",
     "WgmmaBackwardKernelConfig",
     "WgmmaDqKernelConfig",

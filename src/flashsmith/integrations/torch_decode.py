@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from flashsmith.chooser.decode import attention_with_cache
+from flashsmith.chooser.write_slots import write_slots
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.integrations.pytorch_state import (
@@ -23,7 +24,7 @@ from flashsmith.integrations.pytorch_state import (
 )
 from flashsmith.integrations.torch_ops import refuse_vmap
 from flashsmith.integrations.traced_attention import of_op
-from flashsmith.semantics.signature import CACHE
+from flashsmith.semantics.signature import CACHE, WRITE_SLOTS
 
 _LENGTHS, _NEW = CACHE.in_schema("cache_lens page_table"), CACHE.in_schema("k v cos sin")
 _OPTIONS = "max_seqlen_q causal window softcap scale rotary_interleaved split bits"
@@ -62,6 +63,27 @@ def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     if asked["out"] is not None:
         o = asked["out"].copy_(o)
     return (o, lse) if asked["return_lse"] else o
+
+
+def write_slots_by_op(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    config: Any = None,
+    emulate: bool = False,
+) -> None:
+    """write_slots() as a call of its op, whose schema declares the writes."""
+    named = None if config is None else str(config)
+    torch.ops.flashsmith.write_slots(
+        k, v, k_cache, v_cache, slot_mapping, config=named, emulate=emulate
+    )
+
+
+def _run_write_slots(*tensors: Any, config: str | None = None, emulate: bool = False) -> None:
+    named = None if config is None else parse_kernel_name_into_config(config)
+    write_slots(*tensors, config=named, emulate=emulate)
 
 
 def _run(*tensors: Any, **keywords: Any) -> Any:
@@ -133,3 +155,13 @@ for _name, _kernel in (
     torch.library.register_fake(_op, _fake, lib=_library)
     torch.library.register_vmap(_op, refuse_vmap, lib=_library)
     _library.impl(_name, _autograd(_name), "Autograd")
+
+_library.define(
+    "write_slots(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
+    f"*, {WRITE_SLOTS.in_schema('config emulate')}) -> ()",
+    tags=_TAGS,
+)
+torch.library.impl("flashsmith::write_slots", "default", _run_write_slots, lib=_library)
+torch.library.register_fake("flashsmith::write_slots", lambda *_, **__: None, lib=_library)
+torch.library.register_vmap("flashsmith::write_slots", refuse_vmap, lib=_library)
+_library.impl("write_slots", _autograd("write_slots"), "Autograd")

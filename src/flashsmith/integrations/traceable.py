@@ -190,6 +190,20 @@ def merge_attention(outs: Any, lses: Any, sinks: Any = None, **keywords: Any) ->
     return chooser.merge_attention(outs, lses, sinks, **keywords)
 
 
+@_documented_as(chooser.write_slots)
+def write_slots(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, **keywords: Any
+) -> None:
+    if is_tracing():
+        from flashsmith.integrations.torch_decode import write_slots_by_op
+
+        write_slots_by_op(k, v, k_cache, v_cache, slot_mapping, **keywords)
+        return
+    tensors = k, v, k_cache, v_cache, slot_mapping
+    if run_repeated((*tensors, *keywords.values()), ("write_slots", *keywords)) is None:
+        chooser.write_slots(*tensors, **keywords)
+
+
 def _traced_options(keywords: dict[str, Any]) -> dict[str, Any]:
     """plain_options() for a traced call, whose tensors have no values yet."""
     for name in ("scale", "softcap", "window"):

@@ -19,7 +19,7 @@ from flashsmith.semantics.sizes import Sizes
 
 SEMANTIC_WORDS = (*MASKS[1:], *FLAGS)
 # Bytes per element, by NumPy's dtype name.
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8}
 # Dimensions whose sizes are fields of a Problem.
 _SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")

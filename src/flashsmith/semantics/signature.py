@@ -160,7 +160,8 @@ CACHE = Signature(
     causal=True,
 )
 MERGE = Signature("merge_attention", "dtype config emulate")
-SIGNATURES = {it.function: it for it in (ATTENTION, FORWARD, BACKWARD, CACHE, MERGE)}
+WRITE_SLOTS = Signature("write_slots", "config emulate")
+SIGNATURES = {it.function: it for it in (ATTENTION, FORWARD, BACKWARD, CACHE, MERGE, WRITE_SLOTS)}
 
 
 class ForwardOptions(NamedTuple):

@@ -12,6 +12,7 @@ from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
 from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Operation
 from flashsmith.operations.operation import load_attribute
+from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
 from flashsmith.runtime.emulation import EmulationResult, Finding, Observer, all_checks
@@ -26,6 +27,7 @@ from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.problem_options import drawn_ranges
 from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.tolerance import Comparison
+from flashsmith.verify.write_slots_reference import WriteSlotsReference
 
 BACKENDS = ("emulator", "gpu")
 # At most this many findings are shown; one mistake in a kernel causes a finding at every
@@ -39,6 +41,7 @@ _REFERENCES: dict[str, OperationReference] = {
     BACKWARD.name: BackwardReference(),
     DECODE.name: DecodeReference(),
     MERGE.name: MergeReference(),
+    WRITE_SLOTS.name: WriteSlotsReference(),
 }
 
 

@@ -25,6 +25,7 @@ NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float32": np.dtype(np.float32),
     "int32": np.dtype(np.int32),
+    "int64": np.dtype(np.int64),
 }
 
 

@@ -1,0 +1,131 @@
+"""write_slots(k, v, k_cache, v_cache, slot_mapping): writes new keys and values into a cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashsmith.chooser.backward import check_config_for
+from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig, Problem, Semantics, d_head_for, families
+from flashsmith.families.legality import D_STEP
+from flashsmith.operations.write_slots import WRITE_SLOTS
+from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.operation_run import prepare_operation
+from flashsmith.runtime.tensors import DTYPES, Array, check_beside, view_tensor, view_vector
+
+_NAMES = ("k", "v", "k_cache", "v_cache", "slot_mapping")
+
+
+def write_slots(
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    slot_mapping: Array,
+    *,
+    config: KernelConfig | None = None,
+    emulate: bool = False,
+) -> None:
+    """Writes row i of k and v into slot ``slot_mapping[i]`` of k_cache and v_cache.
+
+    Slot s is row s % page of page s // page, as serving engines number them. On a GPU nothing is
+    copied to the host and the call does not wait, so that a CUDA graph can be replayed with other
+    slots. Rows are copied without a change of their bits.
+
+    Args:
+        k, v: (rows, heads_k, d), fp16 or bf16, PyTorch tensors or NumPy or CuPy arrays, with
+            strides as for attention(). Rows beyond the slots are not read.
+        k_cache, v_cache: (pages, page, heads_k, d), or (batch, capacity, heads_k, d), like k, also
+            with such strides: both may be halves of one tensor. They are changed.
+        slot_mapping: (at most rows,) int64, contiguous: a slot for each row. Negative slots skip
+            their row. Slots beyond the cache are errors on the host, and skip their row on a
+            device. If two rows have one slot, one of them is written.
+        config: the kernel to use; None chooses one.
+        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+
+    Raises:
+        ArgumentError: an argument is invalid; nothing was written.
+        The other errors of ``flashsmith.forward``.
+    """
+    check_config_for(WRITE_SLOTS.name, "config", config)
+    tensors = k, v, k_cache, v_cache, slot_mapping
+
+    def run(remember: Remember) -> Array:
+        views = _views(*tensors)
+        problem = _problem(views)
+        chosen = config
+        if chosen is None:
+            (family, *_) = families(WRITE_SLOTS.name)
+            (chosen, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
+        if 0 in views["k"].shape or 0 in views["k_cache"].shape or not problem.seq_q:
+            return k_cache
+        prepared = prepare_operation(chosen, problem, views, emulate=emulate)
+        prepared.run()
+        # A repeated call must return something: None means that it was not repeated.
+        remember(prepared, ("k_cache",))
+        return k_cache
+
+    run_cached(Invocation(("write_slots",), tensors, (config, emulate)), _NAMES, run)
+
+
+def _views(
+    k: Array, v: Array, k_cache: Array, v_cache: Array, slot_mapping: Array
+) -> dict[str, TensorView]:
+    first = view_tensor("k", k)
+    views = {"k": first}
+    for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        views[name] = view_tensor(name, tensor, (first.dtype,))
+        check_beside(views[name], first)
+    if len(first.shape) != 3:
+        raise ArgumentError(
+            f"k: rank {len(first.shape)} (shape {first.shape}); must be 3: (rows, heads_k, d)"
+        )
+    if views["v"].shape != first.shape:
+        raise ArgumentError(
+            f"v: shape {views['v'].shape}; must be k's, {first.shape}: give a value for every key"
+        )
+    heads, d = first.shape[1:]
+    if not heads or not d or d % D_STEP:
+        raise ArgumentError(
+            f"k: shape {first.shape}; heads_k must be 1 or more, and d a multiple of {D_STEP}: pad "
+            "k, v and the caches"
+        )
+    for name in ("k_cache", "v_cache"):
+        shape = views[name].shape
+        if len(shape) != 4 or shape[2:] != (heads, d):
+            raise ArgumentError(
+                f"{name}: shape {shape}; must be (pages, page, {heads}, {d}), with k's heads and d"
+            )
+    if views["v_cache"].shape != views["k_cache"].shape:
+        raise ArgumentError(
+            f"v_cache: shape {views['v_cache'].shape}; must be k_cache's, "
+            f"{views['k_cache'].shape}: give a value for every key"
+        )
+    slots = view_vector("slot_mapping", slot_mapping, "int64")
+    check_beside(slots, first)
+    if slots.shape[0] > first.shape[0]:
+        raise ArgumentError(
+            f"slot_mapping: {slots.shape[0]} slots for the {first.shape[0]} rows of k and v; give "
+            "at most as many"
+        )
+    if first.device.kind == "cpu":
+        _check_slots(slots, views["k_cache"].shape)
+    return {**views, "slot_mapping": slots}
+
+
+def _check_slots(view: TensorView, cache: tuple[int, ...]) -> None:
+    """Raises ArgumentError if a slot lies beyond a cache on the host."""
+    slots = np.asarray(view.framework.as_numpy(view.source))
+    for wrong in np.flatnonzero(slots >= cache[0] * cache[1])[:1]:
+        raise ArgumentError(
+            f"slot_mapping[{wrong}]={slots[wrong]}: the cache has {cache[0]} pages of {cache[1]}, "
+            f"so slots are 0 to {cache[0] * cache[1] - 1}; give one of them, or -1 to skip the row"
+        )
+
+
+def _problem(views: dict[str, TensorView]) -> Problem:
+    _, heads, d = views["k"].shape
+    count = views["slot_mapping"].shape[0]
+    dtype = DTYPES[views["k"].dtype]
+    return Problem(1, count, 1, heads, heads, d, dtype, Semantics(), WRITE_SLOTS.name)

@@ -1,0 +1,46 @@
+// The config that identifies a kernel of the slot_write family, and the arguments of such a kernel.
+// Plain C++20 without CUDA types, because the host compiler and the kernels both read this file.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+#include "common/constants.cuh"
+#include "common/types.cuh"
+
+namespace flashsmith {
+
+// Fields, order and meaning match the Python class.
+struct SlotWriteKernelConfig {
+    DType dtype;
+    int d_head;
+    int n_warps;
+
+    constexpr auto operator<=>(const SlotWriteKernelConfig&) const = default;
+
+    constexpr int n_threads() const { return kWarpSize * n_warps; }
+};
+
+// Strides in elements. The last dimension of every tensor is contiguous.
+struct NewRowStrides {
+    int64_t row, head;
+};
+struct SlotStrides {
+    int64_t block, slot, head;
+};
+
+struct SlotWriteKernelArgs {
+    const void *k, *v;
+    void *k_cache, *v_cache;
+    const int64_t* slot_mapping;  // (count)
+    NewRowStrides k_strides, v_strides;
+    SlotStrides k_cache_strides, v_cache_strides;
+    int32_t count;  // rows to copy
+    int32_t heads, d;
+    int32_t slots_per_block;
+    int32_t total_slots;
+};
+
+using slot_write_kernel_fn = void (*)(const SlotWriteKernelArgs);
+
+}  // namespace flashsmith

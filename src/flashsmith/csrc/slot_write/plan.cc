@@ -1,0 +1,64 @@
+#include "slot_write/plan.h"
+
+#include <climits>
+#include <cstddef>
+#include <string>
+
+namespace flashsmith {
+namespace {
+
+constexpr int kColumnUnit = 8;
+// The operation's tensors, in order.
+constexpr size_t kK = 0, kV = 1, kKCache = 2, kVCache = 3, kSlotMapping = 4;
+
+}  // namespace
+
+Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers, Tensors,
+                     const DeviceSpec&, const Semantics&) {
+    SlotWriteKernelArgs args{};
+    const int64_t count = numbers.integer(), heads = numbers.integer(), d = numbers.integer(),
+                  blocks = numbers.integer(), slots = numbers.integer();
+    // Braces are evaluated from left to right.
+    args.k_strides = {numbers.integer(), numbers.integer()};
+    args.v_strides = {numbers.integer(), numbers.integer()};
+    args.k_cache_strides = {numbers.integer(), numbers.integer(), numbers.integer()};
+    args.v_cache_strides = {numbers.integer(), numbers.integer(), numbers.integer()};
+    numbers.end();
+    require(d > 0 && d <= config.d_head && d % kColumnUnit == 0,
+            "d is " + std::to_string(d) + "; the config serves multiples of 8 up to " +
+                std::to_string(config.d_head));
+    require(count >= 0 && heads > 0 && count <= INT_MAX / 2 && heads <= INT_MAX / 2 &&
+                count * 2 * heads <= INT_MAX,
+            "rows of all heads of k and v must stay within 2^31 - 1");
+    require(blocks >= 0 && slots >= 0 && blocks <= INT_MAX && slots <= INT_MAX &&
+                blocks * slots <= INT_MAX,
+            "the slots of a cache must stay within 2^31 - 1");
+    args.count = static_cast<int32_t>(count);
+    args.heads = static_cast<int32_t>(heads);
+    args.d = static_cast<int32_t>(d);
+    args.slots_per_block = static_cast<int32_t>(slots);
+    args.total_slots = static_cast<int32_t>(blocks * slots);
+
+    using Args = SlotWriteKernelArgs;
+    const int64_t threads = count * 2 * heads * (config.d_head / kColumnUnit);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
+    Plan plan;
+    plan.launches.push_back(Launch{
+        .kernel = 0,
+        .grid = {static_cast<uint32_t>((threads + config.n_threads() - 1) / config.n_threads()), 1,
+                 1},
+        .cluster = {1, 1, 1},
+        .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
+        .smem_bytes = 0,
+        .argument_bytes = {bytes, bytes + sizeof args},
+        .addresses = {{offsetof(Args, k), in_tensor(kK)},
+                      {offsetof(Args, v), in_tensor(kV)},
+                      {offsetof(Args, k_cache), in_tensor(kKCache)},
+                      {offsetof(Args, v_cache), in_tensor(kVCache)},
+                      {offsetof(Args, slot_mapping), in_tensor(kSlotMapping)}},
+        .tensor_maps = {},
+    });
+    return plan;
+}
+
+}  // namespace flashsmith

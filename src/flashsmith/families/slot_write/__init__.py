@@ -1,0 +1,57 @@
+"""The slot_write family (sm_80 and later): it copies rows of k and v into slots of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flashsmith.families.cpp import CppNames
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.family import Family, register_family
+from flashsmith.families.slot_write import cost, describe, rules, search_space, sets
+from flashsmith.families.slot_write.config import SlotWriteKernelConfig
+from flashsmith.semantics.dtype import DType
+
+
+class SlotWriteFamily(Family):
+    """Kernels that copy at memory bandwidth."""
+
+    config_class = SlotWriteKernelConfig
+    title = "cache writes"
+    operation = "write_slots"
+    rules = rules.RULES
+    csrc = Path(__file__).parents[2] / "csrc" / "slot_write"
+    cpp = CppNames(
+        config_header="slot_write/config.cuh",
+        kernel_header="slot_write/kernel.cuh",
+        kernel="slot_write_kernel",
+        static_config="StaticSlotWriteConfig",
+        function="slot_write_kernel_fn",
+        plan_header="slot_write/plan.h",
+        plan_function="plan_slot_write",
+    )
+    translation_seconds = cost.TRANSLATION_SECONDS
+
+    def candidates(
+        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    ) -> Sequence[SlotWriteKernelConfig]:
+        return sets.candidates(dtype, d_head)
+
+    def search_space(
+        self, dtype: DType, d_head: int, masked: bool
+    ) -> Sequence[SlotWriteKernelConfig]:
+        return search_space.search_space(dtype, d_head)
+
+    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+        d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
+        return sets.candidates(dtype, min(d_heads))
+
+    def compile_cost(self, cfg: SlotWriteKernelConfig) -> float:
+        return cost.COMPILE_COST
+
+    def registers_in_words(self, cfg: SlotWriteKernelConfig, registers: int) -> str:
+        return describe.registers_in_words(registers)
+
+
+SLOT_WRITE = register_family(SlotWriteFamily())

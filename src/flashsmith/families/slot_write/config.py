@@ -1,0 +1,62 @@
+"""SlotWriteKernelConfig: the knobs that name one kernel of the slot_write family.
+
+The C++ struct of the same name (csrc/slot_write/config.cuh) has the same fields in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
+from flashsmith.families.knob import knob
+from flashsmith.semantics.dtype import DType
+
+# Columns of a row per thread: 16 bytes.
+COLUMNS = 8
+
+
+@dataclass(frozen=True, order=True)
+class SlotWriteKernelConfig(KernelConfig):
+    """A kernel that copies rows of k and v into slots of a cache.
+
+    Raises:
+        ArgumentError: a field has the wrong type or is out of an int's range.
+    """
+
+    FAMILY: ClassVar[str] = "slot_write"
+    OLDEST_ARCH: ClassVar[int] = 80
+    # '(FP16, 128, 4): write_slots'
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "n_warps")
+    LEADING_WORD: ClassVar[str] = "write_slots"
+
+    dtype: DType = knob(
+        "element type of k, v and the caches",
+        values=tuple(DType),
+        effect=lambda cfg: "none: 16 bits are copied unread",
+        where="slot_write_kernel",
+    )
+    d_head: int = knob(
+        "head dimension, elements",
+        values=(32, 64, 96, 128, 192, 256),
+        effect=lambda cfg: f"{cfg.d_head // COLUMNS} threads per row, {COLUMNS} columns each",
+        where="slot_write_kernel",
+    )
+    n_warps: int = knob(
+        "warps per CTA",
+        values=(1, 2, 4, 8),
+        effect=lambda cfg: f"{cfg.n_threads} threads per CTA, independent of each other",
+        where="slot_write_kernel",
+    )
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of a CTA."""
+        return THREADS_PER_WARP * self.n_warps
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        return 0
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """There are no tiles: one kernel serves every size."""
+        return True

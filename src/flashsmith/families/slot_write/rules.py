@@ -1,0 +1,11 @@
+"""The rules of the slot_write family: the configs for which kernels can be built."""
+
+from __future__ import annotations
+
+from flashsmith.families.rule import Rule, supported
+from flashsmith.families.slot_write.config import SlotWriteKernelConfig
+
+RULES: tuple[Rule, ...] = (
+    supported(SlotWriteKernelConfig, "d_head"),
+    supported(SlotWriteKernelConfig, "n_warps"),
+)

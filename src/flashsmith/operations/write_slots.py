@@ -1,0 +1,81 @@
+"""The operation `write_slots`: each row of k and v is copied into its slot of a cache.
+
+Slot s of a cache is row s % slots of block s // slots. Nothing is written for a slot that is
+negative or beyond the cache, and rows of k and v beyond the slots are not read.
+"""
+
+from __future__ import annotations
+
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.operation import Call, Operation, TensorSpec
+from flashsmith.semantics.sizes import Sizes
+
+# Slots of a block where only a problem says how many slots there are.
+_MEASURED_SLOTS = 16
+_SLOT_BYTES = 8
+_NEW = ("new_rows", "heads_k", "d")
+_CACHE = ("blocks", "slots", "heads_k", "d")
+
+
+def _elements(sizes: Sizes) -> int:
+    """Elements of k and v that are copied."""
+    return 2 * sizes.batch * sizes.seq_q * sizes.heads_k * sizes.d
+
+
+def _bytes(sizes: Sizes) -> int:
+    """Bytes of the slots, and of k and v, which are read and written."""
+    return 2 * _elements(sizes) * sizes.dtype.element_size + sizes.batch * sizes.seq_q * _SLOT_BYTES
+
+
+def _measured(sizes: Sizes) -> dict[str, int]:
+    """Dimensions in measurements: as many slots as rows, in blocks of 16."""
+    rows = sizes.batch * sizes.seq_q
+    return {
+        "new_rows": rows,
+        "slot_count": rows,
+        "blocks": -(-rows // _MEASURED_SLOTS),
+        "slots": _MEASURED_SLOTS,
+    }
+
+
+def _numbers(call: Call) -> tuple[int | float, ...]:
+    """The numbers that the C++ host path takes, in its order.
+
+    Sizes come first: the number of slots to write, heads_k, d, blocks, and slots of a block.
+    Strides follow: (row, head) of k and v, and (block, slot, head) of k_cache and v_cache.
+
+    Raises ArgumentError if there are fewer rows than slots.
+    """
+    sizes, strides = call.sizes, call.strides
+    rows, count = sizes["new_rows"], sizes["slot_count"]
+    if count > rows:
+        raise ArgumentError(
+            f"slot_mapping: {count} slots for the {rows} rows of k and v; give at most as many"
+        )
+    names = ("k", "v", "k_cache", "v_cache")
+    return (
+        *(count, call.problem.heads_k, call.problem.d, sizes["blocks"], sizes["slots"]),
+        *(step for name in names for step in strides[name][:-1]),
+    )
+
+
+def _cache(name: str, other: str) -> TensorSpec:
+    return TensorSpec(name, _CACHE, role="inout", may_share=(other,))
+
+
+WRITE_SLOTS = Operation(
+    name="write_slots",
+    tensors=(
+        TensorSpec("k", _NEW),
+        TensorSpec("v", _NEW),
+        # Both may be halves of one tensor.
+        _cache("k_cache", "v_cache"),
+        _cache("v_cache", "k_cache"),
+        TensorSpec("slot_mapping", ("slot_count",), "int64", alignment=8),
+    ),
+    numbers=_numbers,
+    # There is no arithmetic: each element that is copied counts as one operation.
+    flop=_elements,
+    traffic=_bytes,
+    sizes=_measured,
+)

@@ -1,0 +1,56 @@
+"""WriteSlotsReference: the reference of the operation `write_slots`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from flashsmith.families import Problem
+from flashsmith.operations.write_slots import WRITE_SLOTS
+from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
+from flashsmith.verify.operation_reference import OperationReference
+from flashsmith.verify.tolerance import ExpectedOutputs
+
+# The share of rows with the slot -1, which are not written.
+_SKIPPED_SHARE = 0.1
+# Rows of k and v beyond the slots, which are not read.
+_MORE_ROWS = 3
+
+
+class WriteSlotsReference(OperationReference):
+    """Rows for distinct slots in random order, some of them skipped, and caches with contents."""
+
+    def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        sizes = WRITE_SLOTS.sizes(problem)
+        count, slots = sizes["slot_count"], sizes["blocks"] * sizes["slots"]
+        row = (problem.heads_k, problem.d)
+        shapes = {
+            "k": (count + _MORE_ROWS, *row),
+            "v": (count + _MORE_ROWS, *row),
+            "k_cache": (sizes["blocks"], sizes["slots"], *row),
+            "v_cache": (sizes["blocks"], sizes["slots"], *row),
+        }
+        dtype = NUMPY_DTYPES[problem.dtype.numpy_name]
+        drawn = {
+            name: rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+            for name, shape in shapes.items()
+        }
+        mapping = rng.permutation(slots)[:count].astype(np.int64)
+        mapping[rng.random(count) < _SKIPPED_SHARE] = -1
+        return {**drawn, "slot_mapping": mapping}
+
+    def expected(
+        self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
+    ) -> ExpectedOutputs:
+        written = {name: inputs[name].copy() for name in ("k_cache", "v_cache")}
+        for name, source in (("k_cache", "k"), ("v_cache", "v")):
+            cache = written[name]
+            slots = cache.shape[1]
+            for row, slot in enumerate(inputs["slot_mapping"]):
+                if 0 <= slot < cache.shape[0] * slots:
+                    cache[slot // slots, slot % slots] = inputs[source][row]
+        exact = {name: it.astype(np.float64) for name, it in written.items()}
+        return ExpectedOutputs(exact, written)

@@ -1,0 +1,130 @@
+"""write_slots(): rows of k and v go into their slots of a cache, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flashsmith
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Problem, families
+from flashsmith.verify import prove
+
+PAGES, PAGE, HEADS = 5, 16, 2
+
+
+def fresh(d: int, layout: str, dtype: Any = torch.bfloat16) -> tuple[Any, Any, Any]:
+    """The memory of both caches, and the caches, as serving engines lay them out."""
+    if layout == "heads first":  # (pages, heads, page, K and V)
+        both = torch.randn(PAGES, HEADS, PAGE, 2 * d).to(dtype)
+        k_cache, v_cache = both.transpose(1, 2).split(d, dim=-1)
+    elif layout == "halves":
+        both = torch.randn(PAGES, PAGE, HEADS, 2 * d).to(dtype)
+        k_cache, v_cache = both.split(d, dim=-1)
+    else:
+        both = torch.randn(2, PAGES, PAGE, HEADS, d).to(dtype)
+        k_cache, v_cache = both
+    return both, k_cache, v_cache
+
+
+def written(cache: Any, new: Any, slots: Any) -> Any:
+    found = cache.clone()
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            found[slot // PAGE, slot % PAGE] = new[row]
+    return found
+
+
+@pytest.mark.parametrize("layout", ["apart", "halves", "heads first"])
+@pytest.mark.parametrize(("d", "dtype"), [(128, torch.bfloat16), (80, torch.float16)])
+def test_rows_go_into_their_slots(layout: str, d: int, dtype: Any) -> None:
+    torch.manual_seed(0)
+    _, k_cache, v_cache = fresh(d, layout, dtype)
+    k, v = torch.randn(2, 9, HEADS, d).to(dtype)
+    slots = torch.tensor([3, -1, 79, 16, 15, -7, 41])
+    expected = written(k_cache, k, slots), written(v_cache, v, slots)
+    assert flashsmith.write_slots(k, v, k_cache, v_cache, slots) is None
+    assert torch.equal(k_cache, expected[0])
+    assert torch.equal(v_cache, expected[1])
+
+
+def test_bits_are_copied_as_they_are() -> None:
+    """NaN keeps its payload, and -0 its sign."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(-1, 1, 64)
+    k = bits.view(torch.bfloat16)
+    k_cache, v_cache = torch.zeros(2, 64, 16, 1, 64, dtype=torch.bfloat16)
+    flashsmith.write_slots(k, k, k_cache, v_cache, torch.arange(1024).flip(0))
+    assert torch.equal(k_cache.view(torch.int16).view(-1, 1, 64).flip(0), bits)
+
+
+def test_strided_rows_of_a_projection() -> None:
+    """K and V as an engine has them: slices of one projection."""
+    qkv = torch.randn(6, (4 + 2 * HEADS) * 64).half()
+    k, v = (it.view(6, HEADS, 64) for it in qkv[:, 256:].split(HEADS * 64, dim=-1))
+    _, k_cache, v_cache = fresh(64, "halves", torch.float16)
+    slots = torch.tensor([5, 4, 3, 60, 61, 62])
+    expected = written(k_cache, k, slots)
+    flashsmith.write_slots(k, v, k_cache, v_cache, slots)
+    assert torch.equal(k_cache, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"slot_mapping": torch.tensor([80])},
+            r"slot_mapping\[0\]=80: the cache has 5 pages of 16",
+        ),
+        ({"slot_mapping": torch.zeros(1, dtype=torch.int32)}, "slot_mapping: dtype torch.int32"),
+        ({"slot_mapping": torch.zeros(10, dtype=torch.int64)}, "10 slots for the 9 rows"),
+        ({"v": torch.zeros(9, HEADS, 32).half()}, r"v: shape \(9, 2, 32\); must be k's"),
+        ({"k": torch.zeros(9, HEADS * 64).half()}, "k: rank 2"),
+        ({"v_cache": torch.zeros(5, 16, 3, 64).half()}, r"v_cache: shape .* must be \(pages, page"),
+        ({"k": torch.zeros(9, HEADS, 64)}, "k: dtype torch.float32"),
+    ],
+)
+def test_unusable_arguments_are_refused(change: dict[str, Any], words: str) -> None:
+    _, k_cache, v_cache = fresh(64, "apart", torch.float16)
+    k, v = torch.randn(2, 9, HEADS, 64).half()
+    call = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
+    call["slot_mapping"] = torch.zeros(1, dtype=torch.int64)
+    before = k_cache.clone()
+    with pytest.raises(ArgumentError, match=words):
+        flashsmith.write_slots(**(call | change))
+    assert torch.equal(k_cache, before)
+
+
+def test_numpy_and_nothing_to_write() -> None:
+    k = np.ones((2, 1, 64), np.float16)
+    cache = np.zeros((2, 2, 4, 1, 64), np.float16)
+    flashsmith.write_slots(k, k, *cache, np.zeros(0, np.int64))
+    assert not cache.any()
+    flashsmith.write_slots(k, k, *cache, np.array([6, 1]))
+    assert cache[0].reshape(8, 64).any(axis=1).tolist() == [slot in (1, 6) for slot in range(8)]
+
+
+def test_a_compiled_function_writes() -> None:
+    """torch.compile sees the writes, so that it does not reorder them."""
+    k_cache, v_cache = torch.zeros(2, PAGES, PAGE, HEADS, 64).half()
+    k, v = torch.randn(2, 4, HEADS, 64).half()
+    slots = torch.tensor([1, 2, 3, 70])
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(k: Any, v: Any) -> Any:
+        flashsmith.write_slots(k * 2, v, k_cache, v_cache, slots)
+        return k_cache.sum()
+
+    assert step(k, v) == written(torch.zeros_like(k_cache), k * 2, slots).sum()
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize(("d", "heads"), [(64, 3), (96, 1), (256, 8)])
+def test_the_kernel_is_proven(dtype: DType, d: int, heads: int) -> None:
+    (family,) = families("write_slots")
+    (config, *_) = family.proof_configs(dtype, d)
+    problem = Problem.parse(f"b1 s37 h{heads} d{d} {dtype.name.lower()} write_slots")
+    verdict = prove(config, problem, checks=True)
+    assert verdict.ok, verdict
