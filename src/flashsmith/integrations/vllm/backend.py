@@ -1,0 +1,144 @@
+"""FlashsmithBackend: what vLLM asks a backend, and the metadata of a step."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+
+from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl, StepMetadata
+from flashsmith.integrations.vllm.kernels import build_kernels
+from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name
+
+_LARGEST_HEAD, _HEAD_STEP = 256, 8
+_CACHE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class FlashsmithBackend(CacheLayouts, AttentionBackend):
+    """Prefill, chunked prefill, decode and mixes of them in one call of
+    ``flashsmith.attention_with_cache``. What is not served is answered here, so that the engine
+    says why."""
+
+    accept_output_buffer: ClassVar[bool] = True
+    forward_includes_kv_cache_update = False
+
+    @staticmethod
+    def get_name() -> str:
+        return backend_name()
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashsmithImpl]:
+        return FlashsmithImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashsmithMetadataBuilder]:
+        return FlashsmithMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return 0 < head_size <= _LARGEST_HEAD and head_size % _HEAD_STEP == 0
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in SERVED_TYPES
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return bool((8, 0) <= (capability.major, capability.minor) < (10, 0))
+
+    @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
+    ) -> str | None:
+        cached = _CACHE_DTYPES.get(kv_cache_dtype or "auto", dtype)
+        if cached != dtype:
+            return f"kv_cache_dtype {kv_cache_dtype} with queries of {dtype} not supported"
+        return None
+
+
+class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
+    """Makes a step's metadata from the engine's tensors, without a copy and without waiting."""
+
+    # Lengths and block tables are read on the device, so one graph serves any batch of its size.
+    _cudagraph_support = AttentionCGSupport.ALWAYS
+    supports_update_block_table = True
+    supports_draft_decode_metadata_update = True
+
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: Any,
+        device: torch.device,
+        *more: Any,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, *more)
+        scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
+        layers = vllm_config.compilation_config.static_forward_context
+        impls = [layers[name].impl for name in layer_names if name in layers]
+        page = kv_cache_spec.block_size
+        keys = -(-model.max_model_len // page) * page
+        build_kernels(
+            [
+                impl.kernels_of(page, model.dtype, keys, device, True)
+                for impl in impls
+                if isinstance(impl, FlashsmithImpl)
+            ],
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
+        )
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> StepMetadata:
+        step = common_attn_metadata
+        return StepMetadata(
+            step.num_actual_tokens,
+            max(1, step.max_query_len),
+            step.query_start_loc,
+            step.seq_lens,
+            step.block_table_tensor,
+            step.slot_mapping,
+            step.causal,
+        )
+
+    def update_block_table(
+        self, metadata: StepMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> StepMetadata:
+        return metadata.with_block_table(blk_table, slot_mapping)
+
+    def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
+        """Nothing: all fields that change are the engine's own tensors."""
+
+    def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
+        return False

@@ -1,0 +1,233 @@
+"""FlashsmithImpl: one layer's attention, and how new keys and values get into its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import vllm.envs
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+import flashsmith
+from flashsmith.families import Problem
+from flashsmith.integrations.vllm.kernels import LayerKernels, device_of
+from flashsmith.operations.decode import DECODE, FREE, INVARIANT
+from flashsmith.runtime.tensors import DTYPES
+from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.signature import check_mask
+
+_ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
+SERVED_TYPES = (AttentionType.DECODER, *_ENCODERS)
+Window = tuple[int | None, int | None]
+
+
+@dataclass
+class StepMetadata:
+    """A step's tensors, all of them the engine's.
+
+    num_actual_tokens: rows of the step; queries may have more, which are padding. max_query_len: an
+    upper bound on the rows of one request. query_start_loc: (requests + 1,). seq_lens: (requests,),
+    keys of each request, this step's included. block_table: (requests, most blocks). causal:
+    whether a query sees no later key.
+    """
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    causal: bool | torch.Tensor = True
+
+    def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
+        """The same step for layers with another cache."""
+        return replace(self, block_table=block_table, slot_mapping=slots)
+
+
+class FlashsmithImpl(AttentionImpl[StepMetadata]):
+    """One layer. With VLLM_BATCH_INVARIANT=1 its bits are canonical (docs/bits.md).
+
+    Raises NotImplementedError for what the backend's answers cannot refuse, such as ALiBi.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        if alibi_slopes is not None:
+            raise NotImplementedError("flashsmith: ALiBi is not served; choose another backend")
+        if attn_type not in SERVED_TYPES:
+            raise NotImplementedError(
+                f"flashsmith: attention of type {attn_type} is not served; choose another backend"
+            )
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.softcap = float(logits_soft_cap or 0.0)
+        # A window of w tokens counts the query's own.
+        self.window = None if sliding_window is None else sliding_window - 1
+        self.sinks = sinks
+        canonical = bool(vllm.envs.VLLM_BATCH_INVARIANT)
+        self.split, self.bits = (INVARIANT, "canonical") if canonical else (FREE, "free")
+        self._sinks_fp32: torch.Tensor | None = None
+        self._kernels: dict[bool, LayerKernels] = {}
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        if self.sinks is None:
+            return
+        if self._sinks_fp32 is None:
+            self._sinks_fp32 = self.sinks.detach().float()
+        else:  # weights were loaded again, and graphs read the tensor
+            self._sinks_fp32.copy_(self.sinks)
+
+    # --- the cache -------------------------------------------------------------------------------
+
+    def caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Views (blocks, tokens of a block, heads, d) of K and V in the engine's cache
+        (blocks, heads, tokens of a block, K and V), in any memory order."""
+        halves: tuple[torch.Tensor, ...] = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        return halves
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Writes the step's keys and values into their slots."""
+        if self.attn_type in _ENCODERS:
+            return
+        k_cache, v_cache = self.caches(kv_cache)
+        flashsmith.write_slots(key, value, k_cache, v_cache, slot_mapping)
+
+    # --- attention -------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: StepMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of a step's queries (tokens, heads, d), written to ``output``.
+
+        Raises NotImplementedError for fused quantisation of the output and for causality by
+        request, which the engine does not ask of this backend.
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError(
+                "flashsmith: the output is not quantised; disable that fusion"
+            )
+        if attn_metadata is None:  # profiling
+            return output.fill_(0)
+        rows = attn_metadata.num_actual_tokens
+        query, output_rows = query[:rows], output[:rows]
+        if self.attn_type in _ENCODERS:
+            self._attend_directly(query, key[:rows], value[:rows], output_rows, attn_metadata)
+            return output
+        causal = attn_metadata.causal
+        if not isinstance(causal, bool):
+            raise NotImplementedError("flashsmith: causality by request is not served")
+        k_cache, v_cache = self.caches(kv_cache)
+        kernels = self._kernels_for(query, k_cache, attn_metadata, causal)
+        requests = attn_metadata.seq_lens.shape[0]
+        flashsmith.attention_with_cache(
+            query,
+            k_cache,
+            v_cache,
+            cache_lens=attn_metadata.seq_lens,
+            page_table=attn_metadata.block_table,
+            cu_seqlens_q=attn_metadata.query_start_loc,
+            max_seqlen_q=attn_metadata.max_query_len,
+            causal=causal,
+            window=self._window(causal),
+            softcap=self.softcap,
+            scale=self.scale,
+            sinks=self._sinks(),
+            split=self.split,
+            bits=self.bits,
+            out=output_rows,
+            config=kernels.config_for(requests, attn_metadata.max_query_len),
+        )
+        return output
+
+    def _attend_directly(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        step: StepMetadata,
+    ) -> None:
+        """An encoder's attention: every query sees every key of its request."""
+        starts, longest = step.query_start_loc, step.max_query_len
+        flashsmith.attention(
+            query,
+            key,
+            value,
+            window=self._window(False),
+            softcap=self.softcap,
+            scale=self.scale,
+            sinks=self._sinks(),
+            cu_seqlens_q=starts,
+            cu_seqlens_k=starts,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            bits=self.bits,
+            out=output,
+        )
+
+    def _window(self, causal: bool) -> Window:
+        return (None, None) if self.window is None else (self.window, 0 if causal else self.window)
+
+    def _sinks(self) -> torch.Tensor | None:
+        if self.sinks is not None and self._sinks_fp32 is None:
+            self.process_weights_after_loading(self.sinks.dtype)
+        return self._sinks_fp32
+
+    # --- kernels ---------------------------------------------------------------------------------
+
+    def _kernels_for(
+        self, query: torch.Tensor, k_cache: torch.Tensor, step: StepMetadata, causal: bool
+    ) -> LayerKernels:
+        found = self._kernels.get(causal)
+        if found is not None:
+            return found
+        page = k_cache.shape[1]
+        keys = page * step.block_table.shape[1]
+        return self.kernels_of(page, query.dtype, keys, query.device, causal)
+
+    def kernels_of(
+        self, page: int, dtype: torch.dtype, keys: int, device: torch.device, causal: bool
+    ) -> LayerKernels:
+        """The layer's kernels for steps over pages of this size, with room for so many keys."""
+        mask = check_mask(causal, self._window(causal))
+        semantics = Semantics(mask.kind, self.softcap > 0, packed=True, uneven=True)
+        bits = "" if self.bits == FREE else self.bits
+        problem = Problem(
+            *(1, 1, keys, self.num_heads, self.num_kv_heads, self.head_size),
+            *(DTYPES[dtype_name(dtype) or ""], semantics, DECODE.name, page, "", mask.window_keys),
+            bits,
+        )
+        found = LayerKernels(problem, self.split, device_of(device.type, device.index or 0))
+        self._kernels[causal] = found
+        return found

@@ -1,0 +1,106 @@
+"""The kernels that a deployment can need, found and built before the engine captures graphs.
+
+A step's sizes are rounded up to powers of two, so that a layer has few kernels and all of them are
+known when the engine starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from flashsmith.chooser.decode import CHOOSERS
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, families
+from flashsmith.families.device import device_spec
+from flashsmith.operations.write_slots import WRITE_SLOTS
+from flashsmith.runtime.driver import query_gpu
+from flashsmith.runtime.kernel_choice import DEFAULT_EMULATED_ARCH
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.semantics.compiled import Semantics
+
+
+@dataclass
+class LayerKernels:
+    """The kernels of a layer's attention over its cache.
+
+    ``problem``: the layer's problem; its batch and its number of queries have no meaning. ``split``
+    as in ``attention_with_cache``.
+    """
+
+    problem: Problem
+    split: str
+    device: DeviceSpec
+    _configs: dict[tuple[int, int], KernelConfig] = field(default_factory=dict)
+
+    def config_for(self, requests: int, queries: int) -> KernelConfig:
+        """The config for a step of so many requests, each of at most so many query tokens."""
+        config = self._configs.get((requests, queries))
+        if config is None:
+            config = _chosen(
+                self.problem,
+                self.split,
+                self.device,
+                _power_of_two(requests),
+                _power_of_two(queries),
+            )
+            self._configs[requests, queries] = config
+        return config
+
+    def all(self, most_requests: int, most_tokens: int) -> Iterator[tuple[KernelConfig, Semantics]]:
+        """The config and the compiled semantics of each kernel that a step can need, each once."""
+        found: dict[tuple[KernelConfig, Semantics], None] = {}
+        for requests in _powers_to(most_requests):
+            for queries in _powers_to(most_tokens):
+                config = self.config_for(requests, queries)
+                sized = replace(self.problem, batch=requests, seq_q=queries)
+                found[config, sized.required_semantics(config)] = None
+        yield from found
+
+
+def build_kernels(layers: list[LayerKernels], most_requests: int, most_tokens: int) -> int:
+    """Builds and loads all kernels that the layers can need, and returns their number.
+
+    Of several processes that start at a time, one builds each kernel and the others wait for it.
+    Raises the builder's errors.
+    """
+    needed: dict[tuple[KernelConfig, int, Semantics], None] = {}
+    for layer in layers:
+        arch = layer.device.arch
+        for config, semantics in layer.all(most_requests, most_tokens):
+            needed[config, arch, semantics] = None
+        writes = replace(layer.problem, operation=WRITE_SLOTS.name, semantics=Semantics(), page=0)
+        writes = replace(writes, window_keys=0, bits="")
+        (family, *_) = families(WRITE_SLOTS.name)
+        (config, *_) = family.proof_configs(writes.dtype, d_head_for(writes))
+        needed[config, arch, writes.required_semantics(config)] = None
+    for one in needed:
+        loaded_kernels.get(*one)
+    return len(needed)
+
+
+def device_of(kind: str, ordinal: int) -> DeviceSpec:
+    """The GPU, or the emulated one of host tensors."""
+    return query_gpu(ordinal) if kind == "cuda" else device_spec(DEFAULT_EMULATED_ARCH)
+
+
+@lru_cache(maxsize=4096)
+def _chosen(
+    problem: Problem, split: str, device: DeviceSpec, requests: int, queries: int
+) -> KernelConfig:
+    """All layers of one kind share the search."""
+    sized = replace(problem, batch=requests, seq_q=queries, seq_k=max(problem.seq_k, queries))
+    config: KernelConfig = CHOOSERS[split](sized, device)
+    return config
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()
+
+
+def _powers_to(most: int) -> Iterator[int]:
+    """The powers of two from 1 to the one that holds ``most``."""
+    power = 1
+    while power < 2 * most:
+        yield power
+        power *= 2

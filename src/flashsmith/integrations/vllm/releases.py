@@ -1,0 +1,84 @@
+"""What differs between the supported releases of vLLM, 0.26 to 0.33."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+
+NAME = "FLASHSMITH"
+_BACKEND = "flashsmith.integrations.vllm.backend.FlashsmithBackend"
+_OLDEST, _NEWEST = (0, 26), (0, 33)
+
+
+def register_backend() -> str:
+    """Registers the backend, once per process. Returns why it did not, or ''.
+
+    Releases before 0.33 know no names of one's own: there the backend is CUSTOM, unless another
+    package has taken that name.
+    """
+    if problem := unsupported(_installed()):
+        return problem
+    from vllm.v1.attention.backends import registry
+
+    backends = registry.AttentionBackendEnum
+    if NAME in backends.__members__:
+        return ""
+    if hasattr(backends, "register"):
+        registry.register_backend(NAME, _BACKEND)
+        return ""
+    if backends.CUSTOM.is_overridden():
+        taken = backends.CUSTOM.get_path()
+        return "" if taken == _BACKEND else f"its one free name, CUSTOM, is taken by {taken}"
+    registry.register_backend(backends.CUSTOM, _BACKEND)
+    return ""
+
+
+def backend_name() -> str:
+    """The name under which the backend is registered: what `--attention-backend` takes."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
+
+
+def unsupported(release: str) -> str:
+    """Why a release of vLLM is not supported, or ''. Development builds of supported releases and
+    builds whose version says nothing are tried."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    minor = (int(found[1]), int(found[2])) if found else _NEWEST
+    if _OLDEST <= minor <= _NEWEST or minor == (0, 0) or (minor == (0, 1) and "dev" in release):
+        return ""
+    supported = " to ".join(f"{major}.{minor}" for major, minor in (_OLDEST, _NEWEST))
+    return f"vllm {release} is installed and {supported} are supported; install one of them"
+
+
+def _installed() -> str:
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return ""
+
+
+class CacheLayouts:
+    """How releases before 0.33 ask a backend for the cache's shape and memory order. Later ones
+    take every layout from a backend that names none."""
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
+    ) -> tuple[int, ...]:
+        """(blocks, heads, tokens of a block, K and V)."""
+        return (num_blocks, num_kv_heads, block_size, 2 * head_size)
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """The order of those dimensions in memory. With layers, these come first in the shape."""
+        from vllm.v1.attention.backends.utils import get_kv_cache_layout
+
+        tokens_first = get_kv_cache_layout() == "NHD"
+        if include_num_layers_dimension:
+            return (1, 0, 3, 2, 4) if tokens_first else (1, 2, 0, 3, 4)
+        return (0, 2, 1, 3) if tokens_first else (0, 1, 2, 3)

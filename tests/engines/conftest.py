@@ -1,0 +1,8 @@
+"""Tests with serving engines. `.ci/run` installs an engine and runs them; without it they are left
+out, since they test how it calls us."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [f"*{engine}*" for engine in ("vllm", "sglang") if find_spec(engine) is None]

@@ -1,0 +1,172 @@
+"""vLLM's scheduler drives a layer through whole generations, in the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm.envs
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm_driver import LAYER, VOCABULARY, Checked, Engine, Layer, config_of, prompts
+
+from flashsmith.integrations.vllm.backend import FlashsmithBackend
+from flashsmith.runtime import libraries
+
+# bf16 rounds outputs of about 2 to 8 bits.
+TOLERANCE = 0.02
+
+
+def generate(
+    folder: Path, layer: Layer, *, blocks: int = 48, count: int = 5, shared: int = 40, **sizes: Any
+) -> Checked:
+    engine = Engine(config_of(folder, **sizes), layer, blocks)
+    for number, prompt in enumerate(prompts(3, count, shared, 50)):
+        engine.add(f"request {number}", prompt, 5)
+    return engine.run()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(),
+        Layer(layout="HND", dtype=torch.float16),
+        Layer(window=20, sinks=True),
+        Layer(d=128, softcap=3.0, heads=8),
+    ],
+    ids=lambda layer: f"d{layer.d} {layer.layout} {layer.window} {layer.softcap}",
+)
+def test_mixed_batches_and_prefix_hits(layer: Layer, tmp_path: Path) -> None:
+    checked = generate(tmp_path, layer)
+    assert checked.mixed > 2
+    assert checked.prefix_hits > 2
+    assert checked.largest_error < TOLERANCE
+
+
+def test_preempted_requests_resume(tmp_path: Path) -> None:
+    """Too few blocks for all requests: the engine takes blocks away and computes again."""
+    checked = generate(tmp_path, Layer(), blocks=15, shared=0, count=6, tokens=64)
+    assert checked.resumed > 0
+    assert checked.largest_error < TOLERANCE
+
+
+def test_large_blocks(tmp_path: Path) -> None:
+    checked = generate(tmp_path, Layer(), blocks=12, block=64, shared=70)
+    assert checked.prefix_hits > 0
+    assert checked.largest_error < TOLERANCE
+
+
+def test_batch_invariance_gives_canonical_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row has the same bits alone and in a batch, in one step and in chunks."""
+    monkeypatch.setattr(vllm.envs, "VLLM_BATCH_INVARIANT", True)
+    together = generate(tmp_path, Layer(), tokens=48).outputs
+    apart: dict[str, dict[int, Any]] = {}
+    for number, prompt in enumerate(prompts(3, 5, 40, 50)):
+        engine = Engine(config_of(tmp_path, tokens=256), Layer(), 48)
+        assert engine.impl.bits == "canonical"
+        engine.add(f"request {number}", prompt, 5)
+        apart |= engine.run().outputs
+    # Rows that hit the prefix cache were not computed again.
+    rows = [(name, row) for name in together for row in together[name]]
+    assert len(rows) > 150
+    assert [it for it in rows if not torch.equal(together[it[0]][it[1]], apart[it[0]][it[1]])] == []
+
+
+def test_nothing_is_built_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(config_of(tmp_path), Layer(), 48)
+    built: list[Any] = []
+    monkeypatch.setattr(type(libraries.loaded_kernels), "_build", lambda _, key: built.append(key))
+    for number, prompt in enumerate(prompts(4, 5, 30, 60)):
+        engine.add(f"request {number}", prompt, 4)
+    engine.run()
+    assert built == []
+
+
+# --- calls that no scheduler makes ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return Engine(config_of(tmp_path_factory.mktemp("model")), Layer(), 8)
+
+
+def test_a_profiling_run_gives_zeros(engine: Engine) -> None:
+    output = torch.full((5, 4, 64), torch.nan).bfloat16()
+    returned = engine.impl.forward(SimpleNamespace(), *(output,) * 3, None, None, output)
+    assert returned is output
+    assert not output.any()
+
+
+def test_a_fused_quantised_output_is_refused(engine: Engine) -> None:
+    with pytest.raises(NotImplementedError, match="not quantised"):
+        engine.impl.forward(
+            SimpleNamespace(), *(torch.zeros(1),) * 4, None, torch.zeros(1), torch.ones(1)
+        )
+
+
+def test_a_block_table_can_be_exchanged(engine: Engine) -> None:
+    """Layers of other cache groups share a step's metadata."""
+    step = CommonAttentionMetadata(
+        query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+        query_start_loc_cpu=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens=torch.tensor([1], dtype=torch.int32),
+        num_reqs=1,
+        num_actual_tokens=1,
+        max_query_len=1,
+        max_seq_len=1,
+        block_table_tensor=torch.zeros(1, 16, dtype=torch.int32),
+        slot_mapping=torch.zeros(1, dtype=torch.int64),
+    )
+    first = engine.builder.build(0, step)
+    table, slots = torch.ones(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int64)
+    other = engine.builder.update_block_table(first, table, slots)
+    assert (other.block_table, other.slot_mapping) == (table, slots)
+    assert first.block_table is step.block_table_tensor
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_an_encoder_sees_all_keys(window: int | None, engine: Engine) -> None:
+    impl = FlashsmithBackend.get_impl_cls()(
+        *(4, 64, 0.125, 2, None, window), attn_type="encoder_only"
+    )
+    torch.manual_seed(0)
+    q = torch.randn(50, 4, 64).half()
+    k, v = torch.randn(2, 50, 2, 64).half()
+    starts = torch.tensor([0, 20, 47], dtype=torch.int32)
+    step = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor([20, 27], dtype=torch.int32),
+        num_reqs=2,
+        num_actual_tokens=47,
+        max_query_len=27,
+        max_seq_len=27,
+        block_table_tensor=torch.zeros(2, 1, dtype=torch.int32),
+        slot_mapping=torch.full((47,), -1),
+        causal=False,
+    )
+    output = torch.full((50, 4, 64), torch.nan).half()
+    impl.do_kv_cache_update(SimpleNamespace(), k, v, torch.empty(0), step.slot_mapping)
+    impl.forward(SimpleNamespace(), q, k, v, torch.empty(0), engine.builder.build(0, step), output)
+    for first, end in ((0, 20), (20, 47)):
+        rows = slice(first, end)
+        keys, values = (it[rows].double().repeat_interleave(2, dim=1) for it in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[rows].double(), keys) * 0.125
+        at = torch.arange(end - first)
+        if window is not None:
+            scores.masked_fill_((at[:, None] - at).abs() >= window, -torch.inf)
+        expected = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
+        assert (output[rows].double() - expected).abs().max() < TOLERANCE
+    assert output[47:].isnan().all()
+
+
+def test_the_driver_notices_a_wrong_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(config_of(tmp_path), Layer(), 48)
+    monkeypatch.setattr(engine.impl, "scale", 0.2)
+    engine.add("request", [3] * 20 + [*range(VOCABULARY)], 2)
+    assert engine.run().largest_error > TOLERANCE
+    assert LAYER in engine.config.compilation_config.static_forward_context
