@@ -30,6 +30,7 @@ struct FlashDecodeKernelConfig {
     bool own_rows;
     int canonical;
     int chunk_cluster;
+    int chunk_warpgroups;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -241,6 +242,9 @@ struct DecodeKernelArgs {
     // Read only by append: the queries that it rotates, and the workspace for them.
     const void* q_source;
     void* q_rotated;
+
+    // chunk_warpgroups: the most rows of a K/V head in sequences that these kernels compute.
+    int32_t most_rows;
 };
 
 static_assert(offsetof(DecodeKernelArgs, heads_k) == 48);
