@@ -1,6 +1,6 @@
 // The producer of the kernel for sequences with many rows: a warp that copies the tiles of Q, and
-// those of K and V from the cache, in the order in which the consumer warpgroups use them. A lane
-// reads one number of the page table; the first lane requests all copies.
+// those of K and V from the cache, in the order in which the consumer warpgroups use them. Each
+// lane requests one box of a tile of K or V, whose number in the page table it has read before.
 #pragma once
 
 #include "mma_sync_decode/warpgroup_tiles.cuh"
@@ -36,13 +36,13 @@ struct CacheProducer {
             constexpr int kNext = Kernel::canonical ? 1 : -1;
             const int count = tile.n_blocks();
             int block = Kernel::canonical ? tile.block_begin : tile.block_end - 1;
-            int source = block_of_lane(tile, block, 0);
-            int next_source = block_of_lane(tile, block + kNext, 0);
+            int source = block_of_box(tile, block, lane);
+            int next_source = block_of_box(tile, block + kNext, lane);
             if (count > 0) load(K, &args.forward.k, args.k_rows, tile, block, source);
             load_Q(tile);
 #pragma unroll 1
             for (int i = 1; i < count; ++i, block += kNext) {
-                const int after = block_of_lane(tile, block + 2 * kNext, 0);
+                const int after = block_of_box(tile, block + 2 * kNext, lane);
                 load(K, &args.forward.k, args.k_rows, tile, block + kNext, next_source);
                 load(V, &args.forward.v, args.v_rows, tile, block, source);
                 source = next_source;
@@ -57,12 +57,12 @@ struct CacheProducer {
     }
 
   private:
-    // The block of the cache that holds the keys of the lane's box of a tile; `first_box` is lane
-    // 0's. Clamped, so that an invalid number leads to some page of the cache. Keys beyond the
-    // sequence have no entry in the page table.
-    FS_DEVICE int block_of_lane(const WorkTileInfo& tile, int block, int first_box) const {
+    // The block of the cache that holds the keys of a tile's box. Clamped, so that an invalid
+    // number leads to some page of the cache. Keys beyond the sequence have no entry in the page
+    // table.
+    FS_DEVICE int block_of_box(const WorkTileInfo& tile, int block, int box) const {
         if (args.page_table == nullptr) return tile.batch;
-        const int key = block * Kernel::B_c + (first_box + lane) * args.box_keys;
+        const int key = block * Kernel::B_c + box * args.box_keys;
         if (static_cast<uint32_t>(key) >= static_cast<uint32_t>(tile.k_count)) return 0;
         const int page = args.by_page.divide(key);
         const int number = args.page_table[tile.batch * args.page_table_stride + page];
@@ -97,25 +97,17 @@ struct CacheProducer {
         const int keys = args.box_keys, boxes = Kernel::B_c / keys;
         pipeline.producer_wait();
         if (lane == 0) pipeline.producer_expect();
-        uint32_t target = pipeline.tile();
-        int key = block * Kernel::B_c;
 #pragma unroll 1
-        for (int first = 0; first < boxes; first += kWarpSize) {
-            if (first > 0) source = block_of_lane(tile, block, first);
-            int slot = key + lane * keys;
+        for (int box = lane; box < boxes; box += kWarpSize) {
+            if (box >= kWarpSize) source = block_of_box(tile, block, box);
+            const int key = block * Kernel::B_c + box * keys;
+            const int left = min(max(tile.k_count - key, 0), keys);
+            int slot = key;
             if (args.page_table != nullptr)
-                slot -= args.by_page.divide(slot) * static_cast<int>(args.by_page.divisor);
-            const int row_of_lane = source * rows_of_block + slot;
-            const int count = min(boxes - first, kWarpSize);
-#pragma unroll 1
-            for (int i = 0; i < count; ++i, key += keys) {
-                const int left = min(max(tile.k_count - key, 0), keys);
-                const int row = __shfl_sync(kAllLanes, row_of_lane, i);
-                if (lane == 0)
-                    load_box(target, map, {0, kRowsOfMap - left, row + left, tile.head_k},
-                             pipeline.full());
-                target += keys * Kernel::Panel::kRowBytes;
-            }
+                slot -= args.by_page.divide(key) * static_cast<int>(args.by_page.divisor);
+            load_box(pipeline.tile() + box * keys * Kernel::Panel::kRowBytes, map,
+                     {0, kRowsOfMap - left, source * rows_of_block + slot + left, tile.head_k},
+                     pipeline.full());
         }
         pipeline.state.advance();
     }

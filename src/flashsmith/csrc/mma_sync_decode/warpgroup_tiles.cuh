@@ -17,12 +17,8 @@ struct CachedTiles {
     const WarpgroupKernelArgs& args;
     const ForwardKernelArgs& problem;
     const int lane;
-    uint32_t all = 0;  // tiles of the call
     uint32_t tile = block_index();
     uint32_t prefetched = 0;  // in lane 0: the counter's value, which may still be in flight
-    // The 32 sequences of the current tile: the first one, and the tiles of those before it.
-    int first = 0;
-    uint32_t before = 0;
 
     struct Sequence {
         int q_first, q_count, k_count;
@@ -30,13 +26,7 @@ struct CachedTiles {
     };
 
     FS_DEVICE explicit CachedTiles(const WarpgroupKernelArgs& args)
-        : args(args), problem(args.forward.problem), lane(lane_index()) {
-        for (int batch = lane; batch < problem.batch; batch += kWarpSize)
-            all += items(sequence(batch));
-#pragma unroll
-        for (int step = kWarpSize / 2; step > 0; step /= 2)
-            all += __shfl_xor_sync(kAllLanes, all, step);
-    }
+        : args(args), problem(args.forward.problem), lane(lane_index()) {}
 
     // No value of cache_lens or cu_seqlens_q leads outside the cache or the tensors.
     FS_DEVICE Sequence sequence(int batch) const {
@@ -51,13 +41,14 @@ struct CachedTiles {
     }
     FS_DEVICE uint32_t items(const Sequence& s) const { return s.tiles * problem.heads_q; }
 
-    // The current tile, or WorkTileInfo::invalid() after the last one.
-    FS_DEVICE WorkTileInfo find_tile() {
-        if (tile >= all) return WorkTileInfo::invalid();
-        for (;; first += kWarpSize) {
-            Sequence own{};
-            if (first + lane < problem.batch) own = sequence(first + lane);
-            uint32_t end = items(own);  // of this lane's sequence, counted from `before`
+    // The current tile, or WorkTileInfo::invalid() after the last one. Every search starts at the
+    // first sequence: the producer has few registers, and the consumers have work for longer.
+    FS_DEVICE WorkTileInfo find_tile() const {
+        uint32_t before = 0;  // tiles of the sequences before `first`
+#pragma unroll 1
+        for (int first = 0; first < problem.batch; first += kWarpSize) {
+            const uint32_t own = first + lane < problem.batch ? items(sequence(first + lane)) : 0;
+            uint32_t end = own;  // of this lane's sequence, counted from `before`
 #pragma unroll
             for (int step = 1; step < kWarpSize; step *= 2) {
                 const uint32_t below = __shfl_up_sync(kAllLanes, end, step);
@@ -70,24 +61,20 @@ struct CachedTiles {
                 continue;
             }
             const int i = __popc(__ballot_sync(kAllLanes, end <= within));
-            const uint32_t begin = __shfl_sync(kAllLanes, end - items(own), i);
-            const Sequence s{
-                __shfl_sync(kAllLanes, own.q_first, i), __shfl_sync(kAllLanes, own.q_count, i),
-                __shfl_sync(kAllLanes, own.k_count, i), __shfl_sync(kAllLanes, own.tiles, i)};
-            return info_of(s, first + i, within - begin);
+            const uint32_t begin = __shfl_sync(kAllLanes, end - own, i);
+            return info_of(sequence(first + i), first + i, within - begin);
         }
+        // All CTAs together make as many requests as there are tiles; the last one resets the
+        // counter.
+        if (lane == 0 && tile - gridDim.x == before - 1) atomicExch(args.forward.tile_counter, 0);
+        return WorkTileInfo::invalid();
     }
     // Requests the number of the tile after this one. The answer takes a while.
     FS_DEVICE void prefetch_tile() {
         if (lane == 0) prefetched = atomicAdd(args.forward.tile_counter, 1);
     }
-    // Moves on to the next tile, which was prefetched. All CTAs together make as many requests as
-    // there are tiles, and the last one resets the counter.
-    FS_DEVICE void advance() {
-        const uint32_t next = __shfl_sync(kAllLanes, prefetched, 0);
-        if (lane == 0 && next == all - 1) atomicExch(args.forward.tile_counter, 0);
-        tile = gridDim.x + next;
-    }
+    // Moves on to the next tile, which was prefetched.
+    FS_DEVICE void advance() { tile = gridDim.x + __shfl_sync(kAllLanes, prefetched, 0); }
 
   private:
     FS_DEVICE WorkTileInfo info_of(const Sequence& s, int batch, uint32_t index) const {
