@@ -378,7 +378,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         most_rows_without_warpgroups(config, p, problem.blocks, problem.slots, is_paged,
                                      canonical || problem.free_split, args, device);
     const bool has_warpgroups = rows > most_rows_of_all;
-    args.most_rows = static_cast<int32_t>(most_rows_of_all);
+    if (config.chunk_warpgroups > 0) args.most_rows = static_cast<int32_t>(most_rows_of_all);
     const bool needs_others = p.packed || !has_warpgroups;
     const bool has_chunks = needs_others && config.chunk_rows > 0 && rows > most_rows;
     const bool has_others = needs_others && (p.packed || !has_chunks);
