@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks and measures chunks of a prompt over a KV cache, with kernels launched in turns.
+"""Checks and measures chunks of a prompt over a KV cache, launching kernels alternately.
 
     python tools/gpu/chunk_turns.py rows.csv
     python tools/gpu/chunk_turns.py rows.csv --only s512 --rounds 9
