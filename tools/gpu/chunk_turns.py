@@ -202,6 +202,9 @@ def main() -> int:
             outputs = {it: call().clone() for it, call in kept.items()}
             torch.cuda.synchronize()
             reasons = {it: wrong(it, found, outputs) for it, found in outputs.items()}
+            if {"free_2wg", "free_3wg"} <= outputs.keys():
+                differing = int((outputs["free_2wg"] != outputs["free_3wg"]).sum())
+                print(f"{name}: {differing} outputs of free_3wg differ from free_2wg's", flush=True)
             for it, why in reasons.items():
                 if why:
                     bad += 1

@@ -59,18 +59,32 @@ constexpr Semantics of_any_length(Semantics semantics) {
     return semantics;
 }
 
+// Distances in a cache, in elements.
+struct CacheStrides {
+    int64_t block, row, head;
+};
+
+// The warps that copy a tile of K, and those that copy one of V.
+constexpr int kProducersOfTile = kWarpsPerWarpgroup / 2;
+
+// Boxes of fewer keys than this take longer than copies row by row.
+constexpr int kFewestBoxKeys = 32;
+
 // The kernel's only parameter. The tensor maps of K and V have the whole cache as rows of one long
 // sequence.
 struct WarpgroupKernelArgs {
     HopperForwardKernelArgs forward;
     const int32_t* cache_lens;  // keys in the cache before the call appends
     const int32_t* page_table;  // null: a sequence's keys are in its own block
+    const void *k_cache, *v_cache;
+    CacheStrides k_strides, v_strides;
     int64_t page_table_stride;
     int32_t capacity;        // keys per sequence
     int32_t appends;         // whether each sequence has as many new keys as queries
     int32_t blocks;          // pages of the cache
     int32_t k_rows, v_rows;  // rows of the maps from one block of the cache to the next
     int32_t box_keys;        // keys that one copy takes, all in one block
+    int32_t gathers;         // whether threads copy K and V row by row
     int32_t most_rows;       // of a K/V head in the sequences that other kernels compute
     int32_t section_keys;    // of all K/V heads whose K and V should stay in L2 together
     Divisor by_page;

@@ -19,17 +19,28 @@ __global__ void __launch_bounds__(WarpgroupKernel<Decode>::CFG.n_threads(), 1)
     using Kernel = WarpgroupKernel<Decode>;
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
-    if (thread_index() == 0) init_barriers<Kernel>(smem);
+    if (thread_index() == 0) init_barriers<Kernel>(smem, args.gathers != 0 ? kProducersOfTile : 1);
     __syncthreads();
     wait_for_launch_before();
     allow_next_launch();
 
     // The shuffle lets the compiler know that the value is the same in all lanes of a warp.
-    const int warp = __shfl_sync(0xffffffffu, thread_index() / kWarpSize, 0);
-    const int warpgroup = warp / kWarpsPerWarpgroup;
+    const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
-        if (warp == 0) CacheProducer<Kernel>(args, smem).run();
+        const bool of_K =
+            __shfl_sync(0xffffffffu, thread_index() / kWarpSize, 0) < kProducersOfTile;
+        if (args.gathers != 0) {
+            if (of_K)
+                CacheProducer<Kernel, true, true>(args, smem).run();
+            else
+                CacheProducer<Kernel, false, true>(args, smem).run();
+        } else {
+            if (of_K)
+                CacheProducer<Kernel, true, false>(args, smem).run();
+            else
+                CacheProducer<Kernel, false, false>(args, smem).run();
+        }
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         Consumer<Kernel>(args.forward, smem, warpgroup - 1).run();

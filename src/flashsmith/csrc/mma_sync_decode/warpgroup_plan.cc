@@ -79,11 +79,6 @@ int64_t most_rows_without_warpgroups(const FlashDecodeKernelConfig& config, cons
         !suits_as_rows(args.k_cache_strides, blocks, slots, p.heads_k) ||
         !suits_as_rows(args.v_cache_strides, blocks, slots, p.heads_k))
         return INT_MAX;
-    // A copy writes to a multiple of 128 bytes in shared memory.
-    constexpr int64_t kUnit = 128;
-    const int64_t row_bytes = (config.d_head % 64 == 0 ? 64 : 32) * kElementBytes;
-    if (box_keys(config, slots, is_paged) * row_bytes % kUnit != 0) return INT_MAX;
-
     const int64_t group = p.heads_q / p.heads_k;
     const int64_t filled = device.sm_count * kTenthsOfSms / 10 * kWarpgroupRows *
                            config.chunk_warpgroups;  // rows of tiles that fill the device
@@ -126,6 +121,12 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
     args.k_rows = static_cast<int32_t>(k.of_block);
     args.v_rows = static_cast<int32_t>(v.of_block);
     args.box_keys = static_cast<int32_t>(box_keys(config, call.slots, call.is_paged));
+    args.gathers = args.box_keys < kFewestBoxKeys ? 1 : 0;
+    const auto of_cache = [](const DecodeStrides& its) {
+        return CacheStrides{its.batch, its.row, its.head};
+    };
+    args.k_strides = of_cache(decode.k_cache_strides);
+    args.v_strides = of_cache(decode.v_cache_strides);
     args.most_rows = static_cast<int32_t>(most_rows);
     args.section_keys =
         static_cast<int32_t>((int64_t{its.section_mib} << 20) / (2 * p.d * kElementBytes));
@@ -151,6 +152,8 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
             {
                 {offsetof(Args, cache_lens), call.cache_lens},
                 {offsetof(Args, page_table), call.page_table},
+                {offsetof(Args, k_cache), call.k_cache},
+                {offsetof(Args, v_cache), call.v_cache},
                 {kProblem + offsetof(ForwardKernelArgs, o), call.o},
                 {kProblem + offsetof(ForwardKernelArgs, lse), call.lse},
                 {kProblem + offsetof(ForwardKernelArgs, sinks), call.sinks},

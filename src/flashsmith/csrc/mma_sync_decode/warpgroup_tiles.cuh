@@ -7,26 +7,31 @@
 
 namespace flashsmith {
 
-// Hands out the tiles of a CTA, one after another. Whole warps call it. Tiles are ordered by
-// sequence, then by section of K/V heads that fit L2, the last rows of all its heads first.
+// Hands out the tiles of a CTA, one after another, to the warps of the producer. Tiles are ordered
+// by sequence, then by section of K/V heads that fit L2, the last rows of all its heads first.
 template <class Kernel>
 struct CachedTiles {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr unsigned kAllLanes = 0xffffffffu;
+    // After those of the consumers: see StageOrder.
+    static constexpr int kBarrier = 1 + 2 * Kernel::n_warpgroups;
 
     const WarpgroupKernelArgs& args;
     const ForwardKernelArgs& problem;
+    const uint32_t smem;
+    const bool leads;  // whether this thread requests numbers
     const int lane;
     uint32_t tile = block_index();
-    uint32_t prefetched = 0;  // in lane 0: the counter's value, which may still be in flight
+    uint32_t prefetched = 0;  // if it leads: the counter's value, which may still be in flight
+    int round = 0;
 
     struct Sequence {
         int q_first, q_count, k_count;
         int tiles;  // of a query head; 0 if other kernels compute it
     };
 
-    FS_DEVICE explicit CachedTiles(const WarpgroupKernelArgs& args)
-        : args(args), problem(args.forward.problem), lane(lane_index()) {}
+    FS_DEVICE CachedTiles(const WarpgroupKernelArgs& args, uint32_t smem, bool leads)
+        : args(args), problem(args.forward.problem), smem(smem), leads(leads), lane(lane_index()) {}
 
     // No value of cache_lens or cu_seqlens_q leads outside the cache or the tensors.
     FS_DEVICE Sequence sequence(int batch) const {
@@ -66,15 +71,22 @@ struct CachedTiles {
         }
         // All CTAs together make as many requests as there are tiles; the last one resets the
         // counter.
-        if (lane == 0 && tile - gridDim.x == before - 1) atomicExch(args.forward.tile_counter, 0);
+        if (leads && tile - gridDim.x == before - 1) atomicExch(args.forward.tile_counter, 0);
         return WorkTileInfo::invalid();
     }
     // Requests the number of the tile after this one. The answer takes a while.
     FS_DEVICE void prefetch_tile() {
-        if (lane == 0) prefetched = atomicAdd(args.forward.tile_counter, 1);
+        if (leads) prefetched = atomicAdd(args.forward.tile_counter, 1);
     }
-    // Moves on to the next tile, which was prefetched.
-    FS_DEVICE void advance() { tile = gridDim.x + __shfl_sync(kAllLanes, prefetched, 0); }
+    // Moves on to the next tile, which was prefetched. The number takes turns between two places,
+    // because a warp may still read the last one.
+    FS_DEVICE void advance() {
+        const uint32_t place = smem + Kernel::broadcast_offset + round * sizeof(uint32_t);
+        round ^= 1;
+        if (leads) store_shared_4B(place, prefetched);
+        named_barrier_wait(kBarrier, kWarpgroupThreads);
+        tile = gridDim.x + load_shared_4B(place);
+    }
 
   private:
     FS_DEVICE WorkTileInfo info_of(const Sequence& s, int batch, uint32_t index) const {
