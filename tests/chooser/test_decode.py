@@ -425,6 +425,11 @@ def test_kernels_for_chunks_of_prompts_join_where_a_call_may_have_some() -> None
     text = "b1 s512:8192 h32:8 d128 bf16 decode causal"
     choice = flashsmith.choose(text, 90)
     assert choice.config == CHOOSERS["invariant"](Problem.parse(text), device_spec(90))
+    # Three of them where their fewer tiles still fill the GPU.
+    longer = Problem.parse("b1 s8192:8192 h32:8 d128 bf16 decode causal")
+    for d, count in ((128, 3), (256, 2)):
+        chosen_for = CHOOSERS["invariant"](replace(longer, d=d), device_spec("H200"))
+        assert chosen_for.chunk_warpgroups == count
     plain = replace(choice.config, chunk_rows=0, chunk_warpgroups=0)
     assert choice.ms < 0.5 * estimate(plain, choice.problem, device_spec(90)).ms
 

@@ -146,7 +146,10 @@ def test_other_head_dimensions(
 
 
 def attend(
-    sequences: SequenceOf[tuple[np.ndarray, ...]], page: int = 0, capacity: int = 700
+    sequences: SequenceOf[tuple[np.ndarray, ...]],
+    page: int = 0,
+    capacity: int = 700,
+    cfg: FlashDecodeKernelConfig = MIXED,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """o and LSE of packed sequences (q, k, v) over a cache of NaN beyond their keys."""
     batch, (heads_k, d) = len(sequences), sequences[0][1].shape[1:]
@@ -177,9 +180,9 @@ def attend(
     text = f"b{batch} s{np.diff(offsets).max()}:{capacity} {heads} d{d} fp16 decode window softcap"
     keys = table.shape[1] * page if table is not None else capacity
     problem = replace(Problem.parse(f"{text} packed" + f" page{page}" * (page > 0)), seq_k=keys)
-    shared_kernels.load([MIXED], problem.required_semantics(MIXED), arch=90)
+    shared_kernels.load([cfg], problem.required_semantics(cfg), arch=90)
     found = run_operation(
-        MIXED,
+        cfg,
         problem,
         {
             "q": q,
@@ -221,11 +224,21 @@ def test_a_chunk_has_the_same_bits_in_any_batch_and_pages() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", [1, 2, 7, 8, 100, 128, 256])
+@pytest.mark.parametrize("page", [1, 2, 7, 8, 64, 96, 100, 128, 256])
 def test_pages_of_any_size_leave_every_bit(page: int) -> None:
     sequences = [draw(100, 450), draw(1, 333), draw(131, 131)]
     for its, expected in zip(attend(sequences, page), attend(sequences), strict=True):
         assert_same(its, expected)
+
+
+@pytest.mark.full
+def test_the_number_of_warpgroups_affects_no_bit() -> None:
+    sequences = [draw(100, 450), draw(250, 690), draw(131, 131)]
+    three = replace(MIXED, chunk_warpgroups=3)
+    for page in (0, 16):
+        found = attend(sequences, page, cfg=three)
+        for its, expected in zip(found, attend(sequences, page), strict=True):
+            assert_same(its, expected)
 
 
 def canonical_differing(sequence: Sequence, page: int, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -59,9 +59,9 @@ constexpr Semantics of_any_length(Semantics semantics) {
     return semantics;
 }
 
-// Distances in a cache, in elements.
+// Distances in a cache, in 16 bytes.
 struct CacheStrides {
-    int64_t block, row, head;
+    uint32_t block, row, head;
 };
 
 // The warps that copy a tile of K, and those that copy one of V.

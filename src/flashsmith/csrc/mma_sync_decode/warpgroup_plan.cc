@@ -56,7 +56,12 @@ bool suits_as_rows(const DecodeStrides& strides, int64_t blocks, int64_t slots, 
     if (!suits(strides, blocks, slots, heads)) return false;
     if (blocks > 1 && slots > 1 && strides.batch % strides.row != 0) return false;
     const CacheRows rows = cache_rows(strides, blocks, slots);
-    return rows.total < INT_MAX && static_cast<uint64_t>(rows.strides.seq) * kElementBytes < kWrap;
+    // The kernel counts a cache's 16 bytes in 32 bits.
+    const int64_t units =
+        (rows.total * rows.strides.seq + heads * strides.head) * kElementBytes / kStrideUnit;
+    return rows.total < INT_MAX &&
+           static_cast<uint64_t>(rows.strides.seq) * kElementBytes < kWrap &&
+           units < int64_t{UINT_MAX};
 }
 
 // Keys of a box: it lies in one block of the cache and in one tile.
@@ -123,7 +128,10 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
     args.box_keys = static_cast<int32_t>(box_keys(config, call.slots, call.is_paged));
     args.gathers = args.box_keys < kFewestBoxKeys ? 1 : 0;
     const auto of_cache = [](const DecodeStrides& its) {
-        return CacheStrides{its.batch, its.row, its.head};
+        const auto in_units = [](int64_t elements) {
+            return static_cast<uint32_t>(elements * kElementBytes / kStrideUnit);
+        };
+        return CacheStrides{in_units(its.batch), in_units(its.row), in_units(its.head)};
     };
     args.k_strides = of_cache(decode.k_cache_strides);
     args.v_strides = of_cache(decode.v_cache_strides);

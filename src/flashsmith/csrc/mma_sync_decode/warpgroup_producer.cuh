@@ -19,6 +19,8 @@ struct CacheProducer {
     using Panel = typename Kernel::Panel;
     // Rows of a tile that one warp gathers, in steps of a warp's lanes.
     static constexpr int kWarpKeys = Kernel::B_c / kProducersOfTile;
+    static_assert(Kernel::B_c <= kFewestBoxKeys * kProducersOfTile * kWarpSize,
+                  "a thread copies at most one box of a tile");
     static constexpr int kSteps = kGathers ? (kWarpKeys + kWarpSize - 1) / kWarpSize : 1;
 
     const WarpgroupKernelArgs& args;
@@ -125,30 +127,28 @@ struct CacheProducer {
     FS_DEVICE void gather(const WorkTileInfo& tile, int block, const Sources& sources) {
         constexpr int kRows = kWarpSize / Panel::kChunks;  // of one instruction
         const CacheStrides& strides = kOfK ? args.k_strides : args.v_strides;
-        const int chunk = lane % Panel::kChunks, first_row = lane / Panel::kChunks;
+        const int chunk = lane % Panel::kChunks;
+        const auto* const cache =
+            static_cast<const char*>(kOfK ? args.k_cache : args.v_cache) + chunk * kChunkBytes;
         const int last = tile.k_count - block * Kernel::B_c;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            const int64_t offset = sources.of_step[step] * strides.block +
-                                   slot_of(key_of_thread(block, step)) * strides.row +
-                                   tile.head_k * strides.head;
-            const auto* own = static_cast<const char*>(kOfK ? args.k_cache : args.v_cache) +
-                              offset * kElementBytes;
+            const uint32_t own = sources.of_step[step] * strides.block +
+                                 slot_of(key_of_thread(block, step)) * strides.row +
+                                 tile.head_k * strides.head;
             constexpr int kLeft = kWarpKeys % kWarpSize == 0 ? kWarpSize : kWarpKeys % kWarpSize;
-            const int rows = step == kSteps - 1 ? kLeft : kWarpSize;
-#pragma unroll 1
-            for (int i = 0; i < rows; i += kRows) {
-                const auto* from = reinterpret_cast<const char*>(__shfl_sync(
-                    kAllLanes, reinterpret_cast<unsigned long long>(own), i + first_row));
-                const int row = warp * kWarpKeys + step * kWarpSize + i + first_row;
+#pragma unroll 4
+            for (int i = 0; i < (step == kSteps - 1 ? kLeft : kWarpSize); i += kRows) {
+                const int row_of_step = i + lane / Panel::kChunks;
+                const char* const from =
+                    cache + int64_t{__shfl_sync(kAllLanes, own, row_of_step)} * kChunkBytes;
+                const int row = warp * kWarpKeys + step * kWarpSize + row_of_step;
                 const uint32_t to = KV.tile() + Panel::offset(row, chunk);
 #pragma unroll
-                for (int p = 0; p < Kernel::n_panels; ++p) {
-                    const int column = p * Panel::kColumns + chunk * kChunkElements;
-                    cp_async_16B_or_zeros(to + p * Kernel::KV_panel_bytes,
-                                          from + column * kElementBytes,
-                                          row < last && column < args.forward.problem.d);
-                }
+                for (int p = 0; p < Kernel::n_panels; ++p)
+                    cp_async_16B_or_zeros(
+                        to + p * Kernel::KV_panel_bytes, from + p * Panel::kRowBytes,
+                        row < last && p * Panel::kColumns + chunk * 8 < args.forward.problem.d);
             }
         }
         cp_async_commit();
