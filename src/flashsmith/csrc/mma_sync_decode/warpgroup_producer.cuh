@@ -1,5 +1,5 @@
 // The producer of the kernel for sequences with many rows: a warpgroup that copies the tiles of Q,
-// and those of K and V from the cache. Two warps copy K, and one of them Q; the other two copy V.
+// and those of K and V from the cache. Two warps copy K, the other two V, and one of these Q.
 // One warp could not request small copies as fast as they are needed.
 //
 // K and V are copied by TMA, box by box. Boxes of few keys take TMA longer than their bytes do. For
@@ -11,7 +11,7 @@
 
 namespace flashsmith {
 
-// A warp's part: of K and Q, or of V. kGathers: whether threads copy rows.
+// A warp's part: of K, or of V and Q. kGathers: whether threads copy rows.
 template <class Kernel, bool kOfK, bool kGathers>
 struct CacheProducer {
     static constexpr WgmmaForwardKernelConfig CFG = Kernel::CFG;
@@ -48,8 +48,8 @@ struct CacheProducer {
             const int count = tile.n_blocks();
             int block = Kernel::canonical ? tile.block_begin : tile.block_end - 1;
             Sources next = sources_of(tile, block);
-            // K of the first block comes before Q, whose slots may still be in use.
-            if (kOfK && warp == 0 && count == 0) load_Q(tile);
+            // Before V, which is needed later. K does not wait for Q's slots to be free.
+            if (!kOfK && warp == 0) load_Q(tile);
 #pragma unroll 1
             for (int i = 0; i < count; ++i, block += kNext) {
                 const Sources now = next;
@@ -60,14 +60,13 @@ struct CacheProducer {
                 else
                     load_box(tile, block, now);
                 KV.state.advance();
-                if (kOfK && warp == 0 && i == 0) load_Q(tile);
             }
             // Not earlier: a CTA that prefetched early would hold two tiles when others run out of
             // them. The number arrives while the last V waits for a free stage.
             tiles.prefetch_tile();
             tiles.advance();
         }
-        if (kOfK && warp == 0) send_end();
+        if (!kOfK && warp == 0) send_end();
     }
 
   private:
