@@ -12,12 +12,13 @@ from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
 
 CONFIG = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2+chunk_warpgroups_2")
+WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 VICTIMS = {
-    "packed": OperationVictim(
+    # Rows are copied by threads. Several tiles for each CTA, beside a token that is split.
+    "gathered": OperationVictim(
         CONFIG,
-        Semantics("window", softcap=True, packed=True, uneven=True),
+        WINDOW,
         (
-            # Several tiles for each CTA, beside a token that is split.
             AskedDecode(
                 "b4 s100:700 h4:2 d64 window softcap packed page24",
                 options={
@@ -28,7 +29,6 @@ VICTIMS = {
                 },
                 seed=3,
             ),
-            # A lane has several boxes.
             AskedDecode(
                 "b2 s80:300 h4:2 d40 window softcap packed page2",
                 options={
@@ -36,6 +36,25 @@ VICTIMS = {
                     "append": True,
                     "lens_q": (80, 64),
                     "lens_k": (300, 170),
+                },
+                seed=6,
+            ),
+        ),
+        sm_count=1,
+        arch=90,
+    ),
+    # TMA copies boxes, two a tile.
+    "boxes": OperationVictim(
+        CONFIG,
+        WINDOW,
+        (
+            AskedDecode(
+                "b2 s80:300 h4:2 d64 window softcap packed page64",
+                options={
+                    "window": (250, 0),
+                    "lens_q": (80, 70),
+                    "lens_k": (300, 170),
+                    "layout": "heads first",
                 },
                 seed=6,
             ),
@@ -56,31 +75,32 @@ VICTIMS = {
 _PRODUCER = "mma_sync_decode/warpgroup_producer.cuh"
 _TILES, _SPLIT = "mma_sync_decode/warpgroup_tiles.cuh", "mma_sync_decode/split.cuh"
 MISTAKES = {
-    "packed": (
-        SourcePatch("rows beyond the sequence", _PRODUCER,
-                    "const int left = min(max(tile.k_count - key, 0), keys);",
-                    "const int left = keys;"),
+    "gathered": (
+        SourcePatch("rows beyond the sequence", _PRODUCER, "row < last && p", "p"),
+        SourcePatch("columns beyond d", _PRODUCER, "< args.forward.problem.d", "< 1000"),
         SourcePatch("pages of the first sequence", _PRODUCER,
                     "tile.batch * args.page_table_stride + page", "page"),
         SourcePatch("slots as in a dense cache", _PRODUCER,
-                    "slot -= args.by_page.divide(key) *", "slot -= 0 *"),
+                    "return key - args.by_page.divide(key) *", "return key - 0 *"),
         SourcePatch("V's pages as far apart as K's", _PRODUCER,
-                    "args.v_rows, tile, block, source);\n                source = next_source;",
-                    "args.k_rows, tile, block, source);\n                source = next_source;"),
-        SourcePatch("boxes at one place", _PRODUCER,
-                    "pipeline.tile() + box * keys * Kernel::Panel::kRowBytes", "pipeline.tile()"),
-        SourcePatch("pages of the block before", _PRODUCER, "next_source = after;", ";"),
-        SourcePatch("V in K's pages of the next block", _PRODUCER,
-                    "source = next_source;\n                next_source = after;",
-                    "next_source = after;\n                source = next_source;"),
-        SourcePatch("keys of the first head", _PRODUCER, "slot + left, tile.head_k},",
-                    "slot + left, 0},"),
-        SourcePatch("a lane's boxes in one page", _PRODUCER,
-                    "if (box >= kWarpSize) source = block_of_box(tile, block, box);", ""),
-        SourcePatch("half of the boxes", _PRODUCER, "boxes = Kernel::B_c / keys;",
-                    "boxes = Kernel::B_c / keys / 2;"),
+                    "kOfK ? args.k_strides : args.v_strides", "args.k_strides"),
+        SourcePatch("K for V", _PRODUCER, "kOfK ? args.k_cache : args.v_cache", "args.k_cache"),
+        SourcePatch("the first head's keys", _PRODUCER, "tile.head_k * strides.head", "0"),
+        SourcePatch("rows in the first step's pages", _PRODUCER,
+                    "sources.of_step[step] * strides.block", "sources.of_step[0] * strides.block"),
+        SourcePatch("pages of the block before", _PRODUCER,
+                    "next = sources_of(tile, block + kNext);", ";"),
+        SourcePatch("rows of the first warp", _PRODUCER,
+                    "const int row = warp * kWarpKeys", "const int row = 0 * kWarpKeys"),
+        SourcePatch("rows before they are there", _PRODUCER, "cp_async_wait<0>();", ";"),
+        SourcePatch("rows that the MMA need not see", _PRODUCER,
+                    "tma_store_fence();  // the MMA", ";  // the MMA"),
+        SourcePatch("rows of the first lane are enough", _PRODUCER,
+                    "__syncwarp();\n        if (lane == 0) mbarrier_arrive(KV.full());",
+                    "if (lane == 0) mbarrier_arrive(KV.full());"),
         SourcePatch("Q of the first warpgroup", _PRODUCER, "tile.of_warpgroup<Kernel>(w);",
                     "tile.of_warpgroup<Kernel>(0);"),
+        SourcePatch("tiles in use are overwritten", _PRODUCER, "KV.producer_wait();", ";"),
         SourcePatch("lengths before the call appends", _TILES,
                     "if (args.appends != 0) keys =", "if (false) keys ="),
         SourcePatch("sequences that no kernel computes", _TILES,
@@ -98,15 +118,31 @@ MISTAKES = {
                     "tile - gridDim.x == before - 1", "tile - gridDim.x == before"),
         SourcePatch("tiles that no CTA takes", _TILES, "tile = gridDim.x +",
                     "tile = gridDim.x + 1 +"),
+        SourcePatch("warps that do not wait for the number", _TILES,
+                    "named_barrier_wait(kBarrier, kWarpgroupThreads);", ";"),
+        SourcePatch("a number over the last one", _TILES, "round ^= 1;", ";"),
         SourcePatch("a sequence of warpgroups is merged", _SPLIT, "s.parts = s.runs = 1;",
                     "s.parts = s.runs = 2;"),
         SourcePatch("a sequence of warpgroups has tiles", _SPLIT,
                     "s.tiles = 0;\n            return;", "s.tiles = 1;\n            return;"),
     ),
+    "boxes": (
+        SourcePatch("rows beyond the sequence", _PRODUCER,
+                    "min(max(tile.k_count - key, 0), args.box_keys);", "args.box_keys;"),
+        SourcePatch("V's pages as far apart as K's", _PRODUCER,
+                    "kOfK ? args.k_rows : args.v_rows", "args.k_rows"),
+        SourcePatch("boxes at one place", _PRODUCER, "in_tile * Panel::kRowBytes +", ""),
+        SourcePatch("the first head's keys", _PRODUCER, "row + left, tile.head_k};",
+                    "row + left, 0};"),
+        SourcePatch("the first box only", _PRODUCER, "if (in_tile >= Kernel::B_c) return;",
+                    "if (in_tile > 0) return;"),
+        SourcePatch("V for K", _PRODUCER, "kOfK ? &args.forward.k : &args.forward.v",
+                    "&args.forward.v"),
+    ),
     "dense": (
         SourcePatch("the last keys are not cut", "mma_sync_decode/warpgroup_config.cuh",
                     "semantics.uneven = true;", ";"),
-        SourcePatch("the first sequence's keys", _PRODUCER, "return tile.batch;", "return 0;"),
+        SourcePatch("the first sequence's keys", _PRODUCER, "source = tile.batch;", "source = 0;"),
     ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})

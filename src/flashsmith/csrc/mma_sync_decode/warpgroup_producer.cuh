@@ -147,7 +147,8 @@ struct CacheProducer {
                 for (int p = 0; p < Kernel::n_panels; ++p)
                     cp_async_16B_or_zeros(
                         to + p * Kernel::KV_panel_bytes, from + p * Panel::kRowBytes,
-                        row < last && p * Panel::kColumns + chunk * 8 < args.forward.problem.d);
+                        row < last &&
+                            p * Panel::kColumns + chunk * kChunkElements < args.forward.problem.d);
             }
         }
         cp_async_commit();
