@@ -147,9 +147,10 @@ def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKerne
 
 # The share of the rate of wgmma that the kernel with warpgroups reaches; an assumption.
 _SHARE_OF_WGMMA = 0.75
-# The share of the SMs, in tenths, that a sequence's tiles must fill for this kernel, as in
-# csrc/mma_sync_decode/warpgroup_plan.cc.
-_TENTHS_OF_SMS = 6
+# The share of the SMs, in tenths, that a sequence's tiles must fill for this kernel, by whether the
+# config is canonical, as in csrc/mma_sync_decode/warpgroup_plan.cc.
+_TENTHS_OF_SMS = {False: 6, True: 3}
+_TILE_ROWS = 2 * WARPGROUP_ROWS
 
 
 def most_rows_without_warpgroups(
@@ -159,8 +160,7 @@ def most_rows_without_warpgroups(
     the rest of its batch; infinite for a config without warpgroups."""
     if not cfg.chunk_warpgroups:
         return float("inf")
-    rows = WARPGROUP_ROWS * cfg.chunk_warpgroups
-    filled = device.sm_count * _TENTHS_OF_SMS // 10 * rows
+    filled = device.sm_count * _TENTHS_OF_SMS[cfg.canonical > 0] // 10 * _TILE_ROWS
     group = problem.heads_q // problem.heads_k
     return max((WARPGROUP_ROWS - 1) * group, filled // problem.heads_k)
 
