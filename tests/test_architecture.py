@@ -261,6 +261,7 @@ CSRC_SHARED: dict[str, set[str]] = {
     "common": set(),
     "host": {"common"},
     "sm90": {"common", "host"},
+    "sm90_forward": {"common", "host", "sm90"},
     "backward": {"common", "host"},
 }
 CSRC_MAY_INCLUDE: dict[str, set[str]] = {

@@ -15,7 +15,7 @@ FAULTY_B_C = 128
 # One wgmma of 64 x 8 x 16, whose operands are never read.
 _KERNEL = """\
 #pragma once
-#include "wgmma/config.cuh"
+#include "sm90_forward/config.cuh"
 namespace flashsmith {
 template <WgmmaForwardKernelConfig C, Semantics S = Semantics{}>
 struct StaticHopperKernelConfig {
@@ -73,9 +73,9 @@ def write_hopper_sources(folder: Path, fault: str) -> Path:
     """The miniature csrc with `fault` ('none', 'serialized', 'setmaxnreg' or 'spills'), in
     ``folder``."""
     write_sources(folder)
-    (folder / "wgmma").mkdir()
-    for name in ("config.cuh", "plan.h"):
-        shutil.copy(_REAL_CSRC / "wgmma" / name, folder / "wgmma")
+    for name in ("sm90_forward/config.cuh", "wgmma/plan.h"):
+        (folder / name).parent.mkdir()
+        shutil.copy(_REAL_CSRC / name, folder / name)
     (folder / "wgmma" / "plan.cc").write_text(_PLAN)
     # Without bounds ptxas cannot determine how many registers a thread begins with.
     bounds = "" if fault == "setmaxnreg" else "__launch_bounds__(512, 1)"

@@ -417,12 +417,20 @@ def test_kernels_for_chunks_of_prompts_join_where_a_call_may_have_some() -> None
         assert [cfg.chunk_rows for cfg in chosen.values()] == [0, 0, tile, tile]
         # Two full tiles of 16 rows are merged at once.
         assert [cfg.full_tiles for cfg in chosen.values()] == [False, d == 128, False, False]
-        same = {replace(cfg, chunk_rows=0, full_tiles=False) for cfg in chosen.values()}
-        assert same == {chosen[1]}
+        # From 64 queries on a sequence may be computed by wgmma, where there is one.
+        warpgroups = [2 * (arch == 90 and rows >= 64) for rows in chosen]
+        assert [cfg.chunk_warpgroups for cfg in chosen.values()] == warpgroups
+        knobs = {"chunk_rows": 0, "full_tiles": False, "chunk_warpgroups": 0}
+        assert {replace(cfg, **knobs) for cfg in chosen.values()} == {chosen[1]}
     text = "b1 s512:8192 h32:8 d128 bf16 decode causal"
     choice = flashsmith.choose(text, 90)
     assert choice.config == CHOOSERS["invariant"](Problem.parse(text), device_spec(90))
-    plain = replace(choice.config, chunk_rows=0)
+    # Three of them where their fewer tiles still fill the GPU.
+    longer = Problem.parse("b1 s8192:8192 h32:8 d128 bf16 decode causal")
+    for d, count in ((128, 3), (256, 2)):
+        chosen_for = CHOOSERS["invariant"](replace(longer, d=d), device_spec("H200"))
+        assert chosen_for.chunk_warpgroups == count
+    plain = replace(choice.config, chunk_rows=0, chunk_warpgroups=0)
     assert choice.ms < 0.5 * estimate(plain, choice.problem, device_spec(90)).ms
 
 

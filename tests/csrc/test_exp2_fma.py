@@ -15,7 +15,7 @@ from ptxlab.execute import emulate
 from ptxlab.machine.memory import GlobalMemory
 
 SOURCE = """
-#include "wgmma/exp2_fma.cuh"
+#include "sm90_forward/exp2_fma.cuh"
 extern "C" __global__ void exponentials(const float* x, float* y) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     y[i] = flashsmith::exp2_fma(x[i]);

@@ -101,12 +101,13 @@ def _failed_assertions(folder: Path, configs: Iterable[KernelConfig]) -> set[str
     configs = list(configs)
     family = configs[0].family
     tools, source = find_toolchain(), folder / "configs.cu"
+    folder_of_kernels = {"wgmma": "sm90_forward"}.get(family.name, family.name)
     instances = "".join(
         f"template struct Check<{family.cpp.static_config}<{cfg.to_cpp_struct()}>>;\n"
         for cfg in configs
     )
     source.write_text(
-        f'#include "{family.name}/static_kernel_configuration.cuh"\nnamespace flashsmith {{\n'
+        f'#include "{folder_of_kernels}/static_kernel_configuration.cuh"\nnamespace flashsmith {{\n'
         "template <class Kernel>\n"
         f"struct Check {{ static_assert(Kernel::valid_config()); }};\n{instances}}}\n"
     )

@@ -188,6 +188,9 @@ SAMPLES = {
         FlashDecodeKernelConfig(DType.FP16, 64, 16, 64, 4),
         "(FP16, 64, 16, 64, 4): decode+stages_3+least_128+parts_2",
         {
+            "chunk_warpgroups_supported": {"chunk_warpgroups": 4},
+            "chunk_warpgroups_fit_registers": {"chunk_warpgroups": 3, "d_head": 192},
+            "chunk_warpgroups_without_cluster": {"chunk_warpgroups": 2, "chunk_cluster": 2},
             "d_head_supported": {"d_head": 80},
             "B_r_supported": {"B_r": 48},
             "B_c_supported": {"B_c": 48},
@@ -259,8 +262,9 @@ def test_each_rule_is_broken_by_a_config_of_its_own(name: str) -> None:
     assert on_other_gpus == ({"arch_is_hopper"} if legal.OLDEST_ARCH == 90 else set())
     if "chunk_cluster" in family.knob_values:
         hopper = replace(legal, **CANONICAL, chunk_cluster=2)
-        assert is_legal(hopper, H200)
-        on_other_gpus |= {rule.name for rule in broken_rules(hopper, ampere)} - set(sample.illegal)
+        for one in (hopper, replace(legal, chunk_warpgroups=2)):
+            assert is_legal(one, H200)
+            on_other_gpus |= {rule.name for rule in broken_rules(one, ampere)} - set(sample.illegal)
     assert set(sample.illegal) | on_other_gpus == {rule.name for rule in family.rules}
     for rule, change in sample.illegal.items():
         assert rule in {broken.name for broken in broken_rules(replace(legal, **change), H200)}

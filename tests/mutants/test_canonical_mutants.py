@@ -83,7 +83,7 @@ VICTIMS = {
 }
 
 _SHARED, _LOOPS = "common/canonical.cuh", "mma_sync/main_loops.cuh"
-_WGMMA, _SPLIT = "wgmma/consumer.cuh", "mma_sync_decode/split.cuh"
+_WGMMA, _SPLIT = "sm90_forward/consumer.cuh", "mma_sync_decode/split.cuh"
 _RUN, _MERGE = "mma_sync_decode/canonical_run.cuh", "mma_sync_decode/merge_kernel.cuh"
 QUICK = (
     ("mma_sync", SourcePatch("no + 0 at the end", _SHARED,

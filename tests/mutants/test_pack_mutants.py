@@ -43,12 +43,13 @@ VICTIMS = {
 }
 shared_kernels.want([VICTIMS["mma_sync"].config], CAUSAL)
 
-_MMA, _CONSUMER, _SCHEDULER = (
+_MMA, _CONSUMER, _SCHEDULER, _TILE = (
     "mma_sync/forward_kernel.cuh",
-    "wgmma/consumer.cuh",
+    "sm90_forward/consumer.cuh",
     "wgmma/scheduler.cuh",
+    "sm90_forward/work_tile.cuh",
 )
-_TMA, _OUTPUT = "sm90/tma.cuh", "wgmma/output.cuh"
+_TMA, _OUTPUT = "sm90/tma.cuh", "sm90_forward/output.cuh"
 MISTAKES = {
     "mma_sync": (
         SourcePatch("sinks of the group's first head", _MMA,
@@ -100,12 +101,12 @@ MISTAKES = {
         SourcePatch("statistics by rows", _CONSUMER,
                     "token_of<Kernel>(args, row);\n                });",
                     "row;\n                });"),
-        SourcePatch("heads of the first group", _SCHEDULER,
+        SourcePatch("heads of the first group", _TILE,
                     "head * group + (row & (group - 1)) : head;", "(row & (group - 1)) : head;"),
         SourcePatch("as many rows as queries", _SCHEDULER,
                     "if constexpr (Kernel::packs_gqa) q_rows *= args.heads_per_kv_head.divisor;",
                     ";"),
-        SourcePatch("blocks of one token", _SCHEDULER,
+        SourcePatch("blocks of one token", _TILE,
                     "return visible.blocks(first, last - first + 1, Kernel::B_c);",
                     "return visible.blocks(first, 1, Kernel::B_c);"),
         SourcePatch("K and V of another head", _SCHEDULER, "Kernel::packs_gqa ? head : int(",
@@ -115,7 +116,7 @@ MISTAKES = {
                     "args.problem.heads_q;"),
         SourcePatch("Q of the first token", _TMA, "return {0, head, token, batch};",
                     "return {0, head, 0, batch};"),
-        SourcePatch("boxes of the first head", _SCHEDULER,
+        SourcePatch("boxes of the first head", _TILE,
                     "head_of<Kernel>(args, info.head, row), info.batch);", "0, info.batch);"),
     ),
     "direct": (
@@ -135,7 +136,7 @@ MISTAKES = {
                     "token_of<Kernel>(args, row)", "row"),
     ),
     "packed": (
-        SourcePatch("a sequence ends with the tile's rows", _SCHEDULER,
+        SourcePatch("a sequence ends with the tile's rows", _TILE,
                     "token_of<Kernel>(args, info.row_end),", "info.row_end,"),
         SourcePatch("Q of the first sequence", _TMA,
                     "return {0, head, kRowsOfMap - count + token, sequence_first + count};",

@@ -35,7 +35,7 @@ VICTIMS = {
     ),
 }
 
-_CONSUMER = "wgmma/consumer.cuh"
+_CONSUMER = "sm90_forward/consumer.cuh"
 _OF_BOTH = (
     SourcePatch("Q of the tile before", _CONSUMER, "load_register_Q();\n        K.consumer_wait();",
                 "if (Q_state.phase() == 0) load_register_Q();\n        K.consumer_wait();"),

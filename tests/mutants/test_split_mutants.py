@@ -80,7 +80,7 @@ _OF_BOTH = (
     SourcePatch("columns beyond the row", "ROLE", "thread.column >= ",
                 "false && thread.column >= "),
 )  # fmt: skip
-_MMA, _WGMMA = "mma_sync/forward_kernel.cuh", "wgmma/consumer.cuh"
+_MMA, _WGMMA = "mma_sync/forward_kernel.cuh", "sm90_forward/consumer.cuh"
 #: Of packed sequences, which only their own kernels have code for.
 _OF_PACKED = ("statistics of the first sequence",)
 
@@ -119,7 +119,7 @@ MISTAKES = {
                     "blocks.begin = max(blocks.begin, tile.block_begin);", ""),
         SourcePatch("a warpgroup ends behind its part", _WGMMA,
                     "blocks.end = min(blocks.end, tile.block_end);", ""),
-        SourcePatch("all warpgroups' rows in one place", "wgmma/scheduler.cuh",
+        SourcePatch("all warpgroups' rows in one place", "sm90_forward/work_tile.cuh",
                     "kNoPart : part_row + rows", "kNoPart : part_row"),
         SourcePatch("parts of the tile before", "wgmma/scheduler.cuh",
                     "args.n_whole_tiles + of_parts / CFG.split_keys",

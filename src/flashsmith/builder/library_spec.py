@@ -28,7 +28,7 @@ def package_version() -> str:
 
 def machine_target(family: str, arch: int) -> str:
     """The target of the machine code, such as 'sm_80'."""
-    return f"sm_{arch}{family_named(family).target_suffix}"
+    return f"sm_{arch}{family_named(family).target_suffix_for(arch)}"
 
 
 def kernel_flags(family: str, arch: int) -> tuple[str, ...]:

@@ -158,6 +158,10 @@ class Family:
         """The space of its legal configs."""
         return LegalSpace(self.rules, self.knob_values, self.choose_first, self.repairs)
 
+    def target_suffix_for(self, arch: int) -> str:
+        """The target_suffix for an architecture, 90 for sm_90."""
+        return self.target_suffix
+
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
         """The kernel templates that a config's plans launch, by a word for their purpose; the main
         kernel comes first."""

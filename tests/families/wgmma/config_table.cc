@@ -2,7 +2,7 @@
 // Python's. fields.inc is generated from Python's fields: it defines kFields, config_from(ints)
 // and has_all_fields.
 
-#include "wgmma/config.cuh"
+#include "sm90_forward/config.cuh"
 
 namespace {
 

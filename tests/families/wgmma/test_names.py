@@ -223,7 +223,7 @@ def test_the_names_that_gxx_and_cxxfilt_make_are_parsed(tmp_path: Path) -> None:
     )
     source, library = tmp_path / "kernels.cc", tmp_path / "kernels.o"
     source.write_text(
-        '#include "wgmma/config.cuh"\nnamespace flashsmith {\n'
+        '#include "sm90_forward/config.cuh"\nnamespace flashsmith {\n'
         "template <WgmmaForwardKernelConfig CFG> struct StaticHopperKernelConfig {};\n"
         "template <typename Kernel> void hopper_forward_kernel(const HopperForwardKernelArgs) {}\n"
         f"{instances}\n}}\n"

@@ -186,6 +186,12 @@ FS_DEVICE float load_shared_float(uint32_t smem) {
     return x;
 }
 
+FS_DEVICE uint32_t load_shared_4B(uint32_t smem) {
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(smem) : "memory");
+    return x;
+}
+
 FS_DEVICE void store_shared_16B(uint32_t smem, uint4 x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x.x), "r"(x.y),
                  "r"(x.z), "r"(x.w)

@@ -30,6 +30,7 @@ struct FlashDecodeKernelConfig {
     bool own_rows;
     int canonical;
     int chunk_cluster;
+    int chunk_warpgroups;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
@@ -236,6 +237,8 @@ struct DecodeKernelArgs {
     // the location of their states. chunk_states is the row where these states begin. The others
     // are distances in rows from one K/V head, batch or query of the packed tensor to the next.
     int32_t most_chunk_parts, min_chunk_units;
+    // With chunk_warpgroups: the most rows of a K/V head in sequences that these kernels compute.
+    int32_t most_rows;
     int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
 
     // Read only by append: the queries that it rotates, and the workspace for them.

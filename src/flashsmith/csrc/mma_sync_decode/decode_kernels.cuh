@@ -3,6 +3,7 @@
 //     append                   new keys and values, queries rotated by their positions
 //     decode, or paged         states of rows over parts of a sequence's keys, or o
 //     chunk, or paged_chunk    the same for sequences with many rows
+//     warpgroups               o of sequences with even more rows, by wgmma
 //     merge, or merge_rows     o from the states of sequences with several runs: one CTA per row,
 //                              or CTAs that search for rows
 #pragma once
@@ -11,3 +12,4 @@
 #include "mma_sync_decode/chunk_kernel.cuh"
 #include "mma_sync_decode/merge_kernel.cuh"
 #include "mma_sync_decode/part_kernel.cuh"
+#include "mma_sync_decode/warpgroup_kernel.cuh"

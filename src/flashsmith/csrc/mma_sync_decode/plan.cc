@@ -13,6 +13,7 @@
 #include "common/canonical_sizes.cuh"
 #include "common/constants.cuh"
 #include "host/forward_problem.h"
+#include "mma_sync_decode/warpgroup_plan.h"
 
 namespace flashsmith {
 namespace {
@@ -54,6 +55,11 @@ constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
 // a run has in that case.
 constexpr int kWholeTilesPerSm = 2;
 constexpr float kAllParts = 1e9f;
+// The kernel with warpgroups comes last.
+size_t warpgroups_of(const FlashDecodeKernelConfig& config) {
+    return size_t{merge_rows} + 1 + (config.chunk_rows > 0 ? 2 : 0) +
+           (config.has_arrivals() ? 1 : 0);
+}
 // The most rows of a tile whose chunks are computed by clusters.
 constexpr int64_t kMostClusterRows = 8;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
@@ -367,9 +373,16 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // Sequences with many rows use a separate kernel. Without packing, all sequences have the same
     // number of rows.
     const int64_t most_rows = config.most_rows_without_chunks();
-    const bool has_chunks = config.chunk_rows > 0 && rows > most_rows;
-    const bool has_others = p.packed || !has_chunks;
-    const int64_t other_rows = has_chunks ? std::min(rows, most_rows) : rows;
+    const bool is_paged = tensors[page_table] != 0;
+    const int64_t most_rows_of_all =
+        most_rows_without_warpgroups(config, p, problem.blocks, problem.slots, is_paged,
+                                     canonical || problem.free_split, args, device);
+    const bool has_warpgroups = rows > most_rows_of_all;
+    if (config.chunk_warpgroups > 0) args.most_rows = static_cast<int32_t>(most_rows_of_all);
+    const bool needs_others = p.packed || !has_warpgroups;
+    const bool has_chunks = needs_others && config.chunk_rows > 0 && rows > most_rows;
+    const bool has_others = needs_others && (p.packed || !has_chunks);
+    const int64_t other_rows = std::min(rows, has_chunks ? most_rows : most_rows_of_all);
     const int64_t tiles = blocks_of(other_rows, config.B_r);
     const int64_t min_units = (canonical ? kCanonicalChunk : config.min_keys) / config.B_c;
     const int64_t units = blocks_of(p.seq_k, config.B_c);
@@ -584,6 +597,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (arrives)
         plan.workspaces.push_back(
             {"arriving", static_cast<size_t>(arriving_bytes), Contents::kept_zero});
+    const size_t tile_counter = plan.workspaces.size();
+    if (has_warpgroups) {
+        plan.workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
+        if (const int64_t bytes = running_state_bytes(config, p, device); bytes > 0)
+            workspace("running_states", bytes);
+    }
     // Each launch waits for the preceding one where it must. The one before the first is not part
     // of this call.
     const bool programmatic = device.arch >= 90;
@@ -616,8 +635,31 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             kAppendThreads, 0);
     }
     constexpr const char* kTooMany = "batch x heads x parts must stay within 2^31 - 1";
-    const bool is_paged = tensors[page_table] != 0;
     // The longest launch comes first: CTAs of the next one begin where its CTAs are done.
+    if (has_warpgroups) {
+        const WarpgroupCall call{
+            .problem = p,
+            .blocks = problem.blocks,
+            .slots = problem.slots,
+            .is_paged = is_paged,
+            .appends = tensors[new_k] != 0,
+            .q = turns ? in_workspace(has_states ? kQueries : 0) : in_tensor(q),
+            .k_cache = in_tensor(k_cache),
+            .v_cache = in_tensor(v_cache),
+            .o = in_tensor(o),
+            .lse = in_tensor(lse),
+            .cache_lens = in_tensor(cache_lens),
+            .page_table = in_tensor(page_table),
+            .sinks = in_tensor(sinks),
+            .cu_seqlens_q = in_tensor(cu_seqlens_q),
+            .tile_counter = in_workspace(tile_counter),
+            .running_states = in_workspace(tile_counter + 1),
+        };
+        plan.launches.push_back(plan_warpgroups(config, warpgroups_of(config), most_rows_of_all,
+                                                call, args, device, semantics));
+        plan.launches.back().programmatic =
+            programmatic && (config.early || plan.launches.size() > 1);
+    }
     if (has_chunks) {
         const int64_t all_rows = p.packed ? p.total_q * args.heads_per_group : p.batch * rows;
         const int64_t chunk_tiles = std::min(p.batch * blocks_of(rows, config.chunk_rows),

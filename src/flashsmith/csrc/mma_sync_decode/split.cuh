@@ -24,7 +24,7 @@ struct DecodeSequence {
     int parts;                 // at least one, which writes the rows of a sequence without keys
     int run_levels;            // log2 of the parts per run
     int runs;
-    int tiles;      // of rows
+    int tiles;      // of rows; 0 if the kernel with warpgroups computes the sequence
     bool is_chunk;  // whether it has many rows, which another kernel handles
 };
 
@@ -41,6 +41,13 @@ FS_DEVICE void set_rows(DecodeSequence& s, const DecodeKernelArgs& args, int fir
     s.first_query = first_query;
     s.queries = queries;
     const int rows = queries * args.heads_per_group;
+    if constexpr (Kernel::has_warpgroups) {
+        if (rows > args.most_rows) {
+            s.is_chunk = true;
+            s.tiles = 0;
+            return;
+        }
+    }
     s.is_chunk = Kernel::chunk_rows > 0 && rows > Kernel::most_rows_without_chunks;
     const int tile_rows = s.is_chunk ? Kernel::chunk_rows : Kernel::B_r;
     s.tiles = (rows + tile_rows - 1) / tile_rows;
@@ -188,6 +195,14 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
                                      const Lengths& lengths = {}) {
     DecodeSequence s = undivided_sequence<Kernel>(args, batch, lengths);
     const int units = units_of<Kernel>(s);
+    if constexpr (Kernel::has_warpgroups) {
+        if (s.is_chunk && s.tiles == 0) {
+            s.chunk = Kernel::B_c;
+            s.parts = s.runs = 1;
+            s.run_levels = 0;
+            return s;
+        }
+    }
     int units_of_part;
     if (s.tiles <= 1 && !s.is_chunk) {
         units_of_part = args.by_parts.divide(units + args.most_parts - 1);

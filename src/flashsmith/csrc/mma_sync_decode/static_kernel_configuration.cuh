@@ -77,6 +77,8 @@ struct StaticDecodeKernelConfig {
     static constexpr int chunk_rows = CFG.chunk_rows;
     static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
     static constexpr bool takes_chunks = false;
+    // Whether another kernel computes sequences with even more rows: see warpgroup_kernel.cuh.
+    static constexpr bool has_warpgroups = CFG.chunk_warpgroups > 0;
     static constexpr int merge_smem_bytes = CFG.merge_smem_bytes();
     static constexpr bool has_clusters = CFG.cluster > 0 && kClusters;
     static constexpr bool has_whole_runs = CFG.has_whole_runs();

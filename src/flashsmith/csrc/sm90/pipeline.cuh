@@ -35,10 +35,10 @@ struct PipelineBarriers {
     FS_DEVICE uint32_t full(int stage) const { return first + 16 * stage; }
     FS_DEVICE uint32_t empty(int stage) const { return first + 16 * stage + 8; }
 
-    // `consumers` arrive at empty; the producer arrives at full, and TMA's bytes complete it.
-    FS_DEVICE void init(int stages, int consumers) const {
+    // `consumers` arrive at empty; the producers arrive at full, and TMA's bytes complete it.
+    FS_DEVICE void init(int stages, int consumers, int producers = 1) const {
         for (int stage = 0; stage < stages; ++stage) {
-            mbarrier_init(full(stage), 1);
+            mbarrier_init(full(stage), producers);
             mbarrier_init(empty(stage), consumers);
         }
     }

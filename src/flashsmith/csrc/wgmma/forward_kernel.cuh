@@ -1,23 +1,12 @@
 // The FlashAttention forward pass on wgmma and TMA (sm_90a): a producer and consumer warpgroups.
 #pragma once
 
-#include "wgmma/consumer.cuh"
+#include "sm90_forward/consumer.cuh"
+#include "sm90_forward/init_barriers.cuh"
 #include "wgmma/merge_kernel.cuh"
 #include "wgmma/producer.cuh"
 
 namespace flashsmith {
-
-template <class Kernel>
-FS_DEVICE void init_barriers(uint32_t smem) {
-    // Each Q slot belongs to one warpgroup, each K and V stage to all of them.
-    constexpr int kArrivals =
-        decltype(Producer<Kernel>::K)::arrivals_at_empty(Kernel::n_warpgroups);
-    PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::Q_slots, kWarpsPerWarpgroup);
-    PipelineBarriers{smem + Kernel::K_barriers}.init(Kernel::CFG.kv_stages, kArrivals);
-    PipelineBarriers{smem + Kernel::V_barriers}.init(Kernel::CFG.kv_stages, kArrivals);
-    if constexpr (Kernel::clusters) PipelineBarriers{smem + Kernel::broadcast_barriers}.init(1, 1);
-    mbarrier_init_fence();
-}
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_sm)

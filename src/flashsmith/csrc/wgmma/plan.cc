@@ -69,7 +69,7 @@ std::vector<TensorMapSpec> tensor_maps(const WgmmaForwardKernelConfig& config,
 
 // Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). A divisor of 0, in an
 // empty problem, is never used and is replaced by 1.
-Divisor divide_by(int64_t divisor) {
+Reciprocal divide_by(int64_t divisor) {
     divisor = std::max<int64_t>(1, divisor);
     uint32_t shift = 0;
     while ((int64_t{1} << shift) < divisor) ++shift;
@@ -97,7 +97,7 @@ void check_group(const ForwardProblem& p) {
                 "config without pack_gqa, or one of the mma.sync family");
 }
 
-// The number of a head's tiles that have fewer rows than the others: see TileScheduler::rows_of().
+// The number of a head's tiles that have fewer rows than the others: see tile_rows().
 int64_t short_tiles(const WgmmaForwardKernelConfig& config, int64_t seq_q) {
     const int64_t rest = (seq_q + kWarpgroupRows - 1) / kWarpgroupRows % config.n_warpgroups;
     if (rest == 0) return 0;

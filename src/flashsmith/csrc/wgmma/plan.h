@@ -3,7 +3,7 @@
 
 #include "common/forward_args.cuh"
 #include "host/plan.h"
-#include "wgmma/config.cuh"
+#include "sm90_forward/config.cuh"
 
 namespace flashsmith {
 

@@ -15,6 +15,7 @@ from flashsmith.families.mma_sync_decode import cost, describe, rules, search_sp
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.order import Order
 from flashsmith.families.tile_work import CallWork
+from flashsmith.families.warpgroups import HOPPER_ARCH
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
@@ -44,6 +45,10 @@ class MmaSyncDecodeFamily(Family):
         "decode": ConfigSet("kernels of attention over a cache", sets.get_decode_configs),
     }
 
+    def target_suffix_for(self, arch: int) -> str:
+        # chunk_warpgroups uses wgmma.
+        return "a" if arch == HOPPER_ARCH else ""
+
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
         chunks = {"chunk": "decode_chunk_kernel", "paged_chunk": "decode_paged_chunk_kernel"}
         return {
@@ -54,6 +59,7 @@ class MmaSyncDecodeFamily(Family):
             "merge_rows": "decode_merge_rows_kernel",
             **(chunks if cfg.chunk_rows else {}),
             **({"merge_arriving": "decode_merge_arriving_kernel"} if cfg.has_arrivals else {}),
+            **({"warpgroups": "decode_warpgroup_kernel"} if cfg.chunk_warpgroups else {}),
         }
 
     def candidates(

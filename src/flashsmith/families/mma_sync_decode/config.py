@@ -197,6 +197,21 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="ChunkCluster",
     )
+    chunk_warpgroups: int = knob(
+        "consumer warpgroups of the kernel for chunks of a prompt that fill a GPU with tiles of 64 "
+        "rows per warpgroup (sm_90); 0: no such kernel",
+        values=(0, 2, 3),
+        word="chunk_warpgroups",
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"chunks of a prompt whose tiles fill most SMs use wgmma, with {cfg.chunk_warpgroups} "
+            "warpgroups of 64 rows each"
+            if cfg.chunk_warpgroups
+            else "no sequence is computed by wgmma"
+        ),
+        where="CacheProducer",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 

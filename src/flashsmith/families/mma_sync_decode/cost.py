@@ -14,6 +14,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.gpu_names import gpu_name
 from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
 
 # Cycles: from a load to its data while all SMs read; of a launch within a graph; and of a CTA
@@ -144,8 +145,48 @@ def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKerne
     return replace(tile, min_keys=least, parts_per_sm=1)
 
 
+# The share of the rate of wgmma that the kernel with warpgroups reaches; an assumption.
+_SHARE_OF_WGMMA = 0.75
+# The share of the SMs, in tenths, that a sequence's tiles must fill for this kernel, by whether the
+# config is canonical, as in csrc/mma_sync_decode/warpgroup_plan.cc.
+_TENTHS_OF_SMS = {False: 6, True: 3}
+_TILE_ROWS = 2 * WARPGROUP_ROWS
+
+
+def most_rows_without_warpgroups(
+    cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
+) -> float:
+    """The most rows of a K/V head with which the kernels of mma.sync compute a sequence, whatever
+    the rest of its batch; infinite for a config without warpgroups."""
+    if not cfg.chunk_warpgroups:
+        return float("inf")
+    filled = device.sm_count * _TENTHS_OF_SMS[cfg.canonical > 0] // 10 * _TILE_ROWS
+    group = problem.heads_q // problem.heads_k
+    return max((WARPGROUP_ROWS - 1) * group, filled // problem.heads_k)
+
+
+def _work_of_warpgroups(
+    cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
+) -> CallWork:
+    """The work of a call whose sequences the kernel with warpgroups computes."""
+    rates = rates_of(device)
+    rows = WARPGROUP_ROWS * cfg.chunk_warpgroups
+    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // rows)
+    keys = problem.seq_k
+    if problem.window is not None:
+        keys = min(keys, problem.window[0] + rows)
+    elif problem.semantics.key_mask.is_triangular:
+        keys -= min(problem.seq_q, keys) // 2
+    of_tile = 4 * rows * keys * cfg.d_head / (rates.wgmma * _SHARE_OF_WGMMA) + _PART
+    cycles = max(tiles / device.sm_count, 1.0) * of_tile + _LAUNCH
+    return CallWork(cycles / rates.wgmma_clock / 1e6, tiles, 1, rows)
+
+
 def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
     """The work of a call's launches; the time is infinite if no CTA fits."""
+    all_rows = problem.seq_q * problem.heads_q // problem.heads_k
+    if all_rows > most_rows_without_warpgroups(cfg, problem, device):
+        return _work_of_warpgroups(cfg, problem, device)
     chosen, cfg = cfg, _serving(cfg, problem)
     ctas = resident(cfg, device)
     if not ctas:

@@ -8,6 +8,7 @@ from functools import partial
 from flashsmith.families.canonical import canonical_rules
 from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.rule import Rule, supported
+from flashsmith.families.warpgroups import HOPPER_ARCH
 
 # Limit of fp32 sums and scores per thread, by the keys of a warp. Above it, the fragments and
 # addresses do not fit in 255 registers and spill.
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
         (
             *("d_head", "B_r", "B_c", "n_warps", "stages", "min_keys", "parts_per_sm"),
             *("chunk_rows", "rounds", "cluster", "chunk_cluster"),
+            "chunk_warpgroups",
         ),
     ),
     Rule(
@@ -135,6 +137,26 @@ RULES: tuple[Rule, ...] = (
             or (cfg.B_r == MMA_ROWS and cfg.d_head % (MMA_ROWS * cfg.chunk_cluster) == 0)
         ),
         ("chunk_cluster", "B_r", "d_head"),
+    ),
+    Rule(
+        "chunk_warpgroups_on_hopper",
+        "chunk_warpgroups needs a GPU of compute capability 9.0: only sm_90a has wgmma",
+        lambda cfg, device: not cfg.chunk_warpgroups or device.arch == HOPPER_ARCH,
+        ("chunk_warpgroups",),
+    ),
+    Rule(
+        "chunk_warpgroups_fit_registers",
+        "chunk_warpgroups must be at most 2 above d_head 128: three warpgroups have 160 registers "
+        "a thread each, too few for wider sums",
+        lambda cfg, device: cfg.chunk_warpgroups <= 2 or cfg.d_head <= 128,
+        ("chunk_warpgroups", "d_head"),
+    ),
+    Rule(
+        "chunk_warpgroups_without_cluster",
+        "chunk_warpgroups and chunk_cluster exclude each other: the cluster is for sequences of at "
+        "most 8 rows",
+        lambda cfg, device: not (cfg.chunk_warpgroups and cfg.chunk_cluster),
+        ("chunk_warpgroups", "chunk_cluster"),
     ),
     *canonical_rules(
         (

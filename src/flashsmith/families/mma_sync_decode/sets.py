@@ -14,6 +14,7 @@ from flashsmith.families.mma_sync_decode.config import (
     PARTS_PER_SM,
     FlashDecodeKernelConfig,
 )
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
@@ -29,6 +30,11 @@ _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 # Rows of a chunk tile, in order of preference; neither was measured.
 _CHUNK_ROWS = (128, 64)
+# Warpgroups of the kernel for chunks of a prompt: two, or three from so many tiles of 192 rows per
+# SM on. Three compute faster, but leave SMs idle at the end. Measured at d 128 on an H200. The
+# number affects no bit.
+_WARPGROUPS, _MOST_WARPGROUPS = 2, 3
+_LEAST_TILES_PER_SM = 6
 # The d_head at which full_tiles was timed for several queries: large calls take 9% less time, and
 # no call takes longer.
 _FILLED_D_HEAD = 128
@@ -95,9 +101,26 @@ def _in_clusters(
 def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg`, with a separate kernel if the problem's sequences may have many rows; that kernel has
-    the same tiles in every call on a device. If the rows fill two tiles, the config has full_tiles,
-    which merges the states of several columns at once and does not affect the bits."""
+    """`cfg`, with separate kernels if the problem's sequences may have many rows; these kernels
+    have the same tiles in every call on a device. If the rows fill two tiles, the config has
+    full_tiles, which merges the states of several columns at once and does not affect the bits."""
+    found = _adapt_tiles(cfg, problem, device)
+    if problem.seq_q < WARPGROUP_ROWS or found.chunk_warpgroups or found.chunk_cluster:
+        return found
+    # Which sequences use this kernel is decided when a call is planned, in warpgroup_plan.cc.
+    # Of a packed call's sequences only one is sure to have as many queries.
+    sequences = 1 if problem.semantics.packed else problem.batch
+    tiles = -(-problem.seq_q // (WARPGROUP_ROWS * _MOST_WARPGROUPS)) * sequences * problem.heads_q
+    many = tiles >= _LEAST_TILES_PER_SM * device.sm_count
+    counts = (_MOST_WARPGROUPS, _WARPGROUPS) if many else (_WARPGROUPS,)
+    made = (replace(found, chunk_warpgroups=count) for count in counts)
+    return next((one for one in made if is_legal(one, device)), found)
+
+
+def _adapt_tiles(
+    cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
+) -> FlashDecodeKernelConfig:
+    """`cfg` with the mma.sync kernels that suit the problem's number of rows."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if cfg.canonical:
         clusters = _in_clusters(cfg, problem, device) if rows <= _CLUSTER_ROWS else None

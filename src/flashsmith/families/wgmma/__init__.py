@@ -45,7 +45,7 @@ class WgmmaFamily(WarpgroupFamily):
     }
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma"
     cpp = CppNames(
-        config_header="wgmma/config.cuh",
+        config_header="sm90_forward/config.cuh",
         kernel_header="wgmma/forward_kernel.cuh",
         kernel="hopper_forward_kernel",
         static_config="StaticHopperKernelConfig",

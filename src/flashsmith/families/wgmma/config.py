@@ -1,6 +1,7 @@
 """WgmmaForwardKernelConfig: the knobs that name one kernel of the wgmma family.
 
-The C++ struct of the same name (csrc/wgmma/config.cuh) has the same fields in the same order.
+The C++ struct of the same name (csrc/sm90_forward/config.cuh) has the same fields in the same
+order.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "sm90/tma.cuh"
-#include "wgmma/scheduler.cuh"
+#include "sm90_forward/work_tile.cuh"
 
 namespace flashsmith {
 

@@ -109,7 +109,7 @@ constexpr bool packs_keys(const Semantics& semantics) {
 
 // A divisor that the host knows: one multiplication replaces the some twenty instructions of a
 // division on the GPU. n / divisor is (high half of n * multiplier + n) >> shift, for n below 2^31.
-struct Divisor {
+struct Reciprocal {
     uint32_t divisor, multiplier, shift;
 };
 
@@ -129,7 +129,7 @@ struct HopperForwardKernelArgs {
     // Parts of a split tile, tiles of a head, query heads of a sequence, query heads that share a
     // key head. For longest_first also query heads (of all sequences) and tiles of a head group.
     // With pack_gqa, tiles and all head counts except that of a group refer to key heads.
-    Divisor parts_per_tile, tiles_per_head, heads_q, heads_per_kv_head, heads_per_group,
+    Reciprocal parts_per_tile, tiles_per_head, heads_q, heads_per_kv_head, heads_per_group,
         tiles_per_group;
 };
 

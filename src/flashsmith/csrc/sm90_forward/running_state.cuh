@@ -4,7 +4,7 @@
 
 #include "common/canonical.cuh"
 #include "common/opaque.cuh"
-#include "wgmma/static_kernel_configuration.cuh"
+#include "sm90_forward/static_kernel_configuration.cuh"
 
 namespace flashsmith {
 

@@ -5,8 +5,8 @@
 #include "common/canonical.cuh"
 #include "common/changed_scores.cuh"
 #include "common/key_mask.cuh"
-#include "wgmma/row_softmax.cuh"
-#include "wgmma/static_kernel_configuration.cuh"
+#include "sm90_forward/row_softmax.cuh"
+#include "sm90_forward/static_kernel_configuration.cuh"
 
 namespace flashsmith {
 

@@ -5,7 +5,7 @@
 
 #include "common/canonical_sizes.cuh"
 #include "sm90/wgmma.cuh"
-#include "wgmma/config.cuh"
+#include "sm90_forward/config.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
 #error \

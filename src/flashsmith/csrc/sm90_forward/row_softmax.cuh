@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/softmax.cuh"
-#include "wgmma/exp2_fma.cuh"
+#include "sm90_forward/exp2_fma.cuh"
 
 namespace flashsmith {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "sm90/warpgroup_order.cuh"
-#include "wgmma/static_kernel_configuration.cuh"
+#include "sm90_forward/static_kernel_configuration.cuh"
 
 namespace flashsmith {
 

@@ -3,10 +3,10 @@
 
 #include "common/changed_scores.cuh"
 #include "common/opaque.cuh"
-#include "wgmma/max_policy.cuh"
-#include "wgmma/output.cuh"
-#include "wgmma/running_state.cuh"
-#include "wgmma/stage_order.cuh"
+#include "sm90_forward/max_policy.cuh"
+#include "sm90_forward/output.cuh"
+#include "sm90_forward/running_state.cuh"
+#include "sm90_forward/stage_order.cuh"
 
 namespace flashsmith {
 

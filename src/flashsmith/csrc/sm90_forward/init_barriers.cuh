@@ -1,0 +1,25 @@
+// Initialises the barriers of a CTA's pipelines.
+#pragma once
+
+#include "sm90/pipeline.cuh"
+#include "sm90_forward/static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+// `kv_producers`: arrivals at the full barriers of K and V, besides the bytes of copies by TMA.
+template <class Kernel>
+FS_DEVICE void init_barriers(uint32_t smem, int kv_producers = 1) {
+    // Each Q slot belongs to one warpgroup, each K and V stage to all of them.
+    constexpr int kArrivals =
+        TilePipeline<Kernel::CFG.kv_stages, Kernel::KV_tile_bytes,
+                     Kernel::CFG.cluster_size>::arrivals_at_empty(Kernel::n_warpgroups);
+    PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::Q_slots, kWarpsPerWarpgroup);
+    PipelineBarriers{smem + Kernel::K_barriers}.init(Kernel::CFG.kv_stages, kArrivals,
+                                                     kv_producers);
+    PipelineBarriers{smem + Kernel::V_barriers}.init(Kernel::CFG.kv_stages, kArrivals,
+                                                     kv_producers);
+    if constexpr (Kernel::clusters) PipelineBarriers{smem + Kernel::broadcast_barriers}.init(1, 1);
+    mbarrier_init_fence();
+}
+
+}  // namespace flashsmith
