@@ -7,8 +7,8 @@ three are equal to the last bit; with the default, bits="free", they are close.
 
 Attention is not the only layer whose rounding depends on how many tokens a call has: matrix
 multiplications choose another algorithm for another shape. Everything but attention is therefore
-computed for one token at a time, which keeps the example short; a batch-invariant matrix
-multiplication does the same at full speed.
+computed for one token at a time, which is simple. A batch-invariant matrix multiplication would do
+it at full speed.
 
 Without a GPU the kernels run in the emulator, for half a minute.
 """

@@ -115,7 +115,7 @@ class RecallReport:
 
     @property
     def least_launches(self) -> int:
-        """The least number of launches: one per layer's forward pass, two per backward pass."""
+        """The minimum number of launches: one per layer's forward pass, two per backward pass."""
         return 3 * self.sizes.layers * self.sizes.steps
 
     @property

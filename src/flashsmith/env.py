@@ -27,7 +27,7 @@ class Variable:
         return os.environ.get(self.name) or None
 
 
-# What a variable may be. check_values() checks the first three.
+# The kinds of values of variables. check_values() checks the first three.
 SWITCH = "0 or 1"
 COUNT = "a whole number above 0"
 _ORDERS = ("canonical", "free")
@@ -207,7 +207,7 @@ def keep_ray_quiet() -> None:
 
 
 def environment_of_gpu(ordinal: int) -> dict[str, str]:
-    """The environment of a process that sees only GPU ``ordinal`` of those visible here."""
+    """The environment of a process that sees only one of the visible GPUs, number ``ordinal``."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = listed.split(",")[ordinal] if listed else str(ordinal)
     return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}

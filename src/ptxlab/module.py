@@ -127,8 +127,8 @@ class Module:
 
         Raises:
             PtxlabError: an argument is wrong; the error is then also a ValueError, and nothing has
-                run. Or the kernel uses an unknown instruction, deadlocks, traps, or, without
-                checks, accesses an address outside its memory; the error is then also a
+                run. It is also raised if the kernel uses an unknown instruction, deadlocks, traps,
+                or, without checks, accesses an address outside its memory; the error is then also a
                 RuntimeError. A message that names an instruction also names its PTX line and, if
                 compiled with ``-lineinfo``, its source line.
         """

@@ -23,7 +23,7 @@ one of these is equal:
 
 If both differ, the output shows the kernel's machine instructions, registers, spilled bytes and
 CTAs per SM, and which of these figures got worse. Registers count in steps of 8, as a GPU allocates
-them. A change that merges code may change kernels; --no-worse accepts kernels that are no worse.
+them. A change that merges code may change kernels; --no-worse accepts kernels that are not worse.
 
 A file of --write-base has the hashes of each kernel's canonical PTX and machine code, its figures,
 the compiler's version and the sources' hash. With it, differing lines are not shown, and its
@@ -380,7 +380,7 @@ def main() -> int:
     parser.add_argument("--arch", default="sm_80", help="with --set")
     parser.add_argument("--semantics", default="plain", help="with --set")
     parser.add_argument(
-        "--no-worse", action="store_true", help="accept different kernels that are no worse"
+        "--no-worse", action="store_true", help="accept different kernels that are not worse"
     )
     parser.add_argument("--record", action="store_true", help="record equivalent sources")
     options = parser.parse_args()

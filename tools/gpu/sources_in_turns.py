@@ -7,11 +7,11 @@
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --operations decode backward
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --build-only  # needs no GPU
 
-A pair is a config, with its semantics, that ranks first in an entry of a shipped table, and the
-problem of the first such entry. Entries of the forward pass are used unless --operations names
-other operations. Libraries are kept in the cache, and any library of the same sources is used. One
-machine can therefore build libraries that another machine times. --changed-only leaves out pairs
-with equal machine code.
+A pair consists of a kernel that ranks first in an entry of a shipped table, given by config and
+semantics, and of the problem of the first such entry. Entries of the forward pass are used unless
+--operations names other operations. Libraries are kept in the cache, and any library of the same
+sources is used. One machine can therefore build libraries that another machine times.
+--changed-only leaves out pairs with equal machine code.
 
 A round is an independent measurement: base and new are launched alternately with the L2 flushed.
 Over a small KV cache the launches are in graphs that cycle through several caches, as in

@@ -211,8 +211,8 @@ def run_bench(
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
-    """The measurements of all problems, in order. Each is passed to ``write`` as soon as its
-    problem is done.
+    """The measurements of all problems, in order. Each measurement is passed to ``write`` as soon
+    as its problem is done.
 
     A kernel that is wrong or cannot run still gets a row, and so does an absent peer.
 
@@ -283,7 +283,7 @@ class _Point:
             workload = bench.make_workload(self.problem, bench.plan.seed)
         except ArgumentError:
             raise
-        except Exception as error:  # PyTorch raises errors of its own when memory runs out
+        except Exception as error:  # PyTorch raises its own errors when memory runs out
             why = f"the tensors cannot be made: {_first_line(error)}"
             for entry in entries:
                 self._add(entry.name, "ours", Proof("error", why), *self._kernel(entry))
@@ -368,7 +368,7 @@ class _Point:
         try:
             made = entry.implementation(workload)
             proof = Proof.of(workload.check(made.output()), note=made.note)
-        except Exception as error:  # PyTorch raises errors of its own when a kernel failed
+        except Exception as error:  # PyTorch raises its own errors when a kernel failed
             self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
             self._check_gpu(entry.name)
             return None

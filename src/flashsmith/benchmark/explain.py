@@ -161,7 +161,7 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
-# The least number of rows for a kernel without a loop over keys.
+# The minimum number of rows for a kernel without a loop over keys.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity", "order")
 

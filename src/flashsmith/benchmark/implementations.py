@@ -127,7 +127,7 @@ def captured(
     """The graph of an implementation's calls on several sets of tensors, made by Replay.of(), and
     the output that one replay writes.
 
-    The output is that of the first set's call, whose tensors are filled with NaN before the replay.
+    The output comes from the first set's call. Its tensors are filled with NaN before the replay.
 
     Raises any error of the calls and of capturing.
     """

@@ -103,7 +103,7 @@ class PooledFigure:
     least 95% confidence.
 
     The interval comes from order statistics and needs six rounds. With fewer, ``certain`` is False,
-    and ``low`` and ``high`` are the least and the greatest value.
+    and ``low`` and ``high`` are the minimum and the maximum.
     """
 
     median: float
@@ -129,8 +129,8 @@ class PooledFigure:
 
 
 def left_out(count: int) -> int | None:
-    """How many of ``count`` ordered values lie below the median's interval, and as many lie above
-    it; None if ``count`` is too small for an interval."""
+    """The number of values below the median's interval among ``count`` ordered values, equal to the
+    number above it; None if ``count`` is too small for an interval."""
     tail, outside = 0.0, None
     for place in range(count // 2):
         tail += math.comb(count, place) / 2**count

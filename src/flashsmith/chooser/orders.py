@@ -75,7 +75,7 @@ class OrderComparison:
 def compare_orders(
     first: str, second: str, device: DeviceSpec | str | int | None = None
 ) -> OrderComparison:
-    """The orders of two configs, or of those that attention() uses for two problems.
+    """The orders of two configs, or of the configs that attention() uses for two problems.
 
     Args:
         first, second: a config's short form, or a problem's text: 'b1 s4096 h32 d128 bf16 causal'.

@@ -45,7 +45,7 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
 def _about_d(config: Any, problem: Problem) -> Iterator[str]:
     if problem.d < _OF_D_HEAD * config.d_head:
         wasted = 1 - problem.d / config.d_head
-        spent = "of both products are spent on" if problem.operation == DEFAULT else "are"
+        spent = "of both GEMMs is spent on" if problem.operation == DEFAULT else "are"
         yield (
             f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} {spent} columns that "
             "do not exist"

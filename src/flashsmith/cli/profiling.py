@@ -39,7 +39,7 @@ def roofline(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this GPU's peak rates and store them: products, exponentials, L2 and DRAM.
+    """Measure this GPU's peak rates and store them: MMAs, exponentials, L2 and DRAM.
 
     This takes about fifteen seconds. Exit status 1 if a microbenchmark's output is wrong.
     """
@@ -125,8 +125,8 @@ def ncu(
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
 
-    Needs a GPU and a selection (--kernels or KERNELS). Shapes are those of 'flashsmith bench'. Exit
-    status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
+    Needs a GPU and a selection (--kernels or KERNELS). The shapes are the same as in 'flashsmith
+    bench'. Exit status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
     """
     from flashsmith.benchmark.ncu import (
         ProfilePlan,

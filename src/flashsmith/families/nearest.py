@@ -138,8 +138,8 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """The knobs that a correction must not change: knobs that no chain of rules with common knobs
-    connects to a broken rule, and d_head if kernels exist for its value."""
+    """The knobs that a correction must not change: d_head if kernels exist for its value, and knobs
+    that no chain of rules connects to a broken rule."""
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
     while grown - touched:

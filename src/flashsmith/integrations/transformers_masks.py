@@ -53,7 +53,7 @@ _KEYWORDS = ("config", "dtype", "local_size", "use_vmap", "allow_torch_fix")
 
 
 class HiddenKeys(NamedTuple):
-    """What a mask hides.
+    """The keys that a mask hides.
 
     causal, window: None if the mask does not determine them. window: number of keys that a query
     sees on the left, including its own position; 0 means no window. A bidirectional window has the
@@ -153,7 +153,7 @@ _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def hidden_by(mask: Any, queries: int) -> HiddenKeys:
-    """What an attention mask hides from a number of queries.
+    """The keys that an attention mask hides from a number of queries.
 
     Raises:
         ArgumentError: the model has changed the mask that flashsmith_mask() built.
@@ -208,7 +208,7 @@ def selected_by(mask: Any, indices: Any, keys: int) -> Any:
 
 
 def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
-    """What a mask hides, from its shape and values; None if it is a pattern."""
+    """The keys that a mask hides, read from its shape and values; None if it is a pattern."""
     if mask.dim() == 2:  # the user's mask, from a model that does not call the mask function
         real = mask if mask.dtype is torch.bool else mask != 0
         return HiddenKeys(padding=real, keys=mask.shape[1])
@@ -260,7 +260,8 @@ def _hidden(
     attention_mask: Any,
     device: Any,
 ) -> HiddenKeys | None:
-    """What the mask that transformers requests hides; None if only the full mask describes it."""
+    """The keys hidden by the mask that transformers requests; None if only the full mask describes
+    them."""
     sequences = _sequence_numbers(mask_function)
     if sequences is not None and attention_mask is None:
         numbers, (causal, window) = sequences
@@ -310,7 +311,7 @@ def _closure(function: MaskFunction) -> dict[str, Any]:
 
 
 def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
-    """The masks that and_masks() combined, by the name of the function that made each."""
+    """The masks that and_masks() combined, by the names of the functions that made them."""
     if is_tracing() or getattr(function, "__name__", "") != "and_mask":
         return {}
     joined = _closure(function).get("mask_functions", ())

@@ -1,4 +1,4 @@
-"""What transformers declares about a model's classes: how they use masks, and whether they may run
+"""Transformers' declarations about a model's classes: how they use masks, and whether they may run
 on attention implementations other than eager."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _find_model(config_class: type) -> Model | None:
 
 def check_that_it_builds_masks(module: Any) -> None:
     """Raises ArgumentError for a layer of a model that runs on eager attention only and builds no
-    masks, because it is unknown which keys the layer's attention function hides."""
+    masks: it is then unknown which keys the attention function hides."""
     model = model_of(getattr(module, "config", None))
     if model is not None and not model.supported and not model.builds_masks:
         raise _unsupported(module, model)

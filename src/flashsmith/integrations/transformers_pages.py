@@ -36,7 +36,7 @@ _PAGE_DTYPES = (torch.float16, torch.bfloat16)
 class Pages(NamedTuple):
     """A paged KV cache to which a call appends its keys and values.
 
-    k_cache, v_cache: (pages, page, heads_k, d). table: (batch, most pages) int32. lens: (batch,)
+    k_cache, v_cache: (pages, page, heads_k, d). table: (batch, maximum pages) int32. lens: (batch,)
     int32, the lengths before the append. starts_q: where each sequence's queries begin; None if
     each sequence has one query.
     """
@@ -174,8 +174,8 @@ def of_kind(layer: Any, lengths: Any) -> Any:
 def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> Pages | None:
     """A layer's pages if the kernels can read them in place; None if its keys must be gathered.
 
-    Keys must be gathered in three cases: in layers with a window (for which transformers keeps a
-    ring), in dtypes that the kernels lack, and if all keys are new.
+    Keys must be gathered in layers with a window (transformers keeps a ring for these), for dtypes
+    that the kernels lack, and if all keys are new.
     """
     allocator = cache.layer_to_allocator[layer_idx]
     if not allocator.supports_block_table:

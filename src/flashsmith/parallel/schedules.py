@@ -592,7 +592,7 @@ class _Part(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Rows that the same parts contain, and where in each of these parts they are."""
+    """Rows contained in the same parts, and their position in each of these parts."""
 
     rows: RankRows
     of_parts: tuple[tuple[int, RankRows], ...]
@@ -703,8 +703,8 @@ def _zigzag_backward(
     of = _Differentiated(do, q, o, lse, dlse)
     own = torch.stack([k, v])
     dq = torch.zeros_like(q, dtype=torch.float32)
-    # Half of the own heads are computed while the first block arrives, and half while the last
-    # gradients return to their own rank.
+    # Half of the own heads are computed while the first block arrives, the other half while the
+    # last gradients return to their own rank.
     early, late = halves(int(k.shape[-2]))
     own_dkv = torch.zeros_like(own, dtype=torch.float32)
     coming: Transfer | None = None

@@ -65,8 +65,9 @@ class Settings:
 
 @dataclass
 class _Bench:
-    """A GPU at work: its current call, the task of that call and when it began. Also the libraries
-    that its measuring process opened, and how often in a row this process failed to start."""
+    """A GPU at work: its current call, the task of that call and when it began. It also holds the
+    libraries that its measuring process opened, and how often in a row this process failed to
+    start."""
 
     gpu: WorkerGpu
     call: WorkerCall | None = None

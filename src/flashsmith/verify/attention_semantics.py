@@ -94,7 +94,7 @@ class Attention:
             yield Sequence((rows_q,), (rows_k,))
 
     def __str__(self) -> str:
-        """What differs from plain attention, e.g. 'causal, softcap 30, lens 3+0+64:5+7+64'."""
+        """The differences from plain attention, e.g. 'causal, softcap 30, lens 3+0+64:5+7+64'."""
         said = ["causal"] if self.causal else []
         if self.window != NO_WINDOW:
             said.append("window ({}, {})".format(*self.window))

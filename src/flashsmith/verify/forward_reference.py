@@ -189,7 +189,8 @@ def check_lens(lens_q: Lens, lens_k: Lens) -> None:
     """Raise ArgumentError unless these can be the lengths of packed sequences."""
     if len(lens_q) != len(lens_k) or not lens_q or min(*lens_q, *lens_k) < 0:
         raise ArgumentError(
-            f"lens_q={lens_q}, lens_k={lens_k}: give as many of both, at least one, none negative"
+            f"lens_q={lens_q}, lens_k={lens_k}: give both for each sequence, "
+            "at least one, none negative"
         )
 
 

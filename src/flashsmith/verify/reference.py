@@ -24,9 +24,8 @@ class References:
     or, if packed, (heads, total_q). ``same_precision`` is o as 16-bit arithmetic gives it, in the
     dtype.
 
-    ``tainted`` marks elements of o that a kernel may return as NaN or inf though they are finite
-    here, because v holds NaN or inf for a masked key that a kernel may load. None if there are no
-    such elements.
+    ``tainted`` marks finite elements of o that a kernel may return as NaN or inf, because it may
+    load NaN or inf in v for a masked key. None if there are no such elements.
     """
 
     o: np.ndarray

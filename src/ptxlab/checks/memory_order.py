@@ -72,8 +72,8 @@ class MemoryOrder:
         """Begins a wave: its threads are new, but words keep what was released."""
         self._order = order
         self._threads: dict[int, _Thread] = {}
-        # Per CTA: the last read of a released word that did not acquire, and the write of the last
-        # value that was read, if this write did not release.
+        # Per CTA: the last read of a released word without an acquire, and the write of the last
+        # read value, if it did not release.
         self._unacquired: dict[int, tuple[int, Site]] = {}
         self._unreleased: dict[int, Site] = {}
 

@@ -149,7 +149,7 @@ class Races(Check):
             self._order.arrive(event.threads, event.barrier, event.clock)
 
     def warp_sync(self, event: WarpSync) -> None:
-        """Orders the synchronised threads of a warp after each other's earlier accesses."""
+        """Orders each of the synchronised threads of a warp after the others' earlier accesses."""
         self._order.synchronise_warps(event.threads, event.clock)
 
     def memory(self, event: MemoryAccess) -> None:

@@ -90,7 +90,7 @@ class GlobalMemory(GlobalMemoryView):
         return [known.public for known in self._ranges]
 
     def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
-        """Marks the accesses that lie wholly in one range, which must allow them."""
+        """Marks the accesses that are wholly inside one range, if the range allows them."""
         good = np.zeros(np.shape(addresses), np.bool_)
         for known in self._ranges:
             if known.public.writable or not write:
@@ -223,7 +223,7 @@ class BankedMemory:
         self.views = {width: raw.view(word) for width, word in WORDS.items()}
 
     def inside(self, addresses: np.ndarray, sizes: Any) -> np.ndarray:
-        """Marks the accesses that lie wholly inside a part."""
+        """Marks the accesses that are wholly inside a part."""
         return (addresses >= 0) & (addresses + sizes <= self.size)
 
     def check(self, addresses: Any, size: int, align: int) -> None:

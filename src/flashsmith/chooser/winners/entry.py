@@ -117,7 +117,7 @@ class Entry:
         return frozenset(one.family for one in self.ranked)
 
     def beside(self, older: Entry | None) -> Entry:
-        """This entry plus the figures of ``older``, an entry of the same place, for the families
+        """This entry plus the figures of ``older``, an entry with the same place, for the families
         that this entry lacks.
 
         So measuring one family again does not affect the figures of other families.
@@ -160,8 +160,8 @@ def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
 
 
 def _shape(one: RankedConfig) -> tuple[object, ...]:
-    """Family, rows of a tile, threads, and determinism. The rows are of queries, or of queries and
-    keys if CTAs do not own queries. A config that no longer parses has a unique shape."""
+    """Family, rows of a tile, threads, and determinism. Rows means rows of queries, or of queries
+    and keys if CTAs do not own queries. A config that no longer parses has a unique shape."""
     try:
         config = parse_kernel_name_into_config(one.config)
     except FlashsmithError:

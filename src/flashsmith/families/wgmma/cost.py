@@ -25,8 +25,8 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Relative compile time of a kernel, which is short for all tiles, since one instruction is a
-# product of a whole warpgroup.
+# Relative compile time of a kernel, which is short for all tiles, since one wgmma is issued for a
+# whole warpgroup.
 COMPILE_COST = 700.0
 
 # Cycles of a tile's first K copy, its epilogue, and the fetch of its work-tile info.
