@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A tiny transformer whose log-probabilities have the same bits however they are computed.
+"""A tiny transformer whose log-probabilities have the same bits in training, in a prefill by
+chunks, and in decoding.
 
 A text's log-probabilities come from a training forward pass, from a prefill in chunks over a KV
 cache, and from a prefill whose last tokens are decoded one at a time. With bits="canonical" the

@@ -219,7 +219,7 @@ def train(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Tra
 
 
 def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, Any]:
-    """Trains a model as train() does; returns the training and the model."""
+    """Like train(), but returns the training and the model."""
     import torch
 
     random = torch.Generator().manual_seed(1)

@@ -178,8 +178,7 @@ def jobs() -> int:
 def check_values() -> None:
     """Raises ArgumentError, naming the variable, when a variable has an invalid value.
 
-    Paths and the text of KERNELS are checked by what reads them, since whether they are usable
-    depends on what they name.
+    Paths and the text of KERNELS are checked when they are used, since they may name files.
     """
     for variable in VARIABLES:
         if variable.values == SWITCH:

@@ -117,9 +117,9 @@ class Module:
             seed: a number selects a random schedule of the threads; None is a fixed schedule.
             sm_count: SMs of the GPU, for kernels whose CTAs wait for each other; None: enough for
                 all CTAs.
-            exact_mma: round the sums of mma, wgmma and wmma as the target's tensor cores do, to
-                the last bit (sm_80 and later). By default they are float32 sums in any order. A
-                kernel dominated by multiplications then takes two to four times as long.
+            exact_mma: round the sums of mma, wgmma and wmma like the target's tensor cores, to the
+                last bit (sm_80 and later). By default they are float32 sums in any order. A kernel
+                dominated by multiplications then takes two to four times as long.
 
         Returns:
             The result: ``findings`` of the checks, empty if there are none, and ``instructions``,

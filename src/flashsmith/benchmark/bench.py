@@ -214,7 +214,7 @@ def run_bench(
     """The measurements of all problems, in order. Each measurement is passed to ``write`` as soon
     as its problem is done.
 
-    A kernel that is wrong or cannot run still gets a row, and so does an absent peer.
+    Kernels that are wrong or cannot run, and absent peers, also get a row.
 
     Raises ArgumentError for a plan without implementations, any error of building, and LaunchError
     if a kernel has left the GPU unusable to this process.
@@ -314,8 +314,8 @@ class _Point:
     def _replays(
         self, right: Sequence[Implementation], makers: _Makers, workload: AnyWorkload
     ) -> list[Implementation]:
-        """CUDA graphs of the implementations' calls, over ``workload`` and other sets of tensors
-        that all implementations share.
+        """CUDA graphs of the implementations' calls, on ``workload`` and on further sets of
+        tensors, which all implementations share.
 
         An implementation is left untimed if its calls cannot be captured, or if the output of a
         replay is wrong.

@@ -40,7 +40,7 @@ class ProvableImplementation(Implementation, Protocol):
 class KernelImplementation:
     """A flashsmith kernel on one workload, whose output tensors it writes.
 
-    ``note`` names the way in which the kernel is called, unless that is attention() or forward().
+    ``note`` says how the kernel is called, unless attention() or forward() calls it.
     """
 
     name: str

@@ -70,8 +70,7 @@ class AlternatingRounds:
 
 
 def rotated(items: Sequence[_T], first: int) -> list[_T]:
-    """The items starting from index ``first``, which wraps around, followed by the items before
-    it."""
+    """The items from index ``first`` on, then the items before it; ``first`` wraps around."""
     place = first % max(1, len(items))
     return [*items[place:], *items[:place]]
 

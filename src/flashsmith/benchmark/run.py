@@ -40,7 +40,7 @@ _REFERENCE_SECONDS = 0.8e-9
 
 @dataclass(frozen=True)
 class Options:
-    """The values that a task's semantics leave open; None is Problem's typical value.
+    """The values that a task's semantics leave open; None means Problem's typical value.
 
     `checks` enables all checks of the emulator. `seed` determines the inputs, and the lengths of
     packed sequences.

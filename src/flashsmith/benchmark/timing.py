@@ -58,8 +58,8 @@ class Protocol:
     tensors, so that SETS_BYTES of other sets are read before a set is read again.
     num_warmups, runs: the minimum numbers of untimed and timed launches of an implementation.
     warmup_ms, measure_ms: the minimum total times of those launches, so that short kernels are
-    launched more often. 0 leaves the numbers of launches as they are. With 'interleaved', the mean
-    time of the implementations counts.
+    launched more often. 0 does not change the numbers of launches. With 'interleaved' they refer to
+    the mean time of the implementations.
     num_estimates: the number of launches from which the time of one launch is estimated.
 
     Raises ArgumentError for an unknown order, or a number below its minimum.
@@ -275,8 +275,7 @@ class CudaEvents:
 
     @property
     def can_capture(self) -> bool:
-        """Whether PyTorch uses the GPU, because a graph's calls allocate from PyTorch's memory
-        pool."""
+        """Whether PyTorch uses the GPU; calls in a graph need PyTorch's memory pool."""
         return _torch_on_gpu() is not None
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:

@@ -168,7 +168,7 @@ def attention(
         seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
             k_begin on. On a device only the kernel reads it.
         k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
-            row. In a packed k it may be any row, whatever cu_seqlens_k says. For every mask, the
+            row. In a packed k it may be any row, independent of cu_seqlens_k. For every mask, the
             last query has the position of the last key that counts, k_begin + seqused_k - 1.
         bits: 'canonical' makes a row's output and log-sum-exp depend only on its own query, the
             keys and values that it attends to, and what is computed (mask, softcap, scale, sinks,

@@ -371,7 +371,7 @@ _said: set[tuple[Hashable, str]] = set()
 def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
     for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
         _warn_once(note, winners.versions)
-    # A device of KNOWN_DEVICES stands for the emulator, whose speed does not matter.
+    # In the emulator, whose speed does not matter, a device of KNOWN_DEVICES is used.
     if evidence.fallback and device not in KNOWN_DEVICES:
         _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
 

@@ -36,8 +36,8 @@ class OrderComparison:
 
     @property
     def equal_bits(self) -> bool:
-        """Whether a row has the same bits with both configs, whatever else the calls compute. Equal
-        orders guarantee this only if they are canonical."""
+        """Whether a row has the same bits with both configs, in any calls. Equal orders guarantee
+        this only if they are canonical."""
         return self.difference is None and all(map(version_of, self.configs))
 
     def __str__(self) -> str:

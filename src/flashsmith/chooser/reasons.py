@@ -14,7 +14,8 @@ from flashsmith.chooser.spills import known_spill
 from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
 
-# Smaller shares are mentioned: of rows or slots that are filled, and of d_head that d fills.
+# Below these shares a note is printed: of filled rows or slots, and of the part of d_head that d
+# fills.
 _FILLED = 0.8
 _OF_D_HEAD = 0.9
 # From this many keys on, splitting K and V among CTAs is worthwhile.

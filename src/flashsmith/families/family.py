@@ -180,7 +180,7 @@ class Family:
 
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
         """The config for a problem that needs only these gradients, given the config `cfg` for all
-        gradients. The result skips the work for the other gradients; mostly it is `cfg` itself."""
+        gradients. The result skips the work for the other gradients; usually it is `cfg` itself."""
         return cfg
 
     def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
@@ -204,7 +204,7 @@ class Family:
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
         """The replacement of a config whose kernel has too few registers for these semantics, used
-        if nothing was measured for them; mostly `cfg` itself."""
+        if nothing was measured for them; usually `cfg` itself."""
         return cfg
 
     # --- which configs ---------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Family:
 
     def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
         """The config for the problem's number of query heads per K/V head, if the tiles of `cfg`
-        are for another number; mostly `cfg` itself."""
+        are for another number; usually `cfg` itself."""
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
@@ -267,8 +267,8 @@ class Family:
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether a kernel may split tiles into parts of their keys, as kernels of split_variants()
-        do."""
+        """Whether a kernel may split tiles into parts of their keys, like the kernels of
+        split_variants()."""
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:

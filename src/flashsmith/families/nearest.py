@@ -126,7 +126,8 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """For the message: another family that runs on the device, if the config's family does not."""
+    """For the message: a family that runs on the device, if the config's own family does not run
+    there."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [

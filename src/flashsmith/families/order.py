@@ -26,7 +26,7 @@ O_BY_SUM = "o = O (w / sum)"
 
 
 def outgrown(log2_growth: int) -> str:
-    """An offset that changes once the row requires it."""
+    """An offset that changes as soon as the row requires it."""
     return f"an older maximum, until the row outgrows it by its weight or 2^{log2_growth}"
 
 

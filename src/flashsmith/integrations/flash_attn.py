@@ -96,8 +96,8 @@ def flash_attn_func(
         softmax_scale: None is 1/sqrt(d).
         causal, window_size: aligned to the bottom right; -1 and None: no limit.
         softcap: 0 means none.
-        deterministic: whether dq has to be bitwise repeatable; the output, dk and dv always are.
-            False leaves it to torch.use_deterministic_algorithms.
+        deterministic: whether dq has to be bitwise repeatable; the output, dk and dv are always
+            repeatable. False leaves it to torch.use_deterministic_algorithms.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
         bits: as for attention(); keyword-only, since FlashAttention has no such argument.
         dropout_p, alibi_slopes: must be left at their defaults.
@@ -205,7 +205,7 @@ def flash_attn_varlen_func(
     Args:
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
         cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where each sequence begins.
-        max_seqlen_q, max_seqlen_k: the longest sequence; None computes it, as attention() does.
+        max_seqlen_q, max_seqlen_k: the longest sequence; None computes it, as in attention().
         block_table: (sequences, maximum pages) int32; k and v are then pages (pages, page, heads_k,
             d) of any size. The lengths are seqused_k, or without it the differences of
             cu_seqlens_k. attention_with_cache() computes such calls, without gradients.

@@ -53,10 +53,10 @@ def sdpa(
     PyTorch, with one FallbackWarning per reason. Examples are calls with a mask tensor, dropout, a
     dtype other than fp16 and bf16, or a d that is above 256 or not a multiple of 8.
 
-    Some calls fall back whatever their arguments are. These are calls on the host without the
-    emulator, and calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside
-    torch.jit.trace, torch.onnx.export and torch.func's transforms other than one grad or vjp also
-    fall back. Calls under a torch.nn.attention.sdpa_kernel without flash attention fall back, too.
+    Some calls fall back with any arguments. These are calls on the host without the emulator, and
+    calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside torch.jit.trace,
+    torch.onnx.export and torch.func's transforms other than one grad or vjp also fall back. Calls
+    under a torch.nn.attention.sdpa_kernel without flash attention fall back, too.
 
     Args:
         query: (batch, heads, length_q, d); batch, or both batch and heads, may be missing.

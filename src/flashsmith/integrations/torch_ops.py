@@ -703,7 +703,7 @@ def differentiable_attention(
     repeatable = resolve_deterministic(deterministic, q, options.bits)
     follows_pytorch = deterministic is None and not resolve_bits(options.bits)
     return_lse = check_flag("return_lse", options.return_lse)
-    # Autograd saves the tensors, so the Pass does not.
+    # Autograd saves the tensors, so the Pass need not save them.
     bound |= {**dict.fromkeys(TENSORS), "return_lse": True}
     opts = CallOptions(
         ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate

@@ -216,7 +216,7 @@ def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
         return None
     if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
         # With one query, a mask of this shape may be any mask. To serve it, its values must be
-        # read, which a tracer cannot do.
+        # read, and a tracer cannot read them.
         of_keys = mask.shape[1] == mask.shape[2] == 1 and (queries > 1 or _may_ask())
         return HiddenKeys(False, 0, mask[:, 0, 0]) if of_keys else None
     causal, window = _kind_of_form(mask)
@@ -288,7 +288,7 @@ def _hidden(
             return None  # the last keys are missing
         if last < kv_length:
             keys, real = last, None if real is None else real[:, :last]
-    # Whether there is any padding must be read from the GPU, which a tracer cannot do.
+    # Whether there is any padding must be read from the GPU, and a tracer cannot read it.
     if real is None or (_may_ask() and bool(real.all())):
         return HiddenKeys(causal, window, keys=keys)
     return HiddenKeys(causal, window, real, keys)

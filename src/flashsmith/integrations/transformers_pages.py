@@ -3,9 +3,8 @@
 The caller of the cache's update() depends on the version. In transformers 5.23 it is the attention
 function, which gets the cache as an argument. From 5.24 on it is the model, and the attention
 function never gets the cache. Therefore the tensors that update() returns record where the pages
-are. To all other code these tensors look like the tensors that transformers would have gathered,
-and the first operation on them gathers. Models need this, because they may share keys between
-layers, or change keys before the attention function.
+are. To all other code they look like gathered tensors; the first operation on them gathers. Models
+need this, because they may share keys between layers, or change keys before the attention function.
 """
 
 from __future__ import annotations

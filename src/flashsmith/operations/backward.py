@@ -128,8 +128,8 @@ BACKWARD = Operation(
     numbers=_numbers,
     flop=backward_flop,
     semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
-    # grad_dtype: None (the problem's dtype) or 'float32'. deterministic: whether dq must be
-    # bitwise repeatable; dk, dv and dsinks always are.
+    # grad_dtype: None (the problem's dtype) or 'float32'. deterministic: whether dq must be bitwise
+    # repeatable; dk, dv and dsinks are always repeatable.
     options={
         "scale": None,
         "softcap": 0.0,

@@ -160,7 +160,7 @@ class Problem:
     def window(self) -> tuple[int, int] | None:
         """The (left, right) of a window in measurements; None without a window.
 
-        The right limit is 0 and the left one window_keys. If that is 0, the left limit is
+        The right limit is 0 and the left one window_keys. If window_keys is 0, the left limit is
         TYPICAL_WINDOW, or half of all keys if there are fewer.
         """
         if not self.semantics.key_mask.takes_limits:

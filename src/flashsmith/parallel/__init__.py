@@ -147,7 +147,8 @@ def attention(
             from its rows, or under 'ulysses' from its heads. The sum over ranks is the gradient.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32, offsets of the whole packed sequences, the
             same on every rank. Offsets on a GPU are read once, which synchronizes with it.
-        max_seqlen_q, max_seqlen_k: not needed; at least the longest whole sequence's length.
+        max_seqlen_q, max_seqlen_k: not needed; if given, at least the length of the longest whole
+            sequence.
         out: the tensor for this rank's output; not with gradients.
         return_lse, return_row_max: also return this rank's log-sum-exp, or row maximum, fp32,
             (batch, heads_q, rows) or (heads_q, rows).

@@ -68,7 +68,8 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
     before = None if signature is None else _before.get(group.handle, {}).get(signature)
     said = None
     if before is not None and not (q.data_ptr() % 16 or _is_capturing(q)):
-        # This rank repeats its earlier message. Meanwhile it computes whatever needs no other rank.
+        # This rank repeats its earlier message. Meanwhile it computes everything that needs no
+        # other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
         except _RanksDisagree as others:

@@ -192,10 +192,10 @@ class Group:
     def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
         """Starts to gather several dense tensors as one message.
 
-        Each tensor is gathered into one of ``found``, whose first dimension is longer by a factor
-        of the number of ranks. The transfer starts after the work that is already on the current
-        stream. The returned function makes the current stream wait for the transfer; for host
-        tensors the host waits.
+        Each tensor is gathered into one of ``found``; its first dimension is multiplied by the
+        number of ranks. The transfer starts after the work that is already on the current stream.
+        The returned function makes the current stream wait for the transfer; for host tensors the
+        host waits.
         """
         with self.watch.waiting():
             work = self.handle.allgather_into_tensor_coalesced(found, mine)

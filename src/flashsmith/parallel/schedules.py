@@ -438,7 +438,8 @@ def as_needed(needs: Needs, *gradients: Any) -> GroupGradients:
 
 
 def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
-    """Exchanges this rank's rows of all heads for all rows, in order, of this rank's heads."""
+    """Exchanges rows for heads: from this rank's rows of all heads to all rows, in order, of this
+    rank's heads."""
     ranks, dim = call.group.size, call.dim
     parts = [it.unflatten(-2, (ranks, -1)) for it in tensors]
     counts = [part.shape[-2] for part in parts]

@@ -264,7 +264,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 class Invocation(NamedTuple):
     """A call's tensors (None for those not given) and options, each in a fixed order.
 
-    ``names`` identifies the function and thereby what the tensors and options are.
+    ``names`` identifies the function, and thus the meaning of the tensors and options.
     """
 
     names: Any
@@ -452,9 +452,9 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
     """Runs the remembered call that matches these arguments and returns its outputs. Returns None
     and launches nothing when no call matches or the addresses need the full checks.
 
-    ``arguments`` begin with a tensor; the value of ``names`` identifies what the others are. Calls
-    that a dispatch mode, a transform or forward-mode differentiation intercepts must not come here.
-    Raises LaunchError when the launch is refused.
+    ``arguments`` begin with a tensor; the value of ``names`` identifies the meaning of the others.
+    Calls that a dispatch mode, a transform or forward-mode differentiation intercepts must not come
+    here. Raises LaunchError when the launch is refused.
     """
     group = repeated.get(names)
     if group is None:

@@ -230,7 +230,7 @@ def forward(
         seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
             k_begin on. On a device only the kernel reads it.
         k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
-            row. In a packed k it may be any row, whatever cu_seqlens_k says. For every mask, the
+            row. In a packed k it may be any row, independent of cu_seqlens_k. For every mask, the
             last query has the position of the last key that counts, k_begin + seqused_k - 1.
         bits: as for attention(); 'canonical' requires a config that keeps that order.
         emulate: run host tensors in the emulator even when the estimated time is above 60 s.

@@ -353,8 +353,8 @@ class LoadedKernels:
             return kernel or self._build(key)
 
     def add(self, library: KernelLibrary) -> None:
-        """Loads a library; kernels that are already loaded stay as they are. Records the kernels
-        that the compiler made slow, for choosers."""
+        """Loads a library; kernels that are already loaded are kept. Records the kernels that the
+        compiler made slow, for choosers."""
         arch, semantics = library.manifest.arch, library.manifest.semantics
         with self.lock:
             for config, kernel in load_library(library).items():

@@ -77,8 +77,8 @@ class Request(NamedTuple):
 
 
 def suit_tma(views: Sequence[TensorView]) -> bool:
-    """Whether TMA can copy all these tensors: TMA takes neither negative strides nor strides of 0,
-    which broadcast tensors have."""
+    """Whether TMA can copy all these tensors. TMA supports neither negative strides nor strides of
+    0, which broadcast tensors have."""
     return all(
         stride > 0
         for view in views

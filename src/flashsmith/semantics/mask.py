@@ -78,12 +78,12 @@ class Mask(str):
 
     @property
     def hides_earlier(self) -> bool:
-        """Whether there are keys that earlier rows see and later rows do not."""
+        """Whether some keys are visible to earlier rows and hidden from later ones."""
         return self.first is not None
 
     @property
     def hides_later(self) -> bool:
-        """Whether there are keys that later rows see and earlier rows do not."""
+        """Whether some keys are visible to later rows and hidden from earlier ones."""
         return self.last is not None
 
     @property

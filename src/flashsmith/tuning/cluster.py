@@ -1,6 +1,6 @@
 """Cluster: an executor on Ray. Each GPU measures in its own actor; compilations are tasks.
 
-Actors and tasks delegate the work to a worker process, as the local executor does. A kernel that
+Like the local executor, actors and tasks delegate the work to a worker process. A kernel that
 crashes or hangs ends only that process, so the death of an actor is always the cluster's fault.
 """
 

@@ -30,7 +30,7 @@ from flashsmith.tuning.trial import (
 
 # A failed final is retried once, after each of its kernels has been timed alone.
 FINAL_ATTEMPTS = 2
-# With fewer launches per kernel, the final would rank no better than the rungs did.
+# With fewer launches per kernel, the final's ranking would be no better than the rungs' ranking.
 MIN_FINAL_LAUNCHES = 3
 #: Warm-up before steady timing, in milliseconds: under load the GPU's clock settles at the power
 #: limit.
@@ -133,7 +133,7 @@ class Race:
     builds: the kernels that begin. reference: the race for a shorter problem; kernels far behind in
     that race's first rung do not enter this race. When all rungs are complete, neighbours of the
     best join and run the rungs; this happens `refinements` times. incumbents: the builds that the
-    race may replace, which reach the final however slow they were in the rungs.
+    race may replace; they reach the final even if they were slow in the rungs.
     """
 
     problem: Problem

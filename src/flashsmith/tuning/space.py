@@ -38,7 +38,7 @@ _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
 def space_keys() -> tuple[str, ...]:
-    """The keys of search spaces; refining is worthwhile for their best configs."""
+    """The keys of search spaces. It is worthwhile to refine the best configs of a space."""
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
 

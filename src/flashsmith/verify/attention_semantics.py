@@ -118,8 +118,8 @@ def row_slices(lens: Lens) -> list[slice]:
 
 
 def unequal_lens(count: int, longest: int, draw: random.Random, empty: int = 0) -> Lens:
-    """Lengths in random order: ``count`` drawn lengths, one of which is ``longest``, and ``empty``
-    zeros for sequences without rows."""
+    """Lengths in random order: ``count`` drawn lengths, the longest of which is ``longest``, and
+    ``empty`` zeros for sequences without rows."""
     others = (draw.randint(min(1, longest), longest) for _ in range(count - 1))
     lens = [longest, *others, *[0] * empty]
     draw.shuffle(lens)

@@ -116,7 +116,7 @@ class ForwardReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run the kernel by run_forward(), as a user's call does."""
+        """Run the kernel by run_forward(), like a user's call."""
         attention: Attention = case.expected.attention
         packed: dict[str, Any] = {}
         if attention.lens_q is not None and attention.lens_k is not None:

@@ -196,8 +196,8 @@ def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Scores of -inf for all keys from a drawn key on, which are visited first, and for half of the
-    other keys."""
+    """Scores of -inf for all keys from a drawn key on (kernels visit these first), and for half of
+    the other keys."""
     q, k, v = _normal(rng, spec)
     q[:] = np.abs(q) + 0.1
     lost = np.arange(spec.seq_k) >= spec.seq_k - rng.integers(1, spec.seq_k + 1)

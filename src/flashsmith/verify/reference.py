@@ -228,7 +228,7 @@ class _Block:
         if self.keys.start == self.keys.stop:
             row_max = engine.full_like(q[..., :1], -math.inf)
         else:
-            row_max = xp.amax(scores, axis=-1, keepdims=True)  # NaN if any score is
+            row_max = xp.amax(scores, axis=-1, keepdims=True)  # NaN if any score is NaN
             infinite = xp.any(scores == math.inf, axis=-1, keepdims=True)
             row_max = xp.where(infinite, engine.full_like(row_max, math.inf), row_max)
         sinks = None

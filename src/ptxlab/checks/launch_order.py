@@ -19,8 +19,8 @@ class Footprint:
 
     - ``weakly_written``, ``weakly_read``: the words that the launch touched by accesses other than
       strong whole-word accesses.
-    - ``reached``: whether griddepcontrol.wait covers this launch. The wait does not if a launch in
-      between never waited for its own predecessors.
+    - ``reached``: whether griddepcontrol.wait covers this launch. It does not cover the launch if a
+      launch in between never waited for its own predecessors.
     - ``direct``: whether this is the directly preceding launch.
     """
 

@@ -58,7 +58,8 @@ class MemoryOrder:
       release covers everything that the thread had done, or was ordered after, at the release or
       fence.
     - An acquire is ``.acquire``, or a ``.relaxed`` read followed by a fence of the same thread.
-    - An atomic passes on what earlier accesses released to its word; a store does not.
+    - An atomic passes on everything that earlier accesses released to its word; a store passes on
+      nothing.
     - Scopes must be ``.gpu`` or ``.sys``: ``.cta`` and ``.cluster`` order nothing here.
 
     Floating-point sums carry no order.

@@ -147,8 +147,8 @@ class GlobalMemory(GlobalMemoryView):
             return None
         begin, view = known.view(size)
         relative = addresses - begin
-        # The OR of the offsets is at least as large as each offset. It is negative if an offset is,
-        # and has every low bit that an offset has. So one pass checks range and alignment.
+        # The OR of the offsets is at least as large as each offset. It is negative if an offset is
+        # negative, and has all low bits of the offsets. So one pass checks range and alignment.
         bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
         if bits & (size - 1):
             bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))

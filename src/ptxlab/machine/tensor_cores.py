@@ -8,7 +8,7 @@ and truncated a fixed number of bits below it. Their sum is exact and then trunc
   factors' exponents, so that its significand is between 1 and 4. A subnormal has the exponent of
   the smallest normal number. A zero has a very low exponent (-133 on Hopper), and products far
   below that are lost when they are added to a zero.
-- A result of zero is +0, whatever the signs of its terms. 2**128 and more is infinity.
+- A result of zero is +0 for any signs of its terms. 2**128 and more is infinity.
 - Infinities and NaN follow IEEE 754, and every NaN is 0x7FFFFFFF.
 
 The model is the one of MMA-Sim (arXiv 2511.10909; version 2.1), whose authors compared it with GPUs

@@ -39,7 +39,7 @@ _MOST_ATTEMPTS = 12
 _WORDS = 4000
 # The role of the kernel whose name spells the config.
 _MAIN = "main"
-# Generous values for the time limit of a kernel's proof and of its launches, which are replayed for
+# Generous time limits for a kernel's proof and for its launches, which the profiler replays for
 # every few counters.
 _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0

@@ -399,7 +399,7 @@ def start_l2(machine: Machine) -> MemoryRead:
 
 
 def start_dram(machine: Machine) -> MemoryRead:
-    """A buffer of which the L2 holds almost nothing.
+    """A buffer so large that the L2 holds almost none of it.
 
     Raises CeilingUnavailable if there is not enough memory for the buffer.
     """

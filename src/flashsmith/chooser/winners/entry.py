@@ -23,7 +23,7 @@ from flashsmith.printable import quoted
 # The range of times in milliseconds and of TFLOP/s: wider than any measurement, and narrow enough
 # that all their products and ratios are finite.
 SMALLEST, LARGEST = 1e-12, 1e12
-# Number of configs of a ranking that are kept whatever their shape.
+# Number of configs of a ranking that are kept, of any shape.
 KEPT = 8
 # Limit of configs per entry in a file; the tuner keeps the best of every shape, a few dozen.
 MOST_RANKED = 1000
@@ -85,7 +85,8 @@ class RankedConfig:
 class Entry:
     """One measured problem and its configs, at least one, fastest first.
 
-    A key stands for a bucket of many problems. The times are for only one of these, ``problem``.
+    A key stands for a bucket of many problems. The times are for only one of these problems,
+    ``problem``.
     """
 
     key: WinnerKey

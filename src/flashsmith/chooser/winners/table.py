@@ -98,9 +98,9 @@ class WinnersTable:
 
     @classmethod
     def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
-        """The table that to_json() wrote; raises TableError as load() does.
+        """The table that to_json() wrote; raises the errors of load().
 
-        ``data`` may be any JSON value: everything that is used of it is checked here.
+        ``data`` may be any JSON value: every part that is used is checked here.
         """
         if not isinstance(data, dict) or "schema" not in data or "entries" not in data:
             raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")

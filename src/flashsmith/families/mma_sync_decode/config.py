@@ -207,8 +207,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def column_warps(self) -> int:
-        """Warps besides n_warps that multiply P by V, each with 8 columns, if a cluster computes a
-        chunk together."""
+        """Further warps that multiply P by V, each with 8 columns, if a cluster computes a chunk
+        together."""
         return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
 
     @property
@@ -275,8 +275,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def most_rows_without_chunks(self) -> int:
-        """Maximum number of rows per K/V head with which a sequence does not use the kernel for
-        many rows."""
+        """A sequence with more rows per K/V head than this uses the kernel for many rows."""
         return self.chunk_rows // 2
 
     @property

@@ -31,8 +31,8 @@ _MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class RunCosts:
-    """The cost of a call, given the number of equally long runs in which its tiles are read. A plan
-    uses the number of runs with the lowest cost (csrc/mma_sync_decode/plan.cc).
+    """The cost of a call whose tiles are read in a number of equally long runs. A plan uses the
+    number of runs with the lowest cost (csrc/mma_sync_decode/plan.cc).
 
     A wave is one run in each CTA that the GPU can hold. The time of a call is its bytes times a
     factor. Up to one wave, the factor is the larger of ``few_ctas`` divided by the waves and

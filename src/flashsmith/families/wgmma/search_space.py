@@ -139,7 +139,7 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
         cfg.B_c >= _SHORTEST_B_C
         # With one stage the GEMMs stall on every copy.
         and cfg.kv_stages >= 2
-        # The second Q buffer is for the next tile, which a one-tile CTA does not have.
+        # The second Q buffer is for the next tile, and a one-tile CTA has no next tile.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
     )
 
@@ -149,8 +149,8 @@ def get_hopper_space_configs(
 ) -> list[WgmmaForwardKernelConfig]:
     """The wgmma configs to try; none for a head dimension without kernels.
 
-    masked: whether some rows see fewer keys than others. Only then is longest_first tried: on
-    unmasked problems it was 1 to 14% slower on an H200.
+    masked: whether some rows see fewer keys than others. longest_first is only tried with a mask:
+    without one it was 1 to 14% slower on an H200.
     """
     orders = tuple(TileOrder) if masked else (TileOrder.BY_HEAD,)
     found = dict.fromkeys(

@@ -155,7 +155,7 @@ def _two_warpgroups(
 
 def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
     """The canonical counterpart of `cfg`: `cfg` with the canonical tile of keys and without knobs
-    that change the order. If that is not legal, another config of the same d_head."""
+    that change the order. If that is not legal, it is another config of the same d_head."""
     tile = canonical_tile(cfg.d_head, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,
