@@ -26,7 +26,7 @@ from flashsmith.runtime.launch_counter import count_launches
 # attention(q, k, v) -> o, all (batch, length, heads, d), causal.
 Attention = Callable[[Any, Any, Any], Any]
 
-# The first losses differ only by rounding; in later losses, training has amplified this difference.
+# The first losses differ only by rounding. Training amplifies this difference in the later losses.
 FIRST_STEPS = 10
 MOST_DIFFERENCE = 0.01
 LAST_STEPS = 10

@@ -13,9 +13,9 @@ them; such a file can be given instead of the rounds. Rounds of several revision
 with --same-code: pass it if their kernels have the same machine code.
 
 Ratios are taken within a round and pooled over the rounds of a cell. The tables show their median
-and the interval that contains the true median with at least 95%. That interval comes from order
-statistics and needs six rounds; with fewer, the minimum and maximum are shown, and nothing is
-claimed.
+and the interval that contains the true median with a confidence of at least 95%. That interval
+comes from order statistics and needs six rounds; with fewer, the minimum and maximum are shown, and
+nothing is claimed.
 
 FlashAttention 3 is not among the peers that pip can install. Its speed therefore comes from its
 ratio to cuDNN on another day (--best). FlashAttention 4 is treated in the same way if no round has

@@ -271,7 +271,8 @@ def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
 def recorded(
     known: Mapping[str, Mapping[str, str]], base: Mapping[str, str], new: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """The known equivalent sources, extended: the base's are equivalent to the new ones, by family.
+    """The known equivalent sources of each family, with the base's sources added as equivalent to
+    the new sources.
 
     Other sources that were equivalent to the base's sources are then equivalent to the new sources
     too.
@@ -324,7 +325,8 @@ class Difference:
 
 
 def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
-    """Families with kernels in both trees that are all the same, with the number of kernels."""
+    """The number of kernels in both trees, for each family in which all these kernels are the
+    same."""
     counts: Counter[str] = Counter()
     changed = set()
     for key in base.kernels.keys() & new.kernels.keys():

@@ -57,7 +57,8 @@ from flashsmith.runtime.request import check_operation
 BASE, NEW = "base", "new"
 ROUND = Protocol(num_warmups=2, runs=12, warmup_ms=0.0, measure_ms=20.0)
 MORE_ROUNDS = 20
-# For the time estimate: a pair's tensors and proofs, a round without its launches, the launches.
+# The time estimate of a pair is the sum of its tensors and proofs, its rounds without launches, and
+# its launches.
 PAIR_SECONDS, ROUND_SECONDS, FLOP_PER_SECOND = 2.0, 0.1, 4e14
 
 

@@ -49,7 +49,7 @@ class AlternatingRounds:
     contender.
 
     ``wrong`` maps the names of incorrect contenders, which are not timed, to the reason. ``right``
-    are the others.
+    lists the correct ones.
     """
 
     def __init__(self, contenders: Sequence[Contender], clock: Clock | None = None) -> None:

@@ -178,7 +178,7 @@ class Workload:
         return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
 
     def _case_of(self, scores: int) -> tuple[tuple[_Sample, ...], ProofCase]:
-        """The samples to check, and the case of their rows in the same order."""
+        """The samples to check and the proof case with their rows, in the same order."""
         if scores not in self._cases:
             p = self.problem
             blocks = row_blocks(p.seq_q, p.seq_k, scores)

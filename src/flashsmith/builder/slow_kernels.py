@@ -48,7 +48,7 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKerne
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """The kernels with losses, of families that must not spill."""
+    """The kernels of families that must not spill whose losses() are not empty."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 

@@ -85,10 +85,10 @@ def attention_with_cache(
 ) -> Any:
     """Attention of q over the keys and values of a cache, to which k and v are appended first.
 
-    Lengths and page table are read on the tensors' device. On a GPU the call copies nothing to the
-    host and does not wait, so that a CUDA graph can be replayed with other contents. With L the
-    length of a sequence after appending, query i of n is at key position L - n + i. A row without
-    keys gives 0. There are no gradients.
+    The kernel reads the lengths and the page table on the tensors' device. On a GPU the call copies
+    nothing to the host and does not wait, so that a CUDA graph can be replayed with other contents.
+    With L the length of a sequence after appending, query i of n is at key position L - n + i. A
+    row without keys gives 0. There are no gradients.
 
     With split='invariant' a sequence has the same bits in any batch. With pages of any size and
     order it has the bits of a dense cache.

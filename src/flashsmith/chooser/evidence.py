@@ -279,10 +279,13 @@ def _was_measured(evidence: Evidence, problem: Problem) -> bool:
 def _soundly_built(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence with another choice, the best config without such a fault, if the chosen kernel
-    is known to compile to slow code and no kernel was timed against it. If the slow kernel's wgmma
-    is serialised, the replacement may take any time; if the slow kernel spills, only
-    GAIN_OVER_MEASURED longer."""
+    """The evidence with a replacement for a chosen kernel that is known to compile to slow code.
+
+    The replacement is the best config without this fault. A kernel that was timed against others is
+    not replaced. If the slow kernel's wgmma is serialised, the replacement may take any time. If
+    the slow kernel spills, the replacement's expected time may be longer only by
+    GAIN_OVER_MEASURED.
+    """
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)
     if known is None or known.timed:
@@ -540,8 +543,8 @@ def _estimated(
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates for the smallest usable d_head that has any on the device; for other values of
-    d_head there may be families on other devices only."""
+    """The candidates for the smallest d_head that is large enough and has a candidate on the
+    device. Some values of d_head have families for other devices only."""
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
     d_heads = {d_head for one in modelled for d_head in one.knob_values["d_head"]}
     masked = problem.semantics.key_mask.hides

@@ -5,8 +5,8 @@ transformers builds a mask once per forward pass, and every layer reads it. A la
 requested, so the form of its result encodes this. The forms have four dimensions, because
 transformers passes such masks on unchanged. They survive copies and moves to other devices.
 
-(batch, 1, 1, keys), bool: every query sees the keys that are True. PyTorch's attention reads this
-form the same way. If all strides are 0, every key is True.
+(batch, 1, 1, keys), bool: every query sees the keys that are True. PyTorch's attention interprets
+this form in the same way. If all strides are 0, every key is True.
 
 (batch, n, kind, 1 + window): a causal mask, or one with a window. ``kind`` is 2 for causal and 3
 for bidirectional masks. ``kind`` is larger by 2 if a mask with that number of queries could be

@@ -166,7 +166,7 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
     calls = _before.setdefault(group.handle, {})
     if len(calls) >= _MOST_BEFORE:
         calls.clear()
-    # The group is left out, because this entry would keep it alive.
+    # The entry does not store the group, because that would keep the group alive.
     without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
     calls[signature] = agreed._replace(call=GroupCall(**without))
 

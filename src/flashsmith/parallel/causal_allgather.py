@@ -6,9 +6,9 @@ are the last. The keys are gathered into
 
     later chunks by rank | earlier chunks by rank | this rank's own later chunk
 
-Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. The later chunk sees
-everything from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks of ranks
-0 to r. The later chunks arrive while the earlier chunk is computed.
+Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. The later chunk sees all
+keys of this order from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks
+of ranks 0 to r. The later chunks arrive while the earlier chunk is computed.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _order(layout: Layout, device: Any) -> Any:
 
 
 def padded(tensor: Any, dim: int, rows: int) -> Any:
-    """The tensor, dense, with zeros appended up to a number of rows.
+    """A dense copy of the tensor, padded with zeros to a number of rows.
 
     Shards that are sent together must have the same length.
     """
@@ -704,8 +704,8 @@ def _zigzag_backward(
     of = _Differentiated(do, q, o, lse, dlse)
     own = torch.stack([k, v])
     dq = torch.zeros_like(q, dtype=torch.float32)
-    # Half of the own heads are computed while the first block arrives, the other half while the
-    # last gradients return to their own rank.
+    # This rank's own block is computed in two halves of the heads: one while the first block
+    # arrives, the other while the last gradients return to their rank.
     early, late = halves(int(k.shape[-2]))
     own_dkv = torch.zeros_like(own, dtype=torch.float32)
     coming: Transfer | None = None

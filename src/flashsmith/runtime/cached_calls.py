@@ -417,8 +417,8 @@ class RepeatedCall(NamedTuple):
     run: Run
 
     def serves(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether run_repeated serves such arguments with this call, unless a call before it in the
-        list matches."""
+        """Whether this call can serve these arguments. run_repeated uses the first call in the list
+        that can."""
         return (
             self.has_layout(*self.distinct(arguments))
             and all(

@@ -393,7 +393,8 @@ def _check_writable(cache: TensorView, views: Mapping[str, TensorView]) -> None:
 
 
 def check_contents(request: Request) -> int:
-    """Checks lengths and page table of host tensors; returns the length of the longest sequence.
+    """Checks the lengths and the page table of host tensors; returns the length of the longest
+    sequence.
 
     Raises ArgumentError for a negative length, more keys than fit, a page that does not exist, or
     an append to a slot with another key. Raises it also when a position has no rotary angle.

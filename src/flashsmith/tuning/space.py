@@ -43,8 +43,8 @@ def space_keys() -> tuple[str, ...]:
 
 
 def check_space(key: str) -> None:
-    """Raises SelectionError or ConfigParseError when a key is neither a space's nor a valid KERNELS
-    key. Only search_space() checks whether the key has configs for a problem."""
+    """Raises SelectionError or ConfigParseError when a key is neither the key of a space nor valid
+    for KERNELS. Only search_space() checks whether the key has configs for a problem."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 

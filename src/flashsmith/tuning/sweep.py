@@ -367,7 +367,7 @@ class Sweep:
     def _take_missing(self, bench: _Bench, failure: Failure) -> None:
         """Frees the problems of an unresponsive GPU for the other GPUs.
 
-        After repeated failures the GPU is given up; without another GPU, the sweep ends.
+        After repeated failures the sweep stops using the GPU, and ends if no other GPU is left.
         """
         name = bench.gpu.name
         self._gpu_of = {p: gpu for p, gpu in self._gpu_of.items() if gpu != name}

@@ -440,7 +440,7 @@ class HappensBefore:
         rows[own, column] = np.maximum(rows[own, column], clock)
 
     def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
-        """The clocks to publish, with an engine's work up to a clock added."""
+        """The clocks to publish, extended by an engine's work up to a clock."""
         actor = np.array([self.actor(engine)])
         width = self._matrix().shape[2]
         if known.size < width:

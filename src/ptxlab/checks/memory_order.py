@@ -36,8 +36,8 @@ def is_sum(event: MemoryAccess) -> bool:
 
 @dataclass(slots=True)
 class _Word:
-    """A word's last value: what a read of this value can acquire, and the instruction that wrote
-    the value if it did not release."""
+    """A word's last value: the clocks that a read of it can acquire, and the instruction that wrote
+    it if this instruction did not release."""
 
     released: Far
     unreleased: Site | None = None

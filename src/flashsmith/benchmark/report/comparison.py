@@ -32,7 +32,8 @@ class Point:
 
     `chosen` is the public call, which chooses its config, and `free` is that call with
     split='free'. `kernels` are flashsmith's kernels by config, and `peers` the peers by name. All
-    of these passed their check and have a time. `wrong` are the rows that failed or did not finish.
+    of these passed their check and have a time. `wrong` contains the rows that failed or did not
+    finish.
     """
 
     row: Measurement

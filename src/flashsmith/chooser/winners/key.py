@@ -107,7 +107,8 @@ def sizes_of(problem: Problem) -> tuple[int, int, int]:
     """The sizes by which a problem's entry is found: rows of queries, keys, and batch x heads.
 
     Over a cache the query heads of a group are rows of one tile, so heads and rows are counted per
-    K/V head. With 32 query heads, 8 K/V heads need other tile heights than 1.
+    K/V head. With 32 query heads, the best tile height for 8 K/V heads differs from that for 1 K/V
+    head.
     """
     p = problem
     if p.operation == DECODE.name and p.heads_k:

@@ -163,7 +163,8 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
 
 @lru_cache(maxsize=1024)
 def _cost_of_gpu(gpu: str, device: DeviceSpec) -> float:
-    """The cost of an entry measured on another GPU, by the figures that affect kernels."""
+    """The cost of an entry measured on another GPU, calculated from the GPU's figures that affect
+    kernels."""
     if same_gpu(gpu, device.name):
         return 0.0
     try:

@@ -243,7 +243,7 @@ class WinnersTable:
     def to_json(self) -> dict[str, Any]:
         """The table as JSON values; environments, which many figures share, are stored once.
 
-        Records that from_json() could not read follow unchanged.
+        The records that from_json() could not read are written unchanged after the entries.
         """
         environments: dict[str, Any] = dict(self._their_environments)
         entries = [entry_to_json(entry, environments) for entry in self]

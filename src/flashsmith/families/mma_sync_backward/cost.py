@@ -68,7 +68,7 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # Reads of dS and K for dQ, which the warps divide so that the number of reads is smallest.
+        # Reads of dS and K for dQ. The warps divide dQ in the way that needs the fewest reads.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)

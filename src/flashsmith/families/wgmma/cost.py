@@ -35,7 +35,8 @@ _TILE_CYCLES = 2000.0
 _Q_WAIT = 600.0
 # A launch's first copies, if every CTA has only one tile.
 _LAUNCH_CYCLES = 1500.0
-# Barriers, the wait for a GEMM, the row statistics: nothing in the same warpgroup hides this time.
+# The time of barriers, the wait for a GEMM and the row statistics. Nothing in the same warpgroup
+# hides it.
 _CHAIN_LATENCY = 1300.0
 _OVERHEAD = 1.03
 _NORM = 4.0

@@ -43,9 +43,9 @@ REGISTERS = {
     (1, 2): (24, 232), (2, 2): (32, 104), (1, 3): (24, 136),
 }  # fmt: skip
 # Three warpgroups read K and V least often, but have no registers for overlap beyond d_head 96.
-# Four fit only at small d_head. Two have more registers per thread. One is for problems with few
-# rows, or for two or three CTAs per SM at small d_head. The longest key tiles are limited by
-# registers (three warpgroups) or by shared memory (d_head 192 and 256, several CTAs).
+# Four warpgroups fit only at small d_head. With two, each thread has more registers. One is for
+# problems with few rows, or for two or three CTAs per SM at small d_head. The longest key tiles are
+# limited by registers (three warpgroups) or by shared memory (d_head 192 and 256, several CTAs).
 SHAPES: dict[int, tuple[TileShape, ...]] = {
     32: (
         TileShape(4, 128),
