@@ -88,12 +88,10 @@ def ncu(
     ] = None,
     d_heads: Annotated[
         str | None,
-        typer.Option(
-            "--d_heads", "--d-heads", help="Head dimensions. Default: those of the kernels."
-        ),
+        typer.Option("--d_heads", "--d-heads", help="Head dimensions. Default: the kernels' own."),
     ] = None,
     dtypes: Annotated[
-        str | None, typer.Option(help="Dtypes. Default: those of the kernels.")
+        str | None, typer.Option(help="Dtypes. Default: the kernels' dtypes.")
     ] = None,
     causal: Annotated[
         bool, typer.Option("--causal", help="Causal instead of full attention.")
