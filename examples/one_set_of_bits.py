@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A tiny transformer whose log-probabilities have the same bits however they are computed.
+"""A tiny transformer whose log-probabilities have the same bits in training, in a prefill by
+chunks, and in decoding.
 
 A text's log-probabilities come from a training forward pass, from a prefill in chunks over a KV
 cache, and from a prefill whose last tokens are decoded one at a time. With bits="canonical" the
@@ -7,8 +8,8 @@ three are equal to the last bit; with the default, bits="free", they are close.
 
 Attention is not the only layer whose rounding depends on how many tokens a call has: matrix
 multiplications choose another algorithm for another shape. Everything but attention is therefore
-computed for one token at a time, which keeps the example short; a batch-invariant matrix
-multiplication does the same at full speed.
+computed for one token at a time, which is simple. A batch-invariant matrix multiplication would do
+it at full speed.
 
 Without a GPU the kernels run in the emulator, for half a minute.
 """

@@ -64,7 +64,7 @@ class GenerationReport:
 
     @property
     def least_launches(self) -> int:
-        """The least number of launches: two kernels, append and attention, per layer, for each
+        """The minimum number of launches: two kernels, append and attention, per layer, for each
         prompt and each later step."""
         return 2 * SIZES.layers * (len(self.prompts) + len(self.right[0]) - 1)
 

@@ -79,7 +79,7 @@ class MinilmReport:
 
     @property
     def least_cosine(self) -> float:
-        """The least cosine of a sentence's two embeddings; NaN if a cosine is NaN."""
+        """The smallest cosine of a sentence's two embeddings; NaN if a cosine is NaN."""
         # min() would ignore a NaN that is not the first value.
         return math.nan if any(map(math.isnan, self.cosine)) else min(self.cosine)
 

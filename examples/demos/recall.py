@@ -26,7 +26,7 @@ from flashsmith.runtime.launch_counter import count_launches
 # attention(q, k, v) -> o, all (batch, length, heads, d), causal.
 Attention = Callable[[Any, Any, Any], Any]
 
-# The first losses differ only by rounding; in later losses, training has amplified this difference.
+# The first losses differ only by rounding. Training amplifies this difference in the later losses.
 FIRST_STEPS = 10
 MOST_DIFFERENCE = 0.01
 LAST_STEPS = 10
@@ -115,7 +115,7 @@ class RecallReport:
 
     @property
     def least_launches(self) -> int:
-        """The least number of launches: one per layer's forward pass, two per backward pass."""
+        """The minimum number of launches: one per layer's forward pass, two per backward pass."""
         return 3 * self.sizes.layers * self.sizes.steps
 
     @property
@@ -219,7 +219,7 @@ def train(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Tra
 
 
 def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, Any]:
-    """Trains a model as train() does; returns the training and the model."""
+    """Like train(), but returns the training and the model."""
     import torch
 
     random = torch.Generator().manual_seed(1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'causal'?" where one of `known` is close to `word`, else nothing."""
+    """ "; did you mean 'causal'?" if one of `known` is close to `word`, otherwise nothing."""
     # Imported here, since only errors need it and the import takes about 10 ms.
     from difflib import get_close_matches
 

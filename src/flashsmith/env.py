@@ -27,7 +27,7 @@ class Variable:
         return os.environ.get(self.name) or None
 
 
-# What a variable may be. check_values() checks the first three.
+# The kinds of values of variables. check_values() checks the first three.
 SWITCH = "0 or 1"
 COUNT = "a whole number above 0"
 _ORDERS = ("canonical", "free")
@@ -178,8 +178,7 @@ def jobs() -> int:
 def check_values() -> None:
     """Raises ArgumentError, naming the variable, when a variable has an invalid value.
 
-    Paths and the text of KERNELS are checked by what reads them, since whether they are usable
-    depends on what they name.
+    Paths and the text of KERNELS are checked when they are used, since they may name files.
     """
     for variable in VARIABLES:
         if variable.values == SWITCH:
@@ -207,7 +206,7 @@ def keep_ray_quiet() -> None:
 
 
 def environment_of_gpu(ordinal: int) -> dict[str, str]:
-    """The environment of a process that sees only GPU ``ordinal`` of those visible here."""
+    """The environment of a process that sees only one of the visible GPUs, number ``ordinal``."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = listed.split(",")[ordinal] if listed else str(ordinal)
     return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}

@@ -77,7 +77,7 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
     except UnusableTextError:
         raise
     except ValueError as error:  # a path with a NUL, or a path that the file system cannot encode
-        raise UnusableTextError(f"it is no path: {error}") from error
+        raise UnusableTextError(f"it is not a path: {error}") from error
     if len(content) > most_bytes:
         raise UnusableTextError(f"it has more than {most_bytes:,} bytes")
     return content
@@ -90,7 +90,7 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UnusableTextError(f"it is no UTF-8 text: {error.reason}", line) from error
+        raise UnusableTextError(f"it is not UTF-8 text: {error.reason}", line) from error
 
 
 def read_json(path: str | Path, most_bytes: int = MOST_BYTES) -> Any:
@@ -103,7 +103,9 @@ def parse_json(text: str) -> Any:
     try:
         value = json.loads(text, parse_int=_whole_number, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise UnusableTextError(f"it is no JSON: {error.msg}", error.lineno, error.colno) from error
+        raise UnusableTextError(
+            f"it is not JSON: {error.msg}", error.lineno, error.colno
+        ) from error
     except RecursionError as error:
         raise _too_deep() from error
     _check_levels(value)
@@ -167,4 +169,4 @@ def _is_utf8(text: str) -> bool:
 
 def _check_strings(value: Any) -> None:
     if not _is_utf8(json.dumps(value, ensure_ascii=False)):
-        raise UnusableTextError("a text in it has a lone surrogate, which is no character")
+        raise UnusableTextError("a text in it has a lone surrogate, which is not a character")

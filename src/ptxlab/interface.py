@@ -64,10 +64,10 @@ class MemoryAccess:
     - ``space``: ``shared``, ``global`` or ``local``.
     - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (a cp.async source, at issue) or
       ``async_write`` (a cp.async destination, at issue: the data are not there yet). Bulk stores
-      are ``async_write`` to global memory at issue, and bulk reductions are ``async_atomic``; the
-      ``engine`` writes at any time until a thread has waited for it.
+      are ``async_write`` to global memory at issue, and bulk reductions ``async_atomic``. The
+      ``engine`` writes at some time before a thread's wait for it returns.
     - ``addresses``: int64, in bytes. Shared: within the CTA's memory, from 0. Local: within the
-      thread's own, from 0. Global: host addresses.
+      thread's own memory, from 0. Global: host addresses.
     - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
     - ``shape``: ``plain`` is one contiguous piece per thread. ``matrix`` is ldmatrix or stmatrix:
       each entry is a 16-byte row at its thread's address, used by the whole warp. A phase has eight
@@ -376,7 +376,7 @@ class MemoryRange:
 
 
 class GlobalMemoryView(ABC):
-    """What observers can read of global memory: its ranges."""
+    """The part of global memory that observers can read: its ranges."""
 
     @abstractmethod
     def ranges(self) -> Sequence[MemoryRange]:

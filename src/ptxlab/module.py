@@ -117,9 +117,9 @@ class Module:
             seed: a number selects a random schedule of the threads; None is a fixed schedule.
             sm_count: SMs of the GPU, for kernels whose CTAs wait for each other; None: enough for
                 all CTAs.
-            exact_mma: round the sums of mma, wgmma and wmma as the target's tensor cores do, to
-                the last bit (sm_80 and later). By default they are float32 sums in any order. A
-                kernel dominated by multiplications then takes two to four times as long.
+            exact_mma: round the sums of mma, wgmma and wmma like the target's tensor cores, to the
+                last bit (sm_80 and later). By default they are float32 sums in any order. A kernel
+                dominated by multiplications then takes two to four times as long.
 
         Returns:
             The result: ``findings`` of the checks, empty if there are none, and ``instructions``,
@@ -127,8 +127,8 @@ class Module:
 
         Raises:
             PtxlabError: an argument is wrong; the error is then also a ValueError, and nothing has
-                run. Or the kernel uses an unknown instruction, deadlocks, traps, or, without
-                checks, accesses an address outside its memory; the error is then also a
+                run. It is also raised if the kernel uses an unknown instruction, deadlocks, traps,
+                or, without checks, accesses an address outside its memory; the error is then also a
                 RuntimeError. A message that names an instruction also names its PTX line and, if
                 compiled with ``-lineinfo``, its source line.
         """

@@ -252,7 +252,7 @@ def test_json_lines_grow_and_lose_a_line_that_was_cut_off(tmp_path: Path) -> Non
     [
         ('{"contender": "ours"}\n', r"rows\.jsonl, row 1: lacks kind"),
         ("{}\n[]\n", r"rows\.jsonl, line 2: must hold an object"),
-        ("{}\n{\n", r"rows\.jsonl, line 2: cannot be read: it is no JSON"),
+        ("{}\n{\n", r"rows\.jsonl, line 2: cannot be read: it is not JSON"),
     ],
 )
 def test_what_is_no_line_of_a_measurement_is_located(tmp_path: Path, text: str, named: str) -> None:

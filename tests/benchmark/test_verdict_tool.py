@@ -182,7 +182,7 @@ def test_few_rounds_and_implementations_one_after_the_other_claim_nothing(
     in_order = [rows(KNOWN, "one_by_one", ours=900, cudnn=500)] * 6
     assert tool.main(written(tmp_path, *in_order)) == 0
     said = capsys.readouterr().out
-    assert "did not take turns: nothing is claimed" in said
+    assert "were not interleaved: nothing is claimed" in said
     assert "nothing claimed." in said
 
 

@@ -204,7 +204,7 @@ def test_a_winner_is_taken_only_for_what_it_was_compiled_for(untimed: Callable[.
     assert choose(PLAIN, H200, table=SHIPPED).config == winner
     answer = choose(PARTIAL, H200, table=SHIPPED)
     assert answer.config != winner
-    assert f"{winner} has serialised products here" in answer.why
+    assert f"{winner} has serialised wgmma here" in answer.why
     assert winner in [one.config for one in answer.runners_up]
 
 

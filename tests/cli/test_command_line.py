@@ -181,17 +181,17 @@ def test_a_file_is_no_folder_for_another(tmp_path: Path) -> None:
 def test_a_file_of_kernels_that_is_missing_is_called_that(tmp_path: Path) -> None:
     for name in ("nofile.txt", f"{tmp_path}/kernels"):
         message = refused("configs", "--kernels", name)
-        assert f"kernels='{name}' is no known key, and there is no such file in" in message
+        assert f"kernels='{name}' is not a known key, and there is no such file in" in message
         assert "prog (7)" in message
     assert f"kernels='{tmp_path}' is a folder" in refused("run", "--kernels", str(tmp_path))
 
 
 def test_a_familys_name_is_told_its_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELS", "wgmma")
-    assert "KERNELS='wgmma' is no known key; its kernels are those of hopper;" in refused("run")
+    assert "KERNELS='wgmma' is not a known key; its kernels are those of hopper;" in refused("run")
     monkeypatch.setenv("KERNELS", "relu")
     message = refused("run")
-    assert message.startswith("KERNELS='relu' is no known key; valid keys")
+    assert message.startswith("KERNELS='relu' is not a known key; valid keys")
     assert "prog-all (56)" in message
 
 

@@ -105,5 +105,5 @@ def test_what_json_lacks_comes_back_too() -> None:
     wrong = replace(ROOFLINE, ceilings=(Ceiling("l2_read", "TB/s", error=math.inf, wrong=True),))
     save_roofline(wrong)
     text = run("--show", "--gpu", ROOFLINE.gpu, "--json").stdout
-    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert Roofline.from_json(found) == wrong

@@ -126,8 +126,8 @@ def test_a_name_that_contains_its_config_twice_is_one_config() -> None:
         (demangled("(DType)5, 128, 64, 64"), "n_warps=0"),
         (demangled("(DType)5, true, 64, 64, 4"), "d_head is 'true'"),
         (demangled("(DType)5, 128, 64, 64, 4, 2"), "async_copy is '2'"),
-        (demangled("(DType)5, 128, 64, 64, 4, -1"), "'-1' is no value for async_copy"),
-        (demangled(""), "'' is no value for dtype"),
+        (demangled("(DType)5, 128, 64, 64, 4, -1"), "'-1' is not a value of async_copy"),
+        (demangled(""), "'' is not a value of dtype"),
         (demangled("(DType)5, 128, 64, 64, 4") + demangled("(DType)5, 128, 64, 64, 8"), "than one"),
     ],
 )

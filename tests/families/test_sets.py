@@ -200,13 +200,13 @@ VALID_KEYS = (
     [
         ("", "kernels is unset or empty"),
         ("  ", "kernels is unset or empty"),
-        ("progg", "kernels='progg' is no known key; did you mean 'prog'?"),
-        ("hoper", "kernels='hoper' is no known key; did you mean 'hopper'?"),
-        ("nonsense", "kernels='nonsense' is no known key; valid keys"),
-        ("/no/such/file.txt", "is no known key"),
+        ("progg", "kernels='progg' is not a known key; did you mean 'prog'?"),
+        ("hoper", "kernels='hoper' is not a known key; did you mean 'hopper'?"),
+        ("nonsense", "kernels='nonsense' is not a known key; valid keys"),
+        ("/no/such/file.txt", "is not a known key"),
         ("64,128", "kernels='64,128' selects no config"),
-        ("64,32,16", "is no known key"),
-        (";", "is no known key"),
+        ("64,32,16", "is not a known key"),
+        (";", "is not a known key"),
     ],
 )
 def test_a_key_that_selects_nothing_lists_the_keys_with_sizes(key: str, problem: str) -> None:

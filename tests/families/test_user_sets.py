@@ -48,7 +48,7 @@ def test_an_empty_file_selects_nothing(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.bin"
     path.write_bytes(b"\xff\xfe\x00kernels")
-    with pytest.raises(SelectionError, match=r"mine\.bin', line 1 cannot be read: it is no UTF-8"):
+    with pytest.raises(SelectionError, match=r"mine\.bin', line 1 cannot be read: it is not UTF-8"):
         get_kernel_configs(str(path))
 
 

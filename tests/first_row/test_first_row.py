@@ -414,7 +414,9 @@ def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) 
     parse_class.cache_clear()
     strange = WinnersTable.load(table)
     assert len(strange) == 0
-    assert "'first_row' is no word of semantics, and no operation of that name" in strange.notes[0]
+    assert (
+        "'first_row' is not a word of semantics, and no operation of that name" in strange.notes[0]
+    )
     assert strange.to_json()["entries"] == found.to_json()["entries"]
 
 

@@ -160,7 +160,7 @@ def test_of_real_configs_of_transformers(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[]", "not an object"),
-        ("{", "it is no JSON"),
+        ("{", "it is not JSON"),
         ('{"hidden_size": 64}', "names no num_attention_heads and hidden_size"),
         ('{"hidden_size": 60, "num_attention_heads": 2}', "d must be a multiple of 8 up to"),
     ],

@@ -171,8 +171,11 @@ def test_parts_are_merged_with_sinks_of_16_bits() -> None:
         ({"scale": torch.tensor(0.1, requires_grad=True)}, "scale: requires grad, but gets no"),
         ({"scale": torch.tensor(0.1, device="meta")}, "scale: lives on device meta"),
         ({"window": torch.tensor([1, 2, 3])}, r"window=tensor\(\[1, 2, 3\]\): give a pair"),
-        ({"window": torch.tensor([1.0, 2.0])}, r"window=\(1\.0, 2\.0\): 1\.0 is no limit"),
-        ({"window": torch.tensor([-1, 2])}, r"window=\(-1, 2\): -1 is no limit; .* None for none"),
+        ({"window": torch.tensor([1.0, 2.0])}, r"window=\(1\.0, 2\.0\): 1\.0 is not a limit"),
+        (
+            {"window": torch.tensor([-1, 2])},
+            r"window=\(-1, 2\): -1 is not a limit; .* None for none",
+        ),
         ({"sinks": SINKS.double()}, "sinks: dtype torch.float64; must be float32"),
         ({"sinks": SINKS.half()[:1]}, r"sinks: shape \(1,\); must be \(n_heads of q,\)"),
     ],

@@ -186,7 +186,7 @@ def test_strides_that_split_elements() -> None:
     odd = np.lib.stride_tricks.as_strided(
         rows.view(np.uint8)[..., :2].view(np.float16), SHAPE, (64 * 3 * 131, 3 * 131, 131, 0)
     )
-    refused("q: strides of .* bytes are no whole elements", q=odd)
+    refused("q: strides of .* bytes are not whole elements", q=odd)
 
 
 def test_cupys_strides_that_split_elements(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_a_window_that_is_no_pair(window: object) -> None:
 @pytest.mark.parametrize("side", [0, 1])
 def test_window_limits(side: int, limit: object) -> None:
     window = (limit, None) if side == 0 else (None, limit)
-    refused("window=.*is no limit; give a whole number from 0, or None", window=window)
+    refused("window=.*is not a limit; give a whole number from 0, or None", window=window)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_of_other_sets_those_count_that_fit(tmp_path: Path) -> None:
 def test_a_space_without_a_config_for_the_problem() -> None:
     with pytest.raises(SelectionError, match=r"^space='\(FP16.*BF16 and d_head 128, which b2 s512"):
         search_space(replace(PROBLEM, dtype=DType.BF16), DEVICE, NAMES[0])
-    with pytest.raises(SelectionError, match="is no known key"):
+    with pytest.raises(SelectionError, match="is not a known key"):
         search_space(PROBLEM, DEVICE, "nonsense")
 
 

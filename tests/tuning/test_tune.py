@@ -75,7 +75,7 @@ def test_the_default_problems_leave_out_what_the_space_has_nothing_for() -> None
     assert {(r.problem.d, r.problem.dtype.name) for r in races} == {(128, "FP16")}
     assert len(races) == 12
     assert len(plan_races(None, fakes.DEVICE, "tune", settings)) == 72
-    with pytest.raises(SelectionError, match="is no known key"):
+    with pytest.raises(SelectionError, match="is not a known key"):
         plan_races([PROBLEM], fakes.DEVICE, "nonsense", settings)
     with pytest.raises(SelectionError, match=r"none of its configs \(1\)"):
         plan_races(
@@ -444,7 +444,7 @@ def test_the_space_comes_from_the_environment_too() -> None:
         (("--jobs", "0"), "jobs=0: give at least 1"),
         # These two also where there is no GPU, which would be an error of its own.
         (("--problems", "b2"), "problem='b2': s, d, dtype missing"),
-        (("--space", "nonsense"), "kernels='nonsense' is no known key"),
+        (("--space", "nonsense"), "kernels='nonsense' is not a known key"),
         (("--space", "(FP16, 128, 64, 64, 4): asnyc"), "did you mean 'async'?"),
     ],
 )

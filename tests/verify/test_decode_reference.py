@@ -215,7 +215,7 @@ def test_layouts_hold_the_same_numbers_in_memory_of_their_own(layout: str) -> No
         ({"causal": True}, "causal=True: the mask of"),
         ({"lens_k": (1, 0), "append": True}, "shorter than what is appended"),
         ({"split": "some"}, "split='some': give 'invariant'"),
-        ({"lens_k": (1,)}, "give as many of both"),
+        ({"lens_k": (1,)}, "give both for each sequence"),
     ],
 )
 def test_options_that_make_no_call_are_errors(asked: dict[str, Any], message: str) -> None:

@@ -61,7 +61,7 @@ def test_values_may_be_given(window: tuple[int | None, int | None]) -> None:
         ("causal", {"window": (3, 0)}, "window=(3, 0): 'b1 s300 h1 d64 fp16 causal' has none"),
         ("window", {"window": (None, 0)}, "window=(None, 0): is the mask 'causal' and no window"),
         ("window", {"window": (None, None)}, "window=(None, None): is the mask 'none'"),
-        ("window", {"window": (-1, 0)}, "window=(-1, 0): -1 is no limit"),
+        ("window", {"window": (-1, 0)}, "window=(-1, 0): -1 is not a limit"),
         ("", {"softcap": 30.0}, "softcap=30.0: 'b1 s300 h1 d64 fp16' has none; add the word"),
         ("softcap", {"softcap": 0.0}, "softcap=0.0: caps nothing; give a number above 0"),
         ("softcap", {"softcap": -1.0}, "softcap=-1.0: give a finite number above 0"),

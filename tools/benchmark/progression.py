@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`flashsmith progression` as a script: the ladder's times and the changes of each step.
+"""`flashsmith progression` as a script: each step's time and what it changes.
 
 KERNELS=prog python tools/benchmark/progression.py --plot ladder.png
 """

@@ -10,17 +10,17 @@
 Each file is one round, in which the implementations of a cell were launched alternately and so
 shared one clock. --pack FILE.csv.gz also writes the rounds to one file, with a column that names
 them; such a file can be given instead of the rounds. Rounds of several revisions are pooled only
-with --same-code, which asserts that their kernels' machine code is the same.
+with --same-code: pass it if their kernels have the same machine code.
 
 Ratios are taken within a round and pooled over the rounds of a cell. The tables show their median
-and the interval that contains the true median with at least 95%. That interval comes from order
-statistics and needs six rounds; with fewer, the minimum and maximum are shown, and nothing is
-claimed.
+and the interval that contains the true median with a confidence of at least 95%. That interval
+comes from order statistics and needs six rounds; with fewer, the minimum and maximum are shown, and
+nothing is claimed.
 
 FlashAttention 3 is not among the peers that pip can install. Its speed therefore comes from its
-ratio to cuDNN on another day (--best). The same applies to FlashAttention 4 if no round has it.
-Gradients (--cells backward) are always compared with the best kernel of all by such a ratio, as the
-geometric mean over a cell's two dtypes. These ratios are only accurate to 3%.
+ratio to cuDNN on another day (--best). FlashAttention 4 is treated in the same way if no round has
+it. Gradients (--cells backward) are always compared with the best kernel of all by such a ratio, as
+the geometric mean over a cell's two dtypes. These ratios are only accurate to 3%.
 
 A cell is 'ahead' if its interval is above 1 for the interleaved peers and above 1.03 for the ratio.
 It is 'behind' if either interval is below 1 or 0.97, and else 'level'. Rows that were not measured
@@ -315,7 +315,7 @@ def _environment(cells: Sequence[Cell], rounds: int) -> str:
         "halved when causal."
     )
     if not all(cell.in_turns for cell in cells):
-        text += " Contenders did not take turns: nothing is claimed."
+        text += " Contenders were not interleaved: nothing is claimed."
     elif left_out(min(len(cell.rounds) for cell in cells)) is None:
         text += " Fewer than six rounds have no such interval: least and most, and no claim."
     return text

@@ -8,9 +8,9 @@ pip resolves each release together with flashsmith[compiler] of this checkout, w
 anything. This takes one to two minutes per release and needs a package index. If pip finds no
 solution, its message is shown and nothing is recorded.
 
-The record is engine_pins.json next to this file: for each release the versions that pip chose, and
-the ranges of every package that limits them. tests/test_engine_pins.py compares the record with
-pyproject.toml.
+The record is engine_pins.json next to this file. For each release it has the versions that pip
+chose, and the version ranges that other packages require. tests/test_engine_pins.py compares the
+record with pyproject.toml.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BESIDE = ("torch", "transformers")
 
 
 class Solution:
-    """What pip chose to install, by canonical name."""
+    """The packages that pip chose to install, by canonical name."""
 
     def __init__(self, report: dict[str, Any]) -> None:
         self.metadata: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ class Solution:
 
 
 def resolve(*requirements: str, constraints: Sequence[str] = ()) -> Solution:
-    """What pip would install into an empty environment of this Python.
+    """The packages that pip would install into an empty environment of this Python.
 
     Raises CalledProcessError, with pip's words in its ``stderr``, if nothing fits.
     """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles the kernels that may be chosen and records those that the compiler makes slow.
+"""Compiles all kernels that may be chosen, and records the ones that the compiler makes slow.
 
     python tools/ci/kernel_losses.py                                   # counts unrecorded kernels
     python tools/ci/kernel_losses.py --record --minutes 60             # compiles as many as it can
@@ -97,7 +97,7 @@ class Kernel(NamedTuple):
 
 
 def groups() -> list[Group]:
-    """All groups whose choices may include kernels that must not spill."""
+    """All groups with choices among kernels that must not spill."""
     found = []
     for gpu, (operation, kinds) in product(
         GPUS,
@@ -182,7 +182,8 @@ def _is_current(known: dict[str, Any]) -> bool:
 def compiled(
     kernels: Iterable[Kernel], jobs: int | None = None
 ) -> list[tuple[Kernel, KernelEntry]]:
-    """The compiler's report on each kernel; all are of one architecture and semantics."""
+    """The compiler's report on each kernel; all kernels have the same architecture and
+    semantics."""
     wanted = list(kernels)
     reports = []
     for group in by_family(kernel.config for kernel in wanted):

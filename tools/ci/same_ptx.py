@@ -23,7 +23,7 @@ one of these is equal:
 
 If both differ, the output shows the kernel's machine instructions, registers, spilled bytes and
 CTAs per SM, and which of these figures got worse. Registers count in steps of 8, as a GPU allocates
-them. A change that merges code may change kernels; --no-worse accepts kernels that are no worse.
+them. A change that merges code may change kernels; --no-worse accepts kernels that are not worse.
 
 A file of --write-base has the hashes of each kernel's canonical PTX and machine code, its figures,
 the compiler's version and the sources' hash. With it, differing lines are not shown, and its
@@ -271,7 +271,8 @@ def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
 def recorded(
     known: Mapping[str, Mapping[str, str]], base: Mapping[str, str], new: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """The known equivalent sources, extended: the base's are equivalent to the new ones, by family.
+    """The known equivalent sources of each family, with the base's sources added as equivalent to
+    the new sources.
 
     Other sources that were equivalent to the base's sources are then equivalent to the new sources
     too.
@@ -324,7 +325,8 @@ class Difference:
 
 
 def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
-    """Families with kernels in both trees that are all the same, with the number of kernels."""
+    """The number of kernels in both trees, for each family in which all these kernels are the
+    same."""
     counts: Counter[str] = Counter()
     changed = set()
     for key in base.kernels.keys() & new.kernels.keys():
@@ -380,7 +382,7 @@ def main() -> int:
     parser.add_argument("--arch", default="sm_80", help="with --set")
     parser.add_argument("--semantics", default="plain", help="with --set")
     parser.add_argument(
-        "--no-worse", action="store_true", help="accept different kernels that are no worse"
+        "--no-worse", action="store_true", help="accept different kernels that are not worse"
     )
     parser.add_argument("--record", action="store_true", help="record equivalent sources")
     options = parser.parse_args()

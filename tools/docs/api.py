@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 WIDTH = 88
 
-# The page's order: the most used names come first. Names are those under `flashsmith.`.
+# The page's order: the most used names come first. Names begin with `flashsmith.`.
 GROUPS = {
     "Calls": (
         "attention",
@@ -68,7 +68,8 @@ GROUPS = {
 MODULES = ("flashsmith", "flashsmith.parallel")
 # Explanations of arguments of this many words or more are not repeated.
 LONG = 11
-# What a call or a choice needs of these classes; the rest is for builds and measurements.
+# The members of these classes that calls and choices need; the others are for builds and
+# measurements.
 MEMBERS = {
     "Semantics": ("parse",),
     "Problem": ("of_operation", "parse"),
@@ -320,7 +321,7 @@ def _field(definition: Definition, node: ast.stmt) -> str:
 
 
 def _keywords(module: str, call: ast.Call) -> dict[str | None, ast.expr]:
-    """The keywords of a field's declaration, and those of field() inside the function it calls."""
+    """The keywords of a field's declaration, and of field() inside the function it calls."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     name = ast.unparse(call.func)
     if "default" in given or name in ("field", "knob"):
@@ -389,7 +390,8 @@ def _markdown(doc: str, fields: Sequence[str] = ()) -> str:
 
 
 def _names(text: str) -> list[str]:
-    """The arguments or errors that a line of a docstring explains; [] if it only goes on."""
+    """The arguments or errors that a line of a docstring explains; [] if it only continues an
+    explanation."""
     names = text.partition(":")[0] if ":" in text else ""
     return re.split(", *", names) if re.fullmatch(r"\w+(, *\w+)*", names) else []
 

@@ -18,9 +18,9 @@ HEAD = """# Environment variables
 
 <!-- Written by tools/docs/environment.py from flashsmith.env: edit that, then run it. -->
 
-flashsmith's settings; `flashsmith env` prints them with your values. Empty means unset. Every
-command refuses a wrong switch, number or order, even one that it does not read. Paths and `KERNELS`
-are checked by what reads them.
+These are flashsmith's settings; `flashsmith env` prints them with your values. An empty value
+means unset. Every command refuses an invalid switch, number or order, even one that it does not
+use. Paths and `KERNELS` are checked when they are used.
 
 | variable | values | default | meaning |
 |---|---|---|---|

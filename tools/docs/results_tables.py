@@ -223,7 +223,7 @@ def verdict_cells() -> list[Any]:
     spec.loader.exec_module(verdict)
     rounds = verdict.read_packed(ROWS / PUBLIC)
     best = verdict.read_best(verdict.BEST)
-    # The rounds are of two revisions whose machine code was compared.
+    # The rounds come from two revisions whose machine code was compared.
     found: list[Any] = verdict.make_cells(list(rounds.values()), best, same_code=True)
     return found
 
@@ -710,8 +710,8 @@ def decode_wide(folder: str = "") -> str:
 
 # The profiler's counters of single launches, and samples over time for some of them.
 DECODE_PROFILE = "decode-profile.jsonl.gz"
-# Thresholds of a sample: percent of the DRAM rate that counts as reading, and the fraction of the
-# SMs' clocks that counts as running.
+# Thresholds of a sample: the percentage of the DRAM rate above which it counts as reading, and the
+# fraction of the SMs' clocks above which it counts as running.
 READS_PCT, RUNS = 20.0, 0.01
 
 

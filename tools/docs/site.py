@@ -43,9 +43,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Makes links out of docs/ point to the files that :func:`on_files` added.
+    """Points links to files outside docs/ at the copies that :func:`on_files` added.
 
-    Logs are left out of the search, where their notes would hide the pages for users.
+    Logs are excluded from the search, because their notes would hide the pages for users.
     """
     if page.file.src_uri.startswith("log/") and page.file.name not in SEARCHED_LOGS:
         page.meta["search"] = {"exclude": True}

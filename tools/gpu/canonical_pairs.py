@@ -11,8 +11,8 @@ sequences, other queries in the call, and attention_with_cache(). This function 
 to 300 rows around the boundaries of tiles and chunks, with dense and paged caches, and with NaN in
 all elements that no row sees. A row's output and log-sum-exp must be equal bit by bit.
 
-A CSV row has a case and a way, the numbers of calls and rows that were compared and that differ,
-and a digest of the case's output for comparing GPUs. The exit status is 1 if a bit differs.
+A CSV row has a case and a way, the numbers of compared calls and rows, how many of them differ, and
+a digest of the case's output for comparing GPUs. The exit status is 1 if a bit differs.
 """
 
 from __future__ import annotations

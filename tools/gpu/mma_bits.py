@@ -153,7 +153,8 @@ VALUES: dict[str, Callable[[Draw, Shape, Shape], Operands]] = {
 
 
 def words_of(values: np.ndarray, kind: str) -> np.ndarray:
-    """16-bit words of float32 values (truncated for bfloat16); words are returned unchanged."""
+    """16-bit words of float32 values (truncated for bfloat16); an array of words is returned
+    unchanged."""
     if values.dtype == u2:
         return values
     with np.errstate(over="ignore"):

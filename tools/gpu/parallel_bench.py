@@ -10,9 +10,9 @@ The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
   dv against float64, relative to the errors of attention() on one GPU. It also checks that repeated
   calls give the same bits.
 - speed: a causal batch of 1, launched alternately by several implementations. They are attention()
-  of the whole sequence on one GPU, each schedule, and context_parallel with cuDNN (with grouped and
-  with repeated heads of K and V) and with flashsmith's kernels. Each is first compared with float64
-  on one head of K.
+  of the whole sequence on one GPU, each schedule, and PyTorch's context_parallel with flashsmith's
+  kernels and with cuDNN (with grouped and with repeated heads of K and V). Each is first compared
+  with float64 on one head of K.
 
 Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'alone', 'call', 'peer',
 'wrong', 'absent'), and milliseconds as medians of rounds. A context_parallel with an error above

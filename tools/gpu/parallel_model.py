@@ -13,7 +13,7 @@ ROWS is a file of JSON lines. Each has its kind (`what`), ms, seq and direction:
     kept     us                    The host time of the call on two GPUs.
 
 The last three kinds belong to a schedule: 'zigzag', unless the row says 'allgather'. A link that
-names a schedule is used for that schedule only, which then uses no other link.
+names a schedule is used for that schedule only, and the schedule then uses no other link.
 
 Transfers that overlap kernels take a share of the GPU while they last. With kernels of C ms,
 overlapped transfers of M ms and other transfers of N ms, a pass takes N + max(M, C + share M), and

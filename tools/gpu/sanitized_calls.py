@@ -8,10 +8,10 @@ Each call runs in a separate process, several at a time. The tool reports which 
     tools/gpu/sanitized_calls.py seen.csv --tool racecheck ... -- --racecheck-num-workers 2
 
 Kernels must be built before. A call that takes longer than --seconds is ended and does not affect
-the others. Calls that are clean according to the file are not run again, so that the other calls
-can get more time, or further options of the tool after '--'. Each call's report is next to the
-file. The exit status is 0 if all calls completed without a report, 9 with a report, and 2 if a call
-did not complete.
+the others. Calls that are clean according to the file are not run again, so that the others can get
+more time, or further options for the tool after '--'. Each call's report is next to the file. The
+exit status is 0 if all calls completed without a report, 9 with a report, and 2 if a call did not
+complete.
 """
 
 from __future__ import annotations

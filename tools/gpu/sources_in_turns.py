@@ -7,11 +7,11 @@
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --operations decode backward
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --build-only  # needs no GPU
 
-A pair is a config, with its semantics, that ranks first in an entry of a shipped table, and the
-problem of the first such entry. Entries of the forward pass are used unless --operations names
-other operations. Libraries are kept in the cache, and any library of the same sources is used. One
-machine can therefore build libraries that another machine times. --changed-only leaves out pairs
-with equal machine code.
+A pair consists of a kernel that ranks first in an entry of a shipped table, given by config and
+semantics, and of the problem of the first such entry. Entries of the forward pass are used unless
+--operations names other operations. Libraries are kept in the cache, and any library of the same
+sources is used. One machine can therefore build libraries that another machine times.
+--changed-only leaves out pairs with equal machine code.
 
 A round is an independent measurement: base and new are launched alternately with the L2 flushed.
 Over a small KV cache the launches are in graphs that cycle through several caches, as in
@@ -57,7 +57,8 @@ from flashsmith.runtime.request import check_operation
 BASE, NEW = "base", "new"
 ROUND = Protocol(num_warmups=2, runs=12, warmup_ms=0.0, measure_ms=20.0)
 MORE_ROUNDS = 20
-# For the time estimate: a pair's tensors and proofs, a round without its launches, the launches.
+# The time estimate of a pair is the sum of its tensors and proofs, its rounds without launches, and
+# its launches.
 PAIR_SECONDS, ROUND_SECONDS, FLOP_PER_SECOND = 2.0, 0.1, 4e14
 
 

@@ -239,8 +239,8 @@ def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
     entry = cell.entry
     known = {one.config: one for one in entry.ranked}
     before, after = (str(cell.kernels[name]) for name in (WITHOUT, WITH))
-    # The median of the rounds' ratios decides, not two medians of times. The entry's times were
-    # measured at another clock, so the other tables' choice keeps its time in the entry.
+    # The median of the rounds' ratios decides, and not the ratio of two medians. The entry's times
+    # were measured at another clock, so the other tables' choice keeps its time in the entry.
     ratio = _median(rows, WITHOUT, WITH)
     if before in known:
         ms = {before: known[before].ms, after: known[before].ms / ratio}

@@ -3,7 +3,7 @@
 
     python tools/gpu/verdict_rounds.py OUT RUN --seconds 200 [--cells public] [--peers cudnn,...]
 
-A round is that of tools/gpu/verdict.sh: OUT/verdict-SETS-RUN-ROUND.csv, which
+A round is the same as in tools/gpu/verdict.sh: OUT/verdict-SETS-RUN-ROUND.csv, which
 tools/benchmark/verdict.py pools. Every cell's contenders are proven on the same random tensors and
 launched alternately, starting with a different contender in each round. The start of the process, a
 peer's compilation, and the tensors with their float64 references are needed only once. A round is

@@ -19,8 +19,8 @@ the rows that the file already has.
 
     python tools/gpu/windows_in_turns.py rows.csv 'b4 s8192 h32 d64 bf16 causal' --kernels list.txt
 
-times the listed short forms instead, one per line, on complete problems. A problem gets those of
-its dtype and d, next to the kernel chosen for it.
+times the listed short forms instead, one per line, on complete problems. A problem gets the short
+forms with its dtype and d, and the kernel chosen for it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def choices(
 
 
 def listed(problem: str, forms: Path, device: DeviceSpec) -> dict[Problem, list[KernelConfig]]:
-    """The problem, and its kernels: the chosen one first, then those of a list."""
+    """The problem, and its kernels: the chosen one first, then the listed ones."""
     one = Problem.parse(problem)
     chosen = choose(one, device).config
     others = map(parse_kernel_name_into_config, forms.read_text().split("\n")[:-1])

@@ -211,10 +211,10 @@ def run_bench(
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
-    """The measurements of all problems, in order. Each is passed to ``write`` as soon as its
-    problem is done.
+    """The measurements of all problems, in order. Each measurement is passed to ``write`` as soon
+    as its problem is done.
 
-    A kernel that is wrong or cannot run still gets a row, and so does an absent peer.
+    Kernels that are wrong or cannot run, and absent peers, also get a row.
 
     Raises ArgumentError for a plan without implementations, any error of building, and LaunchError
     if a kernel has left the GPU unusable to this process.
@@ -283,7 +283,7 @@ class _Point:
             workload = bench.make_workload(self.problem, bench.plan.seed)
         except ArgumentError:
             raise
-        except Exception as error:  # PyTorch raises errors of its own when memory runs out
+        except Exception as error:  # PyTorch raises its own errors when memory runs out
             why = f"the tensors cannot be made: {_first_line(error)}"
             for entry in entries:
                 self._add(entry.name, "ours", Proof("error", why), *self._kernel(entry))
@@ -314,8 +314,8 @@ class _Point:
     def _replays(
         self, right: Sequence[Implementation], makers: _Makers, workload: AnyWorkload
     ) -> list[Implementation]:
-        """CUDA graphs of the implementations' calls, over ``workload`` and other sets of tensors
-        that all implementations share.
+        """CUDA graphs of the implementations' calls, on ``workload`` and on further sets of
+        tensors, which all implementations share.
 
         An implementation is left untimed if its calls cannot be captured, or if the output of a
         replay is wrong.
@@ -368,7 +368,7 @@ class _Point:
         try:
             made = entry.implementation(workload)
             proof = Proof.of(workload.check(made.output()), note=made.note)
-        except Exception as error:  # PyTorch raises errors of its own when a kernel failed
+        except Exception as error:  # PyTorch raises its own errors when a kernel failed
             self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
             self._check_gpu(entry.name)
             return None

@@ -233,7 +233,7 @@ def _power_milliwatts(pynvml: Any, handle: Any) -> float:
 
 
 def _pci_bus_id(ordinal: int) -> bytes:
-    """The PCI bus ID, by which NVML finds the GPU however CUDA_VISIBLE_DEVICES renumbers it."""
+    """The PCI bus ID. With it NVML finds the GPU even if CUDA_VISIBLE_DEVICES renumbers GPUs."""
     device = ctypes.c_int()
     driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
     text = ctypes.create_string_buffer(32)

@@ -138,9 +138,9 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     cfg, device = known.config, known.target.device
     kernel = library.entry(cfg)
     conflicts = BankConflicts()
-    # Two K/V steps cover a peeled first step, if there is one, and the loop's step. The sizes fill
-    # whole tiles, because an uneven problem would run a kernel whose registers are not the shown
-    # ones.
+    # Two K/V steps cover the loop's step and the peeled first step, if there is one. The sizes fill
+    # whole tiles, since an uneven problem would run another kernel, with other registers than the
+    # ones shown.
     rows, step = cfg.family.loop_tiles(cfg) or (0, 0)
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
     sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
@@ -161,7 +161,7 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
-# The least number of rows for a kernel without a loop over keys.
+# The minimum number of rows for a kernel without a loop over keys.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity", "order")
 

@@ -40,7 +40,7 @@ class ProvableImplementation(Implementation, Protocol):
 class KernelImplementation:
     """A flashsmith kernel on one workload, whose output tensors it writes.
 
-    ``note`` names the way in which the kernel is called, unless that is attention() or forward().
+    ``note`` says how the kernel is called, unless attention() or forward() calls it.
     """
 
     name: str
@@ -127,7 +127,7 @@ def captured(
     """The graph of an implementation's calls on several sets of tensors, made by Replay.of(), and
     the output that one replay writes.
 
-    The output is that of the first set's call, whose tensors are filled with NaN before the replay.
+    The output comes from the first set's call. Its tensors are filled with NaN before the replay.
 
     Raises any error of the calls and of capturing.
     """

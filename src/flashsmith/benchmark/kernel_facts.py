@@ -28,7 +28,7 @@ class KernelFacts:
     """The costs of one kernel from the compiler's report, and its counts from the emulator.
 
     registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels,
-    registers are of the kernel that uses most, and spills of the kernel that spills most.
+    registers and spills are the maximum over the kernels.
     smem_bytes: per CTA.
     instructions: executed warp instructions by class, None if nothing was emulated.
     conflicts: for each use of shared memory, the number of wavefronts over the ideal number; None

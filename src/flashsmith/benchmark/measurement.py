@@ -22,8 +22,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import Comparison
 
-# On every GPU so far, tensor cores compute more FLOP than this in the time that memory reads a
-# byte.
+# On every GPU so far, tensor cores compute more FLOP than this in the time that memory takes to
+# read a byte.
 FLOP_PER_BYTE = 100
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
@@ -95,11 +95,11 @@ class Measurement:
     family, config: of flashsmith's kernel, which attention() may have chosen; '' for a peer.
     semantics: the words of the problem's semantics, or 'plain'; batch and lengths are as in
     Problem.
-    verdict to rel_l2: from Proof.
-    ms to power_w: from Times.
-    registers to ctas_per_sm, instructions, conflicts: from KernelFacts. CSV and Parquet files lack
-    the last two.
-    gpu to python: from Environment.
+    verdict to rel_l2: the fields of Proof.
+    ms to power_w: the fields of Times.
+    registers to ctas_per_sm, instructions, conflicts: the fields of KernelFacts. CSV and Parquet
+    files lack the last two.
+    gpu to python: the fields of Environment.
     time: when the row was made (UTC, ISO).
     """
 

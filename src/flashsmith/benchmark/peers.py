@@ -1,8 +1,8 @@
 """Other libraries' attention behind one small interface, so that flashsmith can be compared with
 it.
 
-A peer that is not installed, or that cannot serve a problem, counts as absent, with a reason, and
-not as failed.
+A peer that is not installed, or cannot serve a problem, counts as absent and not as failed; the row
+gives the reason.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PeerImplementation:
         return self.result(self.call())
 
     def result(self, returned: Any) -> Any:
-        """What a call returned, in q's layout."""
+        """A call's result, in q's layout."""
         return self.in_q_layout(returned)
 
 
@@ -570,8 +570,8 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """The peers among ``asked`` that apply to a problem.
 
-    FlashInfer applies only to a KV cache. Operations other than attention have peers of their own:
-    of these, the peers with names in ``asked`` apply, or all of them if no name matches.
+    FlashInfer applies only to a KV cache. Operations other than attention have their own peers.
+    Those whose names are in ``asked`` apply, or all of them if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

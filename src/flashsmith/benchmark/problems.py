@@ -271,8 +271,8 @@ def _verdict() -> Iterator[Problem]:
 # verdict: all of the above.
 # public: problems for which the best public kernel's results are known
 # (benchmarks/h200/best-public.csv).
-# canonical: the same with bits='canonical'; peers compute them in orders of their own.
-# backward: the same for gradients (best-public-backward.csv).
+# canonical: the problems of public with bits='canonical'; peers keep their own order of operations.
+# backward: gradients of such problems (best-public-backward.csv).
 # decode: one token over a cache, dense and in pages of 16 keys.
 # decode_wide: other heads and head dimensions, and eight tokens.
 PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {

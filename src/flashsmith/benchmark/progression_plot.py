@@ -71,8 +71,8 @@ def save_picture(figure: Figure, path: Path) -> None:
     metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None}
     # Without this, IDs in an SVG get a random salt.
     with rc_context({"svg.hashsalt": "flashsmith"}), warnings.catch_warnings():
-        # Names from a file may be too long for the chart, or use characters that the font lacks,
-        # which are drawn as boxes. Neither deserves a warning on the terminal.
+        # Names from a file may be too long for the chart. Characters that the font lacks are drawn
+        # as boxes. Neither deserves a warning on the terminal.
         warnings.filterwarnings("ignore", r"Glyph \d+|constrained_layout not applied", UserWarning)
         figure.savefig(path, dpi=_DPI, format=kind, metadata=metadata)
 

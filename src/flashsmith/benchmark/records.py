@@ -120,7 +120,8 @@ def _in_words(said: str, cls: Any, value: Any, columns: Mapping[str, str]) -> st
 
 
 def _outsized(value: Any) -> tuple[str, Any] | None:
-    """The path and value of the first text or integer that is too large; None if no value is."""
+    """The path and value of the first text or integer that is too large; None if all are small
+    enough."""
     if isinstance(value, str):
         return ("", value) if len(value) > MOST_CHARACTERS else None
     if isinstance(value, int):

@@ -49,7 +49,7 @@ class AlternatingRounds:
     contender.
 
     ``wrong`` maps the names of incorrect contenders, which are not timed, to the reason. ``right``
-    are the others.
+    lists the correct ones.
     """
 
     def __init__(self, contenders: Sequence[Contender], clock: Clock | None = None) -> None:
@@ -70,8 +70,7 @@ class AlternatingRounds:
 
 
 def rotated(items: Sequence[_T], first: int) -> list[_T]:
-    """The items starting from index ``first``, which wraps around, followed by the items before
-    it."""
+    """The items from index ``first`` on, then the items before it; ``first`` wraps around."""
     place = first % max(1, len(items))
     return [*items[place:], *items[:place]]
 
@@ -103,7 +102,7 @@ class PooledFigure:
     least 95% confidence.
 
     The interval comes from order statistics and needs six rounds. With fewer, ``certain`` is False,
-    and ``low`` and ``high`` are the least and the greatest value.
+    and ``low`` and ``high`` are the minimum and the maximum.
     """
 
     median: float
@@ -129,8 +128,8 @@ class PooledFigure:
 
 
 def left_out(count: int) -> int | None:
-    """How many of ``count`` ordered values lie below the median's interval, and as many lie above
-    it; None if ``count`` is too small for an interval."""
+    """The number of values below the median's interval among ``count`` ordered values, equal to the
+    number above it; None if ``count`` is too small for an interval."""
     tail, outside = 0.0, None
     for place in range(count // 2):
         tail += math.comb(count, place) / 2**count

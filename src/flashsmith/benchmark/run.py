@@ -40,7 +40,7 @@ _REFERENCE_SECONDS = 0.8e-9
 
 @dataclass(frozen=True)
 class Options:
-    """The values that a task's semantics leave open; None is Problem's typical value.
+    """The values that a task's semantics leave open; None means Problem's typical value.
 
     `checks` enables all checks of the emulator. `seed` determines the inputs, and the lengths of
     packed sequences.
@@ -147,7 +147,7 @@ class Report:
 
     @property
     def meaning(self) -> str:
-        """What the kernels compute, in the terms of forward(): masks, caps, lengths, sinks."""
+        """The computation, in the terms of forward(): masks, caps, lengths, sinks."""
         problem = self.rows[0].proven
         return reference_of(problem.computed).meaning(problem, self.options.of(problem))
 
@@ -187,8 +187,8 @@ def run_kernels(
     is wrong or does not finish becomes a row of the report, not an exception. `write` receives each
     kernel's measurement as soon as it is complete.
 
-    Raises ArgumentError for a task that no config can compute, or whose lengths require a kernel
-    with other semantics than the task names. Raises IllegalConfigError, any error of building, and
+    Raises ArgumentError if no config can compute the task, or if its lengths require a kernel with
+    other semantics than the task names. Raises IllegalConfigError, any error of building, and
     LaunchError if a kernel has left the GPU unusable to this process.
     """
     options = options or Options()

@@ -88,8 +88,8 @@ class TorchMemory:
         import torch
 
         with _failures_as_launch_errors():
-            # Both extremes are NaN if any element is. Unlike isfinite() of the whole tensor, this
-            # allocates no memory of the tensor's size.
+            # Both extremes are NaN if any element is NaN. Unlike isfinite() of the whole tensor,
+            # this allocates no memory of the tensor's size.
             ends = torch.stack(torch.aminmax(tensor))
             if torch.isfinite(ends).all():
                 return 0

@@ -1,9 +1,9 @@
 """The timing protocol: the order of launches, the events around them, and the clock.
 
 Kernels are timed with CUDA events on the stream that they run on, after a warm-up. Before each
-launch the L2 is overwritten; problems with a small cache instead use CUDA graphs of calls on sets
-of tensors that exceed the L2. Implementations are interleaved or timed one by one. All timing in
-flashsmith is done here.
+launch the L2 is overwritten. Problems with a small cache use CUDA graphs instead, whose calls
+rotate through more tensors than the L2 holds. Implementations are interleaved or timed one by one.
+All timing in flashsmith is done here.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Protocol:
     flush_l2: whether the L2 is overwritten before every timed launch.
     in_graphs: whether a launch is a Replay of a graph. The graph's calls rotate through sets of
     tensors, so that SETS_BYTES of other sets are read before a set is read again.
-    num_warmups, runs: the least numbers of untimed and timed launches of an implementation.
-    warmup_ms, measure_ms: the least total times of those launches, so that short kernels are
-    launched more often. 0 leaves the numbers of launches as they are. With 'interleaved', the mean
-    time of the implementations counts.
+    num_warmups, runs: the minimum numbers of untimed and timed launches of an implementation.
+    warmup_ms, measure_ms: the minimum total times of those launches, so that short kernels are
+    launched more often. 0 does not change the numbers of launches. With 'interleaved' they refer to
+    the mean time of the implementations.
     num_estimates: the number of launches from which the time of one launch is estimated.
 
     Raises ArgumentError for an unknown order, or a number below its minimum.
@@ -275,8 +275,7 @@ class CudaEvents:
 
     @property
     def can_capture(self) -> bool:
-        """Whether PyTorch uses the GPU, because a graph's calls allocate from PyTorch's memory
-        pool."""
+        """Whether PyTorch uses the GPU; calls in a graph need PyTorch's memory pool."""
         return _torch_on_gpu() is not None
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
@@ -404,9 +403,9 @@ def measure(
     """The samples of every implementation by name, in the order given. A Replay's samples are per
     call.
 
-    Launches follow each other without a wait: a GPU that idled between repeats would run at a clock
-    that it cannot sustain under load. ``clock`` None is the current stream of GPU 0, and
-    ``telemetry`` None reads that GPU's clock and power.
+    Launches follow each other without a wait, since an idle GPU raises its clock above what it can
+    sustain under load. ``clock`` None is the current stream of GPU 0, and ``telemetry`` None reads
+    that GPU's clock and power.
 
     Raises ArgumentError if two implementations share a name, LaunchError if there is no GPU or a
     launch fails, and any error of an implementation.

@@ -31,7 +31,7 @@ SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
 # For a cache: limits of the groups of heads that are checked, and of the keys of all these groups.
-# Enough groups for the outputs that a verdict needs are always checked.
+# A verdict needs a minimum number of outputs; always enough groups are checked for that.
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
 # The offset of do's seed, far from the seeds of q, k, v and o.
 _SEED_OF_DO = 1 << 31
@@ -133,8 +133,8 @@ class Workload:
 
     def check(self, output: Any, scores: int | None = None) -> Comparison:
         """Checks two heads by Verify's rule: the first head of the first sequence and the last head
-        of the last sequence. All other outputs must be finite, as the references of these inputs
-        are.
+        of the last sequence. All other outputs must be finite, since the references of these inputs
+        are finite.
 
         ``output`` has q's layout. If a head has more than ``scores`` scores, only some of its rows
         are checked; None applies the default limit.
@@ -178,7 +178,7 @@ class Workload:
         return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
 
     def _case_of(self, scores: int) -> tuple[tuple[_Sample, ...], ProofCase]:
-        """The samples to check, and the case of their rows in the same order."""
+        """The samples to check and the proof case with their rows, in the same order."""
         if scores not in self._cases:
             p = self.problem
             blocks = row_blocks(p.seq_q, p.seq_k, scores)

@@ -1,4 +1,5 @@
-"""Builds kernel libraries: compiles C++ text, keeps PTX and compiler reports, and publishes."""
+"""Builds kernel libraries: compiles C++ text, keeps PTX and compiler reports, and publishes the
+result."""
 
 from __future__ import annotations
 

@@ -18,10 +18,9 @@ Stage = Literal["wait", "reuse", "compile", "host", "link", "publish", "warn", "
 class BuildEvent:
     """One step of a build.
 
-    ``done`` of ``total`` steps have finished. Each config is a step, each file of host code that
-    the cache does not hold is a step, and linking is a step. A "compile" event has the compiled
-    kernel as its ``entry``, except for the first such event, which announces what will be compiled.
-    The other stages:
+    ``done`` of ``total`` steps have finished. The steps are the configs, the files of host code
+    that the cache lacks, and linking. A "compile" event has the compiled kernel as its ``entry``,
+    except for the first such event, which announces what will be compiled. The other stages:
 
     - "wait": another process is building the same library.
     - "reuse": the library was in the cache.

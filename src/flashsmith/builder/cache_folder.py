@@ -113,7 +113,7 @@ def is_cache_folder(root: Path) -> bool:
 def make_cache_folder(root: Path) -> None:
     """Creates the cache ``root`` and its subfolders if they are missing.
 
-    Raises CacheError as is_cache_folder does, and OSError.
+    Raises the errors of is_cache_folder, and OSError.
     """
     if not is_cache_folder(root):
         make_folder(root)

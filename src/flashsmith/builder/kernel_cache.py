@@ -74,8 +74,8 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class RemovedLibraries:
-    """What ``prune`` or ``clear`` removed, and how many libraries stayed because they were in
-    use."""
+    """The items that ``prune`` or ``clear`` removed, and the number of libraries that were kept
+    because they are in use."""
 
     entries: int
     bytes: int
@@ -269,7 +269,7 @@ class Cache:
             if kind == 0 or not is_cache_folder(self.root):
                 return
             if kind != stat.S_IFDIR or not is_key(key):
-                raise CacheError(f"{path}: is no library that flashsmith made; move it away")
+                raise CacheError(f"{path}: is not a library that flashsmith made; move it away")
             foreign = foreign_file(path)
             if foreign is not None:
                 raise CacheError(

@@ -62,7 +62,7 @@ def build_from(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> KernelLibrary:
-    """As ``build``, from the C++ sources in ``csrc``."""
+    """``build`` with the C++ sources in ``csrc``."""
     unique = _checked_configs(configs, arch)
     jobs = env.jobs() if jobs is None else jobs
     if jobs < 1:

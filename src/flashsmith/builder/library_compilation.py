@@ -31,7 +31,7 @@ _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
 # visible.
 _CONFIGS_PER_SHARD = 10
 
-# Estimated seconds that g++ takes for a file of host code on one core, and that linking takes.
+# Estimated seconds on one core: of g++ for a file of host code, and of linking.
 _GXX_SECONDS = 2.0
 LINK_SECONDS = 0.2
 
@@ -268,7 +268,7 @@ class Compilation:
         return parse_kernel_name_into_config(readable), template
 
     def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
-        """ptxas's warnings that name no kernel, by the kernel that causes them.
+        """ptxas's warnings without a kernel's name, by the kernel that causes them.
 
         To find the cause, each kernel of the shard is assembled again on its own.
         """

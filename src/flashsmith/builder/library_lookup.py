@@ -113,9 +113,9 @@ def is_current(manifest: Manifest) -> bool:
     """Whether a library was made from the current sources, by this flashsmith, for this tvm-ffi.
 
     The library's tvm-ffi may be any release with the installed release's ABI, because serving
-    engines pin releases of their own. Flags must be the same; compiler versions need not be, since
-    a built library needs no compiler. Libraries that are not current stay in the cache, unused,
-    until they are evicted.
+    engines pin their own releases. Flags must be the same; compiler versions need not be, since a
+    built library needs no compiler. Libraries that are not current stay in the cache, unused, until
+    they are evicted.
     """
     return _is_of(manifest, _Origin(package_sources()))
 

@@ -117,7 +117,8 @@ def sync(path: Path) -> None:
 def copy_tree(source: Path, target: Path) -> None:
     """Copies the folders and files of ``source``, without links, to the new folder ``target``.
 
-    Folders get mode 0700 and files 0644, whatever the umask is. Everything is flushed to the disk.
+    Folders get mode 0700 and files 0644, independent of the umask. Everything is flushed to the
+    disk.
     """
     make_folder(target)
     for entry in sorted(source.iterdir()):

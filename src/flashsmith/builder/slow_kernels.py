@@ -34,7 +34,7 @@ def slowing_warnings(kernel: KernelEntry) -> list[str]:
 
 
 def losses(kernel: KernelEntry) -> list[str]:
-    """The slowing_warnings and, in the same form, register spills; empty if there are none."""
+    """The slowing_warnings, and register spills in the same form; empty if there are none."""
     return slowing_warnings(kernel) + [
         f"{prefix}{one.spill_store_bytes} bytes of registers are spilled and "
         f"{one.spill_load_bytes} loaded back per thread"
@@ -48,7 +48,7 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKerne
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """The kernels that have losses and belong to families that must not spill."""
+    """The kernels of families that must not spill whose losses() are not empty."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 

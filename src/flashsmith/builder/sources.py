@@ -111,7 +111,8 @@ def _includes(name: str, text: bytes) -> Iterator[str]:
 
 
 def family_sources(family: str, csrc: Path | None = None) -> Sources:
-    """The sources of a family's libraries: kernels, planning code, host code and all they include.
+    """The sources of a family's libraries: kernels, planning code, host code and everything that
+    they include.
 
     ``csrc`` replaces the package's own folder.
     """

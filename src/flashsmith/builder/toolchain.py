@@ -116,8 +116,8 @@ def _find_gxx() -> Path:
 
 
 def _find_tvm_ffi() -> Path:
-    # Importing tvm_ffi would also import an installed PyTorch, which takes longer than a rebuild
-    # that has nothing to do.
+    # Importing tvm_ffi would also import an installed PyTorch, and take longer than a rebuild
+    # without changes.
     spec = importlib.util.find_spec("tvm_ffi")
     advice = "install it with: pip install apache-tvm-ffi"
     if spec is None or spec.origin is None:

@@ -52,7 +52,7 @@ def checked_path(shared_object: Path) -> Iterator[str]:
     """Checks <cache>/libraries/<key>/x.so and yields a path at which only this file can be loaded.
 
     The path goes through an open folder, so renaming a parent between the check and the loading has
-    no effect. Raises CacheError as check_owner does, and OSError.
+    no effect. Raises the errors of check_owner, and OSError.
     """
     library = shared_object.parent
     with contextlib.ExitStack() as stack:

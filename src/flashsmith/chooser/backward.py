@@ -46,8 +46,8 @@ def backward(
     """The gradients of ``attention(q, k, v, ...)``, which returned ``o`` and ``lse``.
 
     In PyTorch, attention() differentiates by itself; this function serves loops over parts of the
-    keys. o and lse may belong to all keys while k and v hold only a part of the keys; the gradients
-    are then those of this part. Gradients are dense, with their input's shape and dtype. Rows that
+    keys. o and lse may belong to all keys while k and v hold only a part of the keys; the result is
+    then this part's gradients. Gradients are dense, with their input's shape and dtype. Rows that
     belong to no sequence, or lie beyond max_seqlen, have zero gradients.
 
     Args:
@@ -56,13 +56,13 @@ def backward(
         q, k, v, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
             max_seqlen_k: as given to attention().
         o, lse: the results of attention(..., return_lse=True).
-        dlse: the gradient of lse, of its shape, fp32; None is 0.
+        dlse: the gradient of lse, of its shape, fp32; None means 0.
         deterministic: True requires a kernel that gives dq the same bits in every run; dk, dv and
-            dsinks always have them. None means True with FLASHSMITH_BITS=canonical, else PyTorch's
-            are_deterministic_algorithms_enabled() for its tensors, and False for others.
+            dsinks are always repeatable. None means True with FLASHSMITH_BITS=canonical, else
+            PyTorch's are_deterministic_algorithms_enabled() for its tensors, and False for others.
         needs: which of dq, dk, dv and dsinks are needed; the others take no memory.
         grad_dtype: 'float32', or that dtype of PyTorch or NumPy, for unrounded dq, dk and dv; None
-            is their inputs' dtype.
+            means their inputs' dtype.
         config: the kernel to use, a FlashBackwardKernelConfig; None chooses one.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 

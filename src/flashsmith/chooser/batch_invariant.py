@@ -17,8 +17,8 @@ TYPICAL_KEYS = 8192
 
 def without_batch(problem: Problem) -> Problem:
     """The problem for which a kernel is chosen. Over a cache, fixed values replace the batch, the
-    lengths, packing and the page size (only the page size with canonical bits); for other
-    operations it is the problem itself."""
+    lengths, packing and the page size (with canonical bits only the page size). For other
+    operations the problem is unchanged."""
     if problem.operation != DECODE.name:
         return problem
     if problem.bits:  # canonical bits do not depend on the kernel, so only the page is dropped

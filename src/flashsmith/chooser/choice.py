@@ -83,7 +83,7 @@ class Choice:
     @property
     def order(self) -> str:
         """The order in which the kernel computes a row: 'canonical-1' or 'its own'; '' for
-        operations whose kernels do not compute attention rows."""
+        operations other than attention."""
         has_order = self.config.family.order(self.config, self.device.arch) is not None
         return order_name(self.config) if has_order else ""
 
@@ -143,8 +143,8 @@ class Choice:
 
 
 def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[ExpectedTime]:
-    """The configs and expected times for the problem itself. The evidence may be for the problem
-    that represents it, without_batch(problem)."""
+    """The configs and expected times for the problem itself. The evidence may belong to another
+    problem, without_batch(problem), which represents this one."""
     found = []
     for one in evidence.expected:
         config = adapt_to_queries(one.config, problem, device)
@@ -227,9 +227,9 @@ def choose_config(
 
     ``family``: choose only among this family's kernels, because others cannot read the call's
     tensors. ``among``: choose only among these configs, because no others are built. The choice is
-    the first of them that is expected to take at most ``tolerance`` (a share) longer than the
-    fastest; times are from the evidence, else estimated. Configs of families without a cost model
-    come last.
+    the first of them whose expected time exceeds the fastest one's by at most the share
+    ``tolerance``; times are from the evidence, else estimated. Configs of families without a cost
+    model come last.
     ``deterministic``: choose only among kernels that give the same bits in every run.
 
     Warns once if nothing was measured for this machine's GPU, and if part of a table had to be
@@ -284,9 +284,10 @@ class Expectation(NamedTuple):
         return self.evidence.expected[0]
 
     def ms(self, config: KernelConfig) -> float:
-        """A config's expected time: from the evidence, else the model's estimate relative to the
-        choice, but at least the choice's time; infinite if the family has no cost model. Configs of
-        families not in the evidence are penalised, since estimates count less than measurements."""
+        """A config's expected time, from the evidence if it has one. Otherwise it is the model's
+        estimate relative to the choice, but at least the choice's time, or infinite if the family
+        has no cost model. Configs of families not in the evidence are penalised, since estimates
+        count less than measurements."""
         for one in self.evidence.expected:
             if one.config == config:
                 return one.ms
@@ -370,7 +371,7 @@ _said: set[tuple[Hashable, str]] = set()
 def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
     for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
         _warn_once(note, winners.versions)
-    # A device of KNOWN_DEVICES stands for the emulator, whose speed does not matter.
+    # In the emulator, whose speed does not matter, a device of KNOWN_DEVICES is used.
     if evidence.fallback and device not in KNOWN_DEVICES:
         _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
 

@@ -85,10 +85,10 @@ def attention_with_cache(
 ) -> Any:
     """Attention of q over the keys and values of a cache, to which k and v are appended first.
 
-    Lengths and page table are read on the tensors' device. On a GPU the call copies nothing to the
-    host and does not wait, so that a CUDA graph can be replayed with other contents. With L the
-    length of a sequence after appending, query i of n is at key position L - n + i. A row without
-    keys gives 0. There are no gradients.
+    The kernel reads the lengths and the page table on the tensors' device. On a GPU the call copies
+    nothing to the host and does not wait, so that a CUDA graph can be replayed with other contents.
+    With L the length of a sequence after appending, query i of n is at key position L - n + i. A
+    row without keys gives 0. There are no gradients.
 
     With split='invariant' a sequence has the same bits in any batch. With pages of any size and
     order it has the bits of a dense cache.
@@ -97,21 +97,21 @@ def attention_with_cache(
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
             packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
-            d), like q, also with such strides: both may be halves of one tensor. heads_q must be a
+            d), with strides as for attention(): both may be halves of one tensor. heads_q must be a
             multiple of heads_k. Rows beyond a sequence's length may hold anything.
         cache_lens: (batch,) int32, the number of keys of each sequence before appending; the call
             does not change cache_lens. On the host a length that does not fit is an error. On a
             device reads are clamped to the cache, and rows that do not fit are not appended.
-        page_table: (batch, most pages of a sequence) int32: key i of a sequence is in slot
-            i % page of page page_table[., i // page]. Unused entries may be anything, such as -1.
-            Other invalid entries are errors on the host; on a device they are clamped.
+        page_table: (batch, maximum pages of a sequence) int32: key i of a sequence is in slot i %
+            page of page page_table[., i // page]. Unused entries may be anything, such as -1. Other
+            invalid entries are errors on the host; on a device they are clamped.
         k, v: q's shape with heads_k heads; they are appended at cache_lens before attention. None
             appends nothing. Sequences must not share the pages to which they append. JAX arrays
             cannot be appended to.
-        cos, sin: (positions, rotary_d / 2) of q's dtype or fp32: rotary embedding of the first
-            rotary_d elements of k and q, in fp32, rounded once. Row i of k is rotated by position
-            cache_lens + i. So is query i with causal or a window; else all queries are rotated by
-            cache_lens.
+        cos, sin: (positions, rotary_d / 2) of q's dtype or fp32. They rotate the first rotary_d
+            elements of k and q (rotary embedding), in fp32, rounded once. Row i of k is rotated by
+            position cache_lens + i. With causal or a window query i is rotated by cache_lens + i,
+            otherwise every query by cache_lens.
         rotary_interleaved: whether pairs are elements 2i and 2i + 1, not i and i + rotary_d / 2.
         cu_seqlens_q: (batch + 1,) int32: the rows of packed sequences, as for attention().
         max_seqlen_q: an upper bound on the packed sequences' queries; longer sequences are cut off.
@@ -123,7 +123,7 @@ def attention_with_cache(
             chunks, batch and pages, and with any split. None is FLASHSMITH_BITS, or 'free'.
         out: where to write the result, q's shape and dtype; None allocates it.
         return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
-            or (heads_q, total_q); -inf where a row has no keys and there is no sink.
+            or (heads_q, total_q). It is -inf for a row without keys and sink.
         config: the kernel to use; None chooses one.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 

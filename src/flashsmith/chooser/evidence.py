@@ -9,8 +9,8 @@ Errors that both estimates share cancel. The remainder is what the cost model pr
 amount of work and its division into waves. A config that won with thousands of CTAs is thus
 replaced if its large tiles would leave SMs idle.
 
-The replacement need not be listed in the entry. Its measured time is then assumed to be the slowest
-listed time or, if that is longer, the model's estimate relative to the fastest listed config.
+The replacement need not be listed in the entry. It is then assumed to be as slow as the slowest
+listed config, or slower if the model's estimate relative to the fastest listed config says so.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ from flashsmith.operations import DEFAULT
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# The gain that an estimate must promise before a config replaces the config that was measured
-# fastest, or a preferred config. A smaller gain is within the estimate's error, and a new kernel
-# must be built.
+# The predicted gain with which a config replaces a preferred config, or the one that was measured
+# fastest. A smaller gain is within the estimate's error, and a new kernel must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
 # The gain required to choose a config that splits keys or packs a group's heads into a tile, if
-# this problem itself was not measured: a share and a minimum in milliseconds, since a second launch
-# takes host time.
+# this problem itself was not measured. It is a share and a minimum in milliseconds, since a second
+# launch takes host time.
 GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
 # The gain required to choose a config that the measured entry does not list.
 GAIN_UNMEASURED = 0.10
@@ -111,7 +110,7 @@ def gather(
 ) -> Evidence:
     """The evidence for a problem on a device. ``family`` restricts it to one family, and
     ``deterministic`` to kernels that give the same bits in every run. Partial attention uses the
-    measurements of whole attention over as many keys.
+    measurements of whole attention over the same number of keys.
 
     Raises ArgumentError if no kernel serves the problem's d, or none fits on the device.
     """
@@ -144,9 +143,8 @@ def _canonical(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with canonical bits: measurements of canonical kernels or, if
-    there are none, the canonical counterparts of the configs that are chosen without canonical
-    bits."""
+    """The evidence for a problem with canonical bits: measurements of canonical kernels. If there
+    are none, canonical counterparts of the configs that are chosen without canonical bits."""
     asked = KernelFilter(problem, family, deterministic)
     notes: list[str] = []
     for found in table.lookup(problem, device):
@@ -186,9 +184,9 @@ def _canonical(
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
-    """The evidence, whose choice becomes a config that splits keys or packs a group's heads into
-    one tile, if the predicted gain from using idle rows or SMs is large enough. Measurements for
-    exactly these sizes take precedence."""
+    """The evidence with another choice if the predicted gain is large enough: a config that splits
+    keys, or packs a group's heads into one tile, to use idle rows or SMs. Measurements for exactly
+    these sizes take precedence."""
     entry, chosen = evidence.entry, evidence.expected[0]
     if evidence.kind == "offered" or (
         entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
@@ -242,9 +240,10 @@ def _relative(
 def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence with another choice, if the chosen kernel is known to spill and its replacement
-    was as fast, or if the family replaces the kernel because it has too few registers. A kernel
-    that was measured for the problem's own class stays, since its time includes any spills."""
+    """The evidence with another choice if the chosen kernel is known to spill and its replacement
+    was as fast. The choice also changes if the family replaces the kernel because it has too few
+    registers. A kernel that was measured for the problem's own class stays, since its time includes
+    any spills."""
     chosen, *others = evidence.expected
     if _was_measured(evidence, problem):
         return evidence
@@ -280,10 +279,13 @@ def _was_measured(evidence: Evidence, problem: Problem) -> bool:
 def _soundly_built(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence with another choice, if the chosen kernel is known to compile to slow code and
-    no kernel was timed against it: the best config without such a fault. If the slow kernel's
-    products are serialised, the replacement may take any time; if the slow kernel spills, only
-    GAIN_OVER_MEASURED longer."""
+    """The evidence with a replacement for a chosen kernel that is known to compile to slow code.
+
+    The replacement is the best config without this fault. A kernel that was timed against others is
+    not replaced. If the slow kernel's wgmma is serialised, the replacement may take any time. If
+    the slow kernel spills, the replacement's expected time may be longer only by
+    GAIN_OVER_MEASURED.
+    """
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)
     if known is None or known.timed:
@@ -541,8 +543,8 @@ def _estimated(
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates of the smallest usable d_head that has any on the device; families of other
-    d_heads may run only elsewhere."""
+    """The candidates for the smallest d_head that is large enough and has a candidate on the
+    device. Some values of d_head have families for other devices only."""
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
     d_heads = {d_head for one in modelled for d_head in one.knob_values["d_head"]}
     masked = problem.semantics.key_mask.hides

@@ -52,8 +52,8 @@ def merge_attention(
             dtype: fp32, as ``attention(..., partial=True)`` returns them, fp16 or bf16. PyTorch
             tensors or NumPy, CuPy or JAX arrays, with any strides that attention() takes.
         lses: the parts' natural log-sum-exps, fp32, (batch, heads_q, seq_q) or (heads_q, total_q).
-        sinks: (heads_q,) fp32, fp16 or bf16: one logit per head, which joins the softmax of each
-            row of the head; None if there are no sinks or a part already includes them.
+        sinks: (heads_q,) fp32, fp16 or bf16: one logit per head, which joins the softmax of the
+            head's rows. None if there are no sinks, or if a part already includes them.
         dtype: the output's: 'float16', 'bfloat16' or 'float32', or such a dtype of PyTorch or
             NumPy; None uses that of ``outs``.
         config: the kernel to use; None chooses one.

@@ -36,8 +36,8 @@ class OrderComparison:
 
     @property
     def equal_bits(self) -> bool:
-        """Whether a row has the same bits with both configs, whatever else the calls compute. Equal
-        orders guarantee this only if they are canonical."""
+        """Whether a row has the same bits with both configs, in any calls. Equal orders guarantee
+        this only if they are canonical."""
         return self.difference is None and all(map(version_of, self.configs))
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class OrderComparison:
 def compare_orders(
     first: str, second: str, device: DeviceSpec | str | int | None = None
 ) -> OrderComparison:
-    """The orders of two configs, or of those that attention() uses for two problems.
+    """The orders of two configs, or of the configs that attention() uses for two problems.
 
     Args:
         first, second: a config's short form, or a problem's text: 'b1 s4096 h32 d128 bf16 causal'.

@@ -2,7 +2,7 @@
 use.
 
 The chooser prefers different kernels for many sizes, but most differ in time by a percent or two. A
-few of these kernels are enough if, for every problem examined, one of them is expected to take at
+few of these kernels are enough: for every problem examined, one of them must be expected to take at
 most TOLERANCE longer than the best. With FLASHSMITH_JIT=0, that kernel serves the call.
 """
 
@@ -136,8 +136,9 @@ def choose_for_any_length(
     searched: Searched | None = None,
     deterministic: bool = False,
 ) -> AnyLength:
-    """A few configs that serve ``problem`` on a device at each of ``sizes`` and each of the sizes
-    in the table of winners: one of them takes at most TOLERANCE longer than the choice of choose().
+    """A few configs that serve ``problem`` on a device at each of ``sizes`` and at the sizes in the
+    table of winners. At each size one of them takes at most TOLERANCE longer than the choice of
+    choose().
 
     Each config is needed for whole tiles and for uneven lengths, and for a packed problem also for
     packed sequences. ``deterministic``: choose as with deterministic=True. Over a cache the result

@@ -14,7 +14,8 @@ from flashsmith.chooser.spills import known_spill
 from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
 
-# Smaller shares are mentioned: of rows or slots that are filled, and of d_head that d fills.
+# Below these shares a note is printed: of filled rows or slots, and of the part of d_head that d
+# fills.
 _FILLED = 0.8
 _OF_D_HEAD = 0.9
 # From this many keys on, splitting K and V among CTAs is worthwhile.
@@ -45,7 +46,7 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
 def _about_d(config: Any, problem: Problem) -> Iterator[str]:
     if problem.d < _OF_D_HEAD * config.d_head:
         wasted = 1 - problem.d / config.d_head
-        spent = "of both products are spent on" if problem.operation == DEFAULT else "are"
+        spent = "of both GEMMs is spent on" if problem.operation == DEFAULT else "are"
         yield (
             f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} {spent} columns that "
             "do not exist"

@@ -1,8 +1,8 @@
 """Chosen kernels that the compiler makes slow for some semantics, and their replacements.
 
-A config that was measured for one class of problems also serves others, for which its kernel is
+A config measured for one class of problems also serves other classes. For these its kernel is
 compiled again: softcap, windows, packed and partial sequences need more registers. ``spills.json``
-has a line for each choice that then spills or has serialised products. The line names a replacement
+has a line for each choice that then spills or has serialised wgmma. The line names a replacement
 without this fault, if such a config was at least as fast in alternating timings on such a problem.
 ``tools/ci/kernel_losses.py`` finds these choices. Slow kernels that this process built are taken
 into account too.
@@ -35,9 +35,9 @@ class Spill(NamedTuple):
 
     stored, loaded: spilled bytes per thread. instead: the replacement config, or None. ratio: the
     kernel's time over the replacement's, timed alternately; 0 without a replacement. serialised:
-    whether the kernel's products wait for each other, which takes several times as long. timed:
-    whether other kernels were timed against this one; if so and there is no replacement, this
-    kernel is the fastest.
+    whether the compiler serialised the kernel's wgmma, which then takes several times as long.
+    timed: whether other kernels were timed against this one; if so and there is no replacement,
+    this kernel is the fastest.
     """
 
     stored: int
@@ -55,7 +55,7 @@ class Spill(NamedTuple):
     def __str__(self) -> str:
         """The fault, as the rest of a sentence."""
         if self.serialised:
-            return "has serialised products here"
+            return "has serialised wgmma here"
         return f"spills {self.size} bytes here"
 
 

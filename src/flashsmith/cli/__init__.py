@@ -64,8 +64,9 @@ def root(
     ] = False,
 ) -> None:
     """Flash-attention kernels as configs."""
-    # A switch, number or order that is wrong is an error even for a command that does not read it.
-    # Paths and KERNELS are checked when they are read. `env` prints all variables before it checks.
+    # Invalid switches, numbers and orders among the variables are errors even for commands that do
+    # not read them. Paths and KERNELS are checked when they are read. `env` prints all variables
+    # before it checks.
     if context.invoked_subcommand != "env":
         env.check_values()
 

@@ -31,7 +31,7 @@ def bench(
     d_heads: Annotated[
         str | None,
         typer.Option(
-            "--d_heads", "--d-heads", help="Head dimensions. Default: 128, or those of the kernels."
+            "--d_heads", "--d-heads", help="Head dimensions. Default: 128, or the kernels' own."
         ),
     ] = None,
     seq_lens: Annotated[
@@ -41,7 +41,7 @@ def bench(
         ),
     ] = None,
     dtypes: Annotated[
-        str | None, typer.Option(help="Dtypes. Default: fp16,bf16, or those of the kernels.")
+        str | None, typer.Option(help="Dtypes. Default: fp16,bf16, or the kernels' dtypes.")
     ] = None,
     causal: Annotated[
         bool, typer.Option("--causal", help="Causal instead of full attention.")

@@ -116,7 +116,7 @@ def build_kernels(
     """Compile kernels ahead of time, unless they are in the cache.
 
     Without --for, --model, --kernels and KERNELS, this builds everything in get_kernels_to_build().
-    Each family of kernels gets a library of its own.
+    Each family of kernels gets its own library.
     """
     if problems and (kernels is not None or semantics != "plain"):
         raise ArgumentError(
@@ -190,7 +190,7 @@ class _Work:
         self.reporter.build(event)
 
     def of_library(self, library: KernelLibrary) -> str:
-        """The time that building a library took, or that the library was built already."""
+        """A line with the time of building a library, or saying that it was built already."""
         if self._compiled.isdisjoint(library.manifest.kernels):
             return "built already"
         return f"in {library.manifest.build_seconds:.1f} s"

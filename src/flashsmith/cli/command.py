@@ -23,7 +23,7 @@ class Command(TyperCommand):
     """A command that says what to quote if the shell split a problem or a short form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's, with two more errors.
+        """Typer's method, with two more errors.
 
         Raises ArgumentError for a text that was split at its spaces. Raises it also for an option
         given twice, because Typer would silently take the last value.

@@ -74,8 +74,8 @@ def run(
         str | None,
         typer.Option(
             metavar="LEFT,RIGHT",
-            help="A window's limits, such as 40,9; an empty one is no limit. Default: half of the "
-            "keys but at most 1024 for LEFT, and 0 for RIGHT.",
+            help="A window's limits, such as 40,9; an empty one means no limit. Default: half of "
+            "the keys but at most 1024 for LEFT, and 0 for RIGHT.",
         ),
     ] = None,
     softcap: Annotated[
@@ -173,7 +173,7 @@ def explain_config(
     arch: Arch = None,
     as_json: Json = False,
 ) -> None:
-    """Show all that is known of one config: rules, resources, occupancy, instructions, conflicts.
+    """Show everything known about one config: rules, resources, occupancy, instructions, conflicts.
 
     Exit status 1 if the config is illegal or its kernel wrong.
     """

@@ -1,4 +1,4 @@
-"""What several commands share: options, exit statuses, config selection and JSON output."""
+"""Common parts of several commands: options, exit statuses, config selection and JSON output."""
 
 from __future__ import annotations
 

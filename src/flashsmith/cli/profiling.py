@@ -39,7 +39,7 @@ def roofline(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this GPU's peak rates and store them: products, exponentials, L2 and DRAM.
+    """Measure this GPU's peak rates and store them: MMAs, exponentials, L2 and DRAM.
 
     This takes about fifteen seconds. Exit status 1 if a microbenchmark's output is wrong.
     """
@@ -88,12 +88,10 @@ def ncu(
     ] = None,
     d_heads: Annotated[
         str | None,
-        typer.Option(
-            "--d_heads", "--d-heads", help="Head dimensions. Default: those of the kernels."
-        ),
+        typer.Option("--d_heads", "--d-heads", help="Head dimensions. Default: the kernels' own."),
     ] = None,
     dtypes: Annotated[
-        str | None, typer.Option(help="Dtypes. Default: those of the kernels.")
+        str | None, typer.Option(help="Dtypes. Default: the kernels' dtypes.")
     ] = None,
     causal: Annotated[
         bool, typer.Option("--causal", help="Causal instead of full attention.")
@@ -125,8 +123,8 @@ def ncu(
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
 
-    Needs a GPU and a selection (--kernels or KERNELS). Shapes are those of 'flashsmith bench'. Exit
-    status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
+    Needs a GPU and a selection (--kernels or KERNELS). The shapes are the same as in 'flashsmith
+    bench'. Exit status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
     """
     from flashsmith.benchmark.ncu import (
         ProfilePlan,

@@ -30,7 +30,7 @@ class _AddressOrNone(Command):
     """Makes the address after --cluster optional, which Typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's, after adding the address 'auto' to a --cluster that has none."""
+        """Typer's method, after adding the address 'auto' to a --cluster that has none."""
         return super().parse_args(
             ctx,
             [

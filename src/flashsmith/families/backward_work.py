@@ -27,8 +27,8 @@ def joined(bounds: Sequence[float]) -> float:
 
 
 def helpers_ms(problem: Problem, device: DeviceSpec, sums_dq: bool) -> float:
-    """Milliseconds of the launches before and after the products, including all launch gaps. These
-    launches compute D of all rows and, if dq is summed in fp32, zero dq and convert it."""
+    """Milliseconds of the launches before and after the main kernel, including all launch gaps.
+    These launches compute D of all rows and, if dq is summed in fp32, zero dq and convert it."""
     element = problem.dtype.element_size
     moved = 2 * element  # do and o
     if sums_dq:

@@ -35,8 +35,8 @@ def version_of(cfg: Any) -> int:
 
 
 def emulated_arch(cfg: Any) -> int:
-    """The architecture whose kernel the emulator runs by default: the oldest of the config's family
-    or, for a canonical config, the oldest whose canonical tile has the config's B_c. Configs with
+    """The architecture for which the emulator runs a config by default: the oldest of its family
+    or, for a canonical config, the oldest whose canonical tile is the config's B_c. Configs with
     chunk_warpgroups need sm_90."""
     oldest = int(cfg.OLDEST_ARCH)
     is_of_oldest = not version_of(cfg) or cfg.B_c == canonical_tile(cfg.d_head, oldest)

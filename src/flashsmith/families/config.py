@@ -190,7 +190,7 @@ class ForwardConfig(KernelConfig):
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """FLOP of the two matrix products: 4 b h s_q s_k d, or half of this when causal."""
+        """FLOP of the two GEMMs: 4 b h s_q s_k d, or half of this when causal."""
         return 4 * self.d_head * _scores(batch, seq_q, seq_k, heads, causal)
 
     def total_flop(

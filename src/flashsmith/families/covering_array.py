@@ -1,5 +1,5 @@
-"""Covering arrays: a few configs that together contain every pair of knob values that occurs in
-some legal config."""
+"""Covering arrays: a few configs that together contain every pair of knob values of legal
+configs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 
 
 def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
-    """The configs without those whose pairs the others already contain; the greedy search can
+    """The configs, without any config whose pairs the other configs contain; the greedy search can
     choose such configs."""
     holders = Counter(pair for cfg in chosen for pair in knob_pairs(cfg))
     kept = []

@@ -86,7 +86,8 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
 
     Case, spaces, '-', '_', and words for maker, memory and board are ignored. For an architecture
     the result is the first known GPU that has it. If no known GPU has it (87, 121), the result has
-    the limits of the newest older known GPU of the same generation, whose kernels also run there.
+    the limits of another known GPU: the newest older one of the same generation, whose kernels also
+    run there.
 
     Raises:
         ArgumentError: no known GPU has that name or architecture. The message lists the known GPUs

@@ -35,7 +35,7 @@ EARLIER = {
 def getter(module: str) -> Callable[[str], Any]:
     """The ``__getattr__`` of a module that offers earlier names.
 
-    For all other names it raises AttributeError, as Python does.
+    For all other names it raises AttributeError, like Python itself.
     """
 
     def earlier(name: str) -> Any:

@@ -92,8 +92,8 @@ class Intensity:
 
 
 class Family:
-    """One family of kernels: a config class, the C++ that it instantiates, and everything else that
-    differs between families.
+    """One family of kernels: a config class, its C++, and everything else that differs between
+    families.
 
     A subclass sets the attributes that have no value here and overrides the methods that apply to
     its kernels. Each default suits a family without that feature. `cfg` is always a config of the
@@ -148,7 +148,7 @@ class Family:
 
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
-        """The knob_values that a covering array contains: all but a nonzero `canonical`, whose
+        """The knob_values for a covering array: all except a nonzero `canonical`, since its
         legality depends on the GPU."""
         values = self.knob_values
         return values | {"canonical": (0,)} if "canonical" in values else values
@@ -183,9 +183,8 @@ class Family:
         return ""
 
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
-        """The config for a problem that needs only these gradients, in place of `cfg`, which was
-        chosen for all gradients. The result skips the work for the other gradients; mostly it is
-        `cfg` itself."""
+        """The config for a problem that needs only these gradients, given the config `cfg` for all
+        gradients. The result skips the work for the other gradients; usually it is `cfg` itself."""
         return cfg
 
     def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
@@ -195,7 +194,7 @@ class Family:
 
     def order(self, cfg: Any, arch: int) -> Order | None:
         """The order in which a kernel compiled for an architecture computes a row; None for
-        families whose kernels do not compute attention rows."""
+        families of other operations than attention."""
         return None
 
     def is_deterministic(self, cfg: Any) -> bool:
@@ -208,8 +207,8 @@ class Family:
         return cfg
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
-        """The replacement of a config whose kernel has too few registers for these semantics, for
-        use if nothing was measured for these semantics; mostly `cfg` itself."""
+        """The replacement of a config whose kernel has too few registers for these semantics, used
+        if nothing was measured for them; usually `cfg` itself."""
         return cfg
 
     # --- which configs ---------------------------------------------------------------------------
@@ -263,17 +262,17 @@ class Family:
 
     def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
         """The config for the problem's number of query heads per K/V head, if the tiles of `cfg`
-        are for another number; mostly `cfg` itself."""
+        are for another number; usually `cfg` itself."""
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
         """Legal variants of `cfg` whose tile rows are a group's query heads, first without and then
-        with a split of the keys into parts; () if packing would not save many tiles."""
+        with split keys; () if packing would not save many tiles."""
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether a kernel may split tiles into parts of their keys, as kernels of split_variants()
-        do."""
+        """Whether a kernel may split tiles into parts of their keys, like the kernels of
+        split_variants()."""
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
@@ -283,7 +282,7 @@ class Family:
 
     @cached_property
     def roomiest_device(self) -> DeviceSpec:
-        """The known GPU with the most shared memory among those that the family runs on."""
+        """Of the known GPUs that the family runs on, the one with the most shared memory."""
         served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
         return max(served, key=lambda device: device.max_smem_per_block)
 
@@ -299,9 +298,9 @@ class Family:
     translation_seconds: float = 0.1
 
     def plan_costs(self, gpu: str) -> Sequence[float]:
-        """The cost model's figures for the GPU of this name, in the form in which
-        flashsmith_set_plan_costs() takes them: the family's C++ plans calls with these figures. ()
-        if the C++ uses no cost model."""
+        """The cost model's figures for the GPU of this name, in the form that
+        flashsmith_set_plan_costs() takes. The family's C++ plans calls with these figures. () if
+        the C++ uses no cost model."""
         return ()
 
     def compile_cost(self, cfg: Any) -> float:
@@ -353,8 +352,8 @@ class Family:
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        """The uses of shared memory in its kernels ('ldmatrix', 'copy st', 'O st', 'O ld'), with
-        the kinds of access that the emulator's observer counts for each."""
+        """The uses of shared memory in its kernels ('ldmatrix', 'copy st', 'O st', 'O ld'), each
+        with the kinds of access that the emulator counts for it."""
         return {}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
@@ -389,14 +388,14 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
     """Register a family: its configs can then be parsed, built, run, proven and tuned.
 
     Args:
-        family: an object whose config class has a FAMILY that is not taken.
+        family: an object whose config class has a new FAMILY name.
         csrc: the folder of its C++ sources, named like the family; None: the family's own `csrc`.
 
     Raises:
         ArgumentError: the argument is not a Family; its name is taken or is not a lower-case C
             identifier; a class, a folder or the operation is missing; or no known GPU runs its
-            kernels. Also if the family's short forms omit a knob or look like another family's, or
-            if the name of its config class, of a set or of its search space is taken.
+            kernels. Also raised if the family's short forms omit a knob or look like another
+            family's, or if the name of its config class, of a set or of its search space is taken.
     """
     if not isinstance(family, Family):
         raise ArgumentError(
@@ -584,7 +583,8 @@ find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:
-    """All families, including those of installed packages, or only those of `operation`."""
+    """All families, including families of installed packages, or only the families of
+    `operation`."""
     load_installed_families()
     return tuple(family for family in FAMILIES.values() if operation in (None, family.operation))
 

@@ -38,7 +38,7 @@ _OTHERS = (
 def gpu_name(text: str) -> str:
     """A GPU's name without maker, memory and socket: 'NVIDIA H100 80GB HBM3' becomes 'H100'.
 
-    Words that change the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) stay.
+    Words that change the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) are kept.
     """
     words = [word for word in _SPACES.split(_EDITION.sub("", text.strip())) if word]
     kept = [w for w in words if w.lower() not in _VENDOR and not _MEMORY.fullmatch(w)]

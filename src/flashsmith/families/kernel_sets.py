@@ -99,12 +99,12 @@ def _why_unknown(key: str) -> str:
     if os.path.isdir(key):
         return "is a folder; give a file in it;"
     if os.sep in key or os.path.splitext(key)[1]:
-        return f"is no known key, and there is no such file in {os.getcwd()};"
+        return f"is not a known key, and there is no such file in {os.getcwd()};"
     of_name = [family for family in families() if key in (family.name, family.operation)]
     sets = [name for family in of_name for name in family.sets]
     if sets:
-        return f"is no known key; its kernels are those of {', '.join(sets)};"
-    return f"is no known key{did_you_mean(key, kernel_set_sizes()) or ';'}"
+        return f"is not a known key; its kernels are those of {', '.join(sets)};"
+    return f"is not a known key{did_you_mean(key, kernel_set_sizes()) or ';'}"
 
 
 def _with_block_sizes() -> list[Any]:

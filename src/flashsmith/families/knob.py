@@ -34,7 +34,7 @@ def knob(
     Args:
         meaning: what the knob is, for `flashsmith explain` and the docs.
         values: every value that the knob has in some legal config, in the order in which a search
-            tries them; by default those of a flag. Members of an enumeration are written by name.
+            tries them; by default False and True. Members of an enumeration are written by name.
         word: its name in the short form; for an enumeration a prefix of the value's name. None if
             the tuple or a group of knobs contains it.
         default: the neutral value, which the short form omits; without one the knob is required.

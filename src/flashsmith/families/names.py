@@ -162,7 +162,7 @@ def _from_values(text: str, listed: str, config_class: ConfigClass) -> KernelCon
     for declared, part in zip(knobs, parts, strict=False):
         match = _VALUE.fullmatch(part.strip())
         if match is None:
-            _fail(text, f"{quoted(part.strip())} is no value for {declared.name}")
+            _fail(text, f"{quoted(part.strip())} is not a value of {declared.name}")
         values[declared.name] = _value(text, declared, match.group(1))
     return _construct(text, values, config_class)
 

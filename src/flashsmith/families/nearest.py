@@ -126,7 +126,8 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """For the message: another family that runs on the device, if the config's family does not."""
+    """For the message: a family that runs on the device, if the config's own family does not run
+    there."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [
@@ -138,8 +139,8 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """The knobs that a correction must not change: knobs that no chain of rules with common knobs
-    connects to a broken rule, and d_head if kernels exist for its value."""
+    """The knobs that a correction must not change: d_head if kernels exist for its value, and knobs
+    that no chain of rules connects to a broken rule."""
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
     while grown - touched:

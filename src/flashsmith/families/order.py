@@ -26,7 +26,7 @@ O_BY_SUM = "o = O (w / sum)"
 
 
 def outgrown(log2_growth: int) -> str:
-    """An offset that changes once the row requires it."""
+    """An offset that changes as soon as the row requires it."""
     return f"an older maximum, until the row outgrows it by its weight or 2^{log2_growth}"
 
 
@@ -40,17 +40,17 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """What determines a row's bits, in the order of the computation. sigma is scale x log2(e), and
-    m and m' are the row's maximum before and after a tile.
+    """Everything that determines a row's bits, in the order of the computation. sigma is scale x
+    log2(e), and m and m' are the row's maximum before and after a tile.
 
-    tensor_cores: how the tensor cores add up a step of products. tiles: the keys of each tile.
+    tensor_cores: how the tensor cores sum the products of a step. tiles: the keys of each tile.
     direction: which tile of a chunk comes first. states: the number of key sets for which a row has
     a separate maximum and separate sums before they are merged. scale: where scores are multiplied
     by sigma. offset: what exponents are relative to. factor: what sums are multiplied by when the
     offset changes. exponentials: the instruction for exponentials. row_sums: how a lane adds up its
     values of a tile. lanes: how the row's four lanes combine their sums. chunks: where new states
-    begin. merge: how chunks are merged. end: the final formula. rounding: which products and sums
-    are fused, or what decides this.
+    begin. merge: how chunks are merged. end: the final formula. rounding: which multiplications and
+    additions are fused, or what decides this.
     """
 
     tensor_cores: str
@@ -87,7 +87,7 @@ class Order:
             "chunks": NO_CHUNKS,
             "merge": NO_MERGE,
             "end": O_BY_SUM,
-            "rounding": "ptxas decides which products and sums are fused",
+            "rounding": "ptxas decides which multiplications and additions are fused",
         }
         return cls(_tensor_cores(arch), _tiles(keys), **{**usual, **differing})
 
@@ -108,7 +108,7 @@ class Order:
             chunks=f"of {CHUNK} keys, from the sequence's first on",
             merge="from the first chunk on, relative to the larger offset",
             end=f"{O_BY_SUM} + 0",
-            rounding="each product, sum and FMA is rounded separately",
+            rounding="each multiplication, addition and FMA is rounded separately",
         )
 
     def difference(self, other: Order) -> Difference | None:

@@ -87,7 +87,7 @@ def tiles_to_split(
 
 
 def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
-    """The work of a config's tile, plus the cycles for which a part writes its rows in fp32."""
+    """The work of a config's tile, plus the cycles that a part takes to write its rows in fp32."""
     if cfg.split_keys == 0:
         return work
     cycles = cfg.B_r * cfg.d_head * _FLOAT_BYTES / rates_of(device).l2

@@ -49,7 +49,7 @@ def installed_set_names() -> list[str]:
 
 
 def load_installed_set(name: str) -> list[KernelConfig]:
-    """The configs of an installed set, whose entry point names a callable that returns them.
+    """The configs of an installed set. Its entry point names a callable that returns them.
 
     The callable may return configs, short forms, or both.
 

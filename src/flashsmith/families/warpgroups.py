@@ -100,7 +100,7 @@ REGISTERS_WITHIN_FILE = Rule(
 )
 PINGPONG_NEEDS_TWO = Rule(
     "pingpong_needs_two_warpgroups",
-    "pingpong needs 2 or 3 consumer warpgroups, which take turns",
+    "pingpong needs 2 or 3 consumer warpgroups, which alternate",
     lambda cfg, device: cfg.n_warpgroups > 1 or not cfg.pingpong,
     ("n_warpgroups", "pingpong"),
 )

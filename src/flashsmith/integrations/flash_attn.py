@@ -95,9 +95,9 @@ def flash_attn_func(
         q: (batch, seq_q, heads, d); k, v: (batch, seq_k, heads_k, d).
         softmax_scale: None is 1/sqrt(d).
         causal, window_size: aligned to the bottom right; -1 and None: no limit.
-        softcap: 0 is none.
-        deterministic: whether dq has to be bitwise repeatable; the output, dk and dv always are.
-            False leaves it to torch.use_deterministic_algorithms.
+        softcap: 0 means none.
+        deterministic: whether dq has to be bitwise repeatable; the output, dk and dv are always
+            repeatable. False leaves it to torch.use_deterministic_algorithms.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
         bits: as for attention(); keyword-only, since FlashAttention has no such argument.
         dropout_p, alibi_slopes: must be left at their defaults.
@@ -205,14 +205,14 @@ def flash_attn_varlen_func(
     Args:
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
         cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where each sequence begins.
-        max_seqlen_q, max_seqlen_k: the longest sequence; None computes it, as attention() does.
-        block_table: (sequences, most pages) int32; k and v are then pages (pages, page, heads_k, d)
-            of any size. The lengths are seqused_k, or without it those of cu_seqlens_k.
-            attention_with_cache() computes such calls, without gradients.
+        max_seqlen_q, max_seqlen_k: the longest sequence; None computes it, as in attention().
+        block_table: (sequences, maximum pages) int32; k and v are then pages (pages, page, heads_k,
+            d) of any size. The lengths are seqused_k, or without it the differences of
+            cu_seqlens_k. attention_with_cache() computes such calls, without gradients.
         seqused_k: (sequences,) int32: how many keys of each sequence to use, from its first. Such
             calls have no gradients, and without block_table no canonical bits. With block_table,
             cu_seqlens_k may be left out.
-        The other arguments are those of flash_attn_func.
+        The other arguments are as for flash_attn_func.
 
     Raises:
         ArgumentError: the named argument is unusable or not supported.
@@ -351,7 +351,7 @@ def flash_attn_with_kvcache(
             page_table, of any page size.
         k, v: appended at cache_seqlens, which is not advanced; q's shape with heads_k heads.
         rotary_cos, rotary_sin: (positions, rotary_d / 2) of q's dtype or fp32.
-        cache_seqlens: (batch,) int32, or one number for all. None is the whole cache, which is
+        cache_seqlens: (batch,) int32, or one number for all. None means the whole cache, which is
             allowed if nothing is appended.
         cu_seqlens_k_new, rotary_seqlens: None, or equal to cu_seqlens_q and cache_seqlens. Tensors
             that are not the same object are compared by value, which synchronizes with a GPU.
@@ -462,8 +462,8 @@ def _lengths_between(name: str, offsets: Any) -> Any:
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
     """One length for all sequences, as a tensor of q's framework; None: the whole cache's length.
 
-    Raises ArgumentError if the length does not fit int32, or if the shapes of the tensors do not
-    determine the length of the cache or the number of sequences.
+    Raises ArgumentError if the length does not fit int32, or if the tensors' shapes do not
+    determine the cache's length or the number of sequences.
     """
     if isinstance(length, bool) or (length is not None and not -(2**31) <= length < 2**31):
         raise ArgumentError(f"cache_seqlens={quoted(length)}: give a number of keys, or a tensor")
@@ -528,7 +528,7 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-# FlashAttention 4 takes windows that do not contain the diagonal. These errors suggest an
+# FlashAttention 4 accepts windows that do not contain the diagonal. These errors suggest an
 # equivalent call.
 _OFFSETS = {
     "left": lambda n: (

@@ -71,8 +71,8 @@ class _Activated:
     """Replaces PyTorch's kernels for its flash-attention operators by flashsmith's until remove().
 
     Results have the strides of PyTorch's fake kernels, since compiled code relies on them. Tensors
-    of the scaled_dot_product operators are (batch, heads, length, d). Those of the other operators
-    are (batch, length, heads, d), or packed (total, heads, d).
+    of the scaled_dot_product operators are (batch, heads, length, d). Tensors of the other
+    operators are (batch, length, heads, d), or packed (total, heads, d).
     """
 
     def __init__(self, emulate: bool | None, bits: str | None = None) -> None:
@@ -314,7 +314,7 @@ class _Activated:
 def _with_fallback(
     operator: str, device: str, ours: Callable[..., Any], bits: str | None
 ) -> Callable[..., Any]:
-    """A kernel that calls ``ours``, and PyTorch's kernel for calls that ``ours`` leaves to PyTorch.
+    """A kernel that calls ``ours``, or PyTorch's kernel if ``ours`` leaves the call to PyTorch.
 
     With canonical bits it raises an error for such calls, because PyTorch's kernel gives other
     bits.
@@ -367,8 +367,8 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """What a call without dropout returns: the random numbers' state and offset, and the debug
-    mask."""
+    """The extra results of a call without dropout: the random numbers' state and offset, and the
+    debug mask."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())
     )

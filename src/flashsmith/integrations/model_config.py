@@ -61,7 +61,7 @@ class _Heads:
 def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
     """Reads the problems of a model from its config.json or the folder that holds it.
 
-    Problems are of packed sequences, because padded batches are computed as packed sequences.
+    The problems have packed sequences, because padded batches are computed as packed sequences.
     Models that generate also have problems with a KV cache, and ``gradients`` adds the problems of
     the backward pass.
 

@@ -1,4 +1,4 @@
-"""The modes and devices of PyTorch for which all calls fall back to PyTorch, with any tensors.
+"""The modes and devices of PyTorch with which every call falls back to PyTorch.
 
 sdpa() and the transformers integration share these checks. attention() has no fallback, because
 its callers choose flashsmith explicitly.
@@ -90,8 +90,8 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
 def under_autocast_over(k_cache: Any, *tensors: Any) -> tuple[Any, ...]:
     """The tensors, cast by autocast to the dtype of the KV cache that they are used with.
 
-    Tensors that already have the cache's dtype are returned unchanged, whatever autocast's dtype
-    is, unless the cache is float32.
+    Tensors that already have the cache's dtype are returned unchanged, for any dtype of autocast,
+    unless the cache is float32.
 
     Raises:
         ArgumentError: autocast is enabled and casts to another dtype than the cache's.

@@ -53,16 +53,16 @@ def sdpa(
     PyTorch, with one FallbackWarning per reason. Examples are calls with a mask tensor, dropout, a
     dtype other than fp16 and bf16, or a d that is above 256 or not a multiple of 8.
 
-    Some calls fall back whatever their arguments are. These are calls on the host without the
-    emulator, and calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside
-    torch.jit.trace, torch.onnx.export and torch.func's transforms other than one grad or vjp also
-    fall back. So do calls where torch.nn.attention.sdpa_kernel excludes flash attention.
+    Some calls fall back with any arguments. These are calls on the host without the emulator, and
+    calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside torch.jit.trace,
+    torch.onnx.export and torch.func's transforms other than one grad or vjp also fall back. Calls
+    under a torch.nn.attention.sdpa_kernel without flash attention fall back, too.
 
     Args:
         query: (batch, heads, length_q, d); batch, or both batch and heads, may be missing.
         key, value: (batch, heads_k, length_k, d); heads_k below heads needs enable_gqa, or is 1.
-        attn_mask, dropout_p, is_causal, scale, enable_gqa: PyTorch's; is_causal aligns to the top
-            left, as it does there.
+        attn_mask, dropout_p, is_causal, scale, enable_gqa: as in PyTorch; is_causal aligns to the
+            top left.
         strict: raise instead of leaving the call to PyTorch.
         emulate: run host tensors in the slow emulator instead of leaving them to PyTorch. None
             reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
@@ -73,8 +73,8 @@ def sdpa(
 
     Raises:
         ArgumentError: the kernels cannot serve the call, under strict or with canonical bits; names
-            the argument. Or emulate or bits has another value.
-        Whatever PyTorch raises for a call that it refuses.
+            the argument. It is also raised for other values of emulate and bits.
+        PyTorch's own errors for calls that it refuses.
         The errors of building and launching a kernel.
     """
     if emulate is not None:

@@ -45,8 +45,7 @@ class SdpaProblem(NamedTuple):
 def why_not(problem: SdpaProblem) -> Reason | None:
     """The reason why the kernels cannot serve ``problem``; None if they can.
 
-    Calls that PyTorch refuses have a reason, too, so that they go to PyTorch, which raises its
-    error.
+    Calls that PyTorch refuses have a reason, too: they go to PyTorch, so that its error is raised.
     """
     if problem.has_mask:
         return Reason("attn_mask", "a mask tensor; the kernels have causal and window masks only")

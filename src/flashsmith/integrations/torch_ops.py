@@ -315,7 +315,7 @@ class FlashsmithAttention(torch.autograd.Function):
 
 
 class RepeatedAttention(torch.autograd.Function):
-    """FlashsmithAttention for a Pass with a cached call that nothing but autograd intercepts.
+    """FlashsmithAttention for a Pass whose call is cached and is intercepted only by autograd.
 
     It maps q, k, v and the Pass to what attention() returns. This saves host time: PyTorch calls
     one Python function instead of two. PyTorch usually also tracks one output instead of three, and
@@ -550,7 +550,7 @@ def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
     """Calls function.apply() within an op.
 
     Within an op, the dispatcher goes through torch.func's transforms one by one, and each transform
-    needs an autograd function of its own level.
+    needs its own autograd function.
     """
     with enable_single_level_autograd_function():
         return _of_one_level(function).apply(*arguments)
@@ -660,7 +660,7 @@ def _flop(
     causal: bool = False, window_left: int | None = None, window_right: int | None = None,
     **__: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the two matrix products: 4 * heads * d per score of a head."""
+    """FLOP of the two GEMMs: 4 * heads * d per score of a head."""
     scores = _scores(q, k, cu_q, cu_k, causal, window_left, window_right)
     return int(4 * q.shape[-2] * q.shape[-1] * scores)
 
@@ -669,7 +669,7 @@ def _flop_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
     **options: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the five matrix products, or of the products that the needed gradients require."""
+    """FLOP of the five GEMMs, or of the GEMMs that the needed gradients require."""
     needed = gradients_word(*options["needs"][:3])
     return _flop(q, k, v, *packing, **options) * n_products(needed) // 2
 
@@ -685,7 +685,7 @@ def differentiable_attention(
 ) -> tuple[Any, Callable[..., None]]:
     """attention() under autograd; refuses calls that cannot have gradients.
 
-    The arguments are those of attention(). Returns the result of attention(), and a function that
+    It takes the arguments of attention(). Returns the result of attention(), and a function that
     makes run_repeated serve calls like this one.
     """
     bound = ATTENTION.bind(keywords)
@@ -703,7 +703,7 @@ def differentiable_attention(
     repeatable = resolve_deterministic(deterministic, q, options.bits)
     follows_pytorch = deterministic is None and not resolve_bits(options.bits)
     return_lse = check_flag("return_lse", options.return_lse)
-    # Autograd saves the tensors, so the Pass does not.
+    # Autograd saves the tensors, so the Pass need not save them.
     bound |= {**dict.fromkeys(TENSORS), "return_lse": True}
     opts = CallOptions(
         ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate
@@ -752,7 +752,7 @@ def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
     """The limits, with missing ones read from the GPU.
 
     Reading limits synchronizes with the GPU, so it is done once for both passes. The limits are
-    returned unchanged if the offsets are unusable (the checks report it later) or on the host, or
+    returned unchanged if the offsets are on the host or unusable (the checks report that later), or
     if a CUDA graph is being captured.
     """
     framework = framework_of(torch.Tensor)

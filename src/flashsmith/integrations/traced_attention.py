@@ -74,7 +74,7 @@ def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
 
 
 def of_op(asked: dict[str, Any], names: str) -> dict[str, Any]:
-    """The options in ``names`` and those that all ops have, in schema form."""
+    """The options in ``names`` and the options of all ops, in schema form."""
     left, right = check_pair(asked["window"])
     limits = [name for name in ("max_seqlen_q", "max_seqlen_k") if name in asked]
     return {
@@ -99,9 +99,9 @@ _resolved_bits = torch.compiler.assume_constant_result(resolve_bits)
 def backward_by_op(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Gradients:
     """backward() as a call of its op, with the same arguments and results.
 
-    While tracing, raises ArgumentError for what a schema cannot hold: a window that is not a pair,
-    ``needs`` that are not four, or another grad_dtype. Other arguments are checked when the op
-    runs.
+    While tracing, raises ArgumentError for values that a schema cannot hold: a window that is not a
+    pair, ``needs`` without four entries, or another grad_dtype. Other arguments are checked when
+    the op runs.
     """
     asked = BACKWARD.bind(keywords)
     check_for_an_op(do=do, q=q, k=k, v=v, o=o)

@@ -190,7 +190,7 @@ class _Call(NamedTuple):
             "scale": self.scale,
             "sinks": None if self.sinks is None else self.sinks.float().contiguous(),
             "bits": asked_bits(),
-            # Host tensors get here only if the emulator is to compute the call.
+            # Host tensors get here only if the emulator computes the call.
             "emulate": self.query.device.type == "cpu",
         }
 

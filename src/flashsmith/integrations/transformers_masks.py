@@ -5,8 +5,8 @@ transformers builds a mask once per forward pass, and every layer reads it. A la
 requested, so the form of its result encodes this. The forms have four dimensions, because
 transformers passes such masks on unchanged. They survive copies and moves to other devices.
 
-(batch, 1, 1, keys), bool: every query sees the keys that are True. PyTorch's attention reads this
-form the same way. If all strides are 0, every key is True.
+(batch, 1, 1, keys), bool: every query sees the keys that are True. PyTorch's attention interprets
+this form in the same way. If all strides are 0, every key is True.
 
 (batch, n, kind, 1 + window): a causal mask, or one with a window. ``kind`` is 2 for causal and 3
 for bidirectional masks. ``kind`` is larger by 2 if a mask with that number of queries could be
@@ -53,7 +53,7 @@ _KEYWORDS = ("config", "dtype", "local_size", "use_vmap", "allow_torch_fix")
 
 
 class HiddenKeys(NamedTuple):
-    """What a mask hides.
+    """The keys that a mask hides.
 
     causal, window: None if the mask does not determine them. window: number of keys that a query
     sees on the left, including its own position; 0 means no window. A bidirectional window has the
@@ -153,7 +153,7 @@ _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def hidden_by(mask: Any, queries: int) -> HiddenKeys:
-    """What an attention mask hides from a number of queries.
+    """The keys that an attention mask hides from a number of queries.
 
     Raises:
         ArgumentError: the model has changed the mask that flashsmith_mask() built.
@@ -208,7 +208,7 @@ def selected_by(mask: Any, indices: Any, keys: int) -> Any:
 
 
 def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
-    """What a mask hides, from its shape and values; None if it is a pattern."""
+    """The keys that a mask hides, read from its shape and values; None if it is a pattern."""
     if mask.dim() == 2:  # the user's mask, from a model that does not call the mask function
         real = mask if mask.dtype is torch.bool else mask != 0
         return HiddenKeys(padding=real, keys=mask.shape[1])
@@ -216,7 +216,7 @@ def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
         return None
     if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
         # With one query, a mask of this shape may be any mask. To serve it, its values must be
-        # read, which a tracer cannot do.
+        # read, and a tracer cannot read them.
         of_keys = mask.shape[1] == mask.shape[2] == 1 and (queries > 1 or _may_ask())
         return HiddenKeys(False, 0, mask[:, 0, 0]) if of_keys else None
     causal, window = _kind_of_form(mask)
@@ -260,7 +260,8 @@ def _hidden(
     attention_mask: Any,
     device: Any,
 ) -> HiddenKeys | None:
-    """What the mask that transformers requests hides; None if only the full mask describes it."""
+    """The keys hidden by the mask that transformers requests; None if only the full mask describes
+    them."""
     sequences = _sequence_numbers(mask_function)
     if sequences is not None and attention_mask is None:
         numbers, (causal, window) = sequences
@@ -287,7 +288,7 @@ def _hidden(
             return None  # the last keys are missing
         if last < kv_length:
             keys, real = last, None if real is None else real[:, :last]
-    # Whether there is any padding must be read from the GPU, which a tracer cannot do.
+    # Whether there is any padding must be read from the GPU, and a tracer cannot read it.
     if real is None or (_may_ask() and bool(real.all())):
         return HiddenKeys(causal, window, keys=keys)
     return HiddenKeys(causal, window, real, keys)
@@ -310,7 +311,7 @@ def _closure(function: MaskFunction) -> dict[str, Any]:
 
 
 def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
-    """The masks that and_masks() combined, by the name of the function that made each."""
+    """The masks that and_masks() combined, by the names of the functions that made them."""
     if is_tracing() or getattr(function, "__name__", "") != "and_mask":
         return {}
     joined = _closure(function).get("mask_functions", ())

@@ -1,4 +1,4 @@
-"""What transformers declares about a model's classes: how they use masks, and whether they may run
+"""Transformers' declarations about a model's classes: how they use masks, and whether they may run
 on attention implementations other than eager."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Model(NamedTuple):
     """The flags of the model classes that have one config class.
 
     name: the name of the first class. calls_interface: the function that the config names computes
-    attention, not the model's own code. passes_masks_on: attention masks get from transformers'
-    mask functions to the attention function unchanged. supported: transformers allows attention
+    attention, not the model's own code. passes_masks_on: the attention function receives the masks
+    of transformers' mask functions unchanged. supported: transformers allows attention
     implementations other than eager. builds_masks: the module imports transformers' mask functions.
     """
 
@@ -73,7 +73,7 @@ def _find_model(config_class: type) -> Model | None:
 
 def check_that_it_builds_masks(module: Any) -> None:
     """Raises ArgumentError for a layer of a model that runs on eager attention only and builds no
-    masks, because it is unknown which keys the layer's attention function hides."""
+    masks, because it is unknown which keys the attention function of such a model hides."""
     model = model_of(getattr(module, "config", None))
     if model is not None and not model.supported and not model.builds_masks:
         raise _unsupported(module, model)

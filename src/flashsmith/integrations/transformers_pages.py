@@ -3,9 +3,8 @@
 The caller of the cache's update() depends on the version. In transformers 5.23 it is the attention
 function, which gets the cache as an argument. From 5.24 on it is the model, and the attention
 function never gets the cache. Therefore the tensors that update() returns record where the pages
-are. To all other code these tensors look like the tensors that transformers would have gathered,
-and the first operation on them gathers. Models need this, because they may share keys between
-layers, or change keys before the attention function.
+are. To all other code they look like gathered tensors; the first operation on them gathers. Models
+need this, because they may share keys between layers, or change keys before the attention function.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PAGE_DTYPES = (torch.float16, torch.bfloat16)
 class Pages(NamedTuple):
     """A paged KV cache to which a call appends its keys and values.
 
-    k_cache, v_cache: (pages, page, heads_k, d). table: (batch, most pages) int32. lens: (batch,)
+    k_cache, v_cache: (pages, page, heads_k, d). table: (batch, maximum pages) int32. lens: (batch,)
     int32, the lengths before the append. starts_q: where each sequence's queries begin; None if
     each sequence has one query.
     """
@@ -174,8 +173,8 @@ def of_kind(layer: Any, lengths: Any) -> Any:
 def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> Pages | None:
     """A layer's pages if the kernels can read them in place; None if its keys must be gathered.
 
-    Keys must be gathered in three cases: in layers with a window (for which transformers keeps a
-    ring), in dtypes that the kernels lack, and if all keys are new.
+    Keys must be gathered in layers with a window (transformers keeps a ring for these), for dtypes
+    that the kernels lack, and if all keys are new.
     """
     allocator = cache.layer_to_allocator[layer_idx]
     if not allocator.supports_block_table:

@@ -28,7 +28,7 @@ def sequences_of(
     """The packed sequences that a caller's arguments describe; None if there are none.
 
     ``starts`` are cu_seq_lens_q and cu_seq_lens_k, ``longest`` are max_length_q and max_length_k. A
-    value given for one side only is used for both. Missing longest lengths are computed.
+    value given for one side only is used for both. Maximum lengths that are missing are computed.
 
     Raises:
         ArgumentError: one side's cumulative lengths are missing, and the other side's do not fit.

@@ -32,17 +32,17 @@ _ABSENT = (0,)
 
 
 def backward_flop(sizes: Sizes) -> int:
-    """FLOP of the matrix products that the needed gradients take: five for all of dq, dk and dv.
+    """FLOP of the GEMMs that the needed gradients take: five for all of dq, dk and dv.
 
-    Five products cost 10 b h s_q s_k d, or half of that when causal. With a window they cost 10 b h
-    d per visible query-key pair. dq alone takes three of the five; dk and dv without dq take four.
+    Five GEMMs cost 10 b h s_q s_k d, or half of that when causal. With a window they cost 10 b h d
+    per visible query-key pair. dq alone takes three of the five; dk and dv without dq take four.
     Packed sequences each count as the longest one.
     """
     return n_products(sizes.gradients) * attn_flop(sizes) // 2
 
 
 def n_products(gradients: str = "") -> int:
-    """The number of matrix products for a problem's gradients: '', 'only_dq' or 'no_dq'."""
+    """The number of GEMMs for a problem's gradients: '', 'only_dq' or 'no_dq'."""
     return {ONLY_DQ: 3, NO_DQ: 4}.get(gradients, 5)
 
 
@@ -64,7 +64,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     softcap, the window's limits, and 1 for fp32 gradients, else 0. The strides of an absent tensor
     are 0.
 
-    Raises ArgumentError for an unknown grad_dtype, or where mask_limits() does.
+    Raises ArgumentError for an unknown grad_dtype, and the errors of mask_limits().
     """
     p, strides, options = call.problem, call.strides, call.options
     grad_dtype = check_grad_dtype(options["grad_dtype"])
@@ -128,8 +128,8 @@ BACKWARD = Operation(
     numbers=_numbers,
     flop=backward_flop,
     semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
-    # grad_dtype: None (the problem's dtype) or 'float32'. deterministic: dq has the same bits in
-    # every run, as dk, dv and dsinks always have.
+    # grad_dtype: None (the problem's dtype) or 'float32'. deterministic: whether dq must be bitwise
+    # repeatable; dk, dv and dsinks are always repeatable.
     options={
         "scale": None,
         "softcap": 0.0,

@@ -42,7 +42,7 @@ def keys_read(sizes: Sizes) -> int:
 
 
 def decode_flop(sizes: Sizes) -> int:
-    """FLOP of the two matrix products: 4 b h_q d per visible query-key pair of a sequence."""
+    """FLOP of the two GEMMs: 4 b h_q d per visible query-key pair of a sequence."""
     return 4 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * sizes.d
 
 
@@ -85,8 +85,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     whether rotary pairs are neighbours, whether cos and sin are fp32, and whether the split is
     free. The sizes and strides of an absent tensor are 0.
 
-    Raises ArgumentError for tensors that do not fit each other, for an unknown split or dtype, or
-    where mask_limits() does.
+    Raises ArgumentError if tensors do not fit each other, for an unknown split or dtype, and the
+    errors of mask_limits().
     """
     p, strides, sizes, options = call.problem, call.strides, call.sizes, call.options
     check_together(call)

@@ -17,7 +17,7 @@ ROWS, PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
 
 
 def attn_flop(sizes: Sizes) -> int:
-    """FLOP of the two matrix products.
+    """FLOP of the two GEMMs.
 
     They cost 4 b h s_q s_k d, or half of that when causal. With a window they cost 4 b h d per
     visible query-key pair. Packed sequences each count as the longest one.

@@ -1,7 +1,7 @@
 """The operation `merge`: attention over parts of the keys, merged into attention over all of them.
 
 With m the largest LSE of a row's parts: o = sum_i exp(lse_i - m) o_i / sum_i exp(lse_i - m), and
-lse = m + log(sum_i exp(lse_i - m)); a sink is added to the sums one time only.
+lse = m + log(sum_i exp(lse_i - m)); a sink is added to the sums once.
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ def packed_rows(problem: Sizes) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Operation:
-    """What kernels compute, in any family. Each operation is registered under its name.
+    """One computation, which kernels of any family may implement. Each operation is registered
+    under its name.
 
     Args:
         name: its word in a problem's text, in tables and in rows: lower case.
@@ -256,8 +257,8 @@ class Operation:
 
     def check_semantics(self, semantics: Semantics) -> None:
         """Raises ArgumentError for semantics that the operation does not support."""
-        # A kernel that supports windows takes any registered mask, which its library's header
-        # defines.
+        # A kernel that supports windows takes any registered mask, since its library's header
+        # defines the mask.
         others = known_masks()[len(MASKS) :] if WINDOW in self.semantics else ()
         supported = {*self.semantics, *others}
         unknown = [word for word in semantics.words() if word not in supported]

@@ -54,15 +54,15 @@ class Problem:
     ``operation`` is the name of a registered Operation; texts omit 'forward'. ``page`` is the
     number of keys per cache page, 0 for a dense cache. ``gradients`` is 'only_dq' if dq is the only
     gradient needed of q, k and v, 'no_dq' if dq is not needed, and '' otherwise. ``window_keys`` is
-    the class of a window: the number of keys that a row sees besides its own, as a power of two; 0
-    means any window. ``bits`` is 'canonical' if a row's bits must not depend on the kernel that
-    computes it, and '' otherwise.
+    the class of a window: the number of keys that a row sees in addition to its own, rounded to a
+    power of two; 0 means any window. ``bits`` is 'canonical' if a row's bits must not depend on the
+    kernel that computes it, and '' otherwise.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
             heads_q is not a multiple of heads_k, or window_keys is not the class of a window. Also
-            if the operation does not exist, or does not support the semantics, pages, bits or the
-            word for gradients.
+            raised if the operation does not exist, or does not support the semantics, pages, bits
+            or the word for gradients.
     """
 
     batch: int
@@ -160,7 +160,7 @@ class Problem:
     def window(self) -> tuple[int, int] | None:
         """The (left, right) of a window in measurements; None without a window.
 
-        The right limit is 0 and the left one window_keys. If that is 0, the left limit is
+        The right limit is 0 and the left one window_keys. If window_keys is 0, the left limit is
         TYPICAL_WINDOW, or half of all keys if there are fewer.
         """
         if not self.semantics.key_mask.takes_limits:
@@ -188,8 +188,8 @@ class Problem:
     def attn_flop(self) -> int:
         """FLOP of the problem, as its operation counts them.
 
-        For attention, these are the FLOP of the two matrix products. Packed sequences each count as
-        the longest one.
+        For attention, these are the FLOP of the two GEMMs. Packed sequences each count as the
+        longest one.
         """
         return self.computed.flop(self)
 
@@ -324,7 +324,7 @@ def parse_kind(text: str) -> ProblemKind:
     if strangers and _NAMES_AN_OPERATION.fullmatch(strangers[0]):
         hint = did_you_mean(strangers[0], (*_semantic_words(), *OPERATIONS)) or ";"
         raise ArgumentError(
-            f"semantics={quoted(text)}: {quoted(strangers[0])} is no word of semantics, and no "
+            f"semantics={quoted(text)}: {quoted(strangers[0])} is not a word of semantics, and no "
             f"operation of that name is registered{hint} known are "
             f"{', '.join((*_semantic_words(), *OPERATIONS))}. Install or import the package that "
             "registers it"

@@ -133,20 +133,22 @@ def attention(
     Args:
         q, k, v: this rank's shards, (batch, rows, heads, d) or packed (rows, heads, d), as
             ``shard`` returns them; fp16 or bf16, on a GPU (NCCL group) or on the host (gloo).
-        group: a ProcessGroup or a DeviceMesh of one dimension; None is the group of all processes.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None means the group of all
+            processes.
         schedule: 'zigzag' passes K and V around a ring while kernels run. Every length must be a
             multiple of twice the number of ranks, and there is no row maximum. 'allgather' gathers
-            K and V and takes any lengths. 'ulysses' exchanges rows for heads; the number of k's
-            heads must be a multiple of that of ranks. 'auto' is 'zigzag' if that serves the call
-            and there is no window, else 'allgather'. Under a causal mask, 'auto' takes 'zigzag'
-            only if q and k have the same lengths. These must then be packed sequences, or a batch
-            whose whole K and V have more than 512 MiB.
+            K and V and takes any lengths. 'ulysses' exchanges rows for heads; the number of ranks
+            must divide the number of k's heads. 'auto' is 'zigzag' if that serves the call and
+            there is no window, else 'allgather'. Under a causal mask, 'auto' takes 'zigzag' only if
+            q and k have the same lengths. These must then be packed sequences, or a batch whose
+            whole K and V have more than 512 MiB.
         causal, window, softcap, scale: as for attention(), applied to the whole sequences.
         sinks: (heads_q,) fp32, the same on every rank. A rank computes the part of the gradient
             from its rows, or under 'ulysses' from its heads. The sum over ranks is the gradient.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32, offsets of the whole packed sequences, the
             same on every rank. Offsets on a GPU are read once, which synchronizes with it.
-        max_seqlen_q, max_seqlen_k: not needed; at least the longest whole sequence's length.
+        max_seqlen_q, max_seqlen_k: not needed; if given, at least the length of the longest whole
+            sequence.
         out: the tensor for this rank's output; not with gradients.
         return_lse, return_row_max: also return this rank's log-sum-exp, or row maximum, fp32,
             (batch, heads_q, rows) or (heads_q, rows).
@@ -158,8 +160,8 @@ def attention(
         This rank's rows of the output o, (o, lse), (o, row_max) or (o, lse, row_max).
 
     Raises:
-        ArgumentError: an argument is unusable, ranks disagree, or shards are not those of
-            ``shard``. Every rank raises it, and it names the rank.
+        ArgumentError: an argument is unusable, ranks disagree, or a tensor is not the shard that
+            ``shard`` returns. Every rank raises it, and it names the rank.
         GroupError: another rank has ended, or did not arrive within the group's timeout.
         The other errors of ``flashsmith.forward``.
     """
@@ -183,7 +185,7 @@ def shard(
 
     Args:
         tensor: has whole sequences along ``dim``: queries, token ids, labels.
-        dim: the dimension of rows; None is 1, and 0 with cu_seqlens.
+        dim: the dimension of rows; by default 1, or 0 with cu_seqlens.
         group: as for ``attention``.
         cu_seqlens: (sequences + 1,) int32, the offsets of packed sequences; None for one.
 
@@ -211,8 +213,8 @@ def unshard(
         dim, group, cu_seqlens: as for ``shard``.
 
     Raises:
-        ArgumentError: an argument is unusable, ranks disagree, or shards are not those of
-            ``shard``. Every rank raises it, and it names the rank.
+        ArgumentError: an argument is unusable, ranks disagree, or a tensor is not the shard that
+            ``shard`` returns. Every rank raises it, and it names the rank.
         GroupError: another rank has ended, or did not arrive within the group's timeout.
     """
     return unsharded(group, tensor, dim, cu_seqlens)

@@ -68,7 +68,8 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
     before = None if signature is None else _before.get(group.handle, {}).get(signature)
     said = None
     if before is not None and not (q.data_ptr() % 16 or _is_capturing(q)):
-        # This rank repeats its earlier message. Meanwhile it computes whatever needs no other rank.
+        # This rank repeats its earlier message. Meanwhile it computes everything that needs no
+        # other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
         except _RanksDisagree as others:
@@ -165,7 +166,7 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
     calls = _before.setdefault(group.handle, {})
     if len(calls) >= _MOST_BEFORE:
         calls.clear()
-    # The group is left out, because this entry would keep it alive.
+    # The entry does not store the group, because that would keep the group alive.
     without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
     calls[signature] = agreed._replace(call=GroupCall(**without))
 

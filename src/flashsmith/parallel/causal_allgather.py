@@ -1,14 +1,14 @@
 """The schedule 'allgather' under a plain causal mask: a chunk of queries sees a prefix of the keys.
 
-Each of a rank's two chunks of queries is one call of attention() on all keys that the chunk sees,
-so there are no parts to merge. The keys may be in any order as long as the chunk's own keys are the
-last. The keys are gathered into
+For each of its two chunks of queries a rank calls attention() once, on all keys that the chunk
+sees, so there are no parts to merge. The keys may be in any order as long as the chunk's own keys
+are the last. The keys are gathered into
 
     later chunks by rank | earlier chunks by rank | this rank's own later chunk
 
-Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. The later chunk sees
-everything from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks of ranks
-0 to r. The later chunks arrive while the earlier chunk is computed.
+Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. The later chunk sees all
+keys of this order from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks
+of ranks 0 to r. The later chunks arrive while the earlier chunk is computed.
 """
 
 from __future__ import annotations

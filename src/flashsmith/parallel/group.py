@@ -192,10 +192,10 @@ class Group:
     def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
         """Starts to gather several dense tensors as one message.
 
-        Each tensor is gathered into one of ``found``, whose first dimension is longer by a factor
-        of the number of ranks. The transfer starts after the work that is already on the current
-        stream. The returned function makes the current stream wait for the transfer; for host
-        tensors the host waits.
+        Each tensor is gathered into one of ``found``; its first dimension is multiplied by the
+        number of ranks. The transfer starts after the work that is already on the current stream.
+        The returned function makes the current stream wait for the transfer; for host tensors the
+        host waits.
         """
         with self.watch.waiting():
             work = self.handle.allgather_into_tensor_coalesced(found, mine)
@@ -264,7 +264,7 @@ class Group:
 
 
 class _Known(NamedTuple):
-    """The facts that all ranks have sent, and a number for them, which is equal on all ranks."""
+    """The facts that all ranks have sent, and a number for them, equal on all ranks."""
 
     word: int
     said: list[dict[str, Any]]
@@ -283,7 +283,7 @@ class RankAgreement:
         self._same = group.same(self._known.word if self._known else 0) if group.size > 1 else None
 
     def said(self) -> list[dict[str, Any]]:
-        """The facts that every rank sent, by rank. Call it only one time.
+        """The facts that every rank sent, by rank. Call it only once.
 
         If the ranks repeat earlier messages, the list is the same object as before. If a rank has
         refused its arguments, that rank raises its own error, and all others raise one that quotes
@@ -430,7 +430,7 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
     return watch.start() if size > 1 else watch
 
 
-# The gloo groups that replace groups which cannot transfer host tensors.
+# The gloo groups that stand in for groups without transfers of host tensors.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # By group; None for groups on several hosts.
 _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()

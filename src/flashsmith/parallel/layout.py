@@ -161,8 +161,8 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreB
     if keys <= 0:
         return None
     if mask.left is not None:
-        # Leaves out queries after the last query that sees the last key, and keys before the first
-        # key that the first query sees.
+        # Leaves out keys before the first query's first visible key, and queries after the last
+        # query that sees the last key.
         rows = min(rows, k.position + keys + mask.left - first)
         if rows <= 0:
             return None

@@ -41,15 +41,15 @@ def problems(
 ) -> list[Problem]:
     """The distinct problems whose kernels ``parallel.attention`` runs on any of the ranks.
 
-    Pass them to ``flashsmith.tuning.build_for``; ``flashsmith build --ranks`` does so itself. This
-    function needs no group and no GPU.
+    Pass them to ``flashsmith.tuning.build_for``; ``flashsmith build --ranks`` needs no such call.
+    This function needs no group and no GPU.
 
     Args:
         problem: the problem of the whole sequences, a Problem or its text, for example 'b1 s131072
             h32:8 d128 bf16 causal'. All packed sequences are assumed to have the maximum length.
         ranks: number of ranks in the group.
         schedule: as for ``attention``.
-        window: the limits of the problem's window; by default those of ``Problem.window``.
+        window: the limits of the problem's window; None takes ``Problem.window``.
         gradients: also return the problems of the backward pass.
         sinks: whether there are sinks; their gradient is a separate problem.
 

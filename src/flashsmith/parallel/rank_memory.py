@@ -1,7 +1,7 @@
 """Memory that the ranks of one host copy from each other.
 
 GPUs copy with their copy engines, which use no SMs. NCCL's kernels would take SMs from attention
-kernels. A rank writes data for the others into a slot of its own memory, announces this through the
+kernels. A rank writes data for the others into a slot in its memory, announces this through the
 shared words (shared_words.py), and copies the data that it needs from the others' slots. Two slots
 alternate. Each transfer has three steps:
 
@@ -10,8 +10,8 @@ alternate. Each transfer has three steps:
                that every rank has recorded its event before another rank's stream waits for that
                event.
     copy       The transfer stream waits for the events of all ranks, copies, and records another
-               event. The current stream waits for that event, and so does the others' begin() after
-               next.
+               event. The current stream waits for that event, as does the begin() after next of the
+               other ranks.
 
 No GPU waits for an event that is not yet recorded. If a rank does not arrive, the other ranks'
 hosts detect this through the shared words, within the group's timeout. A recorded event may still
@@ -45,7 +45,7 @@ class HostSync(NamedTuple):
     rank: int
     size: int
     same: Callable[[int], bool]  # whether all ranks have this number; raises GroupError
-    mark: Callable[[], None]  # called after the current stream was made to wait for the others
+    mark: Callable[[], None]  # nobody has opened it
 
 
 class RankMemory:
@@ -63,7 +63,7 @@ class RankMemory:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
         Returns None if some rank cannot read another rank's memory. ``exchange`` sends bytes to
-        every rank, and returns those of all ranks, by rank.
+        every rank, and returns the bytes of all ranks, by rank.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
         memory, name = None, b""

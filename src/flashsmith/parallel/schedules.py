@@ -182,7 +182,7 @@ def _order(layout: Layout, device: Any) -> Any:
 
 
 def padded(tensor: Any, dim: int, rows: int) -> Any:
-    """The tensor, dense, with zeros appended up to a number of rows.
+    """A dense copy of the tensor, padded with zeros to a number of rows.
 
     Shards that are sent together must have the same length.
     """
@@ -438,7 +438,8 @@ def as_needed(needs: Needs, *gradients: Any) -> GroupGradients:
 
 
 def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
-    """Exchanges this rank's rows of all heads for all rows, in order, of this rank's heads."""
+    """Exchanges rows for heads: from this rank's rows of all heads to all rows, in order, of this
+    rank's heads."""
     ranks, dim = call.group.size, call.dim
     parts = [it.unflatten(-2, (ranks, -1)) for it in tensors]
     counts = [part.shape[-2] for part in parts]
@@ -592,7 +593,7 @@ class _Part(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Rows that the same parts contain, and where in each of these parts they are."""
+    """Rows contained in the same parts, and their position in each of these parts."""
 
     rows: RankRows
     of_parts: tuple[tuple[int, RankRows], ...]
@@ -703,8 +704,8 @@ def _zigzag_backward(
     of = _Differentiated(do, q, o, lse, dlse)
     own = torch.stack([k, v])
     dq = torch.zeros_like(q, dtype=torch.float32)
-    # Half of the own heads are computed while the first block arrives, and half while the last
-    # gradients return to their own rank.
+    # This rank's own block is computed in two halves of the heads: one while the first block
+    # arrives, the other while the last gradients return to their rank.
     early, late = halves(int(k.shape[-2]))
     own_dkv = torch.zeros_like(own, dtype=torch.float32)
     coming: Transfer | None = None

@@ -111,7 +111,7 @@ class SharedWords:
                     )
 
     def lost(self) -> str:
-        """Which rank has ended; '' if none has."""
+        """The rank that has ended, in words; '' if all are alive."""
         return next((f"rank {it} has ended" for it in self._others if not self._lives(it)), "")
 
     def _lose(self, why: str) -> None:

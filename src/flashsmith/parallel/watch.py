@@ -45,7 +45,7 @@ def lost_error(rank: int, size: int, why: object) -> GroupError:
 
 
 class Watch:
-    """What one rank of a group waits for, and for how long.
+    """The waits of one rank of a group, and their time limits.
 
     lost: returns which rank has ended, or '' if none is known to have ended. timeout: the group's
     timeout in seconds.

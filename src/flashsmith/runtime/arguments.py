@@ -209,8 +209,8 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
 def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
     """The semantics that the config's kernel needs to compute the problem.
 
-    Raises ArgumentError when the kernel cannot: its operation or dtype differs, or its d_head is
-    too small.
+    Raises ArgumentError if the kernel cannot compute the problem: its operation or dtype differs,
+    or its d_head is too small.
     """
     computes = cfg.family.operation
     if computes != problem.operation:

@@ -185,9 +185,10 @@ def _backward(problem: Problem, gradients: str) -> Problem:
 def _kernel_for(
     config: KernelConfig | Chooser, wish: Request, device: DeviceSpec
 ) -> tuple[KernelConfig, LoadedKernel | None, bool]:
-    """The config that serves ``wish``, its kernel, and whether that is the requested kernel.
+    """The config that serves ``wish``, its kernel, and whether that is the requested kernel and not
+    a substitute.
 
-    A substitute is not the requested kernel. The kernel is None if there is nothing to compute.
+    The kernel is None if there is nothing to compute.
     """
     chooser = None if isinstance(config, KernelConfig) else config
     cfg = config if isinstance(config, KernelConfig) else choose_for(config, wish, device)

@@ -19,7 +19,7 @@ def resolve_bits(bits: Any) -> str:
 
 
 def named_bits(word: str) -> dict[str, str]:
-    """The keyword ``bits`` for a Problem's word for bits, whatever the value of FLASHSMITH_BITS.
+    """The keyword ``bits`` for a Problem's word for bits, independent of FLASHSMITH_BITS.
 
     Empty when the bits are free and the variable is not set.
     """

@@ -38,7 +38,7 @@ _MOST_KNOWN = 256
 _BLOCK_ELEMENT = 4
 # The calls of a thread that need at most this many bytes share one block.
 KEPT_BYTES = 1 << 20
-# The address bits that are 0 at 16-byte alignment, which is sufficient for every tensor.
+# The address bits that are 0 at 16-byte alignment; every tensor needs at most this alignment.
 _UNALIGNED = 15
 # Options of types from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
@@ -264,7 +264,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 class Invocation(NamedTuple):
     """A call's tensors (None for those not given) and options, each in a fixed order.
 
-    ``names`` identifies the function and thereby what the tensors and options are.
+    ``names`` identifies the function, and thus the meaning of the tensors and options.
     """
 
     names: Any
@@ -340,7 +340,7 @@ def run_cached(
 
     ``asked`` is None for calls that are checked every time. ``names`` are the operation's names for
     the call's tensors. ``run`` does all checks. If the call may be repeated, ``run`` calls its
-    argument with the PreparedCall, the names of the returned tensors, and the names of the tensors
+    argument with the PreparedCall, and with the names of the returned tensors and of the tensors
     that it copied.
     """
     if asked is None:
@@ -417,8 +417,8 @@ class RepeatedCall(NamedTuple):
     run: Run
 
     def serves(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether run_repeated serves such arguments with this call, unless a call before it in the
-        list matches."""
+        """Whether this call can serve these arguments. run_repeated uses the first call in the list
+        that can."""
         return (
             self.has_layout(*self.distinct(arguments))
             and all(
@@ -452,9 +452,9 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
     """Runs the remembered call that matches these arguments and returns its outputs. Returns None
     and launches nothing when no call matches or the addresses need the full checks.
 
-    ``arguments`` begin with a tensor; the value of ``names`` identifies what the others are. Calls
-    that a dispatch mode, a transform or forward-mode differentiation intercepts must not come here.
-    Raises LaunchError when the launch is refused.
+    ``arguments`` begin with a tensor; the value of ``names`` identifies the meaning of the others.
+    Calls that a dispatch mode, a transform or forward-mode differentiation intercepts must not come
+    here. Raises LaunchError when the launch is refused.
     """
     group = repeated.get(names)
     if group is None:
@@ -485,8 +485,8 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
 def remember_repeated(
     groups: Groups, arguments: tuple[Any, ...], names: Any, tensors: Iterable[Any], run: Run
 ) -> None:
-    """Makes run_repeated serve such arguments with ``run``, to which it passes the ``tensors`` that
-    are not None.
+    """Makes run_repeated serve such arguments with ``run``, which gets the ``tensors`` that are not
+    None.
 
     The arguments must have a call signature. ``groups`` is the value of ``repeated`` before ``run``
     was looked up.

@@ -130,8 +130,8 @@ def _run(
     chosen, kernel = cfg, None
     may_be_another = request.options["split"] == FREE or problem.bits != ""
     if may_be_another and not isinstance(config, KernelConfig):
-        # Another built kernel may serve the call: either its bits may differ from batch to batch,
-        # or the bits do not depend on the kernel.
+        # Another built kernel may serve the call: its bits may differ from batch to batch, or, if
+        # they are canonical, do not depend on the kernel.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":
@@ -329,7 +329,7 @@ def _capacity(tensors: DecodeTensors, views: dict[str, TensorView], batch: int) 
         return slots
     table = view_tensor("page_table", tensors.page_table, ("int32",))
     check_beside(table, q)
-    _check_rank(table, 2, "(batch, most pages of a sequence)")
+    _check_rank(table, 2, "(batch, maximum pages of a sequence)")
     if table.shape[0] != batch:
         raise ArgumentError(
             f"page_table: shape {table.shape}; q has {batch} sequences: give a row of pages for "
@@ -393,11 +393,11 @@ def _check_writable(cache: TensorView, views: Mapping[str, TensorView]) -> None:
 
 
 def check_contents(request: Request) -> int:
-    """Checks lengths and page table of host tensors; returns the length of the longest sequence.
+    """Checks the lengths and the page table of host tensors; returns the length of the longest
+    sequence.
 
-    Raises ArgumentError when a sequence has a negative length or more keys than fit, uses a page
-    that does not exist, or appends to a slot that holds another key. Raises it also when a position
-    has no rotary angle.
+    Raises ArgumentError for a negative length, more keys than fit, a page that does not exist, or
+    an append to a slot with another key. Raises it also when a position has no rotary angle.
     """
     p, views = request.problem, request.views
 

@@ -160,7 +160,7 @@ def cuda_version() -> tuple[int, int]:
 def check_runs(linked: str) -> None:
     """Raises LaunchError where the driver is too old for a library that links CUDA ``linked``.
 
-    A driver runs libraries linked with any CUDA release ('13.0.88') of its own major version or an
+    A driver runs libraries linked with any CUDA release ('13.0.88') of its major version or an
     older one. Does nothing without a driver.
     """
     if _load() is None:

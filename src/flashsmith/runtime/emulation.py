@@ -101,7 +101,7 @@ def run_in_emulator(
     text of its module. Workspaces with undefined contents are filled with NaN. Observers watch one
     launch after the other. ``schedule_seed`` is the seed of a random schedule, or None for the
     fixed one. ``sm_count`` is the GPU's number of SMs; None means that all CTAs run at the same
-    time. ``exact`` emulates the MMA to the last bit, as exact_mma() does. The result counts the
+    time. ``exact`` emulates the MMA to the last bit, like exact_mma(). The result counts the
     instructions of all launches.
 
     Raises EmulatorError when a kernel cannot continue, or leaves nonzero contents in a workspace

@@ -132,8 +132,8 @@ def _best_built(
 
 
 def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
-    """The built configs that serve a request, each with its kernel's semantics: exactly the
-    required semantics if that kernel is built, else the general-edge kernel's."""
+    """The built configs that serve a request, each with the semantics of its kernel: the required
+    semantics if that kernel is built, else those of the general-edge kernel."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

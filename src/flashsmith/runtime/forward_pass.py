@@ -61,7 +61,7 @@ class ForwardResult(NamedTuple):
 
 
 def returned(outputs: Mapping[str, Any]) -> Any:
-    """What forward returns: o, or o with the requested statistics."""
+    """The result of forward: o, or o with the requested statistics."""
     return tuple(outputs.values()) if len(outputs) > 1 else outputs["o"]
 
 
@@ -194,7 +194,7 @@ def forward(
 ) -> Any:
     """softmax(scale q k^T) v from the kernel that ``cfg`` names, with optional mask and softcap.
 
-    Streams, waiting and the positions of masks are those of attention(). Host tensors run in the
+    Streams, waiting and the positions of masks are as for attention(). Host tensors run in the
     emulator, for the oldest architecture that the config has a kernel for. A kernel that is not
     built is built first.
 
@@ -209,9 +209,9 @@ def forward(
         o: the tensor to write the output to, of q's shape and dtype; None allocates it.
         causal: whether a query attends only to keys up to its own position.
         window: (left, right): how many keys before and after its own position a query attends to;
-            None is no limit. With causal the right limit is 0.
+            None means no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: the factor on q k^T, finite and > 0; None is 1/sqrt(d). scale and softcap may be
+        scale: the factor on q k^T, finite and > 0; None means 1/sqrt(d). scale and softcap may be
             0-dimensional tensors, and window a tensor of two numbers, on the host.
         sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
             None for no sinks.
@@ -221,7 +221,7 @@ def forward(
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
             sequences are cut off. None computes it; on a device this waits for the device once.
         return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
-            seq_q) or (heads_q, total_q); -inf for a row with neither keys nor a sink.
+            seq_q) or (heads_q, total_q). It is -inf for a row without keys and sink.
         return_row_max: also return the maximum of each row's scaled and capped scores, without the
             sink, in the same shape; -inf for a row without keys.
         partial: whether to compute a part for ``flashsmith.merge_attention``. It returns (o, lse)
@@ -230,7 +230,7 @@ def forward(
         seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
             k_begin on. On a device only the kernel reads it.
         k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
-            row. In a packed k it may be any row, whatever cu_seqlens_k says. For every mask, the
+            row. In a packed k it may be any row, independent of cu_seqlens_k. For every mask, the
             last query has the position of the last key that counts, k_begin + seqused_k - 1.
         bits: as for attention(); 'canonical' requires a config that keeps that order.
         emulate: run host tensors in the emulator even when the estimated time is above 60 s.

@@ -54,7 +54,7 @@ NEUTRAL = Semantics()
 
 
 class LibraryCall(Protocol):
-    """What a kernel library plans and launches: a problem and the addresses of its tensors."""
+    """One call for a kernel library: a problem and the addresses of its tensors."""
 
     @property
     def problem(self) -> Problem: ...
@@ -152,7 +152,7 @@ class LoadedKernel:
 
         return PreparedLaunch(
             function,
-            # A config with a single kernel launches it one time.
+            # A config with a single kernel launches it once.
             len(self.plan(call).launched) if self.entry.beside else 1,
             0 if framework is None else int(block_bytes),
             self.config,
@@ -319,7 +319,8 @@ class LoadedKernels:
     # Held during a search, but not while compiling: threads that need other kernels do not wait.
     lock: threading.RLock = field(default_factory=threading.RLock)
     building: dict[Key, threading.RLock] = field(default_factory=dict)
-    # The general-edge kernels (for any lengths) that replace whole-tile kernels that are not built.
+    # The general-edge kernels (for any lengths) in use instead of whole-tile kernels that are not
+    # built.
     general_edge: dict[Key, LoadedKernel] = field(default_factory=dict)
 
     def get(
@@ -352,8 +353,8 @@ class LoadedKernels:
             return kernel or self._build(key)
 
     def add(self, library: KernelLibrary) -> None:
-        """Loads a library; kernels that are already loaded stay as they are. Records the kernels
-        that the compiler made slow, for choosers."""
+        """Loads a library; kernels that are already loaded are kept. Records the kernels that the
+        compiler made slow, for choosers."""
         arch, semantics = library.manifest.arch, library.manifest.semantics
         with self.lock:
             for config, kernel in load_library(library).items():
@@ -361,7 +362,8 @@ class LoadedKernels:
         note_slow(library)
 
     def forget_waiting(self) -> None:
-        """Resets the locks in a forked child, where the threads that held them do not exist."""
+        """Resets the locks in a forked child, since threads that may hold them do not exist
+        there."""
         self.lock = threading.RLock()
         self.building = {}
         for kernel in self.kernels.values():

@@ -20,7 +20,7 @@ def plain_options(options: dict[str, Any]) -> dict[str, Any]:
     nothing changes.
 
     Sinks stay differentiable, so their gradient has their dtype. Raises ArgumentError for a scale,
-    softcap or window that requires grad or is on a device, where reading it would wait.
+    softcap or window that requires grad, or is on a device, since reading it would wait.
     """
     if _NAMES.isdisjoint(options):
         return options
@@ -41,7 +41,7 @@ def plain_options(options: dict[str, Any]) -> dict[str, Any]:
 def plain_pair(name: str, pair: Any) -> Any:
     """A tensor of two numbers as a pair; any other value unchanged.
 
-    Raises ArgumentError as plain_options does.
+    Raises the errors of plain_options.
     """
     return tuple(_numbers(name, pair, "a pair of numbers")) if _has_shape(pair, (2,)) else pair
 
@@ -55,7 +55,7 @@ def is_16_bits(tensor: Any) -> bool:
 
 
 def in_dtype(tensor: Any, dtype: Any) -> Any:
-    """A tensor converted to 'float32' or to a dtype of its own framework."""
+    """A tensor converted to 'float32' or to another dtype of its framework."""
     if hasattr(tensor, "astype"):
         return tensor.astype(dtype)
     return tensor.float() if dtype == "float32" else tensor.to(dtype)

@@ -30,8 +30,9 @@ class OperationCall(NamedTuple):
     addresses: tuple[int, ...]
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """The arguments of the library's plan and prepare functions after the config's index: the
-        device, the count of the operation's numbers, the numbers, and the tensors' addresses."""
+        """The arguments of the library's plan and prepare functions that follow the config's index:
+        the device, the count of the operation's numbers, these numbers, and the tensors'
+        addresses."""
         device = self.device
         return (
             *(device.arch, device.sm_count, device.max_smem_per_block, device.max_smem_per_sm),

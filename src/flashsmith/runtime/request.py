@@ -22,7 +22,7 @@ from flashsmith.runtime.tensors import (
 # A property that a problem may lack, and the word in a problem's text that adds it.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
-# The alignment, in bytes, that marks tensors of rows, which TMA may copy.
+# The alignment, in bytes, of tensors of rows; TMA may copy these.
 _ROW_ALIGNMENT = 16
 
 
@@ -77,8 +77,8 @@ class Request(NamedTuple):
 
 
 def suit_tma(views: Sequence[TensorView]) -> bool:
-    """Whether TMA can copy all these tensors: TMA takes neither negative strides nor strides of 0,
-    which broadcast tensors have."""
+    """Whether TMA can copy all these tensors. TMA supports neither negative strides nor strides of
+    0, which broadcast tensors have."""
     return all(
         stride > 0
         for view in views

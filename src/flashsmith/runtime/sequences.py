@@ -50,9 +50,9 @@ def check_packing(
     cu_seqlens_k may be missing.
 
     Raises ArgumentError when only one of cu_seqlens_q and cu_seqlens_k is given, or a max_seqlen
-    without them. Also for offsets of a wrong dtype, device or length, and for offsets that do not
-    rise from 0 to the total. Also for a max_seqlen that is below the longest sequence, or missing
-    during CUDA graph capture.
+    without them. Also raised for offsets of a wrong dtype, device or length, and for offsets that
+    do not rise from 0 to the total. Also raised for a max_seqlen below the longest sequence, and
+    for a missing max_seqlen during CUDA graph capture.
     """
     if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
         _refuse_limits(options)
@@ -104,7 +104,7 @@ def check_key_ranges(
     """The ranges of keys that the options describe; None without partial=True.
 
     Raises ArgumentError for ranges without partial=True, and for vectors of a wrong dtype, device
-    or length. With ``check_contents`` it also does so for host ranges outside the keys.
+    or length. With ``check_contents`` it is also raised for host ranges outside the keys.
     """
     named = {"seqused_k": options.seqused_k, "k_begin": options.k_begin}
     if not check_flag("partial", options.partial):

@@ -43,15 +43,15 @@ class SizedDtype(Protocol):
     def itemsize(self) -> int: ...
 
 
-# What dtype_name() accepts: a name, or a dtype of flashsmith or a framework.
+# The arguments that dtype_name() accepts: a name, or a dtype of flashsmith or a framework.
 Dtype = str | DType | SizedDtype | type[Any]
 
 
 def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> TensorView:
     """The view of argument ``name``; copies nothing.
 
-    Raises ArgumentError when the argument is not a tensor, its dtype is not in ``dtypes``, it is
-    neither on the host nor on a CUDA GPU, or autograd would have to record the call.
+    Raises ArgumentError when the argument is not a tensor, has a dtype that is not in ``dtypes``,
+    is neither on the host nor on a CUDA GPU, or would have to be recorded by autograd.
     """
     kind = type(tensor)
     framework = framework_of(kind)

@@ -78,12 +78,12 @@ class Mask(str):
 
     @property
     def hides_earlier(self) -> bool:
-        """Whether there are keys that earlier rows see and later rows do not."""
+        """Whether some keys are visible to earlier rows and hidden from later ones."""
         return self.first is not None
 
     @property
     def hides_later(self) -> bool:
-        """Whether there are keys that later rows see and earlier rows do not."""
+        """Whether some keys are visible to later rows and hidden from earlier ones."""
         return self.last is not None
 
     @property
@@ -93,12 +93,14 @@ class Mask(str):
 
     @property
     def is_triangular(self) -> bool:
-        """Whether a row sees all that earlier rows see, and more: half of all pairs."""
+        """Whether each row sees all keys of the previous row, and more: then half of all pairs are
+        visible."""
         return self.hides_later and not self.hides_earlier
 
     @property
     def takes_limits(self) -> bool:
-        """Whether calls give the mask limits: how many keys before and after its own a row sees."""
+        """Whether calls pass limits for the mask: how many keys before and after its own key a row
+        sees."""
         ends = (end for end in (self.first, self.last) if end is not None)
         return any(limit.operands[0] in end.symbols() for end in ends for limit in LIMITS)
 

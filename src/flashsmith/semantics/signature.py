@@ -88,14 +88,14 @@ _ARGUMENTS = (
     Argument("sin", _TENSOR, op="Tensor?"),
     Argument("rotary_interleaved", "bool", False, "bool"),
     Argument("split", "str", "invariant", "str"),
-    # What the bits of a row may depend on.
+    # This decides what the bits of a row may depend on.
     Argument("bits", "str | None", None, "str?"),
     # For gradients.
     Argument("dlse", _TENSOR, op="Tensor?"),
     Argument("deterministic", "bool | None", None, "bool"),
     Argument("needs", "tuple[bool, bool, bool, bool]", (True,) * 4, "bool[4]"),
     Argument("grad_dtype", "Dtype | None"),
-    # How to compute it, not what.
+    # These affect only how the result is computed.
     Argument("out", _TENSOR),
     Argument("dtype", "Dtype | None"),
     Argument("config", "KernelConfig | None", None, "str?"),
@@ -307,7 +307,7 @@ def _window_limit(window: Any, limit: Any) -> int:
     if value is not None and value >= 0:
         return min(value, UNLIMITED)
     raise ArgumentError(
-        f"window={quoted(window)}: {quoted(limit)} is no limit; give a whole number from 0, or "
+        f"window={quoted(window)}: {quoted(limit)} is not a limit; give a whole number from 0, or "
         "None for none"
     )
 

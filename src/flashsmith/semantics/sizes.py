@@ -28,7 +28,8 @@ FREE = "free"
 
 
 def window_class(left: int, right: int) -> int:
-    """The class of a window: the power of two nearest to how many keys a row sees besides its own.
+    """The class of a window: the power of two nearest to the number of keys that a row sees in
+    addition to its own.
 
     The class is at least SMALLEST_WINDOW. If one side has no limit, the class is 0, which means any
     window.

@@ -1,6 +1,6 @@
-"""Cluster: an executor on Ray. Each GPU measures in an actor of its own; compilations are tasks.
+"""Cluster: an executor on Ray. Each GPU measures in its own actor; compilations are tasks.
 
-Actors and tasks delegate the work to a worker process, as the local executor does. A kernel that
+Like the local executor, actors and tasks delegate the work to a worker process. A kernel that
 crashes or hangs ends only that process, so the death of an actor is always the cluster's fault.
 """
 
@@ -211,8 +211,8 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
 def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
     """The GPUs of the machines, and the total number of cores.
 
-    Each GPU reserves one core for timing, unless that would leave its machine no core to compile
-    on: compilations would then wait forever.
+    Each GPU reserves one core for timing. If that would leave its machine no core for compiling, it
+    reserves none, since compilations would wait forever.
     """
     slots, all_cores = list[_Slot](), 0
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Executor: carries out a sweep's calls. LocalExecutor does so in processes of this machine."""
+"""Executor: carries out a sweep's calls. LocalExecutor uses processes of this machine."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from flashsmith.tuning.trial import (
     rung_stage,
 )
 
-# A failed final is retried one time, after each of its kernels has been timed alone.
+# A failed final is retried once, after each of its kernels has been timed alone.
 FINAL_ATTEMPTS = 2
-# With fewer launches per kernel, the final would rank no better than the rungs did.
+# With fewer launches per kernel, the final's ranking would be no better than the rungs' ranking.
 MIN_FINAL_LAUNCHES = 3
 #: Warm-up before steady timing, in milliseconds: under load the GPU's clock settles at the power
 #: limit.
@@ -70,9 +70,8 @@ class Halving:
     within the last rung's margin. It times them interleaved, for `final_ms` each and at least
     `final_least` launches. A long problem only tries kernels that would survive its reference
     problem's first rung with `entry_margin` as the margin. Refinement tries the neighbours of the
-    first `leaders` kernels. If some kernels are not deterministic, the deterministic kernels are
-    also ranked among themselves, since the table needs both the best kernel and the best
-    deterministic kernel.
+    first `leaders` kernels. If some kernels are not deterministic, the others are also ranked among
+    themselves, since the table needs the best kernel and the best deterministic kernel.
 
     The margins are several times the spread of these few launches, so that noise cannot eliminate
     the best kernel.
@@ -134,7 +133,7 @@ class Race:
     builds: the kernels that begin. reference: the race for a shorter problem; kernels far behind in
     that race's first rung do not enter this race. When all rungs are complete, neighbours of the
     best join and run the rungs; this happens `refinements` times. incumbents: the builds that the
-    race may replace, which reach the final however slow they were in the rungs.
+    race may replace; they reach the final even if they were slow in the rungs.
     """
 
     problem: Problem

@@ -93,8 +93,8 @@ class Runner:
 
     environment: what figures depend on, by name; a journal's records are valid only for the same
     environment. origin: what rows of figures record about the environment. process_environment: the
-    environment variables of the measuring process, or None for those of this process. libraries:
-    transfers compiled libraries between machines; None if all share a cache.
+    environment variables of the measuring process, or None to inherit this process's variables.
+    libraries: transfers compiled libraries between machines; None if all share a cache.
     """
 
     compiler: Compiler

@@ -38,13 +38,13 @@ _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
 def space_keys() -> tuple[str, ...]:
-    """The keys of search spaces; refining is worthwhile for their best configs."""
+    """The keys of search spaces. It is worthwhile to refine the best configs of a space."""
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
 
 def check_space(key: str) -> None:
-    """Raises SelectionError or ConfigParseError when a key is neither a space's nor a valid KERNELS
-    key. Only search_space() checks whether the key has configs for a problem."""
+    """Raises SelectionError or ConfigParseError when a key is neither the key of a space nor valid
+    for KERNELS. Only search_space() checks whether the key has configs for a problem."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 
@@ -80,8 +80,8 @@ def search_space(
     `key` selects the space:
 
     - The key of a family's space: 'space' for the mma.sync family, 'hopper' for the wgmma family.
-    - 'both': the newest family's space and a few configs of the others, led by those in the
-      shipped tables.
+    - 'both': the newest family's space and a few configs of the others, the configs of the shipped
+      tables first.
     - 'known': the few best configs by the shipped tables, for a GPU similar to one in them.
     - None: the key of default_space().
     - A KERNELS key. The configs of tune, prog, prog-all, all and block sizes like '64,32' take the
@@ -155,7 +155,7 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
 
 
 def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """What attention() uses for `problem` on `device` without a user's table.
+    """The configs that attention() uses for `problem` on `device` without a user's table.
 
     That is the winner of the GPU's shipped table or of the nearest GPU with a shipped table, else
     the cost model's choice. A second config follows if deterministic=True uses another one. The
@@ -170,9 +170,9 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs that are about as fast as the best one, by the nearest entry of the shipped
-    tables for a GPU like the device, or without an entry by the cost model. Deterministic kernels
-    are also ranked among themselves."""
+    """The configs that are about as fast as the best one. The evidence is the nearest entry of the
+    shipped tables for a GPU like the device, or else the cost model. Deterministic kernels are also
+    ranked among themselves."""
     found: dict[KernelConfig, None] = {}
     for deterministic in (False, True):
         evidence = gather(problem, device, _shipped(), deterministic=deterministic)

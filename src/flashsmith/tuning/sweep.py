@@ -65,8 +65,9 @@ class Settings:
 
 @dataclass
 class _Bench:
-    """A GPU at work: its current call, the task of that call and when it began. Also the libraries
-    that its measuring process opened, and how often in a row this process failed to start."""
+    """A GPU at work: its current call, the task of that call and when it began. It also holds the
+    libraries that its measuring process opened, and how often in a row this process failed to
+    start."""
 
     gpu: WorkerGpu
     call: WorkerCall | None = None
@@ -366,7 +367,7 @@ class Sweep:
     def _take_missing(self, bench: _Bench, failure: Failure) -> None:
         """Frees the problems of an unresponsive GPU for the other GPUs.
 
-        After repeated failures the GPU is given up; without another GPU, the sweep ends.
+        After repeated failures the sweep stops using the GPU, and ends if no other GPU is left.
         """
         name = bench.gpu.name
         self._gpu_of = {p: gpu for p, gpu in self._gpu_of.items() if gpu != name}

@@ -32,7 +32,7 @@ COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The field that a stage's record has; other stages' records have samples.
+# The field of each stage's record. Records of all other stages have the field "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # ptxas's spill stores and loads, bytes per thread. A few outside the main loop cost nothing.
 DEFAULT_MAX_SPILL = 256
@@ -120,9 +120,9 @@ class Trial:
 class Record:
     """The result of one request to a compiler or to the bench: a line of the journal.
 
-    builds: the kernels of the request. A record has exactly one of four results. `facts` are those
-    of a compiled kernel, and `proof` is a check's result. `samples` has one item for each build,
-    and `origin` has their place and time. `failure` is the resulting status and the reason.
+    builds: the kernels of the request. A record has exactly one of four results. `facts` belong to
+    a compiled kernel, and `proof` is a check's result. `samples` has one item for each build, and
+    `origin` has their place and time. `failure` is the resulting status and the reason.
 
     Raises ValueError when the parts do not fit the stage.
     """
@@ -158,8 +158,8 @@ class Record:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the record is a failure that the kernel may not have caused, such as a GPU or
-        machine without free memory, or a killed compiler. Another run tries again."""
+        """Whether the record is a failure that may have another cause than the kernel, such as a
+        machine without free memory or a killed compiler. Another run tries again."""
         if self.failure is None:
             return False
         return self.stage in (COMPILE, PREPARE, FINAL) or self.failure[0] == "error"

@@ -265,7 +265,7 @@ def tune_fleets(
 
 
 class _Winners:
-    """Enters races into two tables: the sweep's own table, and the table at ``path``, where races
+    """Enters races into two tables: the sweep's own table, and the table at ``path``. There they
     are merged with existing entries and with entries of the shipped table."""
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:

@@ -65,8 +65,8 @@ class Worker:
     `target` is pickled and sent to the process, which calls its ``open()`` first. The first request
     starts the process, and later requests reuse it. After a failure the process is killed, and the
     next request starts a new process. A `gentle` process gets SIGTERM before it is killed.
-    `environment` has its environment variables, None for those of this process. Not thread-safe;
-    the thread that makes the first request must outlive the process.
+    `environment` has its environment variables; None inherits this process's variables. Not
+    thread-safe; the thread that makes the first request must outlive the process.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class Attention:
             yield Sequence((rows_q,), (rows_k,))
 
     def __str__(self) -> str:
-        """What differs from plain attention, e.g. 'causal, softcap 30, lens 3+0+64:5+7+64'."""
+        """The differences from plain attention, e.g. 'causal, softcap 30, lens 3+0+64:5+7+64'."""
         said = ["causal"] if self.causal else []
         if self.window != NO_WINDOW:
             said.append("window ({}, {})".format(*self.window))
@@ -118,8 +118,8 @@ def row_slices(lens: Lens) -> list[slice]:
 
 
 def unequal_lens(count: int, longest: int, draw: random.Random, empty: int = 0) -> Lens:
-    """Lengths in random order: ``count`` drawn lengths, one of which is ``longest``, and ``empty``
-    zeros for sequences without rows."""
+    """Lengths in random order: ``count`` drawn lengths, the longest of which is ``longest``, and
+    ``empty`` zeros for sequences without rows."""
     others = (draw.randint(min(1, longest), longest) for _ in range(count - 1))
     lens = [longest, *others, *[0] * empty]
     draw.shuffle(lens)

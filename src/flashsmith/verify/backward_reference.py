@@ -49,8 +49,8 @@ MOST_REPEATED = 2**23
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors that a backward kernel reads, by the operation's names; the location of the
-    sequences in these tensors; and o and lse in float64, never rounded."""
+    """The tensors that a backward kernel reads, by the operation's names, and the location of the
+    sequences in them; also o and lse in float64, never rounded."""
 
     tensors: Mapping[str, np.ndarray]
     attention: Attention
@@ -60,7 +60,7 @@ class BackwardInputs:
 
 
 class BackwardReference(OperationReference):
-    """The gradients of attention. Its options, in addition to those of the operation:
+    """The gradients of attention. In addition to the operation's options it has:
 
     - ``lens_q`` and ``lens_k``: lengths of packed sequences. Longer sequences are cut off at the
       problem's lengths: rows beyond these get 0.

@@ -32,7 +32,7 @@ ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
 # Kernels split keys at multiples of a power of two.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
-# Limit of elements of K that are held in float64 at one time (128 MiB), if one head has fewer.
+# Limit of the elements of K that are held in float64 at once (128 MiB), if one head has fewer.
 MOST_EXPANDED = 1 << 24
 # The number of pages that belong to no sequence, and the values of unused page-table entries.
 _SPARE_PAGES = 3
@@ -51,7 +51,7 @@ class _Expected:
 
 
 class DecodeReference(OperationReference):
-    """Attention over a cache. Its options, in addition to those of the operation:
+    """Attention over a cache. In addition to the operation's options it has:
 
     - ``lens_q``: queries of each packed sequence. ``lens_k``: keys of each sequence, including
       appended ones; the longest is the problem's seq_k.
@@ -60,7 +60,7 @@ class DecodeReference(OperationReference):
     - ``sinks``: whether the call has sinks. ``capacity``: the number of keys, or pages, that the
       longest sequence does not need.
     - ``layout``: the caches' layout on the host: 'dense', 'interleaved' (k and v in one tensor) or
-      'heads first' (k and v have different strides, as do the appended k and v).
+      'heads first' (different strides for k and v, also for appended ones).
 
     Slots beyond the lengths, unassigned pages and the rest of last pages hold NaN. Sequences share
     pages of equal beginnings, and pages are in random order.
@@ -218,8 +218,8 @@ class DecodeReference(OperationReference):
     def compare(
         self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
-        """The forward pass's rule applies to o and the LSE; caches must be bitwise equal. A case
-        that another reference made is judged by OperationReference.compare()."""
+        """The forward pass's rule applies to o and the LSE; caches must be bitwise equal.
+        OperationReference.compare() judges cases made by other references."""
         if not isinstance(case.expected, _Expected):
             return super().compare(kernel, case, outputs)
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype

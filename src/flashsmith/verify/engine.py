@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# Limit of the bytes of scores that are held at one time. Rows are processed in blocks, so that long
+# Limit of the bytes of scores that are held at once. Rows are processed in blocks, so that long
 # sequences fit in memory.
 SCORE_BYTES = 64 << 20
 SCORE_BYTES_ON_GPU = 256 << 20

@@ -116,7 +116,7 @@ class ForwardReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run the kernel by run_forward(), as a user's call does."""
+        """Run the kernel by run_forward(), like a user's call."""
         attention: Attention = case.expected.attention
         packed: dict[str, Any] = {}
         if attention.lens_q is not None and attention.lens_k is not None:
@@ -189,7 +189,8 @@ def check_lens(lens_q: Lens, lens_k: Lens) -> None:
     """Raise ArgumentError unless these can be the lengths of packed sequences."""
     if len(lens_q) != len(lens_k) or not lens_q or min(*lens_q, *lens_k) < 0:
         raise ArgumentError(
-            f"lens_q={lens_q}, lens_k={lens_k}: give as many of both, at least one, none negative"
+            f"lens_q={lens_q}, lens_k={lens_k}: give both for each sequence, "
+            "at least one, none negative"
         )
 
 

@@ -21,8 +21,8 @@ from flashsmith.verify.tolerance import (
     expected_outputs,
 )
 
-# Half the distance of neighbouring numbers from 1 to 2: the largest relative error of a product
-# whose o or do is rounded to the dtype.
+# Half the distance of neighbouring numbers from 1 to 2. It is the largest relative error of a
+# product with o or do rounded to the dtype.
 UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 
 
@@ -43,8 +43,8 @@ class ExpectedGradients(ExpectedOutputs):
 
     @cached_property
     def further(self) -> ExpectedGradients:
-        """The gradients whose ``rounded`` also considers a further summation order, which takes
-        longer to compute: each element has the value of the order with the largest error. Without
+        """The gradients with a further summation order in ``rounded``, which takes longer to
+        compute: each element has the value of the order with the largest error. Without
         ``recompute``, the object itself."""
         return self if self.recompute is None else self.recompute()
 

@@ -72,7 +72,7 @@ def compute_gradients(
     and dS are rounded to the dtype, sums and D are fp32, and the result is rounded to the dtype
     unless ``unrounded``. Scores are converted to base 2 by constants rounded to fp32.
 
-    Scores and dP are summed in two ways: as tensor cores do, which truncate each sum of 8 products
+    Scores and dP are summed in two ways: like tensor cores, which truncate each sum of 8 products
     to fp32, and with rounding in another order. For each element the result with the larger error
     counts, since over few rows the error of one order may be small by chance.
 
@@ -264,9 +264,8 @@ class _Sequence:
         return self.engine.to_device(np.zeros(shape, self.precision))
 
     def _find_nonfinite(self) -> None:
-        """Mark the gradients that a kernel may return as NaN or inf because the inputs of the
-        sequence hold NaN or inf: dq because of a masked key that a row loads, dk and dv because of
-        a row."""
+        """Mark the gradients that may be NaN or inf because inputs of the sequence are: dq because
+        of a masked key that a row loads, dk and dv because of a row."""
         xp = self.engine.xp
         keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
         rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))

@@ -16,10 +16,10 @@ from flashsmith.verify.attention_semantics import Attention, Lens
 
 # The largest |scaled score| of 'large_scores'; with rounding to bf16 it must not exceed 1,000.
 LARGE_SCORE = 990.0
-# How far the first tile's scaled scores are below (or above) those of the other tiles.
+# How far the first tile's scaled scores are below (or above) the other tiles' scores.
 TILE_GAP = 200.0
-# Largest scaled score of 'far_scores'. From four times this value on, the largest probability,
-# which is exactly 1, is computed as 2^e with e the rounding error of the logit, and then rounded to
+# Largest scaled score of 'far_scores'. From four times this value on, the largest probability is
+# not exactly 1: it is computed as 2^e with e the rounding error of the logit, and then rounded to
 # 16 bits.
 FAR_SCORE = 4e3
 # Standard deviation of the scaled scores within a key tile, for 'growing_maxima'.
@@ -36,11 +36,11 @@ def check_seed(seed: int) -> None:
 class InputSpec:
     """Everything that determines a set of inputs; equal specs give equal bits.
 
-    ``heads``: the number of query heads; ``heads_k`` None means as many. ``first_tile`` is the
+    ``heads``: the number of query heads; ``heads_k`` None means ``heads``. ``first_tile`` is the
     kernel's B_c, so that the running maximum moves exactly between two tiles. Two kinds of inputs
-    lower or raise the scores of this many leading keys, and a third kind raises scores from key
-    tile to key tile. With ``lens_q`` and ``lens_k`` every sequence is drawn like a batch of one
-    sequence and packed after the previous one; batch, seq_q and seq_k are then ignored.
+    lower or raise the scores of this many leading keys; in a third kind scores grow from key tile
+    to key tile. With ``lens_q`` and ``lens_k`` every sequence is drawn like a batch of one sequence
+    and packed after the previous one; batch, seq_q and seq_k are then ignored.
     """
 
     kind: str
@@ -142,8 +142,8 @@ def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _shifted_first_tile(rng: np.random.Generator, spec: InputSpec, gap: float) -> Draw:
-    """All queries have a common direction. Only the first tile's keys lie along it, or against it
-    if ``gap`` is negative."""
+    """All queries have a common direction. Only the first tile's keys have this direction, or the
+    opposite one if ``gap`` is negative."""
     q, k, v = _normal(rng, spec)
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
     direction /= math.sqrt(spec.d)
@@ -196,8 +196,8 @@ def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Scores of -inf for all keys from a drawn key on, which are visited first, and for half of the
-    other keys."""
+    """Scores of -inf for all keys from a drawn key on (kernels visit these first), and for half of
+    the other keys."""
     q, k, v = _normal(rng, spec)
     q[:] = np.abs(q) + 0.1
     lost = np.arange(spec.seq_k) >= spec.seq_k - rng.integers(1, spec.seq_k + 1)
@@ -207,8 +207,8 @@ def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _huge(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Values at the end of the dtype's range: q is large and k small, so that scores are moderate,
-    and v is as large as its fp32 sums allow.
+    """Values at the end of the dtype's range. q is large and k small, so that scores are moderate;
+    v is as large as its fp32 sums allow.
     """
     q, k, v = _normal(rng, spec)
     large, largest_v = (1e4, 8e3) if spec.dtype is DType.FP16 else (1e18, 1e30)
@@ -246,8 +246,8 @@ TILE_KINDS = ("low_first_tile", "high_first_tile", "growing_maxima")
 def make_inputs(spec: InputSpec) -> Inputs:
     """Draw the inputs of ``spec``.
 
-    Raises ArgumentError for an unknown kind, and for one of TILE_KINDS unless the keys extend
-    beyond the first tile, since there would be no later tile.
+    Raises ArgumentError for an unknown kind. Also raised for one of TILE_KINDS if all keys are in
+    the first tile, since there is then no later tile.
     """
     if spec.kind not in _DRAWS:
         raise ArgumentError(f"inputs={spec.kind!r}: allowed are {', '.join(INPUT_KINDS)}")

@@ -202,15 +202,15 @@ def describe_problem(
     """The problem that sizes and options describe for a config, and the options of its proof.
 
     Args:
-        seq, seq_k: query and key length; seq_k None means as long as seq.
-        heads, heads_k: of q, and of k and v; heads_k None means as many.
+        seq, seq_k: query and key length; seq_k None means seq.
+        heads, heads_k: of q, and of k and v; heads_k None means heads.
         d: of the tensors; None is the config's d_head.
         causal, window, softcap: as in ``forward``. A config of another operation accepts only the
             options that its operation has; the reference of the operation defines their meaning.
         scale: None is 1/sqrt(d).
         sinks: whether every head has a sink logit (drawn with the inputs).
         lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
-            means as long as lens_q.
+            means lens_q.
         row_max: whether to return the row maxima; kernels then do not rescale lazily.
         page: keys per page of the cache, for an operation that has pages; 0 is a dense cache.
         partial: whether only some of the keys are used, drawn from seed; sinks must then be False.

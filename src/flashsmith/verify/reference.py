@@ -24,9 +24,8 @@ class References:
     or, if packed, (heads, total_q). ``same_precision`` is o as 16-bit arithmetic gives it, in the
     dtype.
 
-    ``tainted`` marks elements of o that a kernel may return as NaN or inf though they are finite
-    here, because v holds NaN or inf for a masked key that a kernel may load. None if there are no
-    such elements.
+    ``tainted`` marks finite elements of o that a kernel may return as NaN or inf, because it may
+    load NaN or inf in v for a masked key. None if there are no such elements.
     """
 
     o: np.ndarray
@@ -229,7 +228,7 @@ class _Block:
         if self.keys.start == self.keys.stop:
             row_max = engine.full_like(q[..., :1], -math.inf)
         else:
-            row_max = xp.amax(scores, axis=-1, keepdims=True)  # NaN if any score is
+            row_max = xp.amax(scores, axis=-1, keepdims=True)  # NaN if any score is NaN
             infinite = xp.any(scores == math.inf, axis=-1, keepdims=True)
             row_max = xp.where(infinite, engine.full_like(row_max, math.inf), row_max)
         sinks = None

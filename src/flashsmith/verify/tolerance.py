@@ -206,8 +206,8 @@ def compare(
     libraries' kernels only the dtype is known, and no mismatch is located.
 
     NaN and inf must be where the float64 reference or the same-precision reference has them. The
-    two differ, for example NaN in place of inf, where a weight rounds to 0 and v is inf, or where o
-    exceeds the dtype's range. A tainted output may be finite or not.
+    two differ if a weight rounds to 0 and v is inf, or if o exceeds the dtype's range: one then has
+    NaN and the other inf. A tainted output may be finite or not.
 
     The largest error is limited to twice the same-precision reference's largest error plus 1e-5.
     The relative L2 error is limited to 1e-3 (fp16) or 5e-3 (bf16), unless no output is off by more
@@ -269,7 +269,7 @@ def compare_tensors(
 def expected_outputs(
     outputs: Mapping[str, np.ndarray], expected: ExpectedOutputs
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Those of ``outputs`` that are expected, by name.
+    """The expected outputs among ``outputs``, by name.
 
     Raises ArgumentError if an output is missing or has another shape than expected.
     """

@@ -81,8 +81,7 @@ class AccessHistory:
         self._by_cta = shared_by_ctas
         writes = {"thread": (_INTEGER, NO_ACTOR), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
-        # Words that the launch has written, or read, by accesses that are not strong whole-word
-        # accesses.
+        # Words that the launch has written, or read, with weak or partial accesses.
         self._weakly_written, self._weakly_read = (
             np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
         )
@@ -209,7 +208,8 @@ class AccessHistory:
     def write_later(
         self, touched: Touched, party: Party, engine: Engine, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Checks and records a write that threads issue to an engine, which becomes the writer.
+        """Checks and records a write that threads issue to an engine; the engine becomes the
+        writer.
 
         Earlier accesses must be ordered before the issuing threads; earlier writes also need a
         proxy fence.

@@ -48,7 +48,7 @@ class Bounds(Check):
 
     def _check_global(self, event: MemoryAccess) -> None:
         index = self._ranges.find(event.addresses, event.sizes)
-        # A cp.async whose source size is 0 reads nothing, wherever it points.
+        # A cp.async whose source size is 0 reads nothing, so any source address is valid.
         outside = (index < 0) & (np.asarray(event.sizes) > 0)
         if outside.any():
             first = int(event.addresses[np.argmax(outside)])

@@ -1,16 +1,15 @@
 """The happens-before order of an emulated launch: vector clocks per thread.
 
 This is the part of PTX's causality order that barriers create. Thread a is *ordered after* actor b
-up to clock c if everything that b did until then happens before anything that a does next. Order
-comes from:
+up to clock c if all of b's work until then happens before a's next work. Order comes from:
 
 - program order: a thread is ordered after itself.
-- a CTA barrier: a thread that waited at the barrier is ordered after all threads that arrived, up
-  to their arrival, and after everything that these threads are ordered after. A thread that only
-  arrives (bar.arrive) gains no order.
+- a CTA barrier: a thread that waited at the barrier is ordered after all arrived threads, up to
+  their arrival, and after everything that they are ordered after. A thread that only arrives
+  (bar.arrive) gains no order.
 - bar.warp.sync: as at a CTA barrier, among the threads that the instruction names.
-- an mbarrier: a thread that observed the end of a phase is ordered after all threads that arrived
-  before that end and after the bulk copies that completed on the mbarrier. barrier.cluster orders
+- an mbarrier: a thread that observed the end of a phase is ordered after the threads that arrived
+  in the phase, and after bulk copies that completed on the mbarrier in it. barrier.cluster orders
   its threads in the same way.
 - wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
 - a word of global memory that one thread releases and another acquires (MemoryOrder). Threads of
@@ -83,8 +82,8 @@ def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What threads publish: ordered and fenced clocks of their cluster's actors, and the numbers of
-    their sets of clocks of other clusters (see HappensBefore)."""
+    """Data that threads publish: ordered and fenced clocks of their cluster's actors, and the
+    numbers of their sets of clocks of other clusters (see HappensBefore)."""
 
     known: np.ndarray
     fenced: np.ndarray
@@ -292,8 +291,8 @@ class HappensBefore:
         return numbers, columns
 
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """By column, the clocks up to which all given threads of one CTA are ordered after the
-        actors, and the clocks up to which the actors' work is fenced for these threads."""
+        """By column, two clocks: up to the first, all given threads of one CTA are ordered after
+        the actor; up to the second, the actor's work is fenced for them."""
         ctas, tids = self.cta(threads), threads % self._threads
         cluster, rows = self._place(threads)
         known = self._matrix()[cluster[0]][rows]
@@ -361,7 +360,7 @@ class HappensBefore:
         self._learn(cta, threads % self._threads, given.far)
 
     def released(self, thread: int, clock: int) -> Far:
-        """What a release by a thread publishes to other CTAs."""
+        """The clocks that a thread's release publishes to other CTAs."""
         one = np.array([thread])
         cta = int(self.cta(one)[0])
         clocks = self._published(cta, one % self._threads, clock)
@@ -388,13 +387,13 @@ class HappensBefore:
                 self._far[self._places(cta, one % self._threads)] = len(self._sets) - 1
 
     def acquire_launch(self, threads: np.ndarray) -> None:
-        """Threads are ordered after the launch before."""
+        """Threads are ordered after the previous launch."""
         self._sets.append({_LAUNCH_BEFORE: (np.ones(1, np.int32), np.ones(1, np.int32))})
         for cta, members in self._by_cta(threads):
             self._learn(cta, members, frozenset([len(self._sets) - 1]))
 
     def after_launch(self, threads: np.ndarray) -> np.ndarray:
-        """Whether each thread is ordered after the launch before."""
+        """Whether each thread is ordered after the previous launch."""
         known = np.array([_LAUNCH_BEFORE in far for far in self._sets])
         after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
         return after

@@ -17,10 +17,10 @@ class Footprint:
     """The words of a range of global memory that a launch has written, and the words that it has
     read.
 
-    - ``weakly_written``, ``weakly_read``: the words that the launch touched by accesses other than
-      strong whole-word accesses.
-    - ``reached``: whether griddepcontrol.wait covers this launch. The wait does not if a launch in
-      between never waited for its own predecessors.
+    - ``weakly_written``, ``weakly_read``: the words that the launch touched with accesses that are
+      not strong whole-word accesses.
+    - ``reached``: whether griddepcontrol.wait covers this launch. It does not cover the launch if a
+      launch in between never waited for its own predecessors.
     - ``direct``: whether this is the directly preceding launch.
     """
 

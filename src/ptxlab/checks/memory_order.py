@@ -36,8 +36,8 @@ def is_sum(event: MemoryAccess) -> bool:
 
 @dataclass(slots=True)
 class _Word:
-    """A word's last value: what a read of this value can acquire, and the instruction that wrote
-    the value if it did not release."""
+    """A word's last value: the clocks that a read of it can acquire, and the instruction that wrote
+    it if this instruction did not release."""
 
     released: Far
     unreleased: Site | None = None
@@ -58,7 +58,8 @@ class MemoryOrder:
       release covers everything that the thread had done, or was ordered after, at the release or
       fence.
     - An acquire is ``.acquire``, or a ``.relaxed`` read followed by a fence of the same thread.
-    - An atomic passes on what earlier accesses released to its word; a store does not.
+    - An atomic passes on everything that earlier accesses released to its word; a store passes on
+      nothing.
     - Scopes must be ``.gpu`` or ``.sys``: ``.cta`` and ``.cluster`` order nothing here.
 
     Floating-point sums carry no order.
@@ -72,8 +73,8 @@ class MemoryOrder:
         """Begins a wave: its threads are new, but words keep what was released."""
         self._order = order
         self._threads: dict[int, _Thread] = {}
-        # Per CTA: the last read of a released word that did not acquire, and the write of the last
-        # value that was read, if this write did not release.
+        # Per CTA: the last read of a released word without an acquire, and the write of the last
+        # read value, if it did not release.
         self._unacquired: dict[int, tuple[int, Site]] = {}
         self._unreleased: dict[int, Site] = {}
 

@@ -149,7 +149,7 @@ class Races(Check):
             self._order.arrive(event.threads, event.barrier, event.clock)
 
     def warp_sync(self, event: WarpSync) -> None:
-        """Orders the synchronised threads of a warp after each other's earlier accesses."""
+        """Orders each of the synchronised threads of a warp after the others' earlier accesses."""
         self._order.synchronise_warps(event.threads, event.clock)
 
     def memory(self, event: MemoryAccess) -> None:
@@ -211,7 +211,8 @@ class Races(Check):
         self._have_waited[event.threads // self._threads_per_cta] = True
 
     def grid_allow(self, event: GridAllow) -> None:
-        """Records whether the threads that allow the next launch are ordered after the previous."""
+        """Records whether the threads that allow the next launch are ordered after the previous
+        launch."""
         after = self._order.after_launch(event.threads)
         self._have_waited[event.threads[after] // self._threads_per_cta] = True
         self._allowed_early |= not after.all()

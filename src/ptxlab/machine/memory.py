@@ -90,7 +90,7 @@ class GlobalMemory(GlobalMemoryView):
         return [known.public for known in self._ranges]
 
     def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
-        """Marks the accesses that lie wholly in one range, which must allow them."""
+        """Marks the accesses that are wholly inside one range, if the range allows them."""
         good = np.zeros(np.shape(addresses), np.bool_)
         for known in self._ranges:
             if known.public.writable or not write:
@@ -147,8 +147,8 @@ class GlobalMemory(GlobalMemoryView):
             return None
         begin, view = known.view(size)
         relative = addresses - begin
-        # The OR of the offsets is at least as large as each offset. It is negative if an offset is,
-        # and has every low bit that an offset has. So one pass checks range and alignment.
+        # The OR of the offsets is at least as large as each offset. It is negative if an offset is
+        # negative, and has all low bits of the offsets. So one pass checks range and alignment.
         bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
         if bits & (size - 1):
             bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))
@@ -223,7 +223,7 @@ class BankedMemory:
         self.views = {width: raw.view(word) for width, word in WORDS.items()}
 
     def inside(self, addresses: np.ndarray, sizes: Any) -> np.ndarray:
-        """Marks the accesses that lie wholly inside a part."""
+        """Marks the accesses that are wholly inside a part."""
         return (addresses >= 0) & (addresses + sizes <= self.size)
 
     def check(self, addresses: Any, size: int, align: int) -> None:

@@ -30,7 +30,7 @@ class MemoryWait(Wait):
         return changed | ~waits
 
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """The wait of the threads in ``mask``, which are now ``group``."""
+        """This wait, reduced to the threads in ``mask``, which now form ``group``."""
         polls = [poll.part(mask) for poll in self.polls]
         return MemoryWait(group, self.memory, polls, self.ctas_to_come)
 

@@ -148,7 +148,7 @@ def saturate(value: Any) -> Any:
 
 
 def divide(a: Any, b: Any) -> Any:
-    """Quotient truncated towards zero; division by zero gives all ones, as GPUs do."""
+    """Quotient truncated towards zero; division by zero gives all ones, as on GPUs."""
     ones = b.dtype.type(-1) if b.dtype.kind == "i" else ~b.dtype.type(0)
     safe = select(b == 0, b.dtype.type(1), b)
     quotient = a // safe

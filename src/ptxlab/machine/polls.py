@@ -53,7 +53,7 @@ class Poll:
         return Poll(self.site, positions[turns], addresses, words, self.size, self.count)
 
     def at(self, positions: np.ndarray) -> Poll:
-        """The same poll for a group that holds these threads at ``positions``."""
+        """This poll, for a group that holds these threads at ``positions``."""
         places = positions[self.positions]
         return Poll(self.site, places, self.addresses, self.words, self.size, self.count)
 

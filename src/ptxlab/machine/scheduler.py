@@ -35,13 +35,13 @@ class _Task:
     refused: int = -1
 
 
-#: Consecutive turns that may do nothing but spin before threads are released from joins.
+#: Consecutive steps that may do nothing but spin before threads are released from joins.
 _PATIENCE = 16
 
 
-#: At each turn, a random schedule triggers an early event with a probability of 1 / _SURPRISE.
+#: At each step, a random schedule triggers an early event with a probability of 1 / _SURPRISE.
 _SURPRISE = 6
-#: The laggard of a random schedule changes after this many turns.
+#: The laggard of a random schedule changes after this many steps.
 _LAGS = (20, 60, 200)
 
 
@@ -61,9 +61,10 @@ class Scheduler:
     and lets other groups run).
 
     Without ``random`` the schedule is fixed: groups run in rotation, and asynchronous transfers
-    happen when no group can run. With ``random``, turns, arrivals and refusals come in random
-    order, and one warpgroup at a time, the laggard, runs only when no other warpgroup can. Some
-    mistakes show only if one warpgroup gets far ahead of another, which never happens in rotation.
+    happen when no group can run. With ``random``, groups run, transfers arrive and waits are
+    refused in random order, and one warpgroup at a time, the laggard, runs only when no other
+    warpgroup can. Some mistakes show only if one warpgroup gets far ahead of another, which never
+    happens in rotation.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Scheduler:
         #: unprocessed.
         self.news_count = 0
         self.news = False
-        #: A random schedule's laggard, and the number of turns for which it remains.
+        #: A random schedule's laggard, and the number of steps for which it remains.
         self.laggard = -1
         self.lag = 0
 
@@ -256,7 +257,7 @@ class Scheduler:
         return False
 
     def _give_up_a_join(self) -> bool:
-        """Releases from a join those warps that wait there for stuck warps."""
+        """Releases the warps that wait at a join for stuck warps."""
         for task in [*self.waiting, *(task for task, _ in self.ready)]:
             above = task.parent
             while above is not None:

@@ -5,14 +5,14 @@ the accumulator. The products are exact. All terms are aligned to the largest ex
 and truncated a fixed number of bits below it. Their sum is exact and then truncated to float32.
 
 - A number's exponent is its exponent field less the bias. A product's exponent is the sum of its
-  factors', so that its significand lies between 1 and 4. A subnormal has the exponent of the
-  smallest normal number. A zero has a very low exponent (-133 on Hopper), and products far below
-  that are lost when they are added to a zero.
-- A result of zero is +0, whatever the signs of its terms. 2**128 and more is infinity.
+  factors' exponents, so that its significand is between 1 and 4. A subnormal has the exponent of
+  the smallest normal number. A zero has a very low exponent (-133 on Hopper), and products far
+  below that are lost when they are added to a zero.
+- A result of zero is +0 for any signs of its terms. 2**128 and more is infinity.
 - Infinities and NaN follow IEEE 754, and every NaN is 0x7FFFFFFF.
 
-The model is that of MMA-Sim (arXiv 2511.10909; version 2.1), which compared it with GPUs of these
-generations.
+The model is the one of MMA-Sim (arXiv 2511.10909; version 2.1), whose authors compared it with GPUs
+of these generations.
 """
 
 from __future__ import annotations

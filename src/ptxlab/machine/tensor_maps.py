@@ -47,7 +47,7 @@ class TensorMapSpec(Protocol):
 
 @dataclass(frozen=True)
 class Clip:
-    """The part of a box that lies in the tensor, by dimension, the innermost first."""
+    """The part of a box that is inside the tensor, by dimension, the innermost first."""
 
     begins: tuple[int, ...]
     counts: tuple[int, ...]
@@ -56,7 +56,7 @@ class Clip:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of the box lies in the tensor."""
+        """Whether no element of the box is inside the tensor."""
         return min(self.counts) <= 0
 
 
@@ -91,7 +91,7 @@ class TensorMap:
         return int(np.prod(self.box)) * self.element
 
     def clip(self, coordinates: Sequence[int]) -> Clip:
-        """The part of the box at ``coordinates`` that lies in the tensor."""
+        """The part of the box at ``coordinates`` that is inside the tensor."""
         begins = [max(c, 0) for c in coordinates]
         ends = [min(c + b, n) for c, b, n in zip(coordinates, self.box, self.sizes, strict=True)]
         return Clip(

@@ -38,7 +38,7 @@ class Wait(ABC):
 
     @abstractmethod
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """The wait of the threads in ``mask``, which are now ``group``."""
+        """This wait, reduced to the threads in ``mask``, which now form ``group``."""
 
     @abstractmethod
     def reasons(self) -> list[tuple[np.ndarray, str]]:

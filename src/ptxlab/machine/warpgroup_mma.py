@@ -371,7 +371,9 @@ class WgmmaPipe:
 
     def unfenced(self, group: Group, site: Site, what: str) -> None:
         """Reports a wgmma whose registers were accessed after the last wgmma.fence."""
-        self.wave.misuse("wgmma-fence", site, group.threads, f"no wgmma.fence lies between {what}")
+        self.wave.misuse(
+            "wgmma-fence", site, group.threads, f"there is no wgmma.fence between {what}"
+        )
 
     def overwritten(self, group: Group, value: Any) -> None:
         """Checks a write to a register that may hold an accumulator in flight."""

@@ -128,7 +128,7 @@ class WaveMemory:
             bank = self.shared if space == "shared" else self.local
             inside = bank.inside(addresses, sizes)
         aligned = addresses & (np.maximum(sizes & -sizes, 1) - 1) == 0
-        # A cp.async whose source size is 0 reads nothing, wherever it points.
+        # A cp.async whose source size is 0 reads nothing, so any source address is valid.
         return (inside & aligned) | (np.asarray(sizes) == 0)
 
     def resolve(self, addresses: Any) -> tuple[str, Any]:

@@ -109,7 +109,7 @@ class _Lowering:
         """Adds a copy of a body. For functions, ``end`` is the label after it."""
         own = dict(names.symbols)
         for variable in entry.variables:
-            # A shared variable exists once, however often its function is called.
+            # A shared variable exists once, even if its function is called several times.
             if variable.space in ("local", "param"):
                 own[variable.name] = variable.name + names.suffix
                 variable = replace(variable, name=own[variable.name], space="local")

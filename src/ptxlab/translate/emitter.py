@@ -148,7 +148,7 @@ class Emitter:
         raise self.error(f"operand {operand} cannot be read as .{kind}")
 
     def use_if_written(self, operand: Operand, kind: str) -> str:
-        """As use(), but an unwritten register reads as all ones, which is NaN in floats."""
+        """Like use(), but an unwritten register reads as all ones, which is NaN in floats."""
         if not isinstance(operand, Register) or operand.name not in self.unwritten:
             return self.use(operand, kind)
         held = self.storage_of(operand.name)

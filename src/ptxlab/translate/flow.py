@@ -216,7 +216,7 @@ def _reads_strongly(instruction: Instruction) -> bool:
 def _nodes(entry: Entry) -> list[Node]:
     """Blocks split after every barrier, so that a thread can resume there.
 
-    A refusable instruction gets a separate node, which threads that keep waiting run again.
+    A refusable instruction gets a separate node; threads that keep waiting run it again.
     """
     pieces: list[list[list[Step]]] = []
     for block in entry.blocks:

@@ -232,7 +232,7 @@ def atomic(t: Emitter, i: Instruction) -> None:
     vector = next((m for m in modifiers if m in ("v2", "v4")), "")
     kind = modifiers[-1]
     if kind in _SHORT_SUMS:
-        # noftz keeps subnormal numbers, as the emulator always does.
+        # noftz keeps subnormal numbers; the emulator always keeps them.
         modifiers = [m for m in modifiers if m != "noftz"]
     no_more(t, i, [m for m in modifiers if m not in (space, operation, vector, kind)])
     function = _ATOMIC.get(operation, "")

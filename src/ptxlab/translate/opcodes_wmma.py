@@ -1,8 +1,8 @@
 """wmma: a warp's products of 16 x 16 matrices, and the loads and stores of their fragments.
 
 PTX does not define which register holds which element. Here fragments have the layout of mma.sync's
-m16n8k16, and two of these compute a product. Where PTX gives a fragment twice as many registers as
-needed, the upper half are copies.
+m16n8k16, and two such instructions compute one wmma. Where PTX gives a fragment twice as many
+registers as needed, the upper half holds copies.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def fragment_of(instruction: Instruction) -> tuple[str, ...]:
 def find_hazards(flow: Flow) -> Hazards | None:
     """The hazards of an entry; None if it has no wgmma.
 
-    Also adds to the steps of wait_group the registers that it writes.
+    Also adds the registers that wait_group writes to its steps.
     """
     steps = [step for node in flow.nodes for step in node.steps]
     products = [step for step in steps if is_wgmma_mma(step.instruction)]

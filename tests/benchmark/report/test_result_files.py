@@ -241,7 +241,7 @@ GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
         (
             "a.json",
             '{\n "kind": ,\n}',
-            r"a\.json, line 2, column 10: cannot be read: it is no JSON",
+            r"a\.json, line 2, column 10: cannot be read: it is not JSON",
         ),
         ("a.json", "{}", r"a\.json: is JSON, but not a result"),
         ("a.json", "3", r"a\.json: is JSON, but not a result"),

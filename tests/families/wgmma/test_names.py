@@ -155,9 +155,12 @@ def test_features_come_in_any_order_and_with_any_blanks() -> None:
         (demangled("5, 128, 192, 128, 3, 2, 1, 24, 240, 2, 0, 1"), "overlap is '2'"),
         (demangled("5, 128, 192, 128, 3, 2, 1, 24, 240, 0, 3, 1"), "pingpong=3"),
         (demangled("5, 128, 192, 128, 3, 2, 1, 24, 240, 0, both, 1"), "pingpong is 'both'"),
-        (demangled("5, 128, 192, 128, 3, 2, 1, 24, -1"), "'-1' is no value for consumer_registers"),
+        (
+            demangled("5, 128, 192, 128, 3, 2, 1, 24, -1"),
+            "'-1' is not a value of consumer_registers",
+        ),
         (demangled("5, 128, 192, 128"), "n_warpgroups=0"),
-        (demangled(""), "'' is no value for dtype"),
+        (demangled(""), "'' is not a value of dtype"),
     ],
 )
 def test_a_text_that_cannot_be_parsed_gets_a_reason(text: str, problem: str) -> None:

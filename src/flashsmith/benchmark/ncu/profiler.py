@@ -39,7 +39,7 @@ _MOST_ATTEMPTS = 12
 _WORDS = 4000
 # The role of the kernel whose name spells the config.
 _MAIN = "main"
-# Generous values for the time limit of a kernel's proof and of its launches, which are replayed for
+# Generous time limits for a kernel's proof and for its launches, which the profiler replays for
 # every few counters.
 _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
@@ -195,7 +195,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def time_limit(uses: tuple[ProfiledKernel, ...], runs: int) -> float:
-    """The seconds after which a process that profiles the uses must be hanging."""
+    """A process that profiles the uses for longer than this many seconds must be hanging."""
     flop = sum(Problem.parse(use.problem).attn_flop() for use in uses)
     replayed = _REPLAYS * runs * flop / _LEAST_FLOP_PER_SECOND
     return _SECONDS_TO_BEGIN + _SECONDS_A_USE * len(uses) + replayed

@@ -214,7 +214,7 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
 
 
 def _steps(cfg: Any, problem: Problem, begin: int) -> int:
-    """The number of key tiles that the CTA of the rows starting at `begin` processes."""
+    """The number of key tiles processed by the CTA whose rows start at `begin`."""
     rows, keys = cfg.family.loop_tiles(cfg)
     seen = problem.seq_k
     if problem.semantics.key_mask.is_triangular:

@@ -1,4 +1,4 @@
-"""What is compared: the implementations of one problem, and the problems that share a chart."""
+"""Comparisons: the implementations of one problem, and the problems that share a chart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Point:
 
     `chosen` is the public call, which chooses its config, and `free` is that call with
     split='free'. `kernels` are flashsmith's kernels by config, and `peers` the peers by name. All
-    of these passed their check and have a time. `wrong` are the rows that failed or did not finish.
+    of these passed their check and have a time. `wrong` contains the rows that failed or did not
+    finish.
     """
 
     row: Measurement
@@ -211,8 +212,8 @@ def _chart_key(row: Measurement) -> tuple[Any, ...]:
 
 
 def _group_key(row: Measurement) -> tuple[Any, ...]:
-    """The properties that a group's problems share, including a query length that differs from the
-    key length."""
+    """The properties shared by a group's problems, including the query length if it differs from
+    the key length."""
     seq_q = None if row.seq_q == row.seq_k else row.seq_q
     return (setting_of(row), row.d, row.dtype, row.semantics, row.heads_q, row.heads_k, seq_q)
 
@@ -274,7 +275,7 @@ def facets(row: Measurement, without: str = "") -> dict[str, str]:
 
 
 def describe(row: Measurement) -> str:
-    """What a group's problems share, in words: 'd 128, fp16, causal, 32:8 heads'."""
+    """The common properties of a group's problems, in words: 'd 128, fp16, causal, 32:8 heads'."""
     heads = f"{row.heads_q}" + (f":{row.heads_k}" if row.heads_k != row.heads_q else "")
     parts = [f"d {row.d}", row.dtype, mask_of(row), f"{heads} heads"]
     return ", ".join(

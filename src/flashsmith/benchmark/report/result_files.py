@@ -74,7 +74,7 @@ def _without(results: Results, seen: set[str]) -> Results:
     """The results without rows that an earlier file contains, for example the CSV and the JSON of
     one run.
 
-    `seen` are the earlier rows; these rows are added to it.
+    `seen` holds the earlier rows. The function adds the new rows to it.
     """
     left: dict[str, Any] = {}
     dropped = 0

@@ -183,7 +183,8 @@ class _Drawing:
         kind: str = "",
         shape: int | None = None,
     ) -> None:
-        """Draws a place's mark, or with `shape` that place's shape in the colour of `place`."""
+        """Draws the mark of index `place`; with `shape`, draws the mark of index `shape` in the
+        colour of `place`."""
         mark = _MARKS[(place if shape is None else shape) % len(_MARKS)]
         self.add("path", f"mark c{place} {kind}".strip(), tip=tip,
                  d=mark, transform=f"translate({x:.1f} {y:.1f})")  # fmt: skip
@@ -286,7 +287,7 @@ def lines_by_length(
 
 
 def _right_of_axes(labels: Sequence[str]) -> float:
-    """The x at which the axes end, which leaves room for these labels."""
+    """The x at which the axes end; the labels take the rest."""
     return WIDTH - 14 - max(map(text_width, labels))
 
 

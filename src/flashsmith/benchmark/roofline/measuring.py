@@ -1,5 +1,5 @@
 """Measures a GPU's ceilings: compiles the microbenchmarks, checks their output, calibrates the
-number of turns, and times them."""
+number of iterations, and times them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Timer = Callable[["_Launches", Protocol], Samples]
 
 @dataclass(frozen=True)
 class _Launches:
-    """The implementation to time: launches of ``turns`` turns each."""
+    """The implementation to time: each launch runs ``turns`` iterations."""
 
     name: str
     running: PreparedMicrobenchmark
@@ -162,8 +162,8 @@ def measure_ceiling(
 def _turns_that_take(
     key: str, running: PreparedMicrobenchmark, launch_ms: float, timer: Timer
 ) -> int:
-    """The number of turns for a launch of about `launch_ms`. It is calibrated twice, because the
-    first guess may be far too short."""
+    """The number of iterations for a launch of about `launch_ms`. It is calibrated twice, because
+    the first guess may be far too short."""
     turns = running.first_turns
     for _ in range(2):
         ms = timer(_Launches(key, running, turns), _ONCE).median_ms

@@ -64,9 +64,8 @@ class Machine(Protocol):
 class PreparedMicrobenchmark(ABC):
     """A microbenchmark with its operands in place.
 
-    work: FLOP, operations or bytes of one turn.
-    first_turns: the number of turns of the first timed launch, which calibrates the number of
-    turns.
+    work: FLOP, operations or bytes of one iteration.
+    first_turns: the number of iterations of the first timed launch, which calibrates that number.
     """
 
     work: float
@@ -74,12 +73,12 @@ class PreparedMicrobenchmark(ABC):
 
     @abstractmethod
     def launch(self, turns: int) -> None:
-        """Enqueues `turns` turns; does not wait."""
+        """Enqueues `turns` iterations; does not wait."""
 
     @abstractmethod
     def check(self) -> float:
-        """Runs a few turns and compares with a reference; returns the largest error, relative to
-        the results.
+        """Runs a few iterations and compares with a reference; returns the largest error, relative
+        to the results.
 
         Raises WrongOutput if this error is too large.
         """
@@ -120,8 +119,7 @@ def check_error(error: float, bound: float) -> float:
 
 # --- matrix products: mma.sync and wgmma, fed in several ways ---
 
-# The bound for sums of a few hundred products in fp32, where tensor cores do not even round to
-# nearest.
+# The bound for fp32 sums of a few hundred terms, since tensor cores do not round to nearest.
 _MMA_ERROR_BOUND = 1e-4
 _MMA_CHECKED_TURNS = 6
 _MMA_SEED = 20
@@ -129,13 +127,13 @@ _MMA_SEED = 20
 
 @dataclass(frozen=True)
 class ProductShape:
-    """One kernel's product, matching csrc/roofline/<source>.cu.
+    """The matrix product that a kernel computes, as in csrc/roofline/<source>.cu.
 
     groups: the number of warps or warpgroups of a CTA. Each multiplies its own rows x depth
     elements by cols x depth elements.
-    tiles: the number of second operands, which the turns cycle through.
+    tiles: the number of second operands, which the iterations cycle through.
     own_b: whether each group has its own second operand instead.
-    passes: products per turn.
+    passes: matrix products per iteration.
     """
 
     source: str
@@ -151,7 +149,7 @@ class ProductShape:
 
     @property
     def flop(self) -> int:
-        """FLOP of one turn of one CTA."""
+        """FLOP of one iteration of one CTA."""
         return 2 * self.groups * self.rows * self.cols * self.depth * self.passes
 
     @property
@@ -174,7 +172,7 @@ class Product(PreparedMicrobenchmark):
     """A product's kernel with random operands, one CTA on every SM.
 
     With constant operands fewer transistors switch, so that the GPU would draw less power and run
-    at a clock that real products do not reach.
+    at a higher clock than real GEMMs.
     """
 
     def __init__(self, shape: ProductShape, dtype: DType, machine: Machine) -> None:
@@ -206,7 +204,7 @@ class Product(PreparedMicrobenchmark):
         return check_error(float(np.max(np.abs(found - expected))) / scale, _MMA_ERROR_BOUND)
 
     def expected(self, turns: int) -> np.ndarray:
-        """Every CTA's output after ``turns`` turns, (groups, rows, cols), in float64."""
+        """Every CTA's output after ``turns`` iterations, (groups, rows, cols), in float64."""
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)
         if self.shape.own_b:
             return turns * self.shape.passes * (a @ np.swapaxes(b, 1, 2))
@@ -240,7 +238,7 @@ _MATMUL_SEED = 22
 
 
 class LibraryProduct(PreparedMicrobenchmark):
-    """A product of MATMUL_SIZE^3 by cuBLAS; a turn is one call."""
+    """A matrix product of MATMUL_SIZE^3 by cuBLAS; an iteration is one call."""
 
     first_turns = 2
 
@@ -401,7 +399,7 @@ def start_l2(machine: Machine) -> MemoryRead:
 
 
 def start_dram(machine: Machine) -> MemoryRead:
-    """A buffer of which the L2 holds almost nothing.
+    """A buffer so large that the L2 holds almost none of it.
 
     Raises CeilingUnavailable if there is not enough memory for the buffer.
     """

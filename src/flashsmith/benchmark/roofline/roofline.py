@@ -195,7 +195,7 @@ def _folder() -> Path:
 
 @dataclass(frozen=True)
 class ProblemIntensity:
-    """FLOP of the products per byte of DRAM traffic, per byte of L2 traffic, and per exponential.
+    """FLOP of the GEMMs per byte of DRAM traffic, per byte of L2 traffic, and per exponential.
 
     dram: q, k, v and o once each, the minimum.
     l2: what the CTAs read and write; each CTA reads its Q block and all keys that it sees.
@@ -255,6 +255,6 @@ def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
 
 
 def _products_of(cfg: Any) -> tuple[str, ...]:
-    """The ceilings of the instruction that the config's family uses for its products."""
+    """The ceilings of the MMA instruction of the config's family."""
     names: tuple[str, ...] = cfg.family.multiplies_with(cfg)
     return names

@@ -3,9 +3,9 @@
 CTAs start in order. A wave is as many CTAs as all SMs hold at once. If all CTAs have the same
 length, a last wave of few CTAs takes as long as a full wave, except that fewer CTAs per SM run
 faster. The CTAs of a causal head differ in length, and the longest starts first, so that shorter
-ones fill the remaining time. At the end only the longest CTA of the last head still runs, or, if
-the longest CTAs of all heads start first, a few short CTAs. A CTA that computes several tiles
-counts as several CTAs.
+ones fill the remaining time. At the end only the longest CTA of the last head still runs. If the
+longest CTAs of all heads start first, only a few short CTAs still run. A CTA that computes several
+tiles counts as several CTAs.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSch
 
 
 def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:
-    """The total steps of one head's blocks of keys. As many queries see the last block as the block
-    has keys. Each other block is visible to one block of queries more than the next block is, up to
-    all queries. Rounding up to whole steps adds about half a step per block."""
+    """The total steps of one head's blocks of keys. The last block is visible to as many queries as
+    it has keys. Each earlier block is visible to one more block of queries, up to all queries.
+    Rounding up to whole steps adds about half a step per block."""
     growing = min(blocks, problem.seq_q // work.rows)
     seeing = work.rows * growing * (growing + 1) / 2
     rounded_up = growing * (work.keys - gcd(work.rows, work.keys)) / 2

@@ -23,7 +23,7 @@ from flashsmith.printable import quoted
 # The range of times in milliseconds and of TFLOP/s: wider than any measurement, and narrow enough
 # that all their products and ratios are finite.
 SMALLEST, LARGEST = 1e-12, 1e12
-# Number of configs of a ranking that are kept whatever their shape.
+# Number of configs of a ranking that are kept, of any shape.
 KEPT = 8
 # Limit of configs per entry in a file; the tuner keeps the best of every shape, a few dozen.
 MOST_RANKED = 1000
@@ -85,7 +85,8 @@ class RankedConfig:
 class Entry:
     """One measured problem and its configs, at least one, fastest first.
 
-    A key stands for a bucket of many problems. The times are for only one of these, ``problem``.
+    A key stands for a bucket of many problems. The times are for only one of these problems,
+    ``problem``.
     """
 
     key: WinnerKey
@@ -117,7 +118,7 @@ class Entry:
         return frozenset(one.family for one in self.ranked)
 
     def beside(self, older: Entry | None) -> Entry:
-        """This entry plus the figures of ``older``, an entry of the same place, for the families
+        """This entry plus the figures of ``older``, an entry with the same place, for the families
         that this entry lacks.
 
         So measuring one family again does not affect the figures of other families.
@@ -160,8 +161,8 @@ def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
 
 
 def _shape(one: RankedConfig) -> tuple[object, ...]:
-    """Family, rows of a tile, threads, and determinism. The rows are of queries, or of queries and
-    keys if CTAs do not own queries. A config that no longer parses has a unique shape."""
+    """Family, rows of a tile, threads, and determinism. Rows means rows of queries, or of queries
+    and keys if CTAs do not own queries. A config that no longer parses has a unique shape."""
     try:
         config = parse_kernel_name_into_config(one.config)
     except FlashsmithError:

@@ -107,7 +107,8 @@ def sizes_of(problem: Problem) -> tuple[int, int, int]:
     """The sizes by which a problem's entry is found: rows of queries, keys, and batch x heads.
 
     Over a cache the query heads of a group are rows of one tile, so heads and rows are counted per
-    K/V head: 32 query heads need tiles of different heights with 8 K/V heads than with 1.
+    K/V head. With 32 query heads, the best tile height for 8 K/V heads differs from that for 1 K/V
+    head.
     """
     p = problem
     if p.operation == DECODE.name and p.heads_k:
@@ -125,7 +126,7 @@ def kind_class(problem: Problem) -> str:
 
 @lru_cache(maxsize=64)
 def parse_class(text: str) -> ProblemKind:
-    """The kind of a text that kind_class() wrote, without a page size.
+    """The kind, without a page size, of a text written by kind_class().
 
     Raises ArgumentError if a word is unknown or gives a page size.
     """

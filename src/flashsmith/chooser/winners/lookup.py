@@ -12,13 +12,13 @@ The distance of an entry is a sum, measured in octaves, that is, doublings of a 
   between the numbers of SMs and between the L2 sizes are added, so that the most similar GPU comes
   first.
 
-An entry's sizes are those of its measured problem. Entries with exactly the problem's key come
-before all others. Operation, d_head and architecture must agree. So must the need for dq alone,
-which other kernels compute. The costs are so large that an entry of another class counts only if
-the problem's own class was measured not at all, or only at very different sizes. An equal number of
-SMs makes the cost so low that a GPU's own table of few problems does not hide the table of its
-sister GPU. On an H100, choices from the H200's table were at most 1.3% slower than the fastest of
-16 kernels.
+An entry has the sizes of its measured problem. Entries with exactly the problem's key come before
+all others. Operation, d_head and architecture must agree. They must also agree in whether dq alone
+is needed, since other kernels compute it. The costs are so large that an entry of another class
+counts only if the problem's own class was not measured, or only at very different sizes. If the
+number of SMs is equal the cost is low, so that the table of a sister GPU is used where a GPU's own
+table has few problems. On an H100, choices from the H200's table were at most 1.3% slower than the
+fastest of 16 kernels.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
 
 @lru_cache(maxsize=1024)
 def _cost_of_gpu(gpu: str, device: DeviceSpec) -> float:
-    """The cost of an entry measured on another GPU, by the figures that affect kernels."""
+    """The cost of an entry measured on another GPU, calculated from the GPU's figures that affect
+    kernels."""
     if same_gpu(gpu, device.name):
         return 0.0
     try:

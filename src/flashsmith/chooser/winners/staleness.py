@@ -36,10 +36,10 @@ def is_of_other_sources(environment: Mapping[str, Any], family: str) -> bool:
 
 
 def remarks(entries: Iterable[Entry]) -> list[str]:
-    """Remarks on entries whose best figure is of other CUDA sources. Such entries stay in use,
-    since most changes of the sources do not change which kernel is fastest. If there are several
-    versions of the sources, these are counted per family and not named, since a table accumulates
-    many."""
+    """Remarks on entries whose best figure was measured with other CUDA sources. Such entries stay
+    in use, since most changes of the sources do not change which kernel is fastest. If there are
+    several versions of the sources, these are counted per family and not named, since a table
+    accumulates many."""
     best = [entry.best for entry in entries]
     found = [one for one in best if is_of_other_sources(one.environment, one.family)]
     if not found:

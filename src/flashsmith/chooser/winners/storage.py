@@ -86,7 +86,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace the file by ``data``: write a temporary file next to it, flush, and rename it."""
     text = json_lines(data)
     if is_there(path) and not os.path.isfile(path):
-        raise TableError(f"{path}: cannot be written: it is no regular file; name another file")
+        raise TableError(f"{path}: cannot be written: it is not a regular file; name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -89,7 +89,7 @@ class WinnersTable:
     def merged(cls) -> WinnersTable:
         """The shipped tables, in which the user's entries replace shipped ones.
 
-        The shipped figures of a family that the user did not measure stay.
+        The shipped figures of a family that the user did not measure are kept.
         """
         table, own = cls.shipped(), cls.user()
         for entry in own:
@@ -98,9 +98,9 @@ class WinnersTable:
 
     @classmethod
     def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
-        """The table that to_json() wrote; raises TableError as load() does.
+        """The table that to_json() wrote; raises the errors of load().
 
-        ``data`` may be any JSON value: everything that is used of it is checked here.
+        ``data`` may be any JSON value: every part that is used is checked here.
         """
         if not isinstance(data, dict) or "schema" not in data or "entries" not in data:
             raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")
@@ -222,7 +222,7 @@ class WinnersTable:
 
         'newer' prefers the entry that was measured later, or the entry of ``other`` if both times
         are equal. 'faster' prefers the entry whose best config reaches more TFLOP/s, in any
-        environment. The figures of a family that only one of the two entries has stay.
+        environment. If only one of the two entries has figures of a family, they are kept.
         """
         if prefer not in PREFERENCES:
             raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
@@ -243,7 +243,7 @@ class WinnersTable:
     def to_json(self) -> dict[str, Any]:
         """The table as JSON values; environments, which many figures share, are stored once.
 
-        Records that from_json() could not read follow unchanged.
+        The records that from_json() could not read are written unchanged after the entries.
         """
         environments: dict[str, Any] = dict(self._their_environments)
         entries = [entry_to_json(entry, environments) for entry in self]
@@ -341,11 +341,11 @@ def join_winners(
 ) -> None:
     """Enter a measured ranking in the table at ``path``, keeping other figures of the problem.
 
-    Figures that were not measured again stay: always if their environment is that of the new
-    figures, else until the old entry's best config is measured again. If the table has no entry,
-    the same applies to the entry of ``shipped``, which the new entry would otherwise hide. The
-    configs in ``wrong`` are removed. If the ranking is older than the existing entry, nothing else
-    changes.
+    Figures that were not measured again are kept if their environment is the same as the new
+    figures', and otherwise until the old entry's best config is measured again. If the table has no
+    entry, the same applies to the entry of ``shipped``, which the new entry would otherwise hide.
+    The configs in ``wrong`` are removed. If the ranking is older than the existing entry, nothing
+    else changes.
 
     Raises TableError, and what WinnersTable.add raises.
     """

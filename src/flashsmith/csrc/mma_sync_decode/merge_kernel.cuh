@@ -237,7 +237,7 @@ struct RowMerge {
                               sums[i][c].w != 0;
             }
         } while (count > 0 && !is_all);
-        __syncwarp();  // lanes share statistics, and the last lanes share columns
+        __syncwarp();  // before resetting: some lanes read the same words
         RowState states[kAhead][kColumnSteps];
 #pragma unroll
         for (int i = 0; i < kAhead / 2; ++i) {

@@ -1,4 +1,4 @@
-// What the end of a part must know about its run. It is kept in shared memory, because the steps
+// A run's data, needed at the end of each part. It is kept in shared memory, because the steps
 // leave no registers for it.
 #pragma once
 

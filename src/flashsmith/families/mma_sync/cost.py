@@ -27,14 +27,14 @@ _MMA_FLOP = 4096  # of one m16n8k16
 _LDMATRIX_BYTES = 512  # of one ldmatrix.x4
 _CHUNK = 16
 
-# Instructions: per score of a lane, per product with its fragments, and per step.
+# Instructions: per score of a lane, per MMA with its fragments, and per step.
 _PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
 # Extra instructions, including the wait, for a 16-byte chunk copied through registers instead of
 # by cp.async.
 _PER_SYNC_CHUNK = 55.0
 # The share of a warp's own dependency chain that the hardware does not overlap.
 _PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
-# Barriers and waits for copies, in cycles: first for eager copies, which a product overlaps.
+# Barriers and waits for copies, in cycles: first for eager copies, which a GEMM overlaps.
 _EAGER_LATENCY, _LATENCY = 550.0, 1550.0
 # Cycles per spilled byte of a thread in one step.
 _SPILL = 3.2
@@ -160,8 +160,8 @@ def compile_cost(cfg: FlashForwardKernelConfig) -> float:
     """Relative compile time of one config (no unit).
 
     Both compilers spend their time on the unrolled body of the KV loop. The body's length is the
-    number of m16n8k16 products that one warp issues per KV block: rows per warp / 16 x B_c / 8 x
-    d_head / 16 for Q K^T, and as many for P V. A peeled first tile is a second body.
+    number of m16n8k16 MMAs that one warp issues per KV block. For Q K^T these are rows per warp /
+    16 x B_c / 8 x d_head / 16, and as many for P V. A peeled first tile is a second body.
     """
     products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
     bodies = 2 if cfg.optimized_softmax else 1

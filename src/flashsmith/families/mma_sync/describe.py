@@ -114,4 +114,4 @@ def swizzle(cfg: Any) -> str:
         where = narrow
     else:
         where = f"{wide}, in the last 32 columns {narrow}"
-    return f"chunk c of row r lies at chunk {where}: ldmatrix has no bank conflicts"
+    return f"chunk c of row r is stored at chunk {where}: ldmatrix has no bank conflicts"

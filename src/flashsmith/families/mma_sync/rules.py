@@ -14,7 +14,7 @@ from flashsmith.families.mma_sync.config import (
 )
 from flashsmith.families.rule import Rule, supported
 
-MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
+MMA_ROWS = 16  # M and K of the instruction m16n8k16
 MAX_THREADS_PER_CTA = 1024
 # With 32 rows per warp, O alone takes d_head registers per thread; 192 would leave too few for the
 # other values.

@@ -186,9 +186,9 @@ def _of_shape(
 
 
 def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForwardKernelConfig | None:
-    """The canonical config in place of `cfg`, with the canonical tile of keys and no knob that
-    changes the order. A warp has 16 rows. The number of K/V stages, and then the number of warps,
-    is as large as fits in shared memory."""
+    """The canonical counterpart of `cfg`, with the canonical tile of keys and without knobs that
+    change the order. A warp has 16 rows. The number of K/V stages, and then the number of warps, is
+    as large as fits in shared memory."""
     made = (
         FlashForwardKernelConfig(
             cfg.dtype, cfg.d_head, 16 * warps, canonical_tile(cfg.d_head, device.arch), warps,

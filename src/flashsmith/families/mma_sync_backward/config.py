@@ -15,7 +15,7 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
+MMA_ROWS = 16  # rows of one m16n8k16 MMA, and the depth of its k
 _FLOAT_BYTES = 4
 
 
@@ -99,7 +99,7 @@ class FlashBackwardKernelConfig(KernelConfig):
         effect=lambda cfg: (
             "a step's tiles are copied once all warps have finished the previous step"
             if cfg.stages == 1
-            else "the copy of the next step's tiles overlaps this step's products"
+            else "the copy of the next step's tiles overlaps this step's GEMMs"
         ),
         where="KeysBlock::run",
     )

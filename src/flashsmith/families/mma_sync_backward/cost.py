@@ -1,9 +1,9 @@
-"""The mma_sync_backward family's cost model: the time of one loop step of a CTA on an SM, for the
-kernel that keeps keys and for the kernel that computes only dq.
+"""The mma_sync_backward family's cost model: the time of one loop step of a CTA on an SM. It covers
+the kernel that keeps keys and the kernel that computes only dq.
 
 As in the mma_sync family, the busiest part of the SM bounds the throughput of all resident warps,
-and one warp's own chain of products bounds that warp's latency. Adding dq in memory counts as one
-more part of the SM.
+and one warp's own chain of MMAs bounds that warp's latency. Adding dq in memory counts as one more
+part of the SM.
 
 The constants without a data sheet are fitted to 212 timings on an H200
 (benchmarks/h200/mma-sync-backward.csv) of d 64 and 128 at length 4096, full and causal. The loop
@@ -32,7 +32,7 @@ _WARP = THREADS_PER_WARP
 _MMA_FLOP = 4096  # of one m16n8k16
 _FLOAT_BYTES = 4
 
-# Instructions: per score of a lane, per product with its fragments, per sum of a lane, per step.
+# Instructions: per score of a lane, per MMA with its fragments, per sum of a lane, per step.
 _PER_SCORE, _PER_PRODUCT, _PER_SUM, _PER_STEP = 9.0, 1.6, 25.0, 180.0
 # The share of a warp's own dependency chain that the hardware does not overlap.
 _ALONE = 0.83
@@ -68,7 +68,7 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # Reads of dS and K for dQ, which the warps split so that they read the least.
+        # Reads of dS and K for dQ. The warps divide dQ in the way that needs the fewest reads.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)
@@ -133,7 +133,7 @@ def _work(
     barriers: int,
     rates: Rates,
 ) -> TileWork:
-    """A step's work from its counts: products, scores, bytes of shared memory, fp32 sums, and bytes
+    """A step's work from its counts: MMAs, scores, bytes of shared memory, fp32 sums, and bytes
     from L2."""
     mma, shared = products * _MMA_FLOP / rates.mma, smem / SMEM_BYTES
     lanes = scores / _WARP
@@ -180,13 +180,13 @@ def _resident(
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# The compile time of everything except the products, for five kernels, expressed in products.
+# The compile time of everything except the MMAs, for five kernels, expressed in MMAs.
 _FIXED_COST = 600.0
 
 
 def compile_cost(cfg: FlashBackwardKernelConfig) -> float:
-    """Relative compile time of one config (no unit): the m16n8k16 products of one unrolled step of
-    a warp in each kernel's loop."""
+    """Relative compile time of one config (no unit): the m16n8k16 MMAs of one unrolled step of a
+    warp in each kernel's loop."""
     elements = cfg.B_r * cfg.B_c * cfg.d_head / cfg.n_warps / (16 * 8 * 16)
     if cfg.dq == DqMode.ATOMICS:
         return _FIXED_COST + 5 * elements

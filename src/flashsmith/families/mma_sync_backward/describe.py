@@ -37,7 +37,8 @@ def intensity(cfg: FlashBackwardKernelConfig) -> Intensity:
     flop = 2 * products * cfg.B_r * cfg.B_c * cfg.d_head
     element, warps, columns = cfg.dtype.element_size, cfg.n_warps, cfg.column_warps
     keys, queries = cfg.B_c * columns // warps, cfg.B_r // columns
-    # S and dP have two operands each; dv and dk read do and Q by columns, and P and dS if shared.
+    # S and dP read two operands each. dv and dk read do and Q by columns, and also P and dS if the
+    # warps share them.
     of_a_warp = 2 * (keys + queries) * cfg.d_head + 2 * cfg.B_r * cfg.d_head // columns
     if columns > 1:
         of_a_warp += 2 * keys * cfg.B_r

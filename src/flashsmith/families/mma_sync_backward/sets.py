@@ -11,9 +11,9 @@ from flashsmith.semantics.dtype import DType
 
 # (B_r, B_c, n_warps, column_warps, stages) by d_head, in order of preference. The last tile of each
 # d_head fits in 101,376 bytes of shared memory with either way to sum dq. For d 64 and 128 the
-# tiles were the fastest of 57 and of 51 configs on an H200; an A100 has room for the first tile of
-# d 128 with one stage only. The tiles of 32 and 96 are derived from these, and the tiles of 192 and
-# 256 were not compared.
+# tiles were the fastest of 57 and of 51 configs on an H200. On an A100 the first tile of d 128 fits
+# with one stage only. The tiles of 32 and 96 are derived from these, and the tiles of 192 and 256
+# were not compared.
 _TILES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
     32: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     64: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),

@@ -16,7 +16,7 @@ from flashsmith.semantics.dtype import DType
 
 # Values of the usual config: the minimum keys of a part, and the maximum parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
-MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
+MMA_ROWS = 16  # rows of one m16n8k16 MMA, and the depth of its k
 _STATISTICS_BYTES = 8  # per row of a warp: its maximum and its sum
 _TARGET_BYTES = 80  # the description of a CTA's run (RunInfo), and the CTA's next searches
 
@@ -222,8 +222,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def column_warps(self) -> int:
-        """Warps besides n_warps that multiply P by V, each with 8 columns, if a cluster computes a
-        chunk together."""
+        """Further warps that multiply P by V, each with 8 columns, if a cluster computes a chunk
+        together."""
         return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
 
     @property
@@ -290,8 +290,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def most_rows_without_chunks(self) -> int:
-        """Maximum number of rows per K/V head with which a sequence does not use the kernel for
-        many rows."""
+        """A sequence with more rows per K/V head than this uses the kernel for many rows."""
         return self.chunk_rows // 2
 
     @property
@@ -306,9 +305,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of a CTA in bytes: the queries, the stages of K and V, the row
-        statistics of the warps, and the destinations of a run's states. With own_rows the row
-        statistics are those of a run's first subtree, with the sums that do not fit in
-        registers."""
+        statistics of the warps, and the destinations of a run's states. With own_rows these are the
+        row statistics of a run's first subtree, and the sums that do not fit in registers."""
         # Queries that are kept in registers are copied through the last stage.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
@@ -317,8 +315,9 @@ class FlashDecodeKernelConfig(KernelConfig):
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         elif self.chunk_cluster:
-            # What CTAs and warps exchange per round: the scores of eight rows, maxima, two buffers
-            # of P with its sums, factors and maxima, and barriers; and gaps between columns of V.
+            # Data that CTAs and warps exchange per round: the scores of eight rows, maxima, two
+            # buffers of P with its sums, factors and maxima, and barriers. It also includes gaps
+            # between columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
                 keys * 32

@@ -17,10 +17,10 @@ from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
 
-# Cycles: from a load to its data while all SMs read; of a launch within a graph; and of a CTA
-# before and after its part, where it reads lengths and queries and merges the warps' states.
+# Cycles from a load to its data while all SMs read, of a launch within a graph, and of a CTA before
+# and after its part. There the CTA reads lengths and queries, and merges the warps' states.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
-# Instructions of a warp per m16n8k16 product with fragments and copies, per lane's score, per step.
+# Instructions of a warp per m16n8k16 MMA with fragments and copies, per lane's score, per step.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
 # A run may be longer than a CTA's share (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
@@ -32,22 +32,22 @@ _MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class RunCosts:
-    """The cost of a call, given the number of equally long runs in which its tiles are read. A plan
-    uses the number of runs with the lowest cost (csrc/mma_sync_decode/plan.cc).
+    """The cost of a call whose tiles are read in a number of equally long runs. A plan uses the
+    number of runs with the lowest cost (csrc/mma_sync_decode/plan.cc).
 
-    A turn is one run in each CTA that the GPU can hold. The time of a call is its bytes times a
-    factor. Up to one turn, the factor is the larger of ``few_ctas`` divided by the turns and
-    ``one_turn``. Below ``uneven_from`` turns, ``one_turn`` is increased by ``uneven_slope`` times
-    the missing turns, at most by ``uneven_most``, since one SM may then have two CTAs and another
+    A wave is one run in each CTA that the GPU can hold. The time of a call is its bytes times a
+    factor. Up to one wave, the factor is the larger of ``few_ctas`` divided by the waves and
+    ``one_turn``. Below ``uneven_from`` waves, ``one_turn`` is increased by ``uneven_slope`` times
+    the missing waves, by at most ``uneven_most``, since one SM may then have two CTAs and another
     SM only one.
 
-    Beyond one turn, a partly filled last turn counts ``last_start`` plus ``last_slope`` times its
-    share of the CTAs, up to a whole turn. The minimum is ``last_least``, less ``last_least_fall``
-    for each full turn before, because each CTA of the last turn has more memory bandwidth. With
-    tiles of more than 8 rows the last turn counts as a whole turn, and bytes count ``full_tiles``
+    Beyond one wave, a partly filled last wave counts ``last_start`` plus ``last_slope`` times its
+    share of the CTAs, up to a whole wave. The minimum is ``last_least``, less ``last_least_fall``
+    for each full wave before, because each CTA of the last wave has more memory bandwidth. With
+    tiles of more than 8 rows the last wave counts as a whole wave, and bytes count ``full_tiles``
     times.
 
-    Further costs are in bytes that the GPU reads in the same time: ``turn_bytes`` for each turn,
+    Further costs are in bytes that the GPU reads in the same time: ``turn_bytes`` for each wave,
     ``merge_bytes`` for a merge, and ``merged_row_bytes`` for each merged row.
     """
 
@@ -135,7 +135,7 @@ _CHUNK_MIN_KEYS_FACTOR = 8
 
 
 def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKernelConfig:
-    """A config whose main kernel does the work of the kernel that serves the problem's sequences:
+    """A config whose main kernel does the same work as the kernel for the problem's sequences:
     `cfg` or, for many rows, a config with the tiles of the chunk kernel."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if not cfg.chunk_rows or rows <= cfg.most_rows_without_chunks:
@@ -229,13 +229,13 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# The compile time of everything except the products, for four kernels, expressed in products.
+# The compile time of everything except the MMAs, for four kernels, expressed in MMAs.
 _FIXED_COST = 700.0
 
 
 def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
-    """Relative compile time of one config (no unit): the m16n8k16 products of one unrolled step of
-    a warp, in the dense and the paged kernels."""
+    """Relative compile time of one config (no unit): the m16n8k16 MMAs of one unrolled step of a
+    warp, in the dense and the paged kernels."""
     rows_by_keys = cfg.rows_per_warp * cfg.multiplied_keys + (
         MMA_ROWS * cfg.B_c if cfg.chunk_rows else 0
     )

@@ -61,8 +61,8 @@ _CANONICAL_ROWS, _CANONICAL_STAGES = (16, 32), (4, 3, 2)
 
 
 def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKernelConfig | None:
-    """The canonical config in place of `cfg`: a stage is a tile of the canonical order, of which
-    each warp has 32 keys, or 16 if the tile has fewer than 128."""
+    """The canonical counterpart of `cfg`. A stage is a tile of the canonical order, of which each
+    warp has 32 keys, or 16 if the tile has fewer than 128."""
     tile = canonical_tile(cfg.d_head, device.arch)
     warps = min(4, tile // MMA_ROWS)
     made = (
@@ -84,8 +84,8 @@ _LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS, _MOST_CLUSTER_D_HEAD = 1024, 64, 128
 def _in_clusters(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig | None:
-    """The config whose clusters share the chunks of a canonical problem that has few of them; None
-    if it has enough. The bits are the same."""
+    """The config whose clusters share the chunks, for a canonical problem with few chunks; None if
+    it has enough chunks. The bits are the same."""
     if problem.seq_k < _LEAST_CLUSTER_KEYS or cfg.d_head > _MOST_CLUSTER_D_HEAD:
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)

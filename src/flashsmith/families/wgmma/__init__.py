@@ -37,7 +37,8 @@ class WgmmaFamily(WarpgroupFamily):
         "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
     )  # fmt: skip
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Only fewer producer registers can correct a config, and the producer needs at least 24.
+        # Only a smaller number of registers can make a config legal, and the producer needs at
+        # least 24.
         "producer_registers": (24, 32, 40),
         # These values suffice to correct a config; more values would only lengthen the search.
         "section_mib": (DEFAULT_SECTION_MIB,),

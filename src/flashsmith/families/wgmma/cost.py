@@ -25,8 +25,8 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Relative compile time of a kernel, which is short for all tiles, since one instruction is a
-# product of a whole warpgroup.
+# Relative compile time of a kernel, which is short for all tiles, since one wgmma is issued for a
+# whole warpgroup.
 COMPILE_COST = 700.0
 
 # Cycles of a tile's first K copy, its epilogue, and the fetch of its work-tile info.
@@ -35,7 +35,8 @@ _TILE_CYCLES = 2000.0
 _Q_WAIT = 600.0
 # A launch's first copies, if every CTA has only one tile.
 _LAUNCH_CYCLES = 1500.0
-# Barriers, the wait for a GEMM, the row statistics: nothing in the same warpgroup hides this time.
+# The time of barriers, the wait for a GEMM and the row statistics. Nothing in the same warpgroup
+# hides it.
 _CHAIN_LATENCY = 1300.0
 _OVERHEAD = 1.03
 _NORM = 4.0

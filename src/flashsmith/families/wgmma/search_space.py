@@ -1,9 +1,8 @@
 """The autotuner's search space of the wgmma family: a list of tile shapes per head dimension, a few
 knobs on each, and the neighbours of the fastest configs.
 
-It is a list and not a product, because a kernel takes five times as long to compile as a kernel of
-mma.sync and because the registers leave few possible shapes. A new knob is added as a line of
-MOVES.
+It is a list and not a product: a kernel takes five times as long to compile as a kernel of
+mma.sync, and the registers leave few possible shapes. A new knob is added as a line of MOVES.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ REGISTERS = {
     (1, 2): (24, 232), (2, 2): (32, 104), (1, 3): (24, 136),
 }  # fmt: skip
 # Three warpgroups read K and V least often, but have no registers for overlap beyond d_head 96.
-# Four fit short heads only. Two have more registers per thread. One is for problems with few rows,
-# or for two or three CTAs per SM at short heads. The longest key tiles are limited by registers
-# (three warpgroups) or by shared memory (d_head 192 and 256, several CTAs).
+# Four warpgroups fit only at small d_head. With two, each thread has more registers. One is for
+# problems with few rows, or for two or three CTAs per SM at small d_head. The longest key tiles are
+# limited by registers (three warpgroups) or by shared memory (d_head 192 and 256, several CTAs).
 SHAPES: dict[int, tuple[TileShape, ...]] = {
     32: (
         TileShape(4, 128),
@@ -138,9 +137,9 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
     """Whether a legal config could be the fastest."""
     return (
         cfg.B_c >= _SHORTEST_B_C
-        # With one stage the products stall on every copy.
+        # With one stage the GEMMs stall on every copy.
         and cfg.kv_stages >= 2
-        # The second Q buffer is for the next tile, which a one-tile CTA does not have.
+        # The second Q buffer is for the next tile, and a one-tile CTA has no next tile.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
     )
 
@@ -150,8 +149,8 @@ def get_hopper_space_configs(
 ) -> list[WgmmaForwardKernelConfig]:
     """The wgmma configs to try; none for a head dimension without kernels.
 
-    masked: whether some rows see fewer keys than others. Only then is longest_first tried: on
-    unmasked problems it was 1 to 14% slower on an H200.
+    masked: whether some rows see fewer keys than others. longest_first is only tried with a mask:
+    without one it was 1 to 14% slower on an H200.
     """
     orders = tuple(TileOrder) if masked else (TileOrder.BY_HEAD,)
     found = dict.fromkeys(

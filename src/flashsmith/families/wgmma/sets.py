@@ -31,12 +31,12 @@ def get_hopper_configs(
         cfg
         for dtype in dtypes
         for cfg in (
-            # Short rows of O leave registers for long key tiles.
+            # With a small d_head O leaves registers for long key tiles.
             _four_warpgroups(dtype, 32, 128, by_head),
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
             # Up to some thousand keys, four warpgroups hide most of each other's waits. With more
-            # keys, longer tiles win if a product overlaps the softmax or if the softmax needs no
+            # keys, longer tiles win if a GEMM overlaps the softmax or if the softmax needs no
             # maximum.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
@@ -77,7 +77,7 @@ def _three_warpgroups(
     cluster_size: int = 1,
     stale_max: bool = False,
 ) -> WgmmaForwardKernelConfig:
-    """192 rows per CTA: the third warpgroup's products hide two warpgroups' softmax."""
+    """192 rows per CTA: the third warpgroup's GEMMs hide two warpgroups' softmax."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -100,7 +100,7 @@ def _three_warpgroups(
 def _four_warpgroups(
     dtype: DType, d_head: int, B_c: int, tile_order: TileOrder
 ) -> WgmmaForwardKernelConfig:
-    """256 rows per CTA, for short heads: three warpgroups fill the waits of the fourth."""
+    """256 rows per CTA, for small d_head: three warpgroups fill the waits of the fourth."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -129,7 +129,7 @@ def _two_warpgroups(
     early_exp: bool = False,
     direct_O: bool = False,
 ) -> WgmmaForwardKernelConfig:
-    """128 rows per CTA: more registers for wide heads, or for a product that overlaps softmax."""
+    """128 rows per CTA: more registers for large d_head, or for a GEMM that overlaps softmax."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -154,8 +154,8 @@ def _two_warpgroups(
 
 
 def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
-    """The canonical config in place of `cfg`: `cfg` with the canonical tile of keys and no knob
-    that changes the order or, if that config is not legal, another config of the same d_head."""
+    """The canonical counterpart of `cfg`: `cfg` with the canonical tile of keys and without knobs
+    that change the order. If that is not legal, it is another config of the same d_head."""
     tile = canonical_tile(cfg.d_head, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,

@@ -24,7 +24,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class StepOrder(IntEnum):
-    """The order of a warpgroup's products within a step."""
+    """The order of a warpgroup's GEMMs within a step."""
 
     DV_FIRST = 0
     LATE_DQ = 1
@@ -142,7 +142,7 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         "consumer", default=240, kernel="hopper_backward_kernel"
     )
     order: StepOrder = knob(
-        "order of the products of a step",
+        "order of a step's GEMMs",
         values=tuple(StepOrder),
         word="",
         default=StepOrder.DV_FIRST,
@@ -151,7 +151,7 @@ class WgmmaBackwardKernelConfig(KernelConfig):
     )
 
     early_exp: bool = knob(
-        "no exponential waits for the product that runs concurrently",
+        "no exponential waits for the concurrent GEMM",
         word="early_exp",
         default=False,
         effect=describe.early,
@@ -177,13 +177,13 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         where="dQPart::start_dq",
     )
     pingpong: bool = knob(
-        "warpgroups issue their products alternately",
+        "warpgroups issue their GEMMs alternately",
         word="pingpong",
         default=False,
         effect=lambda cfg: (
-            "warpgroups issue products alternately: one multiplies while others exponentiate"
+            "warpgroups issue GEMMs alternately: one multiplies while others exponentiate"
             if cfg.pingpong
-            else "warpgroups issue products as soon as they reach them"
+            else "warpgroups issue GEMMs as soon as they reach them"
         ),
         where="WarpgroupOrder",
     )
@@ -243,13 +243,13 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         where="dQPart::add_dq_by_tma",
     )
     early_rows: bool = knob(
-        "a step's lse and D are read before its products are issued",
+        "a step's lse and D are read before its GEMMs are issued",
         word="early_rows",
         default=False,
         effect=lambda cfg: (
-            "a step's lse, and D if enough registers are free, are read before its products start"
+            "a step's lse, and D if enough registers are free, are read before its GEMMs start"
             if cfg.early_rows
-            else "a step's lse and D are read after its products are issued, which delays them"
+            else "a step's lse and D are read after its GEMMs are issued, which delays the loads"
         ),
         where="ConsumerScores::load_rows",
     )
@@ -258,9 +258,9 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         word="without_dq",
         default=False,
         effect=lambda cfg: (
-            "dk and dv alone: four products, no dS in shared memory, no sums of dq"
+            "dk and dv alone: four GEMMs, no dS in shared memory, no sums of dq"
             if cfg.without_dq
-            else "all gradients: five products"
+            else "all gradients: five GEMMs"
         ),
         where="ScoresTogether::step",
     )
@@ -301,9 +301,9 @@ class WgmmaBackwardKernelConfig(KernelConfig):
     @property
     def accumulators(self) -> int:
         """Registers that a thread needs for dk and dv, S and dP, and for P and dS if these do not
-        replace S and dP. With split roles a thread has only half of dk and dv. Unless S and dP are
-        computed together, dq also needs registers in a persistent CTA, or if a step's own dq is
-        added only during the next step."""
+        replace S and dP. With split roles a thread has only half of dk and dv. If S and dP are not
+        computed together, dq also needs registers in a persistent CTA, and if a step's dq is added
+        only during the next step."""
         if self.split_roles:
             return self.d_head // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1

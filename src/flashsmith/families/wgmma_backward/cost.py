@@ -2,9 +2,9 @@
 one CTA.
 
 The model reads only the knobs of the tile and ordered_dq, whose ordered sums wait for each other.
-Among configs with the same tile, the first in order of preference is chosen. A step's five products
+Among configs with the same tile, the first in order of preference is chosen. A step's five GEMMs
 occupy the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to
-L2. Within a warpgroup, products, exponentials and waits are serial.
+L2. Within a warpgroup, GEMMs, exponentials and waits are serial.
 
 The constants below are fitted to timings of an H200, benchmarks/h200/wgmma-backward.csv.
 """
@@ -20,14 +20,14 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
 
-# Relative compile time of a config: five kernels, in whose loops one instruction is a product of a
-# whole warpgroup.
+# Relative compile time of a config: five kernels, in whose loops each wgmma is issued for a whole
+# warpgroup.
 COMPILE_COST = 1500.0
 
 _FLOAT_BYTES = 4
 # Cycles for a CTA's K, V and first queries, and for storing dk and dv.
 _CTA_CYCLES = 4300.0
-# Barriers and waits for products that no work of the same warpgroup hides.
+# Barriers and waits for GEMMs that no work of the same warpgroup hides.
 _CHAIN_LATENCY = 920.0
 _OVERHEAD = 1.1
 # Cost of ordered_dq: 2 to 12% of a step, mostly waits for the previous block of keys.

@@ -23,7 +23,7 @@ def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over queries; work outside the loop does not count.
 
     A step does 10 B_r B_c d FLOP, or 8 without dq. It reads Q and do from global memory once per
-    CTA. From shared memory, each warpgroup reads its keys of K and V once and Q and do twice; for
+    CTA. Each warpgroup reads its keys of K and V from shared memory once, and Q and do twice. For
     its part of dQ it also reads dS and K. With split roles a warpgroup reads only K or V, and Q and
     do once.
     """
@@ -64,9 +64,9 @@ def order(cfg: Any) -> str:
 
 
 SUMS = {
-    "BESIDE_SCORES": "during the next step's first product, and stays in registers until then",
-    "SUMS_AT_ONCE": "as soon as its product is done",
-    "SUMS_UNDER_DK": "during dk's product, which follows dq's",
+    "BESIDE_SCORES": "during the next step's first GEMM, and stays in registers until then",
+    "SUMS_AT_ONCE": "as soon as its GEMM is done",
+    "SUMS_UNDER_DK": "during dk's GEMM, which follows dq's",
 }
 
 
@@ -74,7 +74,7 @@ def sums(cfg: Any) -> str:
     if cfg.without_dq:
         return of_dq(cfg, "")
     if cfg.split_roles:
-        return "dq is added in halves, each during another product"
+        return "dq is added in halves, each during another GEMM"
     if cfg.takes_turns:
         return "dq is added as soon as it is done, by the warpgroup that computed it"
     return f"dq is added {SUMS[cfg.dq_sums.name]}"
@@ -82,16 +82,16 @@ def sums(cfg: Any) -> str:
 
 def ring(tile: str, stages: int) -> str:
     if stages == 1:
-        return f"one {tile} tile, copied once the last product on it has finished"
+        return f"one {tile} tile, copied once the last GEMM on it has finished"
     return f"a ring of {stages} {tile} tiles, copied ahead by TMA"
 
 
 def early(cfg: Any) -> str:
     if cfg.early_exp:
-        return "a step's exponentials end before the wait for the concurrent product"
+        return "a step's exponentials end before the wait for the concurrent GEMM"
     if cfg.order.name == "DV_FIRST":
-        return "nothing: no product overlaps the exponentials"
-    return "the compiler may delay exponentials until the concurrent product has finished"
+        return "nothing: no GEMM overlaps the exponentials"
+    return "the compiler may delay exponentials until the concurrent GEMM has finished"
 
 
 def roles(cfg: Any) -> str:

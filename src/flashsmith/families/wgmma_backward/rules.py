@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "early_exp_needs_a_product",
-        "early_exp needs another order than dv_first, in which no product runs during the "
+        "early_exp needs another order than dv_first, in which no GEMM runs during the "
         "exponentials",
         lambda cfg, device: cfg.order != StepOrder.DV_FIRST or not cfg.early_exp,
         ("early_exp", "order"),

@@ -39,7 +39,7 @@ _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_r
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
 _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
 # By d_head, in order of preference; with a mask the order is reversed. These tiles won on the H200.
-# The middle tiles have enough registers for more semantics. Up to d_head 128 dq lags; wider heads
+# The middle tiles leave enough registers for more semantics. Up to d_head 128 dq lags; wider heads
 # have split roles.
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (

@@ -109,13 +109,13 @@ class WgmmaDqKernelConfig(KernelConfig):
         where="DqConsumer::steps_with_late_dq",
     )
     pingpong: bool = knob(
-        "warpgroups issue their products alternately",
+        "warpgroups issue their GEMMs alternately",
         word="pingpong",
         default=False,
         effect=lambda cfg: (
-            "warpgroups issue products alternately: one multiplies while others exponentiate"
+            "warpgroups issue GEMMs alternately: one multiplies while others exponentiate"
             if cfg.pingpong
-            else "warpgroups issue products as soon as they reach them"
+            else "warpgroups issue GEMMs as soon as they reach them"
         ),
         where="WarpgroupOrder",
     )

@@ -1,8 +1,8 @@
 """The wgmma_dq family's cost model: the time of one loop step of a CTA on an SM, which holds one
 CTA.
 
-A step's three products occupy the tensor cores, and their operands occupy shared memory. Within a
-warpgroup, products, exponentials and waits are serial.
+A step's three GEMMs occupy the tensor cores, and their operands occupy shared memory. Within a
+warpgroup, GEMMs, exponentials and waits are serial.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
 
-# Relative compile time of a config: four kernels, in whose loops one instruction is a product of a
-# whole warpgroup.
+# Relative compile time of a config: four kernels, in whose loops each wgmma is issued for a whole
+# warpgroup.
 COMPILE_COST = 1000.0
 
 # Cycles for a CTA's Q, do and first keys, and for storing dq.
 _CTA_CYCLES = 3500.0
-# Barriers and waits for products that no work of the same warpgroup hides. The factor applies if a
+# Barriers and waits for GEMMs that no work of the same warpgroup hides. The factor applies if a
 # step's dq overlaps the next step's exponentials.
 _CHAIN_LATENCY, _LATE = 700.0, 0.85
 # Instructions per score of a thread; a warpgroup has one warp on each scheduler.

@@ -35,5 +35,5 @@ def intensity(cfg: Any) -> Intensity:
 
 def ring(tile: str, stages: int) -> str:
     if stages == 1:
-        return f"one {tile} tile, copied once the last product on it has finished"
+        return f"one {tile} tile, copied once the last GEMM on it has finished"
     return f"a ring of {stages} {tile} tiles, copied ahead by TMA"

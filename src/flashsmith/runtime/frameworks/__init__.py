@@ -25,7 +25,7 @@ _by_type: dict[type, Framework | None] = {}
 def framework_of(kind: type) -> Framework | None:
     """The framework of tensors of type ``kind``; None if these are not tensors.
 
-    Imports only frameworks of which the caller holds a tensor.
+    Imports a framework only if the caller holds one of its tensors.
     """
     try:
         return _by_type[kind]

@@ -163,7 +163,7 @@ class RepeatableFramework(Framework):
     """A framework whose launches can be cached (cached_calls.py), because reading a tensor's
     data_ptr(), stride(), is_neg(), dtype, shape, device and requires_grad takes almost no time.
 
-    is_neg() says whether memory holds the negated values."""
+    is_neg() returns whether memory holds the negated values."""
 
     # Exactly this type: a derived class may behave differently.
     tensor_type: type[Any]
@@ -176,8 +176,8 @@ class RepeatableFramework(Framework):
 
     @abstractmethod
     def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
-        """A function that takes the same number of tensors and returns whether the types, dtypes,
-        devices, shapes, strides and requires_grad equal those of ``tensors``.
+        """A function that takes the same number of tensors and returns whether they have the types,
+        dtypes, devices, shapes, strides and requires_grad of ``tensors``.
 
         It also returns False if a tensor is given twice, and always returns False if the framework
         has no such check.
@@ -187,8 +187,8 @@ class RepeatableFramework(Framework):
     def allocator(
         self, like: Any, shape: tuple[int, ...], dtype: str, *, filled: bool = False
     ) -> Callable[[], Any]:
-        """A function that makes dense tensors on the device of ``like``, which it does not keep
-        alive. With ``filled``, new memory is filled if the framework's settings demand it."""
+        """A function that makes dense tensors on the device of ``like``; it keeps no reference to
+        ``like``. With ``filled``, new memory is filled if the framework's settings demand it."""
 
 
 class HostMemory:
@@ -226,7 +226,7 @@ def in_elements(
     """Converts strides from bytes to elements. Raises ArgumentError for fractions of an element."""
     if any(stride % itemsize for stride in strides):
         raise ArgumentError(
-            f"{name}: strides of {strides} bytes are no whole elements of {itemsize} bytes; "
+            f"{name}: strides of {strides} bytes are not whole elements of {itemsize} bytes; "
             f"copy it with {framework}.ascontiguousarray"
         )
     return tuple(stride // itemsize for stride in strides)

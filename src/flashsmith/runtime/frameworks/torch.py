@@ -23,7 +23,7 @@ from flashsmith.runtime.frameworks.base import (
     host_workspace,
 )
 
-# Faster than a NamedTuple's own constructor by a factor of two; every launch creates several.
+# Twice as fast as a NamedTuple's constructor; every launch creates several.
 _new_tuple = tuple.__new__
 
 
@@ -190,7 +190,7 @@ class TorchTensors(RepeatableFramework):
 
 
 def no_memory_of_its_own(kind: type) -> str | None:
-    """Why tensors of a class without memory of its own are refused; None for other classes."""
+    """Why tensors of a class without its own memory are refused; None for other classes."""
     if kind.__name__ == "DTensor":
         return (
             "is a DTensor, whose memory is that of its local tensors; call within "
