@@ -1,10 +1,11 @@
 // Canonical chunks that the CTAs of a cluster compute together, for calls with too few tiles to
 // fill the GPU (docs/bits.md).
 //
-// In a round, CTA i of n computes the scores of the i-th of n tiles and sends them to all CTAs.
+// In a round, CTA i of n computes the scores of the i-th of n tiles and copies them to the others.
 // Each CTA then has the scores of all n tiles. It turns them into probabilities and multiplies
 // these by its own columns of V. Some warps of a CTA compute scores and probabilities, and others P
-// V, one round behind: P V is one chain of MMAs, which limits a chunk's speed.
+// V, behind them: P V is one chain of MMAs, which limits a chunk's speed. The last warp sends: the
+// fence before that would make the others wait for their copies of keys or values.
 //
 // Tiles have at most eight rows. Of the sixteen rows of an MMA the others are zero.
 #pragma once
@@ -25,6 +26,8 @@ struct ChunkClusterLayout {
     static constexpr int kColumnWarps = Kernel::CFG.column_warps();
     static constexpr int kTileGroups = Kernel::B_c / 16;  // groups of 16 keys in a tile
     static constexpr int kGroups = kCtas * kTileGroups;   // in a round
+    // Each score warp has every n-th tile of a round: one in each wave.
+    static constexpr int kWaves = Kernel::CFG.cluster_waves();
 
     static constexpr int K_stage = Kernel::KeysLayout::kBytes;  // of one warp
     static constexpr int K_offset = Kernel::ring_offset;
@@ -32,17 +35,19 @@ struct ChunkClusterLayout {
     static constexpr int V_columns = kGroups * 16 * 16 + 64;
     static constexpr int V_stage = kColumnWarps * V_columns;
     static constexpr int V_offset = K_offset + kScoreWarps * Kernel::stages * K_stage;
-    // A lane's four scores of its row and of each 16 keys.
+    // The scores of two rounds with up to kBufferedRows rows, or of one with eight. A row of a tile
+    // has a lane's four scores of each 16 keys, and the maxima over each score warp's keys.
     static constexpr int scores_offset = V_offset + Kernel::stages * V_stage;
-    // Eight rows' maxima over a score warp's keys, by tile and warp.
-    static constexpr int maxima_offset = scores_offset + kGroups * 512;
+    static constexpr int row_scores = kTileGroups * 64, row_bytes = row_scores + kScoreWarps * 4;
+    static constexpr int kBufferedRows = Kernel::CFG.cluster_buffered_rows();
     // Two buffers of P. Each also has the tiles' sums by lane, and of each row and tile the factor
     // for earlier sums and the maximum so far.
-    static constexpr int P_offset = maxima_offset + kCtas * kScoreWarps * 32;
+    static constexpr int P_offset = scores_offset + 2 * kBufferedRows * kCtas * row_bytes;
     static constexpr int P_sums = kGroups * 256, P_factors = P_sums + kCtas * 128;
     static constexpr int P_maxima = P_factors + kCtas * 32, P_bytes = P_maxima + kCtas * 32;
     static constexpr int barriers_offset = P_offset + 2 * P_bytes;
-    static constexpr int target_offset = barriers_offset + 48;
+    static constexpr int kBarriers = 6 + 2 * kWaves;
+    static constexpr int target_offset = barriers_offset + 8 * kBarriers;
     static_assert(target_offset + 48 == Kernel::CFG.smem_bytes());
 };
 
@@ -60,55 +65,77 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kCtas = Places::kCtas, kStages = Kernel::stages;
     static constexpr int kWarpKeys = Kernel::warp_keys, kTileGroups = Places::kTileGroups;
-    static constexpr int kMostRows = 8;
+    static constexpr int kMostRows = 8, kWaves = Places::kWaves;
+    static constexpr int kWarps = Kernel::n_threads / kWarpSize;
 
     const int rank = cluster_rank();
-    const int first_step, steps, steps_of_chunk;  // in tiles, from the run's first key
+    const int first_step, steps;  // in tiles, from the run's first key
+    static constexpr int kChunkSteps = kCanonicalChunk / Kernel::B_c;
 
     FS_DEVICE ChunkCluster(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
         : Tile(args, item, smem),
           first_step(begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0),
-          steps(end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0),
-          steps_of_chunk(item.sequence.chunk / Kernel::B_c) {}
+          steps(end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0) {}
 
     // Before any CTA sends. The cluster must synchronise after it.
     FS_DEVICE static void init_barriers(uint32_t smem) {
-        mbarrier_init(scores_full(smem), 1);
-        mbarrier_init(scores_free(smem), kCtas * Places::kScoreWarps);
         for (int i = 0; i < 2; ++i) {
-            mbarrier_init(P_full(smem, i), Places::kScoreWarps);
+            mbarrier_init(scores_full(smem, i), 1);
+            mbarrier_init(scores_free(smem, i), kCtas * Places::kScoreWarps);
+            for (int wave = 0; wave < kWaves; ++wave)
+                mbarrier_init(P_full(smem, i, wave), Places::kScoreWarps);
             mbarrier_init(P_free(smem, i), Places::kColumnWarps);
         }
         mbarrier_init_fence();
     }
 
-    FS_DEVICE void run() const {
-        if (thread_index() == 0)
-            RunInfo::save(smem + Places::target_offset, item, args.heads_per_group);
+    // Starts the copies of the first stages. Returns the first step of which the warp has none.
+    FS_DEVICE int start() const {
+        Copies copies{first_step, 0};
+        if (warp < Places::kScoreWarps) {
+#pragma unroll 1
+            for (int i = 0; i < kStages; ++i) start_next_keys(copies);
+            return copies.step;
+        }
         start_queries();
         cp_async_commit();
+        if (warp == kWarps - 1) return 0;
+#pragma unroll 1
+        for (int i = 0; i < kStages; ++i) start_next_values(copies);
+        return copies.step;
+    }
+    // `copied`: the result of start().
+    FS_DEVICE void run(int copied) const {
+        if (thread_index() == 0)
+            RunInfo::save(smem + Places::target_offset, item, args.heads_per_group);
         if (warp < Places::kScoreWarps)
-            compute_probabilities();
+            compute_probabilities({copied, 0});
+        else if (warp < kWarps - 1)
+            multiply_values({copied, 0});
         else
-            multiply_values();
+            send_scores();
     }
 
   private:
+    struct Copies;
+
     // ---- rounds ----
 
     // Tiles of a round that begins at `step`: a round does not cross the end of a chunk.
     FS_DEVICE int tiles_at(int step) const {
-        const int chunk_end = (step / steps_of_chunk + 1) * steps_of_chunk;
+        const int chunk_end = (step | (kChunkSteps - 1)) + 1;
         return max(min(kCtas, min(steps, chunk_end) - step), 0);
     }
 
     FS_DEVICE static uint32_t barrier(uint32_t smem, int index) {
         return smem + Places::barriers_offset + 8 * index;
     }
-    FS_DEVICE static uint32_t scores_full(uint32_t smem) { return barrier(smem, 0); }
-    FS_DEVICE static uint32_t scores_free(uint32_t smem) { return barrier(smem, 1); }
-    FS_DEVICE static uint32_t P_full(uint32_t smem, int i) { return barrier(smem, 2 + i); }
+    FS_DEVICE static uint32_t scores_full(uint32_t smem, int i) { return barrier(smem, i); }
+    FS_DEVICE static uint32_t scores_free(uint32_t smem, int i) { return barrier(smem, 2 + i); }
     FS_DEVICE static uint32_t P_free(uint32_t smem, int i) { return barrier(smem, 4 + i); }
+    FS_DEVICE static uint32_t P_full(uint32_t smem, int i, int wave) {
+        return barrier(smem, 6 + i * kWaves + wave);
+    }
     FS_DEVICE uint32_t P_buffer(int i) const {
         return smem + Places::P_offset + i * Places::P_bytes;
     }
@@ -116,12 +143,15 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // ---- copies ----
 
-    // All threads copy the queries of the tile. Rows that it does not have are zero-filled.
+    // The threads that copy no keys copy the queries of the tile. Rows that it does not have are
+    // zero-filled.
     FS_DEVICE void start_queries() const {
+        constexpr int kThreads = kWarpSize * (kWarps - Places::kScoreWarps);
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         using QueriesLayout = typename Kernel::QueriesLayout;
         const int head_q = item.head_k * args.heads_per_group;
-        for (int i = thread_index(); i < Kernel::B_r * kChunks; i += Kernel::n_threads) {
+        for (int i = thread_index() - kWarpSize * Places::kScoreWarps; i < Kernel::B_r * kChunks;
+             i += kThreads) {
             const int row = i / kChunks, chunk = i % kChunks;
             const int query = this->query_of_row(row);
             const int head = head_q + this->first_row + row - query * args.heads_per_group;
@@ -229,6 +259,24 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                                     tiles_at(step) * Kernel::B_c, V_tile(stage, chunk) + key * 16,
                                     !SEMANTICS.uneven || element < args.d);
     }
+    // The next round whose keys or values are copied, and the stage for them.
+    struct Copies {
+        int step, stage;
+    };
+    FS_DEVICE void start_next_keys(Copies& copies) const {
+        start_keys(copies.step, copies.stage);
+        go_on(copies);
+    }
+    FS_DEVICE void start_next_values(Copies& copies) const {
+        start_values(copies.step, copies.stage);
+        go_on(copies);
+    }
+    FS_DEVICE void go_on(Copies& copies) const {
+        copies.step += tiles_at(copies.step);
+        copies.stage = next_stage(copies.stage);
+        cp_async_commit();
+    }
+    FS_DEVICE static int next_stage(int stage) { return stage == kStages - 1 ? 0 : stage + 1; }
     FS_DEVICE int column_warp() const { return warp - Places::kScoreWarps; }
     FS_DEVICE int first_column() const { return 8 * (rank * Places::kColumnWarps + column_warp()); }
     FS_DEVICE uint32_t V_tile(int stage, int column_warp) const {
@@ -237,60 +285,57 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // ---- warps that compute scores and probabilities ----
 
-    FS_DEVICE void compute_probabilities() const {
-        KeyCopies copies{first_step, 0};
-#pragma unroll 1
-        for (int i = 0; i < kStages; ++i) start_next_keys(copies);
-        cp_async_wait<kStages>();
+    FS_DEVICE void compute_probabilities(Copies copies) const {
         __syncthreads();  // the queries have arrived
         const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset, lane,
                                                                0);
         const KeyRange seen = keys_of_row(min(row(), rows - 1));
         Rows all_rows(args.scale_log2);
         float scores[1][Kernel::key_tiles][4];
-        // The scores of a round are computed while those of the preceding round arrive.
-        for (int step = first_step, next = first_step, round = -1; step < steps; ++round) {
-            const int tiles = tiles_at(step);
-            if (round >= 0) {
-                if (warp == 0 && lane == 0)
-                    mbarrier_arrive_expect(scores_full(smem), tiles * bytes_of_tile());
-                // All CTAs have read the scores of the preceding round.
-                if (round > 0) mbarrier_wait(scores_free(smem), (round - 1) & 1);
-                if (rank < tiles) send_scores(scores);
-                next = step + tiles;
+        cluster_wait();  // the other CTAs' barriers are initialised
+        // With two buffers, a round's scores are sent before the preceding ones are used.
+        const bool has_two = has_two_buffers();
+        int next = first_step, round = 0;
+        const auto compute_next = [&] {
+            cp_async_wait<kStages - 1>();
+            __syncwarp();
+            if (rank < tiles_at(next)) {
+                multiply_keys(next + rank, copies.stage, queries, seen, scores);
+                __syncwarp();  // all lanes have read the stage
             }
-            if (next < steps) {
-                cp_async_wait<kStages - 1>();
-                __syncwarp();
-                if (rank < tiles_at(next)) {
-                    multiply_keys(next + rank, copies.stage, queries, seen, scores);
-                    __syncwarp();  // all lanes have read the stage
-                }
+        };
+        const auto store_next = [&](int number) {
+            store_scores(scores, tiles_at(next), number, has_two);
+            next += tiles_at(next);
+        };
+        if (next < steps) {
+            compute_next();
+            store_next(0);
+            start_next_keys(copies);
+        }
+        for (int step = first_step; step < steps; ++round) {
+            const int tiles = tiles_at(step);
+            const bool has_next = next < steps;
+            if (has_next) {
+                compute_next();
+                if (has_two) store_next(round + 1);
                 start_next_keys(copies);
             }
-            if (round < 0) continue;
-            if (step % steps_of_chunk == 0) all_rows.reset();
-            const int buffer = round & 1;
-            mbarrier_wait(scores_full(smem), buffer);
-            if (round > 1) mbarrier_wait(P_free(smem, buffer), (round / 2 - 1) & 1);
-            exponentiate(all_rows, tiles, P_buffer(buffer));
+            if (step % kChunkSteps == 0) all_rows.reset();
+            const int buffer = has_two ? round & 1 : 0;
+            mbarrier_wait(scores_full(smem, buffer), (has_two ? round / 2 : round) & 1);
+            exponentiate(all_rows, tiles, buffer, round);
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(P_full(smem, buffer));
-            if (lane < kCtas) mbarrier_arrive_remote(cluster_address(scores_free(smem), lane));
-            step = next;
+            if (lane < kCtas)
+                mbarrier_arrive_remote(cluster_address(scores_free(smem, buffer), lane));
+            if (has_next && !has_two) store_next(round + 1);
+            step += tiles;
         }
         cp_async_wait<0>();
-    }
-
-    // The next round whose keys are copied, and the stage for them.
-    struct KeyCopies {
-        int step, stage;
-    };
-    FS_DEVICE void start_next_keys(KeyCopies& copies) const {
-        start_keys(copies.step, copies.stage);
-        copies.step += tiles_at(copies.step);
-        copies.stage = copies.stage == kStages - 1 ? 0 : copies.stage + 1;
-        cp_async_commit();
+        // Shared memory must exist until no CTA copies from it, and all arrivals have come.
+        if (warp == 0)
+            for (int i = max(round - (has_two ? 2 : 1), 0); i < round; ++i)
+                wait_for_free(i, has_two);
     }
 
     FS_DEVICE void multiply_keys(int tile, int stage,
@@ -305,38 +350,47 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             mask_keys<SEMANTICS>(scores, lane, key, [&](int, int) { return seen; }, -INFINITY);
     }
 
-    // Whether the lane's row is among the first four, or all eight: maxima go by four rows.
-    FS_DEVICE int maxima_sent() const { return rows > 4 ? 2 : 1; }
-    FS_DEVICE uint32_t bytes_of_tile() const {
-        return kTileGroups * rows * 64 + Places::kScoreWarps * maxima_sent() * 16;
+    FS_DEVICE bool has_two_buffers() const { return rows <= Places::kBufferedRows; }
+    // A round's scores of a tile in this CTA, and their bytes.
+    FS_DEVICE int tile_bytes() const { return rows * Places::row_bytes; }
+    FS_DEVICE uint32_t scores_of(int tile, int buffer) const {
+        return smem + Places::scores_offset + (buffer * kCtas + tile) * tile_bytes();
+    }
+    // Waits until all CTAs have the scores of a round and no longer use them.
+    FS_DEVICE void wait_for_free(int round, bool has_two) const {
+        if (has_two)
+            mbarrier_wait(scores_free(smem, round & 1), (round / 2) & 1);
+        else
+            mbarrier_wait(scores_free(smem, 0), round & 1);
     }
 
-    // Sends the scores of the lane's row to all CTAs, and the warp's maxima.
-    FS_DEVICE void send_scores(const float (&scores)[1][Kernel::key_tiles][4]) const {
-        float maxima[4];
-        const float own = quad_max(Rows::largest(scores, 0, 0));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) maxima[i] = __shfl_sync(kWholeWarp, own, lane % 2 * 16 + i * 4);
-        const uint32_t at = smem + Places::scores_offset +
-                            ((rank * kTileGroups + warp * (kWarpKeys / 16)) * 32 + lane) * 16;
-        const uint32_t maxima_at =
-            smem + Places::maxima_offset + (rank * Places::kScoreWarps + warp) * 32 + lane % 2 * 16;
-#pragma unroll
-        for (int cta = 0; cta < kCtas; ++cta) {
-            const uint32_t there = cluster_address(smem, cta) - smem;
-            const uint32_t full = scores_full(smem) + there;
+    // Stores the scores of this CTA's tile of a round with the warp's maxima, for the warp that
+    // sends.
+    FS_DEVICE void store_scores(const float (&scores)[1][Kernel::key_tiles][4], int tiles,
+                                int round, bool has_two) const {
+        const int before = round - (has_two ? 2 : 1);
+        if (before >= 0) wait_for_free(before, has_two);
+        if (rank < tiles) {
+            const uint32_t tile = scores_of(rank, has_two ? round & 1 : 0);
+            const float own = quad_max(Rows::largest(scores, 0, 0));
             if (row() < rows) {
+                const uint32_t at = tile + (warp * (kWarpKeys / 16) * rows * 4 + lane) * 16;
 #pragma unroll
                 for (int g = 0; g < kWarpKeys / 16; ++g) {
                     const float (&left)[4] = scores[0][2 * g], (&right)[4] = scores[0][2 * g + 1];
-                    store_remote_16B(at + g * 512 + there, full,
+                    store_shared_16B(at + g * rows * 64,
                                      words(left[0], left[1], right[0], right[1]));
                 }
+                if (lane % 4 == 0)
+                    store_shared_4B(maxima_of(tile, row()) + warp * 4, __float_as_uint(own));
             }
-            if (lane < maxima_sent())
-                store_remote_16B(maxima_at + there, full,
-                                 words(maxima[0], maxima[1], maxima[2], maxima[3]));
         }
+        named_barrier_arrive(stored_barrier(round), kStoredThreads);
+    }
+    static constexpr int kStoredThreads = kWarpSize * (Places::kScoreWarps + 1);
+    FS_DEVICE static int stored_barrier(int round) { return 2 + (round & 1); }
+    FS_DEVICE uint32_t maxima_of(uint32_t tile, int row) const {
+        return tile + rows * Places::row_scores + row * Places::kScoreWarps * 4;
     }
     FS_DEVICE static uint4 words(float a, float b, float c, float d) {
         return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
@@ -345,51 +399,62 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // Turns the scores of a round into P: each warp those of every n-th tile. All warps follow the
     // maxima. There is one copy of the code for a tile: instructions that a short kernel fetches
     // take longer than their execution.
-    FS_DEVICE void exponentiate(Rows& all_rows, int tiles, uint32_t P) const {
+    FS_DEVICE void exponentiate(Rows& all_rows, int tiles, int buffer, int round) const {
+        const int P_index = round & 1;
+        const uint32_t P = P_buffer(P_index);
         float& row_max = all_rows.row_max[0][0];
         const float first_max = row_max;
         float maxima[kCtas];
 #pragma unroll
-        for (int tile = 0; tile < kCtas; ++tile)
-            maxima[tile] = tile < tiles ? maximum_of(tile) : -INFINITY;
+        for (int tile = 0; tile < kCtas;
+             ++tile)  // tiles that a round does not have repeat the last
+            maxima[tile] = maximum_of(scores_of(min(tile, tiles - 1), buffer));
+        if (round > 1) mbarrier_wait(P_free(smem, P_index), (round / 2 - 1) & 1);
 #pragma unroll 1
-        for (int tile = warp; tile < tiles; tile += Places::kScoreWarps) {
-            float both[1][2] = {{-INFINITY, -INFINITY}}, factors[1][2];
-            row_max = first_max;
+        for (int wave = 0; wave < kWaves; ++wave) {
+            const int tile = wave * Places::kScoreWarps + warp;
+            if (tile < tiles) {
+                float both[1][2] = {{-INFINITY, -INFINITY}}, factors[1][2];
+                row_max = first_max;
 #pragma unroll
-            for (int t = 0; t < kCtas; ++t) {
-                if (t < tile) row_max = fmaxf(row_max, maxima[t]);
-                if (t == tile) both[0][0] = maxima[t];
+                for (int t = 0; t < kCtas; ++t) {
+                    if (t < tile) row_max = fmaxf(row_max, maxima[t]);
+                    if (t == tile) both[0][0] = maxima[t];
+                }
+                all_rows.raise_to(both, factors);
+                if (lane % 4 == 0) {
+                    const uint32_t at = P + (tile * kMostRows + row()) * 4;
+                    store_shared_4B(at + Places::P_factors, __float_as_uint(factors[0][0]));
+                    store_shared_4B(at + Places::P_maxima, __float_as_uint(row_max));
+                }
+                exponentiate_tile(all_rows, tile, scores_of(tile, buffer), P);
             }
-            all_rows.raise_to(both, factors);
-            if (lane % 4 == 0) {
-                const uint32_t at = P + (tile * kMostRows + row()) * 4;
-                store_shared_4B(at + Places::P_factors, __float_as_uint(factors[0][0]));
-                store_shared_4B(at + Places::P_maxima, __float_as_uint(row_max));
-            }
-            exponentiate_tile(all_rows, tile, P);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(P_full(smem, P_index, wave));
         }
         row_max = first_max;
 #pragma unroll
         for (int tile = 0; tile < kCtas; ++tile) row_max = fmaxf(row_max, maxima[tile]);
     }
     // The maximum of the lane's row over a tile.
-    FS_DEVICE float maximum_of(int tile) const {
+    FS_DEVICE float maximum_of(uint32_t tile) const {
+        const uint32_t at = maxima_of(tile, min(row(), rows - 1));
         float maximum = -INFINITY;
 #pragma unroll
-        for (int w = 0; w < Places::kScoreWarps; ++w) {
-            const int at = (tile * Places::kScoreWarps + w) * kMostRows + min(row(), rows - 1);
-            maximum = fmaxf(maximum, load_shared_float(smem + Places::maxima_offset + at * 4));
+        for (int w = 0; w < Places::kScoreWarps; w += 2) {
+            const float2 two = load_shared_float2(at + w * 4);
+            maximum = fmaxf(maximum, fmaxf(two.x, two.y));
         }
         return maximum;
     }
-    FS_DEVICE void exponentiate_tile(const Rows& all_rows, int tile, uint32_t P) const {
+    FS_DEVICE void exponentiate_tile(const Rows& all_rows, int tile, uint32_t tile_scores,
+                                     uint32_t P) const {
         const int first = tile * kTileGroups * 32 + lane;
         uint4 scores[kTileGroups];  // all loads precede the stores, which might alias them
         if (row() < rows) {
 #pragma unroll
             for (int g = 0; g < kTileGroups; ++g)
-                scores[g] = load_shared_16B(smem + Places::scores_offset + (first + g * 32) * 16);
+                scores[g] = load_shared_16B(tile_scores + (g * rows * 4 + lane) * 16);
         }
         float sum = 0.0f;
 #pragma unroll
@@ -412,43 +477,69 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         store_shared_4B(P + Places::P_sums + (tile * 32 + lane) * 4, __float_as_uint(sum));
     }
 
+    // ---- the warp that sends ----
+
+    // Copies the scores of this CTA's tiles to the other CTAs.
+    FS_DEVICE void send_scores() const {
+        cp_async_wait<0>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
+        const bool has_two = has_two_buffers();
+        for (int step = first_step, round = 0; step < steps; ++round) {
+            const int tiles = tiles_at(step), buffer = has_two ? round & 1 : 0;
+            const bool sends = rank < tiles;
+            named_barrier_wait(stored_barrier(round), kStoredThreads);
+            if (elect_lane()) {
+                const uint32_t full = scores_full(smem, buffer), tile = scores_of(rank, buffer);
+                fence_for_copies();
+                mbarrier_arrive_expect(full, (tiles - sends) * tile_bytes());
+                if (sends) {
+#pragma unroll
+                    for (int i = 1; i < kCtas; ++i) {  // not all CTAs to one at the same time
+                        const int cta = (rank + i) % kCtas;
+                        copy_shared(cluster_address(tile, cta), tile, tile_bytes(),
+                                    cluster_address(full, cta));
+                    }
+                }
+            }
+            __syncwarp();
+            step += tiles;
+        }
+    }
+
     // ---- warps that multiply P by V ----
 
-    FS_DEVICE void multiply_values() const {
-        int copied = first_step;
-#pragma unroll 1
-        for (int i = 0; i < kStages; ++i) {
-            start_values(copied, i);
-            copied += tiles_at(copied);
-            cp_async_commit();
-        }
+    FS_DEVICE void multiply_values(Copies copies) const {
         cp_async_wait<kStages>();
         __syncthreads();  // the queries have arrived
+        cluster_wait();
         Rows all(args.scale_log2), chunk(args.scale_log2);
         Sums all_o = {}, o = {};
-        int stage = 0;
+        int stage = copies.stage;
         for (int step = first_step, round = 0; step < steps; ++round) {
             const int tiles = tiles_at(step), buffer = round & 1;
             cp_async_wait<kStages - 1>();
             sync_column_warps();  // the copies of all these warps have arrived
-            mbarrier_wait(P_full(smem, buffer), (round / 2) & 1);
-            for (int tile = 0; tile < tiles; ++tile)
-                multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
+#pragma unroll 1
+            for (int wave = 0; wave < kWaves; ++wave) {
+                mbarrier_wait(P_full(smem, buffer, wave), (round / 2) & 1);
+                const int first = wave * Places::kScoreWarps;
+                for (int tile = first; tile < min(first + Places::kScoreWarps, tiles); ++tile)
+                    multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
+            }
             chunk.row_max[0][0] = load_shared_float(P_buffer(buffer) + Places::P_maxima +
                                                     ((tiles - 1) * kMostRows + row()) * 4);
             sync_column_warps();  // all lanes have read P and the stage
             if (lane == 0) mbarrier_arrive(P_free(smem, buffer));
-            start_values(copied, stage);
-            copied += tiles_at(copied);
-            cp_async_commit();
+            start_next_values(copies);
             step += tiles;
-            if (step % steps_of_chunk == 0 || step >= steps) {
+            if (step % kChunkSteps == 0 || step >= steps) {
                 chunk.finish_chunk();
                 merge(all, all_o, chunk, o);
                 chunk.reset();
                 o[0] = o[1] = 0.0f;
             }
-            stage = stage == kStages - 1 ? 0 : stage + 1;
+            stage = next_stage(stage);
         }
         cp_async_wait<0>();
         finish(all, all_o);
@@ -518,19 +609,54 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     }
 };
 
-// The whole kernel: a cluster has one run.
+// The whole kernel: a cluster has one run. It is found before the preceding launch is over, if
+// lengths may be guessed (see compute_parts()).
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t smem) {
-    if (thread_index() == 0) ChunkCluster<Kernel, kPaged>::init_barriers(smem);
-    wait_for_launch_before();
-    WorkCursor cursor(share_of_cta<Kernel>(args), block_index() / Kernel::chunk_cluster);
+    using Cluster = ChunkCluster<Kernel, kPaged>;
+    if (thread_index() == 0) Cluster::init_barriers(smem);
+    __syncwarp();
+    cluster_arrive();
+    Lengths lengths;
+    if constexpr (Kernel::uses_pdl && !Kernel::SEMANTICS.packed)
+        lengths.are_guessed = (args.flags & kGuessesLengths) != 0;
+    const int32_t* const own_length = args.cache_lens + min(lane_index(), args.batch - 1);
+    if (lengths.are_guessed)
+        lengths.guess = load_relaxed(own_length);
+    else
+        prefetch_lengths<Kernel>(args);
+    if constexpr (Kernel::uses_pdl && !Kernel::SEMANTICS.hides_earlier)
+        if (args.log2_prefetched_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
+    if (!lengths.are_guessed) wait_for_launch_before();
     DecodeItem item{};
-    const bool found = find_item<Kernel>(args, cursor, item);  // alike in all CTAs of a cluster
+    // Whatever is found is alike in all CTAs of a cluster.
+    const auto find = [&] {
+        WorkCursor cursor(share_of_cta<Kernel>(args, lengths),
+                          block_index() / Kernel::chunk_cluster);
+        return find_item<Kernel>(args, cursor, item, lengths);
+    };
+    bool found = find();
+    if (lengths.are_guessed) wait_for_launch_before();
     allow_next_launch();
-    if (!found) return;
-    cluster_barrier();  // barriers are initialised before any CTA uses them
-    ChunkCluster<Kernel, kPaged>(args, item, smem).run();
-    cluster_barrier();  // shared memory must exist until the other CTAs' last arrivals
+    const int length = lengths.are_guessed ? *own_length : 0;
+    for (;;) {
+        const Cluster cluster(args, item, smem);
+        const int copied = found ? cluster.start() : 0;
+        if (lengths.are_guessed) {
+            lengths.are_guessed = false;
+            // A thread's new copies overwrite only copies that it has waited for.
+            if (!__all_sync(kWholeWarp, length == lengths.guess)) {
+                cp_async_wait<0>();
+                found = find();
+                continue;
+            }
+        }
+        if (found)
+            cluster.run(copied);
+        else
+            cluster_wait();
+        return;
+    }
 }
 
 }  // namespace flashsmith

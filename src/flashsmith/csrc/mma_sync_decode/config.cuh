@@ -39,7 +39,10 @@ struct FlashDecodeKernelConfig {
     constexpr int column_warps() const {
         return chunk_cluster > 0 ? d_head / (8 * chunk_cluster) : 0;
     }
-    constexpr int n_threads() const { return 32 * (n_warps + column_warps()); }
+    // And one warp that sends scores.
+    constexpr int n_threads() const {
+        return 32 * (n_warps + column_warps() + (chunk_cluster > 0 ? 1 : 0));
+    }
     // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
     // multiplies them alone.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
@@ -75,14 +78,21 @@ struct FlashDecodeKernelConfig {
     constexpr int exchange_bytes() const {
         return maxima_bytes() + sums_bytes() + B_r * B_c * element_bytes();
     }
+    // The tiles of a round that each warp for scores has.
+    constexpr int cluster_waves() const { return (chunk_cluster + n_warps - 1) / n_warps; }
     // What the CTAs of a cluster that computes a chunk together, and their warps, exchange per
-    // round: scores of eight rows, maxima, two buffers of P with its sums, factors and maxima, and
-    // barriers. A warp's columns of V begin 64 bytes behind the preceding warp's last ones.
+    // round: scores of eight rows with maxima, two buffers of P with its sums, factors and maxima,
+    // and barriers. A warp's columns of V begin 64 bytes behind the preceding warp's last ones.
     constexpr int cluster_exchange_bytes() const {
         const int keys = chunk_cluster * B_c;
-        return keys * 32 + chunk_cluster * n_warps * 32 + 2 * (keys * 16 + chunk_cluster * 192) +
-               64 * stages * column_warps() + 16;
+        const int buffers = 2 * cluster_buffered_rows() / 8;
+        return buffers * 32 * (keys + chunk_cluster * n_warps) +
+               2 * (keys * 16 + chunk_cluster * 192) + 64 * stages * column_warps() +
+               16 * (1 + cluster_waves());
     }
+    // The most rows for which there is room for the scores of two rounds. Of eight rows there is
+    // none beside the stages if a round has more keys.
+    constexpr int cluster_buffered_rows() const { return chunk_cluster * B_c <= 512 ? 8 : 4; }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
     // stages, three CTAs per SM have no registers for that.
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }

@@ -202,14 +202,21 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA."""
-        return (self.n_warps + self.column_warps) * THREADS_PER_WARP
+        """Threads of a CTA. If a cluster computes a chunk together, one more warp sends scores."""
+        warps = self.n_warps + self.column_warps + bool(self.chunk_cluster)
+        return warps * THREADS_PER_WARP
 
     @property
     def column_warps(self) -> int:
         """Warps besides n_warps that multiply P by V, each with 8 columns, if a cluster computes a
         chunk together."""
         return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
+
+    @property
+    def cluster_waves(self) -> int:
+        """Tiles of a round whose probabilities one warp computes, if a cluster computes a chunk
+        together."""
+        return -(-self.chunk_cluster // self.n_warps)
 
     @property
     def keys_per_warp(self) -> int:
@@ -302,15 +309,15 @@ class FlashDecodeKernelConfig(KernelConfig):
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         elif self.chunk_cluster:
-            # What CTAs and warps exchange per round: the scores of eight rows, maxima, two buffers
-            # of P with its sums, factors and maxima, and barriers; and gaps between columns of V.
+            # What CTAs and warps exchange per round: one or two buffers of the scores of eight rows
+            # with maxima, two of P with its sums, factors and maxima, and barriers; and gaps
+            # between columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
-                keys * 32
-                + self.chunk_cluster * self.n_warps * 32
+                (2 if keys <= 512 else 1) * 32 * (keys + self.chunk_cluster * self.n_warps)
                 + 2 * (keys * 16 + self.chunk_cluster * 192)
                 + 64 * self.stages * self.column_warps
-                + 16
+                + 16 * (1 + self.cluster_waves)
             )
         elif self.canonical:
             # The data of a tile that warps exchange: maxima, sums of 16 keys, and P.

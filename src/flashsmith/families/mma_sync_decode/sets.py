@@ -84,7 +84,7 @@ def _in_clusters(
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)
     made = (
-        replace(cfg, B_r=MMA_ROWS, stages=stages, chunk_cluster=ctas)
+        replace(cfg, B_r=MMA_ROWS, stages=stages, early=True, chunk_cluster=ctas)
         for ctas in _CLUSTERS
         if chunks * ctas <= _MOST_CLUSTER_CTAS
         for stages in _CANONICAL_STAGES
