@@ -56,12 +56,14 @@ class Entrant:
     library: KernelLibrary
 
 
-def entrants(text: str, sources: dict[str, Path], configs: list[str]) -> Iterator[Entrant]:
+def entrants(
+    text: str, invariant: Path, sources: dict[str, Path], configs: list[str]
+) -> Iterator[Entrant]:
     """The contenders of a problem."""
     free = Problem.parse(text)
     canonical = replace(free, bits=CANONICAL)
     found = choose_config(free, device_spec("H200"))
-    pairs = [(INVARIANT, package_sources(), Pair(found, free))]
+    pairs = [(INVARIANT, invariant, Pair(found, free))]
     pairs += [
         (f"{name} {config}", csrc, Pair(parse_kernel_name_into_config(config), canonical))
         for config in configs
@@ -143,6 +145,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--csrc", action="append", default=[], help="NAME=FOLDER; default: the package's"
     )
+    parser.add_argument(
+        "--invariant",
+        type=Path,
+        default=package_sources(),
+        help="folder csrc of the invariant config; default: the package's",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--build-only", action="store_true")
     options = parser.parse_args()
@@ -157,7 +165,8 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     options = parsed()
-    races = {it: list(entrants(it, options.sources, options.config)) for it in options.problem}
+    of_all = options.invariant.resolve(), options.sources, options.config
+    races = {it: list(entrants(it, *of_all)) for it in options.problem}
     if options.build_only:
         return 0
     gpu, wrong = Environment.collect(0).gpu, 0

@@ -69,7 +69,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     static constexpr int kWarps = Kernel::n_threads / kWarpSize;
 
     const int rank = cluster_rank();
-    const int first_step, steps;  // in tiles, from the run's first key
+    int first_step, steps;  // in tiles, from the run's first key
     static constexpr int kChunkSteps = kCanonicalChunk / Kernel::B_c;
 
     FS_DEVICE ChunkCluster(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
@@ -89,6 +89,13 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         mbarrier_init_fence();
     }
 
+    // Keeps the compiler from deferring the computations behind these values.
+    FS_DEVICE void materialize() {
+        flashsmith::materialize(run_begin, begin);
+        flashsmith::materialize(end, first_step);
+        flashsmith::materialize(full_begin, full_end);
+        flashsmith::materialize(k_head, v_head);
+    }
     // Starts the copies of the first stages. Returns the first step of which the warp has none.
     FS_DEVICE int start() const {
         Copies copies{first_step, 0};
@@ -185,12 +192,15 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return min(max(entry, 0), args.blocks - 1) * strides.batch + slot * strides.row;
     }
 
-    // Copies 16 bytes of every kStep-th of `keys` keys from `key` on, to `target` and each
-    // kTargetStep bytes behind it. Keys that no row sees are zero-filled. A dense cache needs one
-    // address, and keys that are all visible need no comparison: each instruction counts here.
+    // Of `keys` keys from `first` on, which the warp copies, copies 16 bytes of every kStep-th from
+    // the `lane_key`-th on, to `target` and each kTargetStep bytes behind it. Keys that no row sees
+    // are zero-filled. A dense cache needs one address, and keys that are all visible need no
+    // comparison: each instruction counts here.
     template <int kStep, int kTargetStep, int kKeys>
-    FS_DEVICE void copy_column(const char* head, const DecodeStrides& strides, int element, int key,
-                               int keys, uint32_t target, bool exists) const {
+    FS_DEVICE void copy_column(const char* head, const DecodeStrides& strides, int element,
+                               int first, int lane_key, int keys, uint32_t target,
+                               bool exists) const {
+        const int key = first + lane_key;
         const uint64_t hint = cache_hint(args.passes != 0);
         const char* source = head + (row_offset(key, strides) + element) * kElementBytes;
         const int64_t source_step = kStep * kElementBytes * strides.row;
@@ -206,7 +216,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                     source += source_step;
             }
         };
-        if (!kPaged && begin <= key - kWarpSize && key + keys + kWarpSize <= end)
+        if (!kPaged && begin <= first && first + keys <= end)
             copy(true);
         else
             copy(false);
@@ -235,7 +245,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             for (int p = 0; p < kPanels; ++p) {
                 const int element = kFirst + 64 * p + chunk * kChunkElements;
                 copy_column<kRowStep, kRowStep * Panel::kRowBytes, kWarpKeys>(
-                    k_head, args.k_cache_strides, element, first_key(tile) + row, kWarpKeys,
+                    k_head, args.k_cache_strides, element, first_key(tile), row, kWarpKeys,
                     target + p * Panel::kBytes + Panel::offset(row, chunk),
                     !SEMANTICS.uneven || element < args.d);
             }
@@ -255,7 +265,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         const int element = 8 * (rank * kChunks + chunk), key = index / kChunks;
         if (tiles_at(step) == 0) return;
         copy_column<32, 32 * 16, 0>(v_head, args.v_cache_strides, element,
-                                    run_begin + step * Kernel::B_c + key,
+                                    run_begin + step * Kernel::B_c, key,
                                     tiles_at(step) * Kernel::B_c, V_tile(stage, chunk) + key * 16,
                                     !SEMANTICS.uneven || element < args.d);
     }
@@ -295,32 +305,25 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         cluster_wait();  // the other CTAs' barriers are initialised
         // With two buffers, a round's scores are sent before the preceding ones are used.
         const bool has_two = has_two_buffers();
-        int next = first_step, round = 0;
-        const auto compute_next = [&] {
-            cp_async_wait<kStages - 1>();
-            __syncwarp();
-            if (rank < tiles_at(next)) {
-                multiply_keys(next + rank, copies.stage, queries, seen, scores);
-                __syncwarp();  // all lanes have read the stage
-            }
-        };
-        const auto store_next = [&](int number) {
-            store_scores(scores, tiles_at(next), number, has_two);
+        int next = first_step, round = -1;  // the next round's scores are computed first
+        const auto store_next = [&] {
+            store_scores(scores, tiles_at(next), round + 1, has_two);
             next += tiles_at(next);
         };
-        if (next < steps) {
-            compute_next();
-            store_next(0);
-            start_next_keys(copies);
-        }
         for (int step = first_step; step < steps; ++round) {
-            const int tiles = tiles_at(step);
-            const bool has_next = next < steps;
+            const bool has_next = next < steps, stores_first = has_two || round < 0;
             if (has_next) {
-                compute_next();
-                if (has_two) store_next(round + 1);
+                cp_async_wait<kStages - 1>();
+                __syncwarp();
+                if (rank < tiles_at(next)) {
+                    multiply_keys(next + rank, copies.stage, queries, seen, scores);
+                    __syncwarp();  // all lanes have read the stage
+                }
+                if (stores_first) store_next();
                 start_next_keys(copies);
             }
+            if (round < 0) continue;
+            const int tiles = tiles_at(step);
             if (step % kChunkSteps == 0) all_rows.reset();
             const int buffer = has_two ? round & 1 : 0;
             mbarrier_wait(scores_full(smem, buffer), (has_two ? round / 2 : round) & 1);
@@ -328,7 +331,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             __syncwarp();
             if (lane < kCtas)
                 mbarrier_arrive_remote(cluster_address(scores_free(smem, buffer), lane));
-            if (has_next && !has_two) store_next(round + 1);
+            if (has_next && !stores_first) store_next();
             step += tiles;
         }
         cp_async_wait<0>();
@@ -636,16 +639,19 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
         return find_item<Kernel>(args, cursor, item, lengths);
     };
     bool found = find();
-    if (lengths.are_guessed) wait_for_launch_before();
-    allow_next_launch();
-    const int length = lengths.are_guessed ? *own_length : 0;
-    for (;;) {
-        const Cluster cluster(args, item, smem);
+    for (bool begins = true;; begins = false) {
+        Cluster cluster(args, item, smem);
+        if (begins) {
+            cluster.materialize();
+            if (lengths.are_guessed) wait_for_launch_before();
+            allow_next_launch();
+        }
         const int copied = found ? cluster.start() : 0;
         if (lengths.are_guessed) {
             lengths.are_guessed = false;
-            // A thread's new copies overwrite only copies that it has waited for.
-            if (!__all_sync(kWholeWarp, length == lengths.guess)) {
+            // The length is loaded while the first keys arrive. A thread's new copies overwrite
+            // only copies that it has waited for.
+            if (!__all_sync(kWholeWarp, load_global_4B(own_length) == lengths.guess)) {
                 cp_async_wait<0>();
                 found = find();
                 continue;
